@@ -1,4 +1,4 @@
-"""Measure gpudist beside its peers; docs/benchmarks.md explains the method and the columns."""
+"""Measure gpudist and its peers; docs/benchmarks.md explains the method and the columns."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _launches(cases: Sequence[Case], ranks: int, pages: Pages, peers: Path) -> l
 def _how_to_get(name: str, peers: Path) -> str:
     venv = peers / name
     return (
-        f"no {name}: its rows are left out. To have them: make bench, or python3 -m venv {venv} "
+        f"no {name}: its rows are omitted. To install it: make bench, or python3 -m venv {venv} "
         f"&& {venv}/bin/python -m pip install mpi4py numpy {name}"
     )
 

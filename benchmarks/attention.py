@@ -1,4 +1,4 @@
-"""Attention over a split sequence, forward and backward, beside attention without messages."""
+"""Attention over a split sequence, forward and backward, with and without messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FUNCTIONS = {"ring": ring_attention, "all-to-all": all_to_all_attention}
 def cases(ranks: int) -> list[Case]:
     """Return the cases.
 
-    Shapes are global, cut along the sequence; bytes are a rank's block of queries.
+    Shapes are global and split along the sequence; bytes are a rank's block of queries.
     """
     found: list[Case] = []
     for name, shape in (*((name, SHAPE) for name in FUNCTIONS), ("multi-head layer", TOKENS)):

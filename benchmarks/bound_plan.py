@@ -14,7 +14,7 @@ from gpudist.transport.host.transport import HostTransport, _native, _native_sig
 
 
 def one_call(movement: Movement, x: torch.Tensor, y: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Carry out the only stage of ``movement`` from ``x`` into existing memory ``y``."""
+    """Execute the only stage of ``movement`` from ``x`` into existing memory ``y``."""
     wire = movement.steps[0].partition.wire
     assert isinstance(wire, HostTransport)
     (only,) = _rounds((movement,))
@@ -30,7 +30,7 @@ def one_call(movement: Movement, x: torch.Tensor, y: torch.Tensor) -> Callable[[
 
 
 def local_part(movement: Movement, x: torch.Tensor, y: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Do the local part of that call: fill cells no message writes, and copy the rank's own."""
+    """Execute the local part of that call: fill cells without messages, and copy own cells."""
     assert _native is not None
     stage, partition = movement.steps[0]
     own = replace(stage, sends=(), receives=())

@@ -1,4 +1,4 @@
-"""Cases and sides: work to measure, and one way to do it. Ranks without torch import this file."""
+"""Cases and sides: work to measure, and ways to do it. Ranks without torch import this file."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def _nothing() -> None:
 
 @dataclass(frozen=True)
 class Side:
-    """One rank's way to do a case: gpudist's, or a peer's.
+    """One rank's implementation of a case, by gpudist or a peer.
 
     Attributes:
         call: the timed function; returns the result.
         is_right: whether a result equals a value computed in another way.
-        clear: wipes the memory that results go into, so that a stale result is not accepted.
+        clear: overwrites the memory for results, so that a stale result is not accepted.
     """
 
     call: Callable[[], Any]

@@ -61,7 +61,7 @@ def compare(a: Sequence[Row], b: Sequence[Row]) -> list[Comparison]:
 
 
 def by_case(rows: Sequence[Row]) -> dict[Key, dict[str, Row]]:
-    """Group rows by case and peer; if a case was measured again, the later rows win."""
+    """Group rows by case and peer; later rows of the same case replace earlier ones."""
     found: dict[Key, dict[str, Row]] = {}
     for row in rows:
         found.setdefault((row.subject, row.ranks, row.case), {})[row.peer] = row

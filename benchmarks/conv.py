@@ -1,4 +1,4 @@
-"""Convolution layer, forward and backward, beside torch's convolution of the same block."""
+"""Convolution layer, forward and backward, compared with torch's convolution of the same block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Torch functions on global tensors, as converted networks call them, beside plain blocks."""
+"""Torch functions on global tensors, as in converted networks, compared with plain blocks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from gpudist.sbp.placement import Placement
 from gpudist.sbp.scope import Scope
 from gpudist.world.partition import Partition
 
-SHAPE = (1, 4, 8, 8)  # small, so that the call dominates rather than the arithmetic
+SHAPE = (1, 4, 8, 8)  # Small, so that the call dominates rather than the arithmetic.
 CALLS = 100
 
 _weight, _bias = torch.ones(4, 4, 1, 1), torch.ones(4)
-# None of them moves data when rows are split.
+# These functions move no data if rows are split.
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "torch.relu": torch.relu,
     "F.relu": F.relu,

@@ -1,4 +1,4 @@
-"""Rows on the terminal, and as the page benchmarks/results/README.md.
+"""Print rows on the terminal, or write them to the page benchmarks/results/README.md.
 
 ``python -m benchmarks.document`` writes the page from the existing result files.
 """
@@ -18,12 +18,12 @@ RESULTS = ROOT / "benchmarks" / "results"
 FILE_WIDTH = 240
 _INTRODUCTION = (
     "# Results of the benchmarks",
-    "What the columns and the peers are is in [docs/benchmarks.md](../../docs/benchmarks.md). "
-    "Times are microseconds: the\nmedian, and (p10 to p90). A peer's cell is its median and, "
-    "behind it, the ratio: ours over the peer's. The last column\nnames every peer that is faster "
-    "than gpudist in that case; what does less than ours (`memory copy`, `local copy`,\n`clone`, "
-    "`local torch`) is a bound, and is not named. `python -m benchmarks.document` makes this page "
-    "of the files.",
+    "[docs/benchmarks.md](../../docs/benchmarks.md) explains the columns and the peers. "
+    "Times are in microseconds: the\nmedian, and (p10 to p90). A peer's cell has its "
+    "median, followed by the ratio of gpudist's time to the peer's. The last\ncolumn names "
+    "the peers that are faster than gpudist in that case, except bounds, which do less "
+    "(`memory copy`,\n`local copy`, `clone`, `local torch`). `python -m "
+    "benchmarks.document` writes this page from the files.",
 )
 
 
@@ -45,18 +45,18 @@ def show(rows: Sequence[Row]) -> None:
         numbers += ["" if r.ratio is None else f"{r.ratio:.3f}"]
         behind = "[yellow]behind" if r.is_behind else ""
         table.add_row(r.subject, str(r.ranks), r.case, r.peer, mark, *numbers, behind)
-    # A file has no width: give the table as many columns as it needs.
+    # A file has no width, so give the table as many columns as it needs.
     Console(width=None if sys.stdout.isatty() else FILE_WIDTH).print(table)
 
 
 def document(runs: Sequence[Run]) -> str:
-    """Return the rows as Markdown: a table per subject and number of ranks, a line per case."""
+    """Return the rows as Markdown, with a table per subject and number of ranks."""
     sections = [section for run in runs for section in _sections(run)]
     return "\n\n".join([*_INTRODUCTION, _summary(runs), _environments(runs), *sections]) + "\n"
 
 
 def behind(rows: Sequence[Row]) -> list[str]:
-    """Return the peers that are faster in one case; of two MPIs, only the better one."""
+    """Return the peers that are faster in one case, with only the better of two MPIs."""
     found = [row.peer for row in rows if row.is_behind]
     for kind in (" bare", ""):
         if f"mpi{kind} (best)" in found:

@@ -1,4 +1,4 @@
-"""Operators that learn their shape at every call, beside those that agree on a shape once."""
+"""Operators with dynamic shapes, compared with operators that agree on a shape once."""
 
 from __future__ import annotations
 

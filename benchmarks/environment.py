@@ -52,7 +52,7 @@ def commit() -> str | None:
 
 
 def words(environment: Mapping[str, Any]) -> str:
-    """Return an environment on one line; anything not recorded is left out."""
+    """Return an environment on one line, without entries that were not recorded."""
     versions = environment.get("versions") or {}
     parts = {
         "": environment.get("cpu"),

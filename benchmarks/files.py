@@ -63,7 +63,7 @@ def read(path: Path) -> list[Run]:
 
 
 def rows_of(path: Path) -> list[Row]:
-    """Return the rows of a file or folder, whatever environment they were measured in."""
+    """Return the rows of a file or folder, from all environments."""
     return [row for run in read(path) for row in run.rows]
 
 

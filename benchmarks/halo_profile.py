@@ -2,7 +2,7 @@
 
 Two ranks exchange the halo of a float32 tensor of shape [1,8,32,16], cut in two, for a 3x3 kernel
 with padding 1, without gradients. Each software layer of the call is timed alone, in turn with the
-others; a line shows what its layer adds to the line below.
+others; a line shows the time that its layer adds to the line below.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A chain of convolutions over one wide halo, forward and backward, beside one halo for each."""
+"""A chain of convolutions with one wide halo, compared with one halo for each convolution."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training steps of converted networks with and without what exists for the speed of CPUs alone."""
+"""Training steps of converted networks with and without optimizations for CPUs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from gpudist.world.partition import Partition
 
 NETWORKS = ("U-Net 32^3", "U-Net 64^3", "ResNet-18 64^2")
 MOST_THREADS, LIMIT_BYTES = lines.MOST_THREADS, recycling.statistics().limit_bytes
-# The side without each, and whether it has oneDNN's convolutions, the native core's norms and the
-# pool of memory.
+# Name of each side, and whether it uses oneDNN's convolutions, the native core's norms and the
+# memory pool.
 WITHOUT = {
     "gpudist": (True, True, True),
     "without oneDNN": (False, True, True),
@@ -29,7 +29,7 @@ def cases(ranks: int) -> list[Case]:
 
 
 def sides(case: Case, P_world: Partition) -> dict[str, Side]:
-    """Return the sides; results are the loss and the gradients.."""
+    """Return the sides; results are the loss and the gradients."""
     problem = Problem(**case.parameters)
     found: dict[str, Side] = {}
     for name, switches in WITHOUT.items():

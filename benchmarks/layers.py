@@ -1,4 +1,4 @@
-"""Layers, forward and backward, beside torch's own layer on the same block without messages."""
+"""Layers, forward and backward, compared with torch's layer on the same block."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ON_SERIES: Layers = (("CausalConv1d", (32, 32, 3)),)
 def cases(ranks: int) -> list[Case]:
     """Return the cases.
 
-    Shapes are global: images and series are cut along spatial dims, else rows.
+    Shapes are global: images and series are split along spatial dims, other inputs along rows.
     """
     cuts = (
         *((ON_IMAGES, IMAGE, grid_of(ranks, 4)), (ON_ROWS, ROWS, (ranks, 1))),
@@ -66,7 +66,7 @@ def cases(ranks: int) -> list[Case]:
 
 
 def _samples(ranks: int, measured: set[str]) -> list[Case]:
-    """Sample calls, on blocks 16 times as long, from files of which no layer is measured."""
+    """Return sample calls, with blocks 16 times as long, of files of which no layer is measured."""
     files = {row.kind.__module__ for row in nn.LAYERS if row.name[len("Distributed") :] in measured}
     found: list[Case] = []
     for row in nn.LAYERS:
@@ -111,7 +111,7 @@ def sides(case: Case, P_world: Partition) -> dict[str, Side]:
     sequential = sequential_of(kind)(*arguments, **options)
     x = torch.randint(arguments[0], shape) if layer == "Embedding" else torch.rand(shape) - 0.5
     gy = torch.rand(sequential(x).shape) - 0.5
-    # Dims that only the output has are whole on every rank.
+    # Dims that only the output has are not split.
     more = [1] * (gy.dim() - x.dim())
     P_y = P_world.create_cartesian_topology_partition([*P_x.shape, *more])
     y, gx, *parameters = in_double(sequential, x, gy)
@@ -146,7 +146,7 @@ def is_dropped(results: Results, x: torch.Tensor, gy: torch.Tensor, p: float) ->
 @torch.enable_grad()
 def both_ways(layer: torch.nn.Module, x: torch.Tensor, gy: torch.Tensor) -> Results:
     """Return the output and the gradients of a forward and a backward pass."""
-    if not x.is_floating_point():  # compared as its own gradient
+    if not x.is_floating_point():  # The input is compared as its own gradient.
         y = layer(x)
         return (y.detach(), x, *torch.autograd.grad(y, [*layer.parameters()], gy))
     x = x.detach().requires_grad_()

@@ -1,4 +1,4 @@
-"""Linear layer, forward and backward, its weight cut by columns or rows, beside DTensor's."""
+"""Linear layer with its weight split by columns or rows, compared with DTensor's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def cases(ranks: int) -> list[Case]:
 def sides(case: Case, P_world: Partition) -> dict[str, Side]:
     """Return the sides; results are the output and the gradients of input and weight; no bias.
 
-    Gpudist keeps uncut tensors on rank 0, DTensor on every rank.
+    Gpudist keeps unsplit tensors on rank 0, DTensor on every rank.
     """
     by_columns = case.parameters["cut"] == "column"
     torch.manual_seed(0)

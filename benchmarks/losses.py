@@ -1,4 +1,4 @@
-"""Losses, forward and backward, beside torch's own on the same block without messages."""
+"""Losses, forward and backward, compared with torch's losses of the same block."""
 
 from __future__ import annotations
 

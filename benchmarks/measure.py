@@ -1,4 +1,4 @@
-"""Measure a case: its sides take turns, whichever world they belong to."""
+"""Measure a case: its sides, which may belong to different worlds, take turns."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from benchmarks.worlds import MPI_NAMES, Pages, World
 
 ITERATIONS = 30
 ROUNDS = 10
-# One iteration of every side, and one of the fastest, last at least this long, by many calls if
-# need be: ranks leave a barrier tens of microseconds apart.
+# Least time of an iteration of all sides, and of the fastest one, reached by many calls if
+# necessary: ranks leave a barrier tens of microseconds apart.
 ALL_US, FASTEST_US = 20_000.0, 300.0
 MAX_CALLS = 256
 WARM_UP_TURNS = 16
 TURNS_WITHOUT_NEW_PAGES = 3
 FEW_PAGES = 64
 SHORT_US = 1000.0
-# Where one iteration of every side takes longer, there are no more than the least.
+# If an iteration of all sides takes longer than this, only the least number is measured.
 LONG_US, LEAST_ITERATIONS = 3e5, 20
 
 
@@ -65,7 +65,7 @@ def measure(case: Case, worlds: Sequence[World], iterations: int, pages: Pages) 
 
 
 def _warm_up(world: World, name: str, until_recycled: bool) -> float:
-    """Call the side until it gets no new pages, if it ever stops; return microseconds a call."""
+    """Call the side until it uses no new pages, up to a limit; return microseconds per call."""
     us, turns_without = 0.0, 0
     for _ in range(WARM_UP_TURNS):
         turn = world.time(name, 1, 1)

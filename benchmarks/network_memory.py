@@ -1,9 +1,9 @@
-"""Peak memory of one training step of a U-Net: the sequential network beside every rank's part.
+"""Peak memory of one training step of a U-Net: the sequential network and every rank's part.
 
 ``python -m benchmarks.network_memory --size 128 --ranks 4 --json FILE``. Each side runs in new
-processes. Freed blocks of 64 KiB and more go back to the system, so that the peak shows what
-tensors hold; ``--system-malloc`` keeps glibc's own settings. The memory resident after the imports
-is subtracted.
+processes. Freed blocks of 64 KiB and more are returned to the system, so that the peak shows the
+memory of tensors; ``--system-malloc`` keeps glibc's own settings. The memory resident after the
+imports is subtracted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Training steps of whole converted networks, beside the sequential network on one rank alone."""
+"""Training steps of converted networks, compared with the sequential network on one rank."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ NETWORKS: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...], tuple[int, 
     "ResNet-18 64^2": (ResNet18, (64, 1000), (8, 3, 64, 64), 1000),
     "ResNet-18 256^2": (ResNet18, (64, 1000), (8, 3, 256, 256), 1000),
 }
-# Of the subject `kernels` alone.
+# Cases of the subject `kernels` only.
 SMALL = ("U-Net 32^3", "ResNet-18 64^2")
-# The time it takes is better spent on others.
+# Omitted to save time for other cases.
 ON_TWO_RANKS = ("U-Net 96^3",)
 
 

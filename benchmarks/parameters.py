@@ -1,4 +1,4 @@
-"""Forward and backward of networks in either placement of their parameters, fused or not."""
+"""Forward and backward of networks with both placements of parameters, fused or not."""
 
 from __future__ import annotations
 

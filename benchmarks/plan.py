@@ -1,11 +1,11 @@
-"""Check whether the partition that the planner ranks best is the fastest one measured.
+"""Check whether the partition that the planner ranks first is the fastest one measured.
 
     python -m benchmarks.plan --ranks 4 --size 64 --json benchmarks/results/plan/unet-4.json
 
 Measures a profile of this machine and a training step of the U-Net example on every partition of
-its volume over local processes. Prints both, with the regret: by how much the partition predicted
-to be best is slower than the fastest one. Also measures how long it takes to plan for 4096 ranks.
-The exit status is 1 if either exceeds its limit. Results of a machine with other load are
+its volume over local processes. The program prints both, and the regret: by how much the partition
+predicted to be the best is slower than the fastest one. It also measures the time to plan for 4096
+ranks. The exit status is 1 if either exceeds its limit. Results of a machine with other load are
 meaningless.
 """
 
@@ -120,7 +120,7 @@ def main() -> int:
     options = _options()
     command = " ".join(["python -m benchmarks.plan", *sys.argv[1:]])
     here = environment(command, options.rounds)
-    # First, before this run starts other processes.
+    # Measure this first, before this run starts other processes.
     many_s = planning_s()
     print(f"{MANY_RANKS} ranks: planned in {many_s:.1f} s")
     facts = {"environment": here, **run(options.ranks, options.size, options.rounds)}

@@ -1,4 +1,4 @@
-"""Making plans: integers only, no messages, no peers. All processes plan at once."""
+"""Creation of plans, without messages or peers. All processes plan at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXTENT = 64  # cells of a block, in each spatial dim
 
 
 def cases(ranks: int) -> list[Case]:
-    """Return the cases; nothing moves, so bytes are 0."""
+    """Return the cases; nothing is sent, so bytes are 0."""
     return [
         Case("planning", name, ranks, 0, {"number": number}) for number, name in enumerate(_SIDES)
     ]

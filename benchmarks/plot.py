@@ -1,4 +1,4 @@
-"""Pictures of result files: bandwidth against size, scaling, gpudist beside its peers.
+"""Pictures of result files: bandwidth against size, scaling, gpudist and its peers.
 
 ``python -m benchmarks.plot FILES --output FOLDER``, where FILES are files or folders.
 """
@@ -21,7 +21,7 @@ from benchmarks.plots.style import save
 
 
 def pictures(runs: Sequence[Run]) -> dict[str, Figure]:
-    """Return every figure the rows have data for, by file name."""
+    """Return every figure for which the rows have data, by file name."""
     rows = [row for run in runs for row in run.rows]
     ranks = sorted({row.ranks for row in rows})
     found: dict[str, Figure | None] = {f"bandwidth-{n}": bandwidth(rows, n) for n in ranks}

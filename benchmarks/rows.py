@@ -1,4 +1,4 @@
-"""A row: the measurement of gpudist beside one peer, in one case."""
+"""A row: the measurement of gpudist and one peer in one case."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NO_PEER = "none"
 MEMORY_COPY, NO_COMMUNICATION = "memory copy", "no communication"
 # Peers of scaling: the whole work on one rank, and one rank's part of it.
 ONE_RANK, ONE_BLOCK = "1 rank", "1 block alone"
-# Peers that do less than gpudist, or do not communicate: bounds, not rivals.
+# Peers that do less than gpudist, or do not communicate, and are therefore bounds.
 CEILINGS = (MEMORY_COPY, NO_COMMUNICATION, ONE_BLOCK, "local copy", "clone", "local torch")
 
 
@@ -42,7 +42,7 @@ class Row:
 
     @property
     def is_behind(self) -> bool:
-        """Whether a rival, rather than a bound, is faster."""
+        """Whether a peer that is not a bound is faster."""
         return self.ratio is not None and self.ratio > 1 and self.peer not in CEILINGS
 
 
@@ -54,7 +54,7 @@ def row(
     peer: str = NO_PEER,
     peer_us: Sequence[float] | None = None,
 ) -> Row:
-    """Return the row of our series, beside a peer's if there is one."""
+    """Return the row of our series, with a peer's series if there is one."""
     deciles = statistics.quantiles(us, n=10)
     median = statistics.median(us)
     peer_median = statistics.median(peer_us) if peer_us is not None else None

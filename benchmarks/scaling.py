@@ -54,7 +54,7 @@ def cases(ranks: int) -> list[Case]:
 def sides(case: Case, P_world: Partition) -> dict[str, Side]:
     """Return the sides.
 
-    Peers: plain torch on one rank, the others asleep; and on every rank at once.
+    Peers: plain torch on one rank, while the others sleep; and on every rank at once.
     """
     ours, plain = _WORKS[case.parameters["work"]]
     shape, grid = case.parameters["shape"], case.parameters["grid"]

@@ -1,4 +1,4 @@
-"""The loop of every rank of every world: wait for an order, carry it out, answer.
+"""The loop of every rank of every world: wait for an order, execute it, answer.
 
 A rank that is not taking its turn sleeps in a read from a socket. Ranks without torch import this.
 """
@@ -37,7 +37,7 @@ class Turn:
 
 
 class _Rank:
-    """Carries out orders; each method is one order."""
+    """Executor of orders; each method is one order."""
 
     def __init__(
         self, barrier: Callable[[], object], prepare: Prepare, begin: Callable[[str], object]
@@ -48,7 +48,7 @@ class _Rank:
         self._sides: Mapping[str, Side] = {}
 
     def prepare(self, case: Case) -> list[str]:
-        """Build this world's sides of ``case`` in place of the last one's; return their names."""
+        """Build this world's sides of ``case``, replacing the previous ones; return their names."""
         self._sides = {}
         self._sides = self._prepare(case)
         return list(self._sides)
@@ -60,7 +60,7 @@ class _Rank:
         return bool(side.is_right(side.call()))
 
     def time(self, name: str, calls: int, iterations: int) -> Turn:
-        """Time ``iterations``, each starting together; a first call, untimed, warms the caches."""
+        """Time ``iterations``, each started together, after an untimed call."""
         call = self._sides[name].call
         self._begin(name)
         us: list[float] = []

@@ -17,8 +17,8 @@ class Stencil:
         block: the rank's cells of the global array.
         needed_shape: shape of the block with the cells around it.
         inner: the block inside the needed cells.
-        neighbours: for each neighbour its rank, the cells of the block it receives, and where its
-            own cells go in the needed ones.
+        neighbours: for each neighbour, its rank, the cells of the block it receives, and the place
+            of its own cells among the needed ones.
         padding: the needed cells beyond the global edge.
     """
 

@@ -1,4 +1,4 @@
-"""Targets for two ranks beside their peers, and whether the committed results meet them.
+"""Targets for two ranks relative to peers, and whether the committed results meet them.
 
 ``python -m benchmarks.targets`` prints the table of docs/results.md from ``benchmarks/results``.
 """

@@ -1,4 +1,4 @@
-"""Tensor-parallel layers: a network beside DTensor's, and linear layers block by block."""
+"""Tensor-parallel layers: a network compared with DTensor's, and linear layers with overlap."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def sides(case: Case, P_world: Partition) -> dict[str, Side]:
     sequential = torch.nn.Linear(features, features, bias=False)
     x, gy = (torch.rand(case.parameters["tokens"], features) - 0.5 for _ in range(2))
     y, gx, gw = in_double(sequential, x, gy)
-    # Column-parallel: input cut by tokens, output by features; row-parallel: the other way round.
+    # Column-parallel: input split by tokens, output by features; row-parallel: the reverse.
     x_dim, y_dim, w_dim = (0, 1, 0) if by_columns else (1, 0, 1)
 
     def own(whole: torch.Tensor, dim: int) -> torch.Tensor:

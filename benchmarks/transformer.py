@@ -1,4 +1,4 @@
-"""Training steps of a GPT cut over a row of workers, beside DTensor's and the sequential one."""
+"""Training steps of a GPT split over workers, compared with DTensor and the sequential one."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def parallel(sizes: Sizes, P_world: Partition) -> tuple[ParallelGPT, Training]:
 
 
 class DTensorTraining(Training):
-    """Training by DTensor; logits stay cut along the vocabulary."""
+    """Training by DTensor; logits stay split along the vocabulary."""
 
     def step(self) -> Step:
         with loss_parallel():
@@ -72,7 +72,7 @@ class DTensorTraining(Training):
 
 
 def dtensor(sizes: Sizes, mesh: DeviceMesh) -> DTensorTraining:
-    """Build the DTensor network, cut as ours: along heads, inner features and vocabulary."""
+    """Build the DTensor network, split like ours along heads, inner features and vocabulary."""
     torch.manual_seed(0)
     network = GPT(sizes)
     plan = {
@@ -116,7 +116,7 @@ def sides(case: Case, P_world: Partition) -> dict[str, Side]:
 
 
 def _is_right(result: Step, expected: Step) -> bool:
-    # A key's bias shifts all scores of a query alike, so its gradient is only rounding error.
+    # The bias of keys shifts all scores of a query equally, so its gradient is only rounding error.
     names = [name for name in expected.gradients if not name.endswith("k_proj.bias")]
     gradients = {name: _whole(result.gradients[name]) for name in names}
     return is_right(Step(result.loss, gradients), expected)

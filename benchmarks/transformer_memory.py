@@ -2,8 +2,8 @@
 
 ``python -m benchmarks.transformer_memory --json FILE``. Each side runs in new processes, as in
 :mod:`benchmarks.network_memory`. The memory resident once the network exists is subtracted from the
-peak and reported beside it. A step of a small network runs first, so that what libraries keep is
-already allocated.
+peak and reported beside it. A step of a small network runs first, so that persistent memory of
+libraries is already allocated.
 """
 
 from __future__ import annotations

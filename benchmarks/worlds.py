@@ -52,7 +52,7 @@ RECYCLED = Pages(
         "MALLOC_MMAP_MAX_": "0",
         "MALLOC_TRIM_THRESHOLD_": str(1 << 62),
         "MALLOC_TOP_PAD_": str(64 << 20),
-        "MALLOC_ARENA_MAX": "1",  # gloo's threads would use heaps that return their pages
+        "MALLOC_ARENA_MAX": "1",  # gloo's threads would use heaps that return their pages.
     },
     True,
 )
@@ -99,7 +99,7 @@ def installed(peers: Path) -> list[str]:
 
 
 class World:
-    """The controller's end of a world: every order goes to all its ranks, and all answer."""
+    """The controller's side of a world: every order is sent to all its ranks, and all answer."""
 
     def __init__(self, launch: Launch, ranks: int, folder: Path) -> None:
         self.name = launch.name
@@ -197,7 +197,7 @@ class World:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(END_S)
                 break
-        # Some launchers put ranks in other groups; a pidfd never refers to another process.
+        # Some launchers put ranks in other process groups; a pidfd never refers to another process.
         for pid in self._pids:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(pid, signal.SIGKILL)

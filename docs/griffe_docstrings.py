@@ -20,7 +20,7 @@ OPTIONS: dict[str, Any] = {
 class Docstrings(griffe.Extension):
     """Write references, such as :func:`init`, as plain code, and warn about missing descriptions.
 
-    A class with ``__doc__ = Base.__doc__`` has the docstring of its base on the pages too.
+    On the pages, a class with ``__doc__ = Base.__doc__`` also has the docstring of its base.
     """
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
@@ -61,7 +61,7 @@ def target(found: Any) -> Any:
 
 
 def gaps(found: Any, name: str) -> Iterator[str]:
-    """Yield what a public name does not describe: itself, an argument, or its return value.
+    """Yield what the docstring of a public name lacks: a text, an argument, or the return value.
 
     An argument is described by an entry, or by any text that names it. Without a list of
     arguments, the text describes what a function returns.

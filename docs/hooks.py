@@ -1,4 +1,4 @@
-"""Add files outside docs/ that a page links to, so that the site is complete offline.
+"""Add files outside docs/ to which pages link, so that the site is complete offline.
 
 The pages link to paths in the repository, so the same links work on a code host.
 """
@@ -19,7 +19,7 @@ OUTSIDE = "repository"
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the files that pages link to, and the files those link to."""
+    """Add the files to which pages link, and the files to which these link."""
     from mkdocs.structure.files import File, InclusionLevel
 
     added: set[str] = set()
@@ -58,7 +58,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def with_layers(markdown: str) -> str:
-    """Insert a reference entry for every layer of the modules that ``markdown`` asks for."""
+    """Insert a reference entry for every layer of the modules that ``markdown`` names."""
     from gpudist.nn import LAYERS
 
     def entries(found: re.Match[str]) -> str:
@@ -73,7 +73,7 @@ def with_layers(markdown: str) -> str:
 
 
 def with_operators(markdown: str) -> str:
-    """Insert the table of operators, or reference entries for all, where ``markdown`` asks so."""
+    """Insert the table of operators, or their reference entries, at the placeholders."""
     import gpudist
     from gpudist.ops import OPERATORS
 
@@ -85,7 +85,7 @@ def with_operators(markdown: str) -> str:
         room = "gpudist" if hasattr(gpudist, row.name) else "gpudist.ops"
         functions.append(
             f"::: {row.kind.__module__}.{row.name}\n    options: {{heading: {room}.{row.name}}}"
-            # A module has the name of its only function, which hides it.
+            # A module has the name of its only function, which shadows it.
             if row.kind.__module__.endswith(f".{row.name}")
             else f"::: {room}.{row.name}"
         )

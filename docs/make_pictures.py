@@ -1,4 +1,4 @@
-"""Make the pictures of docs/pictures: ``python docs/make_pictures.py [FOLDER]``."""
+"""Draw the pictures of docs/pictures: ``python docs/make_pictures.py [FOLDER]``."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ PICTURES: dict[str, Callable[[Path], None]] = {
 
 
 def main() -> None:
-    """Make all pictures."""
+    """Draw all pictures."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     for name, make in PICTURES.items():

@@ -1,4 +1,4 @@
-"""Check that the distributed network matches the sequential one: losses and accuracies."""
+"""Compare losses and accuracies of the distributed network with those of the sequential one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOSS_BOUND = 1e-9
 
 @dataclass
 class Result:
-    """Accuracy of a training in percent of the test images, each step's loss, median step time."""
+    """Result of a training: accuracy in percent of the test images, losses, median step time."""
 
     accuracy: float
     loss: list[float]
@@ -32,7 +32,7 @@ class Result:
 def largest_difference(ours: Result, theirs: Result, steps: int | None = None) -> float:
     """Return the largest relative difference of the first ``steps`` losses.
 
-    Infinite if one is NaN.
+    The difference is infinite if a loss is NaN.
     """
     pairs = zip(ours.loss[:steps], theirs.loss[:steps], strict=True)
     relative = [abs(a - b) / abs(b) if b else abs(a) for a, b in pairs]
@@ -40,7 +40,7 @@ def largest_difference(ours: Result, theirs: Result, steps: int | None = None) -
 
 
 def disagreements(ours: Result, theirs: Result, dtype: torch.dtype, tolerance: float) -> list[str]:
-    """List the differences that are larger than rounding explains.
+    """List the differences that exceed rounding errors.
 
     Args:
         ours: result of the distributed network.
@@ -95,7 +95,7 @@ def write_json(path: Path, ours: Result, theirs: Result | None, facts: dict[str,
 
 @contextmanager
 def progress(name: str, steps: int, is_shown: bool) -> Iterator[Callable[[float], None]]:
-    """Yield a function to call with every step's loss: a bar on a terminal, otherwise ten lines."""
+    """Yield a function to call with every step's loss: a bar on a terminal, else ten lines."""
     done = 0
 
     def print_line(loss: float) -> None:

@@ -1,4 +1,4 @@
-"""Images that LeNet-5 is trained on: MNIST from its four files, or scikit-learn's small digits."""
+"""Training images of LeNet-5: MNIST from its four files, or scikit-learn's small digits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _IDX_UINT8 = 0x0800
 
 
 class DataError(ValueError):
-    """A data file is missing, damaged, or has other contents than expected."""
+    """A data file is missing or damaged, or has unexpected contents."""
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Images:
         return len(self.labels)
 
     def cut(self, box: tuple[slice, ...]) -> Images:
-        """Cut the same cells out of every image, into new memory; labels stay whole."""
+        """Copy the same cells of every image to new memory; labels are unchanged."""
         return Images(self.images[(slice(None), *box)].clone(), self.labels)
 
 
@@ -43,7 +43,7 @@ def load(data: str) -> tuple[Images, Images]:
         data: ``"digits"``, or the directory of MNIST's four gzipped IDX files.
 
     Raises:
-        DataError: a file is missing, damaged, or has other contents than expected.
+        DataError: a file is missing or damaged, or has unexpected contents.
     """
     train, test = _digits() if data == "digits" else _mnist(Path(data))
     mean, deviation = train.images.mean(), train.images.std()
@@ -53,7 +53,7 @@ def load(data: str) -> tuple[Images, Images]:
 
 
 def _digits() -> tuple[Images, Images]:
-    """Load 1797 digits of 8 x 8 pixels, up-sampled to 32 x 32; 360 of them are for the test."""
+    """Load 1797 digits of 8 x 8 pixels, up-sampled to 32 x 32; 360 of them form the test set."""
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)

@@ -1,4 +1,4 @@
-"""A small GPT, in plain torch and cut over rows of workers: the same parameters, by name."""
+"""A small GPT in plain torch, and split over rows of workers, with equal parameter names."""
 
 from __future__ import annotations
 
@@ -104,12 +104,13 @@ class GPT(nn.Module):
 
 @dataclass(frozen=True)
 class Cut:
-    """How the network is cut.
+    """How the network is split.
 
     Attributes:
-        P: partition of the workers: copies of the network, by workers that share a copy.
+        P: partition of the workers: axis 0 has the copies of the network, axis 1 the workers of a
+            copy.
         split_sequence: whether tensors between layers are blocks of the sequence.
-        attention: ``"heads"`` gives each worker some heads and all tokens; the other kinds keep the
+        attention: with ``"heads"``, each worker has some heads and all tokens; other kinds keep the
             sequence split.
     """
 
@@ -122,7 +123,7 @@ class Cut:
         return 1 if self.split_sequence else None
 
     def own_positions(self, length: int) -> torch.Tensor:
-        """Return the positions of this worker's tokens, of which there are ``length``."""
+        """Return the positions of this worker's ``length`` tokens."""
         if not self.split_sequence:
             return torch.arange(length)
         assert self.P.index is not None
@@ -144,7 +145,7 @@ class HeadsAttention(ParallelAttention):
 class SequenceAttention(nn.Module):
     """Causal self-attention over all heads and a block of tokens.
 
-    Parameters are on every worker.
+    Every worker holds all parameters.
     """
 
     def __init__(self, cut: Cut, width: int, heads: int) -> None:
@@ -191,7 +192,7 @@ class ParallelGPT(nn.Module):
         )
         self.norm = nn.LayerNorm(width)
         self.head = ColumnParallelLinear(cut.P, width, sizes.vocabulary, sequence_dim=dim)
-        # Gradients of norms, positions and whole projections are partial sums, and are summed.
+        # Gradients of norms, positions and full projections are partial sums, which are summed.
         fuse_parameter_movements(self, cut.P)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -4,16 +4,16 @@
 
 Solves -(u_xx + u_yy) = f on the unit square with u = 0 on its edge, for the f whose solution is
 u(x, y) = p(x) p(y), p(x) = x (1 - x) exp(x). Second differences on --grid points a side, solved by
-Jacobi's iteration with Chebyshev's acceleration (Golub & Varga 1961): a step needs nothing but the
-neighbours' outermost points.
+Jacobi's iteration with Chebyshev's acceleration (Golub & Varga 1961): a step needs only the
+outermost points of the neighbours.
 
-It runs on any number of workers, also on one without a launcher. Each worker holds a block of the
+It runs on any number of workers, including one without a launcher. Each worker holds a block of the
 grid, receives its ghosts by gpudist.halo_exchange, and sums norms by gpudist.all_sum_reduce. The
 equation is also solved on half as many points a side, to measure the order of convergence, which is
 2.
 
---compare also solves the same problem in NumPy on rank 0 alone, and exits with 1 unless every bit
-of the field is the same: at each point the same numbers are added in the same order.
+--compare also solves the same problem in NumPy on rank 0 alone, and exits with 1 unless the fields
+are bitwise equal: at each point, the same numbers are added in the same order.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from gpudist.geometry import Decomposition
 
 # Each step removes 3 % of the error at 100 points a side; 8 steps a point leave 1e-10 of it.
 STEPS_PER_POINT = 8
-# How long the other workers wait for rank 0, which solves alone.
+# Time that the other workers wait for rank 0, which solves alone.
 TIMEOUT_S = 3600.0
 
 Report = Callable[[int, float], None]
@@ -61,7 +61,7 @@ class Poisson:
 
     def __init__(self, grid: int, rows: slice, columns: slice, xp: Any) -> None:
         self.grid, self.spacing = grid, 1 / (grid + 1)
-        # All workers compute the same table, so that no bit depends on where a block begins.
+        # All workers compute the same table, so that results do not depend on the start of a block.
         x = np.arange(1, grid + 1) * self.spacing
         p, minus_p_xx = x * (1 - x) * np.exp(x), x * (x + 3) * np.exp(x)
         f = np.outer(minus_p_xx[rows], p[columns]) + np.outer(p[rows], minus_p_xx[columns])
@@ -112,7 +112,7 @@ def solve(problem: Poisson, workers: Workers, steps: int, report: Report) -> Res
     """Take ``steps`` iterations from zero; report the residual after every tenth of them."""
     u = previous = 0 * problem.source
     source_norm, residual = workers.norm(problem.source), math.nan
-    # The first call plans, and is not timed.
+    # The first call creates plans, and is not timed.
     workers.with_ghosts(u)
     start_s = time.perf_counter()
     for step, weight in enumerate(chebyshev_weights(problem.spacing, steps), start=1):
@@ -172,7 +172,7 @@ def alone(grid: int, steps: int, report: Report) -> Result:
 
 
 def difference(ours: np.ndarray, theirs: np.ndarray) -> str | None:
-    """Describe how two fields differ; ``None`` if every bit is the same."""
+    """Describe how two fields differ; ``None`` if they are bitwise equal."""
     if ours.shape == theirs.shape and ours.tobytes() == theirs.tobytes():
         return None
     if ours.shape != theirs.shape:
@@ -186,7 +186,7 @@ def difference(ours: np.ndarray, theirs: np.ndarray) -> str | None:
 
 @contextmanager
 def progress(name: str, steps: int, is_shown: bool) -> Iterator[Report]:
-    """Yield a function to call with steps done and residual: shows a bar with rich, else lines."""
+    """Yield a function to call with steps and residual; it shows a bar with rich, else lines."""
     if not is_shown:
         yield lambda done, residual: None
         return
@@ -217,7 +217,7 @@ def whole(field: Any, P: CartesianPartition) -> np.ndarray | None:
 
 
 def run(P_world: Partition, options: argparse.Namespace) -> dict[str, Any]:
-    """Solve on all workers and, with --compare, alone; the facts are complete on rank 0 only."""
+    """Solve on all workers and, with --compare, alone; only rank 0 has all facts."""
     P = P_world.create_cartesian_topology_partition(process_grid(P_world.size))
     grid, steps, is_first = options.grid, options.steps, P_world.rank == 0
     coarse_grid = grid // 2
@@ -305,7 +305,7 @@ def main() -> int:
             file=sys.stderr,
             flush=True,
         )
-        # The launcher ends the others once one has exited.
+        # The launcher ends the other workers when one exits.
         P_world.barrier()
         return 2
     facts = run(P_world, options)

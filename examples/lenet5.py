@@ -2,9 +2,9 @@
 
     torchrun --standalone --nproc-per-node 4 examples/lenet5.py --data digits --compare
 
-Images and convolutions are split over features on a 2 x 2 grid; then a repartition puts the
-channels on two workers, and the linear layers have their weights in 2 x 2 blocks on all four.
-Every worker reads its block of each batch from its own memory, so that loading sends nothing.
+Images and convolutions are split over features on a 2 x 2 grid. Then a repartition splits the
+channels over two workers, and the weights of the linear layers are split in 2 x 2 blocks over all
+four. Every worker reads its block of each batch from its own memory, so that loading sends nothing.
 
 --compare also trains the sequential network, from the same initial values on the same batches,
 and exits with 1 if they differ:
@@ -46,9 +46,9 @@ from gpudist.nn import (
 )
 
 WORKERS = 4
-# MNIST is padded to the 32 x 32 pixels that LeNet-5 was made for.
+# MNIST is padded to the 32 x 32 pixels for which LeNet-5 was designed.
 PADDING = {28: 2, 32: 0}
-# How long the other workers wait for rank 0, which trains the sequential network alone.
+# Time that the other workers wait for rank 0, which trains the sequential network alone.
 TIMEOUT_S = 3600.0
 
 
@@ -56,7 +56,7 @@ TIMEOUT_S = 3600.0
 class Partitions:
     """Partitions of the images and convolutions.
 
-    Channels; linear layers' features; their weights.
+    There are further partitions of the channels, and of the features and weights of linear layers.
     """
 
     images: CartesianPartition
@@ -109,7 +109,7 @@ def show_parameters(network: nn.Sequential, P_world: Partition) -> None:
 
 
 class Training:
-    """Parts that both networks share: batches, optimiser, test."""
+    """Batches, optimizer and test, which both networks share."""
 
     def __init__(self, options: argparse.Namespace, train: Images, test: Images) -> None:
         self.batch, self.epochs = options.batch, options.epochs
@@ -135,7 +135,7 @@ class Training:
         correct = self._count_correct(
             lambda x: gpudist.gather(network(x), P.features), self.test.cut(cells)
         )
-        # Only the root of the gather has counted.
+        # Only the root of the gather has the count.
         correct = P_world.allreduce_data([correct])[0]
         return Result(100 * correct / len(self.test), losses, seconds)
 
@@ -154,7 +154,7 @@ class Training:
         train: Images,
         is_shown: bool = True,
     ) -> tuple[list[float], float]:
-        """Return the loss of every step, and the median time of one."""
+        """Return the loss of every step, and the median time of a step."""
         optimizer = torch.optim.Adam(network.parameters(), lr=self.lr)
         losses, seconds = [], []
         with progress(name, self.steps, is_shown) as advance:
@@ -227,7 +227,7 @@ def main() -> int:
             file=sys.stderr,
             flush=True,
         )
-        # The launcher ends the others once one has exited.
+        # The launcher ends the other workers when one exits.
         P_world.barrier()
         return 2
     try:

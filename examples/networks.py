@@ -1,4 +1,4 @@
-"""The network of the U-Net example, in plain torch: it does not know about other workers."""
+"""The network of the U-Net example, in plain torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import nn
 
 
 def conv_block(channels_in: int, channels: int, groups: int) -> nn.Sequential:
-    """Two convolutions that keep the size, each normalised in groups of channels."""
+    """Return two convolutions that preserve the size, each followed by group normalization."""
     return nn.Sequential(
         nn.Conv3d(channels_in, channels, 3, padding=1, bias=False),
         nn.GroupNorm(groups, channels),
@@ -19,7 +19,7 @@ def conv_block(channels_in: int, channels: int, groups: int) -> nn.Sequential:
 
 
 class UNet3d(nn.Module):
-    """A 3-D U-Net: every level halves the sides and doubles the channels, and back again.
+    """A 3-D U-Net, whose levels halve the sides and double the channels, and then reverse this.
 
     Maps volumes ``[B, channels_in, x, y, z]``, whose sides are multiples of ``2 ** (levels - 1)``,
     to scores ``[B, classes, x, y, z]``.
@@ -28,7 +28,7 @@ class UNet3d(nn.Module):
         channels_in: channels of the input.
         classes: channels of the output.
         width: channels of the first level; a multiple of ``groups``.
-        levels: number of resolutions, the full one included.
+        levels: number of resolutions, including the full one.
         groups: number of groups of channels that are normalised together.
 
     Source:

@@ -1,16 +1,16 @@
-"""Training that continues after a worker has died, with the same bits as if none had.
+"""Training that resumes after the death of a worker, with bitwise equal results.
 
     torchrun --standalone --nproc-per-node 4 --max-restarts 10 examples/resume.py --folder runs/1
 
 When a worker dies, torchrun ends the others and restarts all of them, up to --max-restarts times.
-They load the last complete checkpoint, which holds everything that a step depends on: parameters,
-averages of the batch norm, state of Adam, the calls and seed of dropout, and the number of the
-step. The batch follows from that number alone, and with ``deterministic=True`` the result of a step
-depends on nothing else.
+They load the last complete checkpoint, which contains everything on which a step depends:
+parameters, averages of the batch norm, state of Adam, call numbers and seed of dropout, and the
+step number. The step number determines the batch, and with ``deterministic=True`` the result of a
+step depends on nothing else.
 
-Every loss is written to FOLDER/losses, exactly; a step that was repeated appears twice. At the end
-rank 0 prints a digest of the network. Another run on as many workers, killed or not, prints the
-same.
+Every loss is written to FOLDER/losses exactly; a repeated step appears twice. At the end, rank 0
+prints a digest of the network. Any other run on as many workers, interrupted or not, prints the
+same digest.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SHAPE = (4, 3, 32, 32)
 
 
 class Training(nn.Module):
-    """A network that removes noise from images, and the number of steps it has been trained."""
+    """A network that removes noise from images, and its number of training steps so far."""
 
     step: torch.Tensor
 
@@ -71,7 +71,7 @@ def train(P_world: Partition, folder: Path, steps: int, every: int) -> str:
     """Train to ``steps``, from the last checkpoint in ``folder`` if there is one.
 
     Args:
-        P_world: all workers; each takes part of the images' columns.
+        P_world: all workers, which split the columns of the images.
         folder: folder that all workers can access.
         steps: total number of steps.
         every: number of steps between checkpoints.
@@ -85,7 +85,7 @@ def train(P_world: Partition, folder: Path, steps: int, every: int) -> str:
     criterion = DistributedMSELoss(P_x)
     optimizer = torch.optim.Adam(training.parameters(), lr=0.01)
     latest = folder / "latest"
-    # Rank 0 looks for all: a shared file system may show a new file to some workers only.
+    # Rank 0 checks for all workers, because a shared file system may show a new file to only some.
     if P_world.broadcast_data([int(P_world.rank == 0 and checkpoint.exists(latest))])[0]:
         checkpoint.load(training, latest, optimizer)
     while int(training.step) < steps:

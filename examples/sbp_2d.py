@@ -1,10 +1,10 @@
-"""2-D SBP: a network on an array of workers, its data split along one axis of it.
+"""2-D SBP: a network on an array of workers, with data split along one axis.
 
 OneFlow's page "2D SBP" with ``gpudist`` in place of ``oneflow``. On four processes:
 ``torchrun --nproc-per-node 4 examples/sbp_2d.py``
 """
 
-# Operators of global tensors have torch's types: their results are Tensors.
+# Operators on global tensors have torch's types, so their results are typed as Tensor.
 # pyright: reportAttributeAccessIssue=false
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""A small GPT on workers in rows: each row shares one copy of it, and reads texts of its own.
+"""A small GPT on rows of workers: each row shares one copy, and reads its own texts.
 
     torchrun --standalone --nproc-per-node 4 examples/tensor_parallel.py --steps 50 --compare
     torchrun --standalone --nproc-per-node 4 examples/tensor_parallel.py --data-parallel 1 \\
         --tensor-parallel 4 --attention ring --compare
 
-It learns to write Python's documentation. At every step the first worker of each row draws samples
-of 50 to 512 tokens, pads them to the longest and broadcasts the batch, whose shape only it knows,
-to its row. --sequence-parallel splits tensors between layers along the sequence; ring and
-all-to-all attention keep it split without --sequence-parallel.
+The network learns to write Python's documentation. At every step, the first worker of each row
+draws samples of 50 to 512 tokens, pads them to the longest one, and broadcasts the batch, whose
+shape only this worker knows, to its row. --sequence-parallel splits tensors between layers along
+the sequence; ring and all-to-all attention keep it split without --sequence-parallel.
 
 
 --compare also trains the sequential network, from the same initial values on the samples of all
@@ -43,7 +43,7 @@ from gpudist import CartesianPartition, Partition, checkpoint
 from gpudist.nn import VocabParallelCrossEntropyLoss
 
 TOLERANCES = {"float64": 1e-9, "float32": 0.05}
-# How long the other workers wait for rank 0, which trains the sequential network alone.
+# Time that the other workers wait for rank 0, which trains the sequential network alone.
 TIMEOUT_S = 3600.0
 
 
@@ -57,7 +57,7 @@ class Result:
 
 
 class Training:
-    """Parts that both networks share."""
+    """Settings and data that both networks share."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -148,7 +148,7 @@ def disagreements(loss: float, parameters: float, tolerance: float) -> list[str]
 
 
 def show(ours: Result, theirs: Result | None, numbers: list[int], everything: int) -> None:
-    """Print both trainings side by side, and how many numbers each worker holds."""
+    """Print both trainings side by side, and the number of parameters of each worker."""
     results = [ours] if theirs is None else [ours, theirs]
     table = Table("", *("distributed", "sequential")[: len(results)])
     table.add_row("first loss", *(f"{r.loss[0]:.6f}" for r in results))
@@ -253,7 +253,7 @@ def main() -> int:
         file=sys.stderr,
         flush=True,
     )
-    # The launcher ends the others once one has exited.
+    # The launcher ends the other workers when one exits.
     P_world.barrier()
     return 2
 

@@ -28,12 +28,12 @@ class Batch:
 
 
 class Documentation:
-    """Samples from the topics of ``help()``, at random places and of random lengths.
+    """Samples from the topics of ``help()``, at random positions and of random lengths.
 
     Args:
         samples: number of samples in a batch.
         shortest, longest: range of tokens in a sample.
-        seed: seed of places and lengths.
+        seed: seed of positions and lengths.
     """
 
     def __init__(self, samples: int, shortest: int, longest: int, seed: int) -> None:

@@ -1,13 +1,14 @@
-"""A 3-D U-Net that segments a volume, cut over the workers by one line.
+"""A 3-D U-Net that segments a volume, distributed over the workers by one line.
 
     torchrun --standalone --nproc-per-node 4 examples/unet3d.py --size 64 --compare
 
-The network is plain torch, in networks.py; gpudist.distribute cuts it over any grid of workers.
+The network is plain torch, in networks.py; gpudist.distribute splits it over any grid of workers.
 Every worker reads only its block of each crop from the file.
 
 --data brain is the MNI152 template that comes with nilearn: grey matter, white matter and the rest
 from T1, trained on the left hemisphere and tested on the right one. --data phases is a solution of
-the Allen-Cahn equation, made on the spot: the phase, from a blurred image with noise.
+the Allen-Cahn equation, which the program computes: the phase is predicted from a blurred image
+with noise.
 
 --compare also trains the sequential network, from the same initial values on the same crops, on
 rank 0. It exits with 1 if a loss differs by more than --tolerance of its value, or the final
@@ -45,7 +46,7 @@ from gpudist.nn import DistributedCrossEntropyLoss
 LEVELS = 4
 TEST_CROPS = 24
 TOLERANCES = {"float64": 1e-8, "float32": 0.05}
-# How long the other workers wait for rank 0, which trains the sequential network alone.
+# Time that the other workers wait for rank 0, which trains the sequential network alone.
 TIMEOUT_S = 3600.0
 
 
@@ -59,7 +60,7 @@ class Result:
 
 
 class Training:
-    """Parts that both networks share: crops, optimiser, test."""
+    """Crops, optimizer and test, which both networks share."""
 
     def __init__(self, options: argparse.Namespace, volume: Volume) -> None:
         self.volume, self.size = volume, options.size
@@ -101,7 +102,7 @@ class Training:
 
     @torch.no_grad()
     def count(self, network: nn.Module, cells: tuple[slice, ...]) -> list[int]:
-        """Count the cells of each class over all test crops: those in both masks, and in either."""
+        """Count the cells of each class in both masks and in either mask, over all test crops."""
         both = torch.zeros(len(self.volume.classes), dtype=torch.int64)
         either = both.clone()
         for corner in self.volume.corners("test", self.size, TEST_CROPS):
@@ -177,7 +178,7 @@ def process_grid(size: int) -> tuple[int, ...]:
 def differences(
     ours: Result, theirs: Result, parameters: float, tolerance: float
 ) -> tuple[float, list[str]]:
-    """Return the largest relative difference of a loss, and a text for each above tolerance."""
+    """Return the largest relative difference of a loss, and texts for those above tolerance."""
     pairs = zip(ours.loss, theirs.loss, strict=True)
     loss = max(abs(a - b) / abs(b) for a, b in pairs)
     found = [("a loss differs", loss, "value"), ("the parameters differ", parameters, "norm")]

@@ -1,9 +1,9 @@
-"""Batches of any length for tensor-parallel workers, of which only one reads the data.
+"""Batches of any length for tensor-parallel workers, only one of which reads the data.
 
 ``torchrun --standalone --nproc-per-node 4 examples/variable_batches.py``
 
 The usual loader of tensor-parallel programs reads on rank 0, and all other ranks allocate
-``torch.empty((micro_batch, seq_length))`` for the broadcast. That is right only while every batch
+``torch.empty((micro_batch, seq_length))`` for the broadcast. This is correct only if every batch
 has that shape. The first part shows what happens to other batches, on two ranks that are threads;
 the second is the same program with ``stream_batches``.
 """
@@ -34,7 +34,7 @@ class Batch:
 
 
 def make_batch(step: int) -> Batch:
-    """Return the batch of a step: the number of documents and their lengths change each time."""
+    """Return the batch of a step, with a new number of documents of new lengths."""
     generator = torch.Generator().manual_seed(step)
     rows = int(torch.randint(1, 9, (), generator=generator))
     lengths = torch.randint(1, 200, (rows,), generator=generator)
@@ -48,7 +48,7 @@ def loader(steps: int) -> Iterator[Batch]:
 
 
 def usual_loader(P: Partition, tokens: torch.Tensor) -> torch.Tensor:
-    """Broadcast as tensor-parallel programs usually do: the other ranks' shape is a setting."""
+    """Broadcast as tensor-parallel programs usually do: a setting gives the other ranks' shape."""
     if P.rank != 0:
         tokens = torch.empty((MICRO_BATCH, SEQ_LENGTH), dtype=torch.int64)
     P.communicator.broadcast(tokens, 0)
@@ -56,12 +56,13 @@ def usual_loader(P: Partition, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def show_the_usual_loader() -> list[str]:
-    """Describe where it is right, silently wrong, and refused."""
+    """Describe when the usual loader is correct, when it is silently wrong, and when it raises."""
     expected = torch.arange(MICRO_BATCH * SEQ_LENGTH).view(MICRO_BATCH, SEQ_LENGTH)
     _, got = run_distributed(usual_loader, 2, expected)
     assert torch.equal(got, expected)
 
-    # As many tokens in another shape arrive, and nobody notices that the documents are wrong.
+    # The same number of tokens in another shape is received without an error, but as other
+    # documents.
     sent = expected.view(SEQ_LENGTH, MICRO_BATCH)
     _, got = run_distributed(usual_loader, 2, sent)
     assert got.shape != sent.shape and got[0].tolist() == [0, 1, 2, 3, 4, 5]
@@ -81,7 +82,7 @@ def show_the_usual_loader() -> list[str]:
 
 
 def train(P_world: Partition, steps: int) -> int:
-    """Sum over a vocabulary split by rank, in place of a network.
+    """Sum over a vocabulary split by rank, as a substitute for a network.
 
     Return the number of tokens seen.
     """

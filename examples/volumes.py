@@ -1,4 +1,4 @@
-"""Volumes to segment: the MNI152 template of the human brain, or phases that have separated."""
+"""Volumes to segment: the MNI152 template of the human brain, or separated phases."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class DataError(ValueError):
 
 @dataclass
 class Volume:
-    """A volume of bytes in files, of which only slices are read.
+    """A volume of bytes in files, from which only slices are read.
 
     Attributes:
         classes: names of the classes; the first class holds all cells outside the others.
@@ -69,7 +69,7 @@ class Volume:
         return image[None, None], torch.from_numpy(classes)[None]
 
     def random_corner(self, part: str, size: int, generator: torch.Generator) -> tuple[int, ...]:
-        """Return the corner of a crop inside the region, or around it if the region is narrower."""
+        """Return the corner of a random crop inside the region, or around a narrower region."""
         return tuple(
             lo + int(torch.randint(hi - lo - size + 1, (), generator=generator))
             if hi - lo >= size
@@ -78,7 +78,7 @@ class Volume:
         )
 
     def corners(self, part: str, size: int, most: int) -> list[tuple[int, ...]]:
-        """Return evenly spread corners of as few crops as cover the region, ``most`` at most."""
+        """Return the evenly spaced corners of at most ``most`` crops that cover the region."""
         along: list[list[int]] = []
         for lo, hi in self.regions[part]:
             count = -(-(hi - lo) // size)
@@ -131,7 +131,7 @@ def brain() -> Volume:
 
 
 def write_phases(folder: Path, size: int, seed: int) -> None:
-    """Make a volume of ``[3 size, size, size]`` cells for :func:`phases`.
+    """Write a volume of ``[3 size, size, size]`` cells for :func:`phases`.
 
     Two phases separate from noise by the Allen-Cahn equation ``u_t = laplace(u) + u - u^3``:
     explicit Euler, second differences, periodic. The phase is where ``u > 0``; the image is ``u``
@@ -153,7 +153,7 @@ def write_phases(folder: Path, size: int, seed: int) -> None:
 def phases(folder: Path) -> Volume:
     """Open the files of :func:`write_phases`, mapped into memory.
 
-    The last third is for the test.
+    The last third is the test region.
     """
     image, phase = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("image", "phase"))
     size = image.shape[1]

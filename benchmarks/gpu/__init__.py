@@ -1,5 +1,5 @@
-"""Gpudist on a GPU, beside the GPU's own copy and torch; docs/benchmarks.md explains the method."""
+"""Measure gpudist, the GPU's own copy and torch on a GPU; docs/benchmarks.md has the method."""
 
 SUBJECTS = ("copy", "packing", "latency", "enqueue", "self_halo", "adjoint", "overlap")
-# Subjects with messages, for several ranks; the others measure the work of one rank.
+# Subjects with messages, for several ranks; all others measure the work of one rank.
 SEVERAL_RANKS = ("enqueue", "overlap")

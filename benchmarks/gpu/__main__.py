@@ -1,8 +1,8 @@
 """Measure gpudist on GPUs; docs/benchmarks.md explains the method and the columns.
 
-On one GPU every subject runs in its own process, so that a broken GPU context spoils one subject
-only. A single subject runs in this process. If torchrun started several ranks, they measure the
-traffic between GPUs, all in one run; over the test doubles that is a rehearsal.
+On one GPU, every subject runs in its own process, so that a broken GPU context affects only one
+subject. A single subject runs in this process. If torchrun started several ranks, they measure the
+traffic between GPUs in one run; over the test doubles, this is a rehearsal.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gpudist.world.runtime import built, settings
 
 LEAST_ITERATIONS = 20
 WAIT_S = 60.0
-# The first one computes the volume's expected step on its own.
+# The first rank computes the expected step of the volume alone.
 SEVERAL_WAIT_S = 300.0
 # Limits for all subjects together, and for one.
 ALL_S, SUBJECT_S = 240.0, 90.0
@@ -76,12 +76,12 @@ def _write(
 
 
 def is_rehearsal(ranks: int) -> bool:
-    """Whether several ranks run over the test doubles, so that nothing they measure is a result."""
+    """Return whether several ranks run over the test doubles, whose times are not results."""
     return ranks > 1 and settings().device_library != ""
 
 
 def what_is_missing(ranks: int, subject: str | None) -> str:
-    """Explain why nothing can be measured here; empty if it can."""
+    """Return why nothing can be measured here; empty if measuring is possible."""
     if is_rehearsal(ranks):
         return ""
     if not torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""The adjoint of a periodic halo exchange beside its forward.
+"""The adjoint of a periodic halo exchange, compared with its forward.
 
 Target: at most 1.15 times the forward. Both move the same cells; the adjoint adds the contributions
 to each cell in a fixed order.

@@ -12,8 +12,8 @@ from gpudist.transport.nccl.program import BufferName, BufferView, contiguous_st
 def neighbours(block: tuple[int, ...], faces_only: bool = False) -> list[Move]:
     """Return the boxes a block sends to its neighbours, and where each arrives in its padded block.
 
-    All ranks number the boxes alike: box i of a neighbour arrives as box i. Large boxes come first,
-    so that all of them begin at a multiple of 16 bytes in a buffer.
+    All ranks number the boxes in the same way: box i of a neighbour arrives as box i. Large boxes
+    are first, so that all of them begin at a multiple of 16 bytes in a buffer.
     """
     found: list[Move] = []
     for direction in product((-1, 0, 1), repeat=len(block)):

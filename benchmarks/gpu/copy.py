@@ -1,7 +1,7 @@
 """Copies of a contiguous tensor into existing memory: the device's own, and our kernel's.
 
-The device's own copy is the ceiling of everything else. Target: ours reaches 85 % of it from 64 MiB
-on. Small sizes are copied between several tensors in turn, so that no cache holds them.
+The device's own copy is the upper bound. Target: our kernel reaches 85 % of it from 64 MiB on.
+Small sizes are copied between several tensors in turn, so that they do not stay in a cache.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def bound(
     label: str = "",
     fill: float = 0.0,
 ) -> Callable[[], torch.Tensor]:
-    """Return a function that carries out a stage on ``x`` in one native call.
+    """Return a function that executes a stage on ``x`` in one native call.
 
     Args:
         P_world: partition over the nccl transport.

@@ -1,4 +1,4 @@
-"""The clocks of a GPU, and the other operations that subjects need of it."""
+"""The clocks of a GPU, and other operations on it that subjects need."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Machine(Protocol):
         ...
 
     def beside(self, call: Call) -> Callable[[], None]:
-        """Enqueue ``call`` on a stream beside the current one.
+        """Enqueue ``call`` on another stream than the current one.
 
         Return a function that joins the two.
         """
@@ -134,9 +134,9 @@ class CudaMachine:
 
 
 class HostMachine:
-    """The host in place of a GPU, over the doubles; its times say nothing about a GPU.
+    """The host as a substitute for a GPU, over the doubles; its times say nothing about GPUs.
 
-    Everything is complete when it returns, as on the double's null stream.
+    All calls are complete when they return, as on the double's null stream.
     """
 
     def device_us(self, call: Call, calls: int) -> float:

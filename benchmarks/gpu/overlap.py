@@ -1,10 +1,10 @@
-"""Convolution layers with overlap beside those without, and beside torch's own on the same block.
+"""Convolution layers with overlap, compared with layers without it and with torch's layer.
 
 ``forward`` and ``both ways``: with overlap, the layer convolves the block in place and its ghosts
-separately, during the messages if there are several ranks; ``overlap=False`` first copies the block
-beside its ghosts, and so does torch's circular layer. A world of one has no messages, so that only
-the copy is saved. ``beside a halo``: torch's convolution of the block while a halo exchange of the
-same block runs on another stream. Target of the last: at most 1.05 times the convolution alone.
+separately, during the messages if there are several ranks; ``overlap=False`` and torch's circular
+layer first copy the block next to its ghosts. A world of one has no messages, so that only the copy
+is saved. ``beside a halo``: torch's convolution of the block while a halo exchange of the same
+block runs on another stream. Target of the last: at most 1.05 times the convolution alone.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ CARRYING_NOTHING = "batch_isend_irecv, fake"
 class Target:
     """Limit: ``ratio`` times the peer's time plus ``more_us``.
 
-    Without a peer, ``more_us`` alone.
+    Without a peer, the limit is ``more_us`` alone.
     """
 
     subject: str

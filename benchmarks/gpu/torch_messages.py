@@ -20,7 +20,7 @@ def sides(
     """Return ``batch_isend_irecv`` of ``sizes`` float32 cells to and from one peer, with its waits.
 
     With several ranks the peer is a real one. A single rank sends to itself over NCCL, and over
-    torch's ``fake`` process group, which carries nothing: that time is Python and torch's
+    torch's ``fake`` process group, which carries nothing: that time consists of Python and torch's
     dispatcher alone, and the result is not checked.
     """
     backend = start(P_world)
@@ -31,7 +31,7 @@ def sides(
         to_itself = _side(P_world, sizes, seed_of_rank, None)
         refusal = _refusal(to_itself)
         if refusal:
-            print(f"left out: batch_isend_irecv to itself, which fails: {refusal}", file=sys.stderr)
+            print(f"omitted: batch_isend_irecv to itself, which fails: {refusal}", file=sys.stderr)
         else:
             found["batch_isend_irecv to itself, nccl"] = to_itself
     return found

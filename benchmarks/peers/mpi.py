@@ -20,7 +20,7 @@ Communicator = Any  # mpi4py has no types here: it is not installed beside gpudi
 
 
 class Both(NamedTuple):
-    """MPI calls into existing memory and with a new result; ``None`` if the case lacks one."""
+    """MPI calls into existing memory and with a new result; ``None`` if there is no such call."""
 
     bare: Side | None
     new: Side | None

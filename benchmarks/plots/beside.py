@@ -1,4 +1,4 @@
-"""Gpudist beside its peers: the ratio of times in each case of a subject, below 1 if faster."""
+"""Plot gpudist and its peers: the ratio of times in each case of a subject, below 1 if faster."""
 
 from __future__ import annotations
 

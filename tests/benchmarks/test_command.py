@@ -40,7 +40,7 @@ def test_messages_are_measured_beside_gloo(tmp_path: Path) -> None:
         tmp_path, "--subject", "messages", "--ranks", "2", "--cases", "1 MiB"
     )  # fmt: skip
     for name in ("openmpi", "mpich"):
-        assert f"no {name}: its rows are left out" in said
+        assert f"no {name}: its rows are omitted" in said
         assert f"-m pip install mpi4py numpy {name}" in said
     cases = ["1 MiB, bare", "1 MiB"]
     beside_gloo = [row for row in rows if row.peer.startswith("gloo")]

@@ -1,4 +1,4 @@
-"""Gpudist between GPUs, beside torch's messages, collectives and DTensor."""
+"""Measure gpudist between GPUs, and torch's messages, collectives and DTensor."""
 
 SUBJECTS = (
     *("halo", "repartition", "broadcast", "sum_reduce", "all_sum_reduce"),

@@ -1,4 +1,4 @@
-"""Tensors whose cells follow from their positions, so that no rank needs a whole tensor."""
+"""Tensors whose cells are computed from their positions, so that no rank needs a full tensor."""
 
 from __future__ import annotations
 

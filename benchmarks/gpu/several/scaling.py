@@ -1,7 +1,8 @@
 """Strong and weak scaling: the same work on one GPU, and on all of them.
 
 Strong: the global shape is fixed, and the peer does all the work on the first rank. Weak: every
-rank's block is fixed, and the peer is one block on the first rank. The other ranks sleep meanwhile.
+rank's block is fixed, and the peer computes one block on the first rank. The other ranks sleep
+meanwhile.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Training steps of a 3-D U-Net on all GPUs, beside the sequential network on one of them.
+"""Training steps of a 3-D U-Net on all GPUs, compared with the sequential network on one.
 
 Every result is compared with the sequential network's, so volumes must fit on one GPU.
 """
