@@ -204,7 +204,10 @@ def _described(
     state = state_dict["state"]
     unknown = [number for number in state if number not in numbers.values()]
     if unknown:
-        raise CheckpointError(f"it has state of parameters {unknown} but there are {len(shapes)}")
+        raise CheckpointError(
+            f"it has state of parameters {unknown} but there are {len(shapes)}; load it into the "
+            "model and optimizer that saved it"
+        )
     return {
         "state": {
             name: dict(_about(name, shape, state[numbers[name]]))

@@ -66,11 +66,17 @@ class SafeReader(FileSystemReader):
         with open(Path(self.path) / METADATA, "rb") as file:
             metadata = read_pickled(file.read())
         if not isinstance(metadata, Metadata):
-            raise CheckpointError(f"{self.path}: its metadata is a {type(metadata).__name__}")
+            raise CheckpointError(
+                f"{self.path}: its metadata is a {type(metadata).__name__}; it must be torch's "
+                "Metadata"
+            )
         for info in (metadata.storage_data or {}).values():
             # Files in other folders do not belong to the checkpoint.
             if len(PurePosixPath(info.relative_path).parts) != 1 or info.relative_path == "..":
-                raise CheckpointError(f"{self.path}: it names the file {info.relative_path!r}")
+                raise CheckpointError(
+                    f"{self.path}: it names the file {info.relative_path!r}; files must be in the "
+                    "checkpoint's folder"
+                )
         for name, about in metadata.state_dict_metadata.items():
             if isinstance(about, TensorStorageMetadata) and not _is_whole(about):
                 raise CheckpointError(
@@ -99,7 +105,7 @@ class _Part(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._length}[whence]
         if origin + offset < 0:
-            raise OSError(f"it has no byte {origin + offset}")
+            raise OSError(f"cannot seek to byte {origin + offset}; it must be at least 0")
         self._at = origin + offset
         return self._at
 

@@ -115,7 +115,9 @@ def optimizer_to_load(
     for full, path in _of_optimizer(metadata):
         about = metadata.state_dict_metadata[full]
         if path[0] == "state" and path[1] not in known:
-            raise CheckpointError(f"the optimizer has no parameter {path[1]}")
+            raise CheckpointError(
+                f"the optimizer has no parameter {path[1]}, but the checkpoint has its state"
+            )
         if not isinstance(about, TensorStorageMetadata):
             values[full] = None
         elif len(about.size) == 0:

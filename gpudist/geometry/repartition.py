@@ -81,7 +81,9 @@ def plan_all_gather(inputs: Decomposition, axes: Sequence[int], index: Sequence[
     """
     grid, index, axes = inputs.grid, tuple(index), sorted(set(axes))
     if axes and not 0 <= axes[0] <= axes[-1] < len(grid):
-        raise PartitionError(f"axes {axes} are not all among the {len(grid)} axes of the partition")
+        raise PartitionError(
+            f"axes {axes} must be from 0 to {len(grid) - 1}: the partition has {len(grid)} axes"
+        )
     rank = rank_of(index, grid)
     owned = inputs.block(index)
     wanted = Box(

@@ -149,7 +149,7 @@ def require_picture(path: str | Path) -> None:
         NotBuiltError: if matplotlib is not installed.
     """
     if Path(path).suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise ShapeError(f"{path}: a picture is a .png, an .svg or a .pdf file")
+        raise ShapeError(f"{path}: the suffix of a picture must be .png, .svg or .pdf")
     require_matplotlib()
 
 
@@ -158,7 +158,7 @@ def chosen_rank(scene: Scene, name: int | None) -> int:
     if name is None:
         return busiest(scene)
     if name not in scene.names:
-        raise PartitionError(f"rank {name} is not among the ranks {list(scene.names)}")
+        raise PartitionError(f"rank {name} is not in the picture; use one of {list(scene.names)}")
     return scene.names.index(name)
 
 

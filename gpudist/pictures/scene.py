@@ -113,7 +113,10 @@ def halo_scene(
         )
     wraps = (periodic,) * len(windows) if isinstance(periodic, bool) else tuple(periodic)
     if len(wraps) != len(windows):
-        raise ShapeError(f"periodic has {len(wraps)} entries for {len(windows)} windows")
+        raise ShapeError(
+            f"periodic has {len(wraps)} entries for {len(windows)} windows; give one per window, "
+            "or a single bool"
+        )
     all_windows = (HaloWidths(),) * leading + tuple(windows)
     all_wraps = (False,) * leading + wraps
     indices = [index_of(rank, still.source.grid) for rank in still.source_ranks]

@@ -54,7 +54,7 @@ def from_dtensor(x: DTensor, P_world: Partition | None = None) -> GlobalTensor:
             that ``sizes`` cannot express.
     """
     if not hasattr(x, "device_mesh"):
-        raise ShapeError(f"from_dtensor: x is {described(x)}; it takes a DTensor")
+        raise ShapeError(f"from_dtensor: x is {described(x)}; it must be a DTensor")
     placement = Placement.of_mesh(x.device_mesh, P_world)
     shape = tuple(x.shape)
     layout = _in_chunks(placement.layout(_attributes(x.placements), shape))

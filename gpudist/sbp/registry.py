@@ -411,7 +411,9 @@ def forms(*names: str) -> list[Function]:
         rooms = (torch, torch.Tensor, torch.nn.functional, torch.special)
         here = [getattr(room, name) for room in rooms if hasattr(room, name)]
         if not here:
-            raise AttributeError(f"torch has no function {name!r}")
+            raise AttributeError(
+                f"torch, torch.Tensor, torch.nn.functional and torch.special have no {name!r}"
+            )
         found += here
     return found
 

@@ -319,7 +319,9 @@ class Transport(ABC):
             output_strides: strides of the output, in items; ``None`` for contiguous, which is
                 required unless the transport ``keeps_layout``.
         """
-        raise NotImplementedError(f"the {self.name} transport does not pack")
+        raise NotImplementedError(
+            f"the {self.name} transport does not pack stages; check its attribute packs"
+        )
 
     def bind_round(self, signature: Signature | None, parts: Sequence[RoundPart]) -> RoundRunner:
         """Return a function that executes one stage of each of several movements.
@@ -331,7 +333,9 @@ class Transport(ABC):
             signature: signature of the round, ``None`` for stages that exchange nothing.
             parts: stages with everything that their calls need.
         """
-        raise NotImplementedError(f"the {self.name} transport does not pack")
+        raise NotImplementedError(
+            f"the {self.name} transport does not pack stages; check its attribute packs"
+        )
 
     def posts_of(
         self,
@@ -357,7 +361,9 @@ class Transport(ABC):
             calls: stages with the addresses of their inputs and outputs.
             activity: activity that counts the calls.
         """
-        raise NotImplementedError(f"the {self.name} transport does not pack")
+        raise NotImplementedError(
+            f"the {self.name} transport does not pack stages; check its attribute packs"
+        )
 
     def start_pieces(
         self,

@@ -78,7 +78,9 @@ class PointToPointCommunicator(Communicator):
         if tensor is not None and output is not None:
             self._check_shape("reduce", tensor, output, output.shape)
         if tensor is None and self.size == 1 and op not in _IDENTITY:
-            raise TransportError(f"reduce: the {op} of no contributions is undefined")
+            raise TransportError(
+                f"reduce: the {op} of no contributions is undefined; pass a tensor on a rank"
+            )
         self._collective(
             f"{op} reduce to {root}", shown, lambda: self._reduce(tensor, output, root, op)
         )
@@ -192,7 +194,9 @@ class PointToPointCommunicator(Communicator):
     def _peer(self, rank: int) -> int:
         self._check_rank(rank)
         if rank == self.rank:
-            raise TransportError(f"rank {rank} sends to itself: copy the tensor instead")
+            raise TransportError(
+                f"rank {rank} cannot send to or receive from itself; copy the tensor instead"
+            )
         return self.members[rank]
 
     def _check_shape(

@@ -55,7 +55,9 @@ class MessageHeader:
             TransportError: the bytes are not a header of this version.
         """
         if len(data) < _FIXED.size:
-            raise TransportError(f"received {len(data)} bytes where a header has {HEADER_BYTES}")
+            raise TransportError(
+                f"received a header of {len(data)} bytes; it must have {HEADER_BYTES}"
+            )
         magic, version, length, sequence, nbytes, digest = _FIXED.unpack_from(data)
         if magic != _MAGIC or version != _VERSION:
             raise TransportError(

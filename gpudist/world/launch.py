@@ -88,14 +88,20 @@ def launch_of(environment: Mapping[str, str]) -> Launch:
     rank_variable, size_variable, local_variable, local_rank_variable = _LAUNCHERS[found]
     rank, size = number(rank_variable), number(size_variable)
     if not 0 <= rank < size:
-        raise TransportError(f"{rank_variable} is {rank} but {size_variable} is {size}")
+        raise TransportError(
+            f"{rank_variable} is {rank} but {size_variable} is {size}; the rank must be from 0 to "
+            f"{size - 1}"
+        )
     local_size = number(
         local_variable, size if found == "torchrun" else _local_size(environment, size)
     )
     if found == "srun":  # this launcher's variable is the maximum per node
         local_size = min(local_size, size)
     if not 1 <= local_size <= size:
-        raise TransportError(f"{local_variable} is {local_size} but {size_variable} is {size}")
+        raise TransportError(
+            f"{local_variable} is {local_size} but {size_variable} is {size}; it must be from 1 to "
+            f"{size}"
+        )
     local_rank = number(local_rank_variable, rank % local_size)
     # Without a variable, the local size on several nodes is a guess.
     is_known = found == "torchrun" or local_variable in environment or local_size == size
@@ -120,7 +126,7 @@ def launch_of(environment: Mapping[str, str]) -> Launch:
     default_port = 29500 + sum(job.encode()) % 1000
     port = number("MASTER_PORT", default_port)
     if not 0 < port < 2**16:
-        raise TransportError(f"MASTER_PORT is {port}; a port is from 1 to 65535")
+        raise TransportError(f"MASTER_PORT is {port}; it must be from 1 to 65535")
     restarts = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
     return Launch(
         found,

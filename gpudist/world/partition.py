@@ -192,7 +192,9 @@ class Partition:
         if len(set(ranks)) < len(ranks):
             twice = sorted(rank for rank, times in Counter(ranks).items() if times > 1)
         if twice:
-            raise PartitionError(f"ranks {twice} are listed more than once in {ranks}")
+            raise PartitionError(
+                f"ranks {twice} are listed more than once in {ranks}; list each rank once"
+            )
         if not ranks:
             raise PartitionError(
                 "a partition needs at least one worker; the list of ranks is empty"
@@ -394,7 +396,9 @@ class Partition:
 
     def _require_active(self, what: str) -> None:
         if not self.active:
-            raise PartitionError(f"{what}: this worker is not a member of {self!r}")
+            raise PartitionError(
+                f"{what}: this worker is not a member of {self!r}; call it on members only"
+            )
 
     def _check_rank(self, rank: int, name: str = "rank") -> None:
         (number,) = integers([rank], name)
@@ -537,7 +541,9 @@ class CartesianPartition(Partition):
             )
         counted = sorted(axis % self.dim for axis in axes)
         if len(set(counted)) != len(counted):
-            raise PartitionError(f"axes {list(axes)} name an axis more than once")
+            raise PartitionError(
+                f"axes {list(axes)} name an axis more than once; list each axis once"
+            )
         return tuple(counted)
 
 

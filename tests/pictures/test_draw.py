@@ -134,7 +134,9 @@ def test_partitions(P_world: gpudist.Partition) -> None:
 
 
 def test_suffix(tmp_path: Path) -> None:
-    with pytest.raises(ShapeError, match=r"a.jpg: a picture is a .png, an .svg or a .pdf file"):
+    with pytest.raises(
+        ShapeError, match=r"a.jpg: the suffix of a picture must be \.png, \.svg or \.pdf"
+    ):
         gpudist.draw([20], [2], path=tmp_path / "a.jpg")
 
 

@@ -231,7 +231,7 @@ class DistributedEmbedding(AffineLayer, TableLayer):
         if layout.dims < self.P_x.dim:
             raise ShapeError(
                 f"{self._name}: the indices have {layout.dims} dims but P_x of shape "
-                f"{list(self.P_x.shape)} has {self.P_x.dim} axes"
+                f"{list(self.P_x.shape)} has {self.P_x.dim} axes; a block needs one dim per axis"
             )
         broadcast = grid.bind_broadcast(layout, x)
         leading, features = layout.decomposition.dims, self._cut.dims[1]

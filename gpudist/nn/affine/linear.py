@@ -220,7 +220,7 @@ class DistributedLinear(AffineLayer):
         if layout.dims < self.P_x.dim:
             raise ShapeError(
                 f"{self._name}: the input has {layout.dims} dims but P_x of shape "
-                f"{list(self.P_x.shape)} has {self.P_x.dim} axes"
+                f"{list(self.P_x.shape)} has {self.P_x.dim} axes; a block needs one dim per axis"
             )
         features = layout.decomposition.dims[-1]
         if features != self._weight_cut.dims[1]:

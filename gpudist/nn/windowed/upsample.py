@@ -160,7 +160,10 @@ class DistributedUpsample(DistributedWindowed):
     def _windows(self, layout: BlockLayout, x: torch.Tensor) -> tuple[Window, ...]:
         dtype = layout.dtype
         if not dtype.is_floating_point and not (dtype == torch.uint8 and self.mode in _NEAREST):
-            raise ShapeError(f"{self._name}: torch does not interpolate {dtype} by {self.mode!r}")
+            raise ShapeError(
+                f"{self._name}: torch does not interpolate {dtype} by {self.mode!r}; convert the "
+                "input to a floating-point dtype"
+            )
         extents = layout.decomposition.shape[2:]
         sizes = [self._output_extent(d, n) for d, n in enumerate(extents)]
         return (HaloWidths(), HaloWidths(), *self._interpolations(sizes, dtype, x.is_cuda))

@@ -300,7 +300,9 @@ def norm(
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     if p not in ("fro", None) and isinstance(p, str):
-        raise NotImplementedError(f"norm: p={p!r} has no signatures for global tensors")
+        raise NotImplementedError(
+            f"norm: p={p!r} is not supported for global tensors; pass 'fro' or a number"
+        )
     order = 2 if p is None or isinstance(p, str) else p
     return torch.linalg.vector_norm(input, order, dim, keepdim, dtype=dtype)
 

@@ -166,7 +166,9 @@ class NcclCommunicator(Communicator):
         self._check(tensor)
         self._check_rank(peer)
         if peer == self.rank:
-            raise TransportError(f"rank {peer} cannot send to or receive from itself")
+            raise TransportError(
+                f"rank {peer} cannot send to or receive from itself; copy the tensor instead"
+            )
         cells = tensor.view(-1).view(torch.uint8) if tensor.numel() else tensor
         source, target = (cells, None) if kind == "send" else (None, cells)
         call = NcclCall(
