@@ -65,8 +65,8 @@ def start(
     if later:
         labels = " + ".join(movement.label for movement in movements)
         raise ShapeError(
-            f"{labels} has {1 + len(later)} stages, but only movements of one stage can be started; "
-            "carry it out instead"
+            f"{labels} has {1 + len(later)} stages, but only movements of one stage can be "
+            "started; carry it out instead"
         )
     blocks: Blocks = [part.block(x) for part, x in zip(only.parts, inputs, strict=True)]
     targets: Blocks = list(into) if into is not None else [None] * len(blocks)
