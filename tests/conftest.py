@@ -7,7 +7,7 @@ import gc
 import os
 from typing import Any
 
-# What is imported and collected stays: searches for garbage in it find nothing.
+# Imported modules and collected tests stay alive, so the garbage collector may skip them.
 gc.disable()
 os.environ["OMP_NUM_THREADS"] = "1"
 # Whenever a store is connected to, torch asks a name server who 127.0.0.1 is, which may take
@@ -42,7 +42,7 @@ LONG = (
 )
 
 
-# Of the cases of a body, those that a transport after the first runs: one in so many.
+# Transports after the first run one in this many cases of a body.
 ONE_IN = 3
 
 

@@ -20,7 +20,7 @@ from gpudist.world.partition import Partition
 from tests.doubles import misuses_of_nccl, use_doubles
 
 MAX_RANKS = 12
-# Below a test's own limit, so that ranks which wait for each other say so themselves.
+# Below a test's own limit, so that ranks that wait for each other report it themselves.
 WAIT_S = 30.0
 start_method: StartMethod = "forkserver"
 

@@ -64,7 +64,7 @@ def test_trains_as_alone_where_steps_are_skipped(
 @pytest.mark.parametrize("rank", [0, 2])
 @distributed(ranks=3, transports=["loopback", "host"])
 def test_all_skip_where_one_finds_no_number(P_world: Partition, rank: int) -> None:
-    """Zero-size parameters, and an optimizer none of whose parameters has a gradient."""
+    """Some parameters have no cells, and one optimizer has no parameter with a gradient."""
     cells = 0 if P_world.rank == 1 else 3
     weight = torch.nn.Parameter(torch.ones(cells))
     idle = torch.nn.Parameter(torch.ones(2))

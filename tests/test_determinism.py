@@ -89,7 +89,7 @@ def test_additions_are_in_ascending_rank_order(P_world: Partition) -> None:
 
 @distributed(ranks=4, transports=["nccl"])
 def test_no_sum_is_nccls_own(P_world: Partition) -> None:
-    """The double adds in rank order too, but NCCL does not say in which."""
+    """NCCL does not specify the order of its sums; the double adds in rank order."""
 
     def sums() -> set[str]:
         return {line[3] for line in nccl.log()} & {"reduce", "all_reduce", "reduce_scatter"}

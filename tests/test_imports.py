@@ -166,7 +166,7 @@ def test_relative_import_in_a_package() -> None:
     assert len(violations("from .. import nn", "gpudist.geometry", True)) == 1
 
 
-# What reads an attribute by its name, as a string.
+# Functions that read an attribute by its name, as a string.
 BY_NAME = {"getattr", "hasattr", "setattr", "delattr"}
 
 

@@ -337,7 +337,7 @@ def test_large_outputs_are_recycled(P_world: Partition) -> None:
 
 
 def run(script: str) -> None:
-    """In an interpreter of its own, which ends well and has nothing to say."""
+    """Run a script in a new interpreter, and assert that it succeeds without output."""
     result = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
     )

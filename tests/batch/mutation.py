@@ -110,7 +110,7 @@ def receive(header_bytes: bytes, facts: bytes) -> str:
 
 
 def assert_harmless(batch: Any, nbytes: int) -> None:
-    """Plain values, and tensors that have as many bytes as the header says."""
+    """Assert that a batch has plain values, and tensors of the size that the header declares."""
     specs: list[TensorSpec] = []
     pending = [batch]
     while pending:

@@ -199,7 +199,7 @@ def test_structure_that_is_too_deep_is_refused() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_damaged_messages() -> None:
     outcomes = mutation.run(3000, seed=2)
-    # They would say nothing if none came past the checksums.
+    # The test would prove nothing if no mutation passed the checksums.
     assert outcomes["refused"] > 1000 and outcomes["taken"] > 100
 
 

@@ -123,7 +123,7 @@ def test_results_own_their_memory(P_world: Partition) -> None:
 
 @distributed(ranks=3)
 def test_tensors_from_where_they_lie(P_world: Partition) -> None:
-    """Many, large beside small and empty ones, and some whose bytes cannot be read as they lie."""
+    """Send many tensors, of mixed sizes, some of which cannot be read without a copy."""
     generator = torch.Generator().manual_seed(4)
     whole = torch.randn(300, 400, generator=generator)
     z = torch.complex(whole[:90], whole[-90:])

@@ -1,4 +1,4 @@
-"""A world without torch or MPI, whose sides behave as their parameters say."""
+"""World without torch or MPI, whose sides behave as their parameters prescribe."""
 
 from __future__ import annotations
 

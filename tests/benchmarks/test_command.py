@@ -20,7 +20,7 @@ needs_core = pytest.mark.skipif(not is_built(), reason="" if is_built() else wha
 
 
 def measured(tmp_path: Path, *arguments: str) -> tuple[list[Row], str]:
-    """The rows that the command writes, and what it says beside its table."""
+    """Return the rows that the command writes, and what it prints besides its table."""
     path = tmp_path / "rows.jsonl"
     command = [warm.python(), "-m", "benchmarks", "--iterations", "20", "--json", str(path)]
     ended = subprocess.run(

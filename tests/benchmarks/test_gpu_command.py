@@ -1,4 +1,4 @@
-"""The command for GPUs: refuses to run without a GPU; over the doubles it writes its rows."""
+"""The command for GPUs refuses to run without one; with the doubles it writes its rows."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_subject_is_written(
 def test_subjects_apart_are_put_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One fails, one is wrong and one takes too long: the others are there."""
+    """One subject fails, one is wrong and one times out; the others are reported."""
     monkeypatch.setattr(command, "what_is_missing", lambda ranks, subject: "")
     statuses = {"copy": 0, "packing": command.WRONG, "latency": -11}
 

@@ -1,4 +1,4 @@
-"""The clocks of a GPU, on a simulated one."""
+"""Clocks of a GPU, tested on a simulated one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.gpu.machine import ATTEMPTS, CYCLES_PER_US, MOST_HOLD_US, CudaMa
 
 
 class SimulatedGpu:
-    """``torch.cuda`` with one stream: what is launched begins when all before it is done."""
+    """``torch.cuda`` with one stream: work starts when all work before it is done."""
 
     def __init__(self) -> None:
         self.host_us = 1000.0
@@ -83,7 +83,7 @@ def test_device_time_is_without_what_the_host_takes(host_us: float, device_us: f
 
 
 def test_the_gpu_is_held_as_long_as_the_calls_before_took() -> None:
-    """And what was not held long enough is measured again."""
+    """An iteration for which the stream was not held long enough is measured again."""
     gpu = SimulatedGpu()
     machine = machine_of(gpu)
     machine.device_us(gpu.call(20.0, 3.0), 8)

@@ -18,7 +18,7 @@ from gpudist.world.partition import Partition
 
 @dataclass
 class ToldMachine(HostMachine):
-    """A call takes as many microseconds as it returns; enqueuing it, a tenth of that."""
+    """A call takes as many microseconds as it returns; enqueuing takes a tenth of that."""
 
     timed: list[tuple[str, float, int]] = field(default_factory=list)
 
@@ -60,7 +60,7 @@ def test_rows_are_beside_each_peer() -> None:
     turns = [us for _, us, calls in machine.timed if calls > 1]
     assert [turns.count(us) for us in (4.0, 2.0, 8.0)] == [20, 20, 20]
     assert {calls for _, _, calls in machine.timed[3:]} == {MAX_CALLS}
-    # Each round begins with the side after the one that began the round before.
+    # Each round starts with the next side.
     assert turns[:12:4] == [4.0, 2.0, 8.0] and turns[12:24:4] == [2.0, 8.0, 4.0]
 
 

@@ -1,4 +1,4 @@
-"""Benchmarks between GPUs, over the doubles: every side is right, and errors are detected."""
+"""Benchmarks between GPUs, run with the doubles: sides are right, errors are detected."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def sides_of(case: GpuCase, P_world: Partition) -> dict[str, Side]:
 @pytest.mark.parametrize("subject", several.SUBJECTS)
 @torch.no_grad()
 def test_all_sides_are_right(P_world: Partition, subject: str) -> None:
-    """At two calls; and a result in which a cell is another is not."""
+    """Results of two calls are right, and a changed cell is detected."""
     try:
         for case in cases_of(subject, P_world.size):
             sides = sides_of(case, P_world)
@@ -68,7 +68,7 @@ def test_all_sides_are_right(P_world: Partition, subject: str) -> None:
 
 
 def _spoilt(result: object, case: GpuCase, name: str, rank: int) -> bool:
-    """Change the last cells of a result; whether there were any that anybody looks at."""
+    """Change the last cells of a result; return whether any of them are compared."""
     if isinstance(result, (list, tuple)):
         result = result[0] if result else None
     if not isinstance(result, torch.Tensor) or result.numel() == 0:

@@ -93,7 +93,7 @@ def test_two_ranks(P_world: Partition, subject: str) -> None:
 
 
 def test_torch_has_its_messages_on_one_rank(P_alone: Partition) -> None:
-    """Without NCCL only the messages of the fake group remain, and their name says so."""
+    """Without NCCL only messages of the fake group remain, and their name shows it."""
     assert list(torch_messages.sides(P_alone, [3, 1], lambda rank: rank)) == [
         "batch_isend_irecv, fake"
     ]

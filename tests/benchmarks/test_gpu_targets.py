@@ -1,4 +1,4 @@
-"""Targets on a GPU, and whether the committed results meet them."""
+"""Committed results meet the targets on a GPU."""
 
 from __future__ import annotations
 

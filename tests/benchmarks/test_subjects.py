@@ -110,7 +110,7 @@ def measured_layers() -> set[str]:
     names |= {name for name in OF_THE_GPT if name in gpt or name in step}
     for subject in ("attention", "halo_region", "linear", "tensor_parallel"):
         names |= {name for name in nn.__all__ if name in vars(_module(subject))}
-    # Of two the functions are measured; the last is a part of ParallelAttention.
+    # For two of them, the functions are measured; the last is part of ParallelAttention.
     return names | {"RingAttention", "AllToAllAttention", "ParallelQKV"}
 
 

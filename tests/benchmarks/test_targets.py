@@ -1,4 +1,4 @@
-"""Targets, and whether the committed results meet them."""
+"""Committed results meet the targets."""
 
 from __future__ import annotations
 

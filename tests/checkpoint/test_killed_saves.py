@@ -29,7 +29,7 @@ def network(P_world: Partition) -> torch.nn.Sequential:
 
 
 def save_for_ever(P_world: Partition, path: Path, done: Path, first: int) -> None:
-    """Save networks full of one number after the other; ``done`` says which save returned last."""
+    """Save networks filled with one number each; ``done`` holds the last completed save."""
     net = network(P_world)
     number = first
     while True:

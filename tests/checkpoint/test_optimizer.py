@@ -136,7 +136,7 @@ def test_optimizer_that_loads_in_its_own_way_is_as_it_was(P_world: Partition) ->
     ("given", "words"),
     [
         (None, "rank 1: the root passed None; only the other ranks may pass None"),
-        # What full_optimizer_state_dict returns on ranks other than 0.
+        # full_optimizer_state_dict returns this on ranks other than 0.
         ({}, "rank 1: KeyError: 'param_groups'"),
     ],
 )

@@ -1,4 +1,4 @@
-"""State of optimizers goes to the parameter of the same name, in whatever order they are listed.
+"""State of optimizers is matched by parameter name, in any order of parameters.
 
 Parameters of a kind have equal shapes here, so that a mix-up is not refused for its shape.
 """

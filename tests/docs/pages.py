@@ -1,4 +1,4 @@
-"""The pages and their blocks of code, with the comments that say how to test them.
+"""Pages and their code blocks, with the comments that state how to test them.
 
 Comments in a page, hidden from its readers:
 

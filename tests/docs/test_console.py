@@ -16,7 +16,7 @@ from tests.docs.sessions import run_session
 PAGES = [page for page in all_pages() if any(b.language == "console" for b in page.blocks)]
 BLOCKS = [block for page in PAGES for block in page.blocks if block.language == "console"]
 LIMIT_S = 240.0
-# What commands are found in before all else: this installation, and stand-ins for Slurm's.
+# Commands are searched here first: this installation, and stand-ins for Slurm's.
 FIRST = (Path(sys.executable).parent, Path(__file__).parent / "slurm")
 
 

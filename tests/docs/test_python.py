@@ -22,7 +22,7 @@ LIMIT_S = 120.0
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.path)
 def test_blocks_are_told_apart(page: Page) -> None:
-    """Each has a language that is known, and is run, or says why it is not."""
+    """Each block has a known language, and is run or gives a reason why not."""
     for block in page.blocks:
         assert block.language in LANGUAGES, f"{block}: {block.language!r}"
         if block.language == "python":

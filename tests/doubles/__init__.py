@@ -1,4 +1,4 @@
-"""Test doubles of CUDA's runtime and of NCCL; their results say nothing about CUDA or NCCL."""
+"""Test doubles of CUDA's runtime and NCCL; their results prove nothing about either."""
 
 from __future__ import annotations
 

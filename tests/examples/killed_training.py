@@ -28,7 +28,7 @@ from gpudist.testing import run_distributed
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "resume.py"
-# Of the steps, kills come in the first part, so that the last does not miss the end.
+# Kills happen in this first fraction of the steps, so the last comes before the end.
 _KILLED_PART = 0.7
 _STARTING_SHARE = 0.3
 _STARTING_S = 2.0
@@ -103,7 +103,7 @@ def killed(folder: Path, ranks: int, steps: int, every: int, kills: int, seed: i
             done = _kill_workers(process, folder, ranks, steps, kills, random.Random(seed))
             status = process.wait(_PATIENCE_S)
         finally:
-            # The workers too, whatever became of the test.
+            # The workers are killed too, also if the test failed.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         output.seek(0)
@@ -157,7 +157,7 @@ def _kill_workers(
 def _workers_of(launcher: int) -> set[int]:
     """The processes that torchrun has started and that have not died."""
     found = set()
-    # It is gone when the training has ended, as may be a worker between two looks.
+    # The folder does not exist once the training has ended, and a worker may end at any time.
     with suppress(OSError):
         tasks = Path(f"/proc/{launcher}/task").iterdir()
         children = [pid for task in tasks for pid in (task / "children").read_text().split()]

@@ -1,4 +1,4 @@
-"""The example of 2-D SBP, as a user starts it: it asserts what OneFlow's page says."""
+"""The example of 2-D SBP, started as by a user, asserts the results of OneFlow's page."""
 
 from __future__ import annotations
 

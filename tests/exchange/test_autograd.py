@@ -88,7 +88,7 @@ def test_output_of_a_placeholder_that_requires_grad(P_world: Partition) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @distributed(ranks=3)
 def test_gradient_of_a_placeholder(P_world: Partition, dtype: torch.dtype) -> None:
-    """Its exact shape and dtype, whatever the data's; and it is the adjoint's own output."""
+    """The gradient has the placeholder's shape and dtype, and is the adjoint's own output."""
     P_x = P_world.create_partition_inclusive([0])
     x = cells((2, 3)) if P_x.active else torch.empty(5, 0, dtype=dtype)
     x.requires_grad_()

@@ -242,7 +242,7 @@ def test_dynamic_broadcasts_are_told_at_every_call(P_world: Partition) -> None:
 
 @distributed(ranks=2, transports=["host"])
 def test_blocks_a_graph_was_not_compiled_for_are_refused(P_world: Partition) -> None:
-    """One rank's block changes; the other's graph, which cannot see it, says so to both."""
+    """One rank's block changes; the graph of the other, which cannot see it, raises on both."""
     P_x = partition_of(P_world, [0, 1], [1, 2])
     operator = ops.HaloExchange(P_x, halo=((1, 1),), shape="dynamic")
     graph = compiled(lambda x: operator(x))
@@ -255,7 +255,7 @@ def test_blocks_a_graph_was_not_compiled_for_are_refused(P_world: Partition) -> 
 @pytest.mark.parametrize("reentrant", [False, True])
 @distributed(ranks=2, transports=["host"])
 def test_checkpoint_around_a_graph(P_world: Partition, reentrant: bool) -> None:
-    """Rank 1 saves nothing of its own, and recomputes all the same."""
+    """Rank 1 saves nothing of its own, but recomputes too."""
     P_0 = P_world.create_partition_inclusive([0])
     reduce, broadcast = ops.SumReduce(P_world, P_0), ops.Broadcast(P_0, P_world)
 

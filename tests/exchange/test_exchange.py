@@ -317,7 +317,7 @@ def test_a_movement_that_has_no_block_here_starts_too(P_world: Partition) -> Non
 
 @distributed(ranks=2)
 def test_a_wait_that_fails_says_so(P_world: Partition) -> None:
-    """Whether this rank comes first, and hears of it while it waits, or second."""
+    """The wait raises, whether the failure is reported during the wait or before it."""
     P_x = P_world.create_cartesian_topology_partition([2])
     x = cells((3,))
     gather = ops.AllGather(P_x, [0]).movement(x)

@@ -65,7 +65,7 @@ def test_truth_values_have_no_sum(P_world: Partition, adding: Stage, adds: bool)
 
 @distributed(ranks=2, transports=["loopback"])
 def test_what_becomes_of_a_passing_movement(P_world: Partition) -> None:
-    """Its adjoint, and whatever it is a part of, is for the shapes of one call too."""
+    """The adjoint of a movement for one call, and all that contain it, are for one call too."""
     P_x = P_world.create_cartesian_topology_partition([2])
     kept = ops.HaloExchange(P_x, halo=((1, 1),)).movement(cells((3,)))
     passing = kept.passing()

@@ -1,7 +1,7 @@
 """Operators and layers under torch's tracers, dispatch modes and transforms.
 
-A movement writes into memory by its address, which no tracer sees. So anything that watches or
-replaces torch's operations must meet it as one operation of the library, or be refused.
+A movement writes into memory by its address, which no tracer sees. Anything that traces or replaces
+torch's operations must therefore see one operation of the library, or raise.
 """
 
 from __future__ import annotations

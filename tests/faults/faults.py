@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tests.faults.operators import SAME, Meaning
 
-# What happens to a rank, and the signal that does it.
+# Fault of a rank, and the signal that causes it.
 FAULTS = {
     "killed": signal.SIGKILL,
     "stopped": signal.SIGSTOP,
@@ -28,7 +28,7 @@ POINTS = (
 )
 # An operator and what its rank means, in the order of the calls.
 Calls = list[tuple[str, Meaning]]
-# What a rank calls instead of an operator and then another one.
+# Calls of a rank in place of an operator, followed by another one.
 DISAGREEMENTS: dict[str, Callable[[str, str], Calls]] = {
     "operator": lambda name, after: [(after, SAME), (after, SAME)],
     "order": lambda name, after: [(after, SAME), (name, SAME)],

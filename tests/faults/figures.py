@@ -44,7 +44,7 @@ class Figure:
 def growth(values: Sequence[float]) -> float:
     """Return the growth from the median of the first quarter to that of the last.
 
-    Medians are used because single peaks of memory say little.
+    Medians are used because single peaks of memory are noise.
 
     Raises:
         ValueError: there are fewer than four values.
@@ -56,7 +56,7 @@ def growth(values: Sequence[float]) -> float:
 
 
 def spread(values: Sequence[float]) -> float:
-    """Return the range from the smallest to the largest, for values that must not change at all."""
+    """Return the difference of the largest and the smallest value, for constant quantities."""
     return max(values) - min(values)
 
 

@@ -29,7 +29,7 @@ _ANSWER_S = 20.0
 _DOUBLE = "gpudist-double"
 # In which a thread that a deadline ends has ended.
 _LEAVING_S = 4.0
-# A store whose host dies is told of by torch at length, at every attempt.
+# If a store's host dies, torch logs it at length at every attempt.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 _LOOPBACK = "127.0.0.1"
 
@@ -137,7 +137,7 @@ class Ranks:
         return time.monotonic()
 
     def struck_s(self, rank: int) -> float | None:
-        """Monotonic time when something struck a rank; ``None`` if nothing has."""
+        """Return the monotonic time of the fault in a rank, ``None`` if there was none."""
         with contextlib.suppress(OSError):
             if self.strikes[rank].poll():
                 data = os.read(self.strikes[rank].fileno(), 8)
@@ -171,7 +171,7 @@ class _Role:
         return self.store_rank == self.rank
 
 
-# Where the time of a strike is told to the process that started this one.
+# The time of the fault is written here for the parent process.
 _strikes: list[int] = []
 
 

@@ -47,7 +47,7 @@ def test_control_c_ends_a_waiting_rank() -> None:
 
 
 def send_and_leave(P_world: Partition) -> list[bool]:
-    """Rank 1 sends twice and is gone before rank 0 asks for the second message."""
+    """Rank 1 sends twice and ends before rank 0 receives the second message."""
     wire, pair = P_world.wire, P_world.communicator
     first, second = torch.full((100_000,), 1.0), torch.full((50_000,), 2.0)
     if P_world.rank == 1:

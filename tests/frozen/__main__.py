@@ -19,7 +19,7 @@ from typing import Any
 
 from tests.frozen import checkpoints, layers, movements, names
 
-# What each of these records, by a key of a line each.
+# Records of each of these, one key per line.
 PARTS: dict[str, Callable[[int, Path, bool], dict[str, Any]]] = {
     "movements": movements.record,
     "layers": layers.record,

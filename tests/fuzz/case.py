@@ -13,7 +13,7 @@ _observed = threading.local()
 
 @dataclass(frozen=True)
 class Case:
-    """A layer, its arguments and its input: whatever a failure needs to happen again.
+    """Layer with arguments and input: all that is needed to reproduce a failure.
 
     Args:
         layer: its name without "Distributed", such as ``Conv2d``.
@@ -38,7 +38,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Feature:
-    """One row of the table of layers: ``feature`` is what the row says, the rest as in `Case`."""
+    """Row of the table of layers: ``feature`` is its text, the rest as in `Case`."""
 
     layer: str
     feature: str

@@ -21,7 +21,7 @@ from gpudist.world.partition import Partition
 from tests.fuzz.case import Case, from_json, observed_refusal_of_torch, to_json
 from tests.fuzz.families import by_layer
 
-# Of a wait between ranks, on any transport. A configuration takes milliseconds.
+# Limit of a wait between ranks, on any transport. A configuration takes milliseconds.
 WAIT_S = 20.0
 REDRAWS = 200
 PACKAGE = str(Path(gpudist.__file__).parent)
@@ -40,7 +40,7 @@ class Configuration:
 
     @classmethod
     def from_json(cls, text: str) -> Configuration:
-        """Read what `to_json` wrote; without ranks, take as many as the grid has."""
+        """Deserialize a case; the number of ranks defaults to the size of the grid."""
         case, more = from_json(text)
         return cls(case, **{"ranks": prod(case.grid), **more})
 

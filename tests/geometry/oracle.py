@@ -1,4 +1,4 @@
-"""Carry out the plans of all ranks on NumPy arrays, trusting none of them.
+"""Execute the plans of all ranks on NumPy arrays, with independent checks.
 
 Arrays may have further dims after those of the boxes; they are carried along, which applies an
 operator to many vectors at once.
@@ -25,7 +25,7 @@ exactly = settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
 
 
 def numbered(shape: Sequence[int]) -> Array:
-    """A global array whose cells hold their index, from 1 on: 0 stands for padding."""
+    """Return an array whose cells hold their index from 1 on; 0 marks padding."""
     return np.arange(1, np.prod(shape, dtype=int) + 1).reshape(shape)
 
 

@@ -1,4 +1,4 @@
-"""Windows in sequence: every tap of a window lies in the cells that the previous one computes."""
+"""Windows in sequence: each tap of a window is computed by the previous window."""
 
 from __future__ import annotations
 

@@ -52,5 +52,5 @@ def why_no_gpu_is_shared() -> str:
 
 
 def scaled(on_gpus: int, rehearsed: int) -> int:
-    """A size for GPUs, and the one that stands for it where the doubles carry it out."""
+    """Return the size for GPUs, or the smaller one for rehearsals with the doubles."""
     return rehearsed if ON_DOUBLES else on_gpus

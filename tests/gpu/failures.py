@@ -84,7 +84,7 @@ def _read_until_failure(
     assert seconds < deadline_s + DEATH_S + 1, f"rank {P_world.rank} took {seconds:.1f} s"
 
 
-# Of 8 ones and a ghost on each side.
+# Sum of 8 ones and a ghost on each side.
 TOTAL = 10.0
 
 
@@ -129,7 +129,7 @@ def killed_beside_a_graph(P_world: Partition, victim: int, deadline_s: float) ->
     assert float(torch.ones(8, device=P_world.device).sum()) == 8
 
 
-# What is kept until the process ends.
+# These objects are kept until the process ends.
 _kept: list[Any] = []
 
 

@@ -143,7 +143,7 @@ def layer_and_gradients(P_world: Partition, case: str) -> dict[str, torch.Tensor
     fill(layer, rank)
     x = x.to(P_world.device).requires_grad_()
     y = layer(x)
-    # Of a loss, which has one value on all ranks, the gradient is the same number on all too.
+    # A loss has the same value on all ranks, and so has its gradient.
     y.backward(integers(y.shape, 100 + rank).to(y.device) if y.dim() else torch.full_like(y, 3.0))
     assert x.grad is not None
     results = {"y": y, "gradient of x": x.grad}

@@ -29,7 +29,7 @@ class Given(NamedTuple):
 def integers(
     shape: Sequence[int], seed: int = 0, dtype: torch.dtype = torch.float64
 ) -> torch.Tensor:
-    """Whole numbers from -4 to 4, the same wherever they are drawn."""
+    """Return whole numbers from -4 to 4, equal on all ranks."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(-4, 5, tuple(shape), generator=generator).to(dtype)
 

@@ -20,7 +20,7 @@ from tests.ops.dense import local_input
 BUSY_CYCLES = 50_000_000
 
 
-# Of these nothing lies between two stages, which a graph of the double would not keep.
+# These have no work between two stages, which a graph of the double would not keep.
 ONE_STAGE = ("halo, periodic", "repartition of rows to columns")
 
 

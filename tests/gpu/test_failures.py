@@ -92,7 +92,7 @@ def test_the_others_know_who_it_was(
 @pytest.mark.parametrize("kind", TWO_OR_MORE)
 @pytest.mark.parametrize("death", DEATHS)
 def test_a_rank_is_killed(death: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others end in time, with its name, whatever they are at."""
+    """The other ranks end in time, naming the killed rank, in any state."""
     given = DEATHS[death]
     with own_ranks(kind, monkeypatch, given.more) as ranks:
         victim = ranks.size - 1

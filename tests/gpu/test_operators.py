@@ -21,6 +21,6 @@ def test_cells_and_derivatives(world: World, case: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts_of_memory(world: World, layout: str, dtype: torch.dtype) -> None:
-    """Whatever the layout, the results are those of contiguous tensors."""
+    """The results in any memory layout are those of contiguous tensors."""
     reference = {"layout": "contiguous"}
     assert_as_on_cpus(world, of_layout, reference=reference, layout=layout, dtype=dtype)

@@ -102,7 +102,7 @@ def test_finalize_and_destroy(mortal: SelfCommunicator) -> None:
 
 
 def test_abort(mortal: SelfCommunicator) -> None:
-    """A failed world ends at once, whatever is under way, and the GPU works on."""
+    """A failed world ends at once, in any state, and the GPU remains usable."""
     x = torch.ones(MIB, dtype=torch.float32, device=mortal.device)
     y = torch.zeros_like(x)
     mortal.exchange([x], [y])

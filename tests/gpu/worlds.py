@@ -81,7 +81,7 @@ class OneRank:
 class SeveralRanks:
     """Processes of their own, on one GPU or on one each.
 
-    They are spawned: nothing of this process's CUDA is inherited, and the environment is theirs.
+    They are spawned, so they inherit no CUDA state, and have their own environment.
 
     Args:
         kind: one of ``SEVERAL``.

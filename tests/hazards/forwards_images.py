@@ -17,7 +17,7 @@ IMAGE = "x: B C H W"
 
 @forward(IMAGE)
 class SqueezeExcitation(nn.Module):
-    """Channels scaled by what the mean over all pixels says."""
+    """Channels scaled by a function of their mean over all pixels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -264,7 +264,7 @@ class WarpByFlow(nn.Module):
 
 @forward(IMAGE, H=10, W=8)
 class UnfoldAndFold(nn.Module):
-    """Patches by ``F.unfold``, changed, and put together by ``F.fold`` with counts of overlaps."""
+    """Patches of ``F.unfold``, modified, and joined by ``F.fold`` with counts of overlaps."""
 
     def __init__(self) -> None:
         super().__init__()

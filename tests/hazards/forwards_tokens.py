@@ -220,7 +220,7 @@ class VisionTransformer(nn.Module):
 
 @forward(IMAGE, H=8, W=12)
 class ResizedPositions(nn.Module):
-    """A learned grid of positions, interpolated to whatever size the image has."""
+    """Learned grid of positions, interpolated to the size of the image."""
 
     def __init__(self) -> None:
         super().__init__()

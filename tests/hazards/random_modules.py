@@ -17,7 +17,7 @@ from tests.hazards.subjects import Alone, Converted, Subject, Values, leaf
 from tests.hazards.vocabulary import WORDS
 
 WORKERS = (2, 3, 4, 4, 6)
-# A program is left out whose numbers say little: where rounding decides what it computes.
+# Programs whose results depend mainly on rounding are left out.
 _NOISE, _STEADY, _LARGEST = 1e-13, 1e-10, 1e6
 _TRIES = 60
 _MOST_SHRINKING = 40

@@ -115,7 +115,8 @@ class Converted:
             return "whole"
         if self.entry.step:
             return "dynamic"
-        # Blocks of one cell along all that is cut could as well be whole: say the global shape.
+        # Blocks of one cell along all split dims could also be whole tensors: pass the global
+        # shape.
         shape = each.shape(self.entry.sizes)
         parts = zip(shape, self.P_x.shape, strict=True)
         return shape if all(n <= p for n, p in parts if p > 1) else None

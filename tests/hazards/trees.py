@@ -10,7 +10,7 @@ import torch
 
 
 def leaves(value: Any, path: str = "") -> dict[str, Any]:
-    """Every leaf of ``value`` by its path, which says the containers' kinds too.
+    """Return every leaf of ``value`` by its path, which includes the containers' kinds.
 
     A generator is run to its end.
     """

@@ -28,7 +28,7 @@ EQUIVALENT = {"geometry": 31, "exchange": 9}
 DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
 # Loaded before the forks, which then start at once.
 PRELOADED = (hypothesis, numpy, pytest, torch)
-# What measures time fails for other reasons than a mutant.
+# Tests that measure time fail for other reasons than a mutant.
 NOT_TIMED = ["-k", "not takes_time"]
 EXCHANGE = [
     "tests/exchange/test_movement.py", "tests/exchange/test_exchange.py",
@@ -40,7 +40,7 @@ EXCHANGE = [
 ]  # fmt: skip
 
 
-# Of geometry whose numbers only a layer beside torch's shows.
+# Geometry whose numbers only a comparison of a layer with torch's tests.
 LAYERS = {
     "halo": [
         "affine/test_conv",
@@ -104,7 +104,7 @@ def main() -> int:
     parser.add_argument("--examples", type=int, default=40, help="of each property")
     options = parser.parse_args()
     paths = sorted((ROOT / "gpudist" / options.room).glob(f"{options.file}.py"))
-    # What meets torch there is held by tests of compiled and traced networks.
+    # The interface to torch is covered by tests of compiled and traced networks.
     paths = [path for path in paths if path.stem not in ("autograd", "library")]
     chosen = [(path, mutant) for path in paths for mutant in mutants(path.read_text())]
     total = len(chosen)

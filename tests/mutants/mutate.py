@@ -88,7 +88,7 @@ def _code(node: ast.AST) -> Iterator[ast.AST]:
             is_assertion = isinstance(child, ast.keyword) and child.arg == "strict"
             if isinstance(child, ast.AST) and not (is_text or is_assertion):
                 yield child
-                # What is raised is a text; whether it is raised is tested.
+                # The text of an exception is not mutated; whether it is raised is tested.
                 if not isinstance(child, (ast.Raise, ast.ImportFrom, ast.Import)):
                     yield from _code(child)
 

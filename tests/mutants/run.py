@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 _OPTIONS = ["-x", "-q", "-p", "no:cacheprovider", "--assert=plain", "--tb=line"]
-# Of pytest's plugins, which are imported already.
+# Pytest's plugins, which have already been imported.
 _OPTIONS += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
 
 KILLED, SURVIVED, TIMED_OUT = "killed", "survived", "timed out"
@@ -58,7 +58,7 @@ def outcome(
     ready, _, _ = select.select([reader], [], [], limit_s)
     answer = os.read(reader, 1) if ready else b""
     os.close(reader)
-    # With whatever it started. It has nothing more to do once it has answered.
+    # Its children are killed too. It has nothing left to do after its answer.
     os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
     if not ready:

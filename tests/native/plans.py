@@ -268,7 +268,7 @@ def _values(generator: torch.Generator, shape: Sequence[int], of: Operation) -> 
         return torch.randint(0, 4, tuple(shape), generator=generator).to(of.dtype)
     parts = 2 if of.dtype.is_complex else 1
     x = torch.randn((parts, *shape), generator=generator, dtype=torch.float64)
-    # Of many magnitudes, so that a sum depends on its order.
+    # The values have many magnitudes, so a sum depends on its order.
     x *= 10.0 ** torch.randint(-2, 3, x.shape, generator=generator)
     return (torch.complex(x[0], x[1]) if parts == 2 else x[0]).to(of.dtype)
 

@@ -76,7 +76,7 @@ def test_another_size_of_the_message(P_world: Partition) -> None:
 
 @over_host
 def test_another_dtype(P_world: Partition) -> None:
-    # Of one width: the bytes would fit.
+    # The dtypes have one width, so the number of bytes would fit.
     assert_refused_everywhere(
         P_world,
         lambda odd: exchange_halo(line(P_world), dtype=torch.int32 if odd else torch.float32),

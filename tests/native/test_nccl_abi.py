@@ -11,7 +11,7 @@ import pytest
 from gpudist.transport.nccl.library import wheel_libraries
 
 ROOT = Path(__file__).resolve().parents[2]
-# What nccl.h needs of CUDA's headers, which need not be here.
+# Declarations of CUDA that nccl.h needs; its headers may not be installed.
 CUDA_RUNTIME = """
 #include <stddef.h>
 typedef struct CUstream_st* cudaStream_t;

@@ -55,7 +55,7 @@ def own_block(
 
 
 def random_like_all(shape: Sequence[int], seed: int) -> torch.Tensor:
-    """The same random tensor on every rank, whatever was drawn before."""
+    """Return the same random tensor on every rank, independent of earlier draws."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, dtype=torch.float64, generator=generator)
 

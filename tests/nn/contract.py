@@ -120,7 +120,7 @@ class Pair:
 
 
 class Untold(Exception):
-    """The sample says nothing about this grid."""
+    """The sample does not declare anything for this grid."""
 
 
 def whole_gradients(layer: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -206,7 +206,7 @@ def adjoint(pair: Pair) -> None:
 
 
 def forward_mode(pair: Pair) -> None:
-    """Torch's tangents. Of a world of one, since dual levels belong to the process."""
+    """Test tangents in a world of one, since dual levels belong to the process."""
     x, whole = pair.blocks[0], pair.wholes[0]
     if not x.requires_grad:
         raise Untold("its input has no gradient")
@@ -277,7 +277,7 @@ def state(pair: Pair) -> None:
 
 
 def text(pair: Pair) -> None:
-    """``repr`` says what torch's says, and the partition."""
+    """``repr`` contains torch's text and the partition."""
     said, parts = repr(pair.layer), pair.sequential.extra_repr()
     assert said.startswith(f"{pair.row.name}(") and f"P_x={list(pair.P_x.shape)}" in said
     assert all(part in said for part in parts.split(", ")), (said, parts)

@@ -46,7 +46,7 @@ class Placing:
         return self._layer
 
     def owned(self, name: str, shape: torch.Size) -> Slices | None:
-        """This rank's block of a parameter; where all hold it, from where the layer says it is."""
+        """Return this rank's block of a parameter, at the place that the layer reports."""
         if not self._replicates:
             return self._owned(name, shape)
         assert self._layer is not None

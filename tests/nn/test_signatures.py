@@ -24,9 +24,9 @@ LIKE_TORCHS = {
     if hasattr(torch.nn, name.removeprefix("Distributed"))
 }  # fmt: skip
 PARTITIONS = ("P_x", "P_y", "P_w")
-# Torch's losses warn where these are given, and reduction stands for both.
+# Torch's losses warn if these are given; reduction replaces both.
 DEPRECATED = ("size_average", "reduce")
-# What a layer takes behind torch's arguments: the pools of torch have it in 2 and 3 dims only.
+# Arguments after torch's: the pools of torch have them in 2 and 3 dims only.
 MORE = {"DistributedAvgPool1d": [("divisor_override", None)]}
 
 

@@ -139,7 +139,7 @@ def test_norms_over_several_split_dims(
 
 @distributed(ranks=3, transports=LOOPBACK)
 def test_groups_across_blocks_of_channels(P_world: Partition) -> None:
-    """Nobody: a group whose channels lie on two ranks."""
+    """No other library supports a group whose channels are on two ranks."""
     same_norm(P_world, "GroupNorm", [1, 3, 1, 1], 2, 4)
 
 

@@ -220,7 +220,7 @@ def test_a_refusal_is_told_to_who_waits(P_world: Partition) -> None:
 
 @distributed(ranks=2, transports=["loopback"])
 def test_other_dtypes_than_the_owners(P_world: Partition) -> None:
-    """NumPy has no bfloat16: the worker that wants an array of one is told so."""
+    """NumPy has no bfloat16: the worker that would return such an array raises."""
     P_0, P_1 = (P_world.create_partition_inclusive([rank]) for rank in range(2))
     if P_world.rank == 0:
         gpudist.send_recv(torch.ones(2, dtype=torch.bfloat16), P_0, P_1)

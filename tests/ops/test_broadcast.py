@@ -179,7 +179,7 @@ def test_narrow_gradients_are_summed_in_float32(
 
 @distributed(ranks=4)
 def test_layouts_of_memory(P_world: Partition) -> None:
-    """Strided and expanded inputs and gradients; nothing of the caller's changes."""
+    """Inputs and gradients may be strided or expanded; the caller's tensors do not change."""
     P_x = partition_of(P_world, [0, 1], [2, 1])
     P_y = partition_of(P_world, range(4), [2, 2])
     sources = gathered_sources([0, 1], [2, 1], range(4), [2, 2])

@@ -43,7 +43,7 @@ EXAMPLES = {
 REFUSED = {5: Example((1, 1, 3), (3, 3, 2)), 6: Example((1, 3), (3, 1))}
 every_example = pytest.mark.parametrize("number", EXAMPLES)
 
-# Of the tensors of the calls, one after the other: size, dtype and rank change every time.
+# Tensors of successive calls: size, dtype and number of dims change every time.
 CALLS: list[tuple[tuple[int, ...], torch.dtype]] = [
     ((2, 3), torch.float32),
     ((5,), torch.int64),
@@ -97,7 +97,7 @@ def differentiable(dtype: torch.dtype) -> bool:
 
 
 def check_broadcasts(P_world: Partition, example: Example) -> None:
-    """Placeholders say nothing: neither shape nor dtype nor that gradients are wanted."""
+    """Shape, dtype and ``requires_grad`` of placeholders are ignored."""
     P_x, P_y = partitions(P_world, example)
     owner = owners(P_x, P_y, example)
     layer = broadcast_of(P_x, P_y, example, shape="dynamic")
@@ -194,10 +194,10 @@ changes_in_examples = pytest.mark.parametrize(
 
 
 def refuses_on_every_rank(P_world: Partition, layer: Any, change: str) -> None:
-    """One owner's block changes, and nobody else is told."""
+    """Change one owner's block without informing the others; every rank raises."""
     compare_every_call(P_world)
     x = torch.ones(2, 3) if layer.P_x.active else zero_volume_tensor()
-    # All of it: a slow rank may hear of the change while it is still at an earlier call.
+    # The whole loop, since a slow rank may detect the change during an earlier call.
     with pytest.raises(PlanMismatch, match=REASON[change]):
         P_world.barrier()
         layer(x)

@@ -23,7 +23,7 @@ from tests.pool import distributed
 @pytest.mark.parametrize("says", [True, False])
 @distributed(ranks=3)
 def test_the_source_leads(P_world: Partition, placeholder: torch.dtype, says: bool) -> None:
-    """Whatever the placeholder says: a backward that one rank skips would leave others waiting."""
+    """The source decides: if one rank skipped backward, others would wait for it."""
     P_x = P_world.create_partition_inclusive([0])
     layer = nn.Broadcast(P_x, P_world, shape="dynamic")
     for wanted in (True, False, True):
@@ -98,7 +98,7 @@ def test_dtypes_of_who_sends_and_gets(P_world: Partition) -> None:
 
 @distributed(ranks=4)
 def test_pairs_of_their_own(P_world: Partition) -> None:
-    """Blocks that do not meet may differ in everything."""
+    """Blocks that do not overlap may differ in every property."""
     P_x = P_world.create_partition_inclusive([0, 1])
     P_y = P_world.create_partition_inclusive([2, 3])
     layer = nn.SendRecv(P_x, P_y, shape="dynamic")

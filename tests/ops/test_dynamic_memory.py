@@ -33,7 +33,7 @@ CALLS = 1_600
 WARM = 800
 # Eight hundred calls that keep 52 bytes each are found.
 ALLOWED_BYTES = 40 << 10
-# What is kept for more calls than these is kept for fewer here, so that it is full when warm.
+# Larger caches are reduced to this size, so that they are full after the warm-up.
 MOST_REMEMBERED = 256
 DEFAULT_REMEMBERED = 4096
 LARGE_CACHES = ((host, "_native_signature"), (nccl, "native_signature"))
@@ -53,7 +53,7 @@ class _Heap(ctypes.Structure):
 
 @contextmanager
 def small_caches(P_world: Partition) -> Generator[None, None, None]:
-    """Let this rank remember as little as ``MOST_REMEMBERED``, whatever it is of."""
+    """Limit all caches of this rank to ``MOST_REMEMBERED`` entries."""
     made = [(module, name, getattr(module, name)) for module, name in LARGE_CACHES]
     world: Any = getattr(P_world.wire, "_core")  # noqa: B009
     try:
@@ -126,7 +126,7 @@ def run_many_shapes(P_world: Partition, name: str) -> None:
 
 @distributed(ranks=2, transports=["host", "nccl"])
 def test_backward_of_a_forgotten_shape(P_world: Partition) -> None:
-    """A graph keeps its own movement, whatever became of the caches since."""
+    """A graph keeps its movement after the caches have evicted it."""
     layer = operator_of(P_world, "broadcast")
     first = cells((3, 5)) if P_world.rank == 0 else zero_volume_tensor()
     first.requires_grad_(P_world.rank == 0)

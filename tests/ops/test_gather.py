@@ -35,7 +35,7 @@ RANKS = [3, 0, 2]
 @pytest.mark.parametrize("shape", [(5, 7), (2, 1), (3, 0)], ids=str)
 @distributed(ranks=4)
 def test_scatter_then_gather(P_world: Partition, root: int, shape: tuple[int, ...]) -> None:
-    """Off the root ``None`` stands for the tensor; a worker outside gets an empty tensor."""
+    """Ranks other than the root pass ``None``; a worker outside gets an empty tensor."""
     P_x = partition_of(P_world, RANKS, [1, 3])
     x = cells(shape) if P_x.rank == root else None
     mine = scatter(x, P_x, root)

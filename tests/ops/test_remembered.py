@@ -45,7 +45,7 @@ def test_functions_whose_arguments_change_are_forgotten(P_world: Partition) -> N
 @pytest.mark.usefixtures("few")
 @distributed(3, transports=("loopback",))
 def test_all_ranks_of_an_operator_forget_it_together(P_world: Partition) -> None:
-    """Whatever they do with others in between: what was agreed is agreed anew by all or none."""
+    """Either all ranks agree again or none, also with other operators in between."""
     roots = [partition_of(P_world, [rank], [1]) for rank in range(3)]
     P_pair = partition_of(P_world, [1, 2], [2])
 

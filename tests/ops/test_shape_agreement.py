@@ -55,7 +55,7 @@ def test_refuses_what_no_placeholder_tells(P_world: Partition, changed: torch.Te
     """Refused by the owner itself: no message of the operator could tell the others in time."""
     P_x = partition_of(P_world, [1], [1, 1])
     agreement = ShapeAgreement("Test", P_x, P_world, None)
-    # All of it: a slow rank may hear of the change while it still agrees.
+    # The whole loop, since a slow rank may detect the change during its agreement.
     with pytest.raises(PlanMismatch, match=r"\[4, 2\] and is now .*shape='dynamic'"):
         agreement(torch.ones(4, 2) if P_x.active else zero_volume_tensor(4))
         agreement(changed if P_x.active else zero_volume_tensor(4))
@@ -84,7 +84,7 @@ def test_global_shape_needs_no_agreement(P_world: Partition) -> None:
 
 @distributed(ranks=2)
 def test_blocks_that_do_not_fit_the_global_shape(P_world: Partition) -> None:
-    """Refused by one rank alone, whose peers hear of it."""
+    """One rank refuses its block, and its peers raise too."""
     agreement = ShapeAgreement("Test", P_world, P_world, 1, global_shape=(5,))
     words = r"Test, rank 0 .*got \[2\], another block; .* shape \[5\] is \[3\]: pass the"
     with pytest.raises(ShapeError, match=words):
@@ -129,7 +129,7 @@ def test_shape_mode_is_checked() -> None:
 
 @distributed(ranks=2)
 def test_functions_agree_once_for_equal_arguments(P_world: Partition) -> None:
-    """A function stands for one operator, found again by its arguments."""
+    """A function creates one operator for equal arguments, and finds it again."""
     x = torch.ones(2, 2)
     for expected in (2, 1, 1):
         before = operations(P_world)

@@ -33,7 +33,7 @@ from tests.convert.networks import Classifier
 from tests.patience import allowed_s
 from tests.pool import distributed
 
-# Of processor time, on one core; the machine that a test runs on may be busy with others.
+# Processor time on one core, since the machine of a test may be busy.
 PLANNING_LIMIT_S = 20.0
 
 

@@ -189,7 +189,7 @@ def test_messages_and_bytes_are_those_of_a_step(
 @pytest.mark.parametrize("name", ["convnext", "one cell", "mean"])
 @distributed(ranks=(3, 4), transports=("host", "loopback"))
 def test_of_tensors_of_one_cell(P_world: Partition, name: str) -> None:
-    """One worker has it; it is spread over the others, or flattened and moved."""
+    """One worker has the cell; it is scattered over the others, or flattened and moved."""
     wire = "host" if P_world.transport == "host" else "gloo"
     check(P_world, name, wire, True)
 

@@ -12,7 +12,7 @@ _SHARED = re.compile(r"\.shared \.align (\d+) \.b8 (\w+)\[(\d+)\];")
 _LABEL = re.compile(r"(\$\w+):$")
 _GUARD = re.compile(r"@(!?%p\d+)\s+")
 _REGISTER = re.compile(r"%(?:pd|p|rs|r|rd|fd|f|h|hh|b|bd)\d+$")
-# Directives about an entry that change nothing of what it computes.
+# Directives of an entry that do not change its results.
 _IGNORED = (".version", ".target", ".address_size", ".file", ".loc", ".section", ".pragma")
 _BOUNDS = (".maxntid", ".minnctapersm", ".reqntid", ".maxnreg")
 # Parts of an opcode that tell of caches and memory order, which one thread at a time does not see.

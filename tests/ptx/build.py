@@ -26,7 +26,7 @@ _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
 
 class NoNvcc(RuntimeError):
-    """No nvcc was found, so nothing of this folder can be built."""
+    """No nvcc was found, so this folder cannot be built."""
 
 
 @lru_cache(maxsize=1)

@@ -6,14 +6,14 @@ from collections import Counter
 
 from tests.ptx.assembly import Instruction, Kernel, registers_of
 
-# Of the walk below; an instruction with more is taken to matter. A way remembers what the first
-# branches tell.
+# Limits of the walk below; an instruction with more is assumed to matter. A path records the first
+# branches.
 MOST_STATES = 50_000
 MOST_LEARNT = 3
 
 
 class Values:
-    """Numbers of values: registers of the same number hold the same value wherever both have one.
+    """Numbers of values: equal numbers mean equal values, wherever both exist.
 
     Known of registers that one instruction writes: copies, equal operations on equal values, and
     loads from equal addresses, since the kernels read nothing that they have written.
@@ -286,7 +286,7 @@ class Effects:
         return one.is_memory or not one.written or one.guard.lstrip("!") in bits
 
     def _known_predicates(self) -> list[Facts | None]:
-        """Predicates that are known before each instruction, whatever the way to it."""
+        """Return the predicates known before each instruction on all paths to it."""
         known: list[Facts | None] = [None] * len(self.kernel.instructions)
         known[0] = frozenset()
         waiting = [0]

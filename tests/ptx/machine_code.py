@@ -52,7 +52,7 @@ def tool(name: str) -> str:
 
 
 def spills(architecture: int) -> dict[str, tuple[int, int]]:
-    """Registers of each kernel, and bytes of its stack and spills, as ptxas says."""
+    """Return ptxas's counts per kernel: registers, and bytes of stack and spills."""
     log = (compiled_kernels() / "log.txt").read_text()
     return {
         name: (int(registers), int(stack) + int(stores) + int(loads))

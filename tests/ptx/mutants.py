@@ -38,7 +38,7 @@ _OPERATORS = {
     "rem": ("div",),
     "div": ("rem",),
 }
-# Of a register and a number the boundary may be one that no value is at.
+# A comparison of a register and a number may have a boundary that no value reaches.
 _COMPARISONS = {
     "eq": "ne",
     "ne": "eq",
@@ -190,7 +190,7 @@ class Changes:
         kind, bits = one.operand_type[:1], one.operand_type[1:]
         if kind not in "usb" or bits not in _NARROWER:
             return
-        # Of the number of an entry of a table and an entry's bytes: no table has 4 GiB.
+        # Product of an entry's index and its size in bytes: no table has 4 GiB.
         if one.operation == "mul" and one.operands[2].isdigit():
             return
         narrower = kind + _NARROWER[bits]

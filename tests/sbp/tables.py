@@ -1,4 +1,4 @@
-"""Families of operators against their tables, and against torch for whatever attributes."""
+"""Families of operators, compared with their tables and, for any attributes, with torch."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def assert_table(
     rows: Sequence[Row],
     cuts: bool = True,
 ) -> None:
-    """On one axis, inputs as a row says give outputs as it says, and nothing is boxed before.
+    """Inputs as in a row give outputs as in the row on one axis, without boxing.
 
     Args:
         cuts: the same is true of blocks of explicit sizes.
@@ -111,7 +111,7 @@ def assert_everywhere(
     chosen = python_random.Random(str([x.shape for x in xs]))
     for ranks, count in zip(GRIDS, draws, strict=True):
         placement = Placement("cpu", ranks, P_world)
-        # Of a gradient, ranks outside the placement do not have the graph.
+        # Ranks outside the placement do not have the graph of a gradient.
         twice = double and placement.partition.size == P_world.size
         drawn = [
             [

@@ -37,7 +37,7 @@ def check(source: Layout, target: Layout, P_world: Partition) -> None:
     assert torch.equal(part, before), what
     if source.boxes and 0 not in source.shape:
         assert_adjoint(lambda t: box(t, source, target, P_world), part, P_world)
-    # Of a linear map, the adjoint's adjoint is the map.
+    # The adjoint of the adjoint of a linear map is the map.
     v = torch.randn_like(y).requires_grad_()
     (back,) = torch.autograd.grad(y, part, v, create_graph=True)
     (again,) = torch.autograd.grad(back, v, part.detach())
@@ -125,7 +125,7 @@ def test_truth_values_have_no_sum(P_world: Partition) -> None:
 
 @distributed(ranks=2, transports=("loopback",))
 def test_declared_gradient(P_world: Partition) -> None:
-    """The gradient goes the way it is told, not the adjoint's."""
+    """The gradient is boxed as declared, instead of by the adjoint."""
     copies, terms = (Layout((0, 1), (2,), (one,), (3,)) for one in (B, P))
     x = torch.arange(3.0).requires_grad_()
     y = declared(x, [copies], [terms, copies], P_world)

@@ -63,8 +63,8 @@ REFUSALS = (
     TypeError, RuntimeError, LookupError, ValueError, AttributeError, ArithmeticError, UserWarning,
 )  # fmt: skip
 EVERY = [function for function, entry in signatures.items() if getattr(entry, "any_cuts", False)]
-# Whose values are whatever was in memory; which drops other cells than torch does; with arguments
-# that are given by name.
+# Functions with uninitialized values, with other dropped cells than torch's, and with keyword
+# arguments.
 OTHERS = (
     torch.empty_like, dropped, torch.stft, torch.Tensor.stft, torch.linalg.solve_triangular,
 )  # fmt: skip
@@ -234,7 +234,7 @@ def test_local_to_global_and_back(P_world: Partition) -> None:
 
 @distributed(ranks=3, transports=("loopback",))
 def test_optimizer(P_world: Partition) -> None:
-    """States lie as the parameters do, and steps are the sequential ones."""
+    """States have the layouts of the parameters, and steps equal the sequential ones."""
     placement = Placement("cpu", [0, 1, 2], P_world)
     whole = torch.nn.Linear(5, 4).double()
     with torch.no_grad():

@@ -69,7 +69,7 @@ def test_conversions_have_exact_adjoints(P_world: Partition) -> None:
 
 @distributed(ranks=2, transports=("loopback",))
 def test_declared_gradients(P_world: Partition) -> None:
-    """``grad_sbp`` says what a gradient is, or becomes, in place of the dual."""
+    """``grad_sbp`` replaces the dual attributes of a gradient."""
     placement = Placement("cpu", [0, 1], P_world)
     x = torch.ones(4, dtype=torch.float64, requires_grad=True)
     y = to_global(x, placement, B)

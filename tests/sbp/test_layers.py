@@ -24,7 +24,7 @@ def grid(P_world: Partition, shape: list[int]) -> CartesianPartition:
 def assert_layer(
     layer: Any, sequential: Any, x: torch.Tensor, placement: Placement, sbp: Any, lies: Any
 ) -> None:
-    """Output, where it lies, and all gradients; twice, the second time without an agreement."""
+    """Check output, layout and gradients; twice, the second time without an agreement."""
     for _ in range(2):
         layer.zero_grad()
         sequential.zero_grad()
@@ -47,7 +47,7 @@ def assert_layer(
 
 @distributed(ranks=5, transports=("loopback",))
 def test_one_partition(P_world: Partition) -> None:
-    """The output lies like the input; a rank outside takes part without cells."""
+    """The output has the input's layout; a rank outside takes part without cells."""
     P_x = grid(P_world, [1, 1, 2, 2])
     placement = Placement("cpu", [[0, 1], [2, 3]], P_world)
     pairs: list[tuple[Any, Any]] = [
@@ -81,7 +81,7 @@ def test_one_partition(P_world: Partition) -> None:
 
 @distributed(ranks=4, transports=("loopback",))
 def test_two_partitions(P_world: Partition) -> None:
-    """Split features and vocabularies: the output lies as ``P_y`` says."""
+    """Features and vocabularies are split, and the output has the layout of ``P_y``."""
     P_x = grid(P_world, [1, 2])
     torch.manual_seed(0)
     sequential = torch.nn.Linear(5, 7).double()

@@ -50,7 +50,7 @@ class Mixer(nn.Module):
 
 
 def layout(name: str, parameter: str, dims: int) -> NdSbp:
-    """How the input, or a parameter, lies on two axes."""
+    """Return the layout of the input, or of a parameter, on two axes."""
     if name == "data":
         return (S(0), B) if not parameter else (B, B)
     if name == "model":

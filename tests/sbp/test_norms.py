@@ -101,7 +101,7 @@ def test_operators(P_world: Partition, name: str) -> None:
 
 @distributed(ranks=4, transports=("loopback",))
 def test_running_moments(P_world: Partition) -> None:
-    """They lie as they like, and follow what all ranks see; evaluation uses them."""
+    """Running moments have any layout and include all ranks; evaluation uses them."""
     placement = Placement("cpu", [[0, 1], [2, 3]], P_world)
     for x_sbp, own in (((S(0), S(1)), (B, S(0))), ((S(2), B), (S(0), B)), ((B, P), (B, B))):
         mean, variance = CHANNELS.clone(), SHIFTS.abs()

@@ -57,7 +57,7 @@ every_operator = pytest.mark.parametrize("name", OPERATORS)
 @every_operator
 @distributed(ranks=3, transports=("loopback",))
 def test_one_axis(P_world: Partition, name: str) -> None:
-    """All attributes of all inputs on three ranks: whatever is not legal is boxed."""
+    """Inputs with any attributes on three ranks; illegal ones are boxed."""
     function, shapes = OPERATORS[name]
     placement = Placement("cpu", [0, 1, 2], P_world)
     xs = [random(shape, i) for i, shape in enumerate(shapes)]

@@ -55,7 +55,7 @@ def step(net: torch.nn.Module, optimizer: Any, x: torch.Tensor) -> None:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @distributed(ranks=4, transports=("loopback",))
 def test_steps(P_world: Partition, name: str, foreach: bool) -> None:
-    """Parameters after three steps are those of the sequential run, and lie as before."""
+    """After three steps, parameters equal the sequential ones, with unchanged layouts."""
     kind, options = OPTIMIZERS[name]
     placement = Placement("cpu", [[0, 1], [2, 3]], P_world)
     x = random((7, 5))

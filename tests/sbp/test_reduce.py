@@ -80,7 +80,7 @@ def test_all_dims(P_world: Partition, name: str) -> None:
 
 @distributed(ranks=3, transports=("loopback",))
 def test_equal_cells(P_world: Partition) -> None:
-    """Who is the largest: all of them, or the first."""
+    """If all cells are equal, the largest is all of them, or the first."""
     placement = Placement("cpu", [0, 1, 2], P_world)
     for function in (
         lambda x: x.amax(0), lambda x: x.amin((0, 1)), lambda x: x.max(), lambda x: x.max(0).values,

@@ -101,7 +101,7 @@ def test_arguments_of_blocks_of_blocks(P_world: Partition) -> None:
 
 @distributed(ranks=6, transports=("loopback",))
 def test_rules_that_do_not_say_any_cuts(P_world: Partition) -> None:
-    """Explicit cuts are boxed, whatever the rule makes of balanced blocks."""
+    """Explicit cuts are boxed if the rule does not declare that it supports them."""
     placement = Placement("cpu", [[0, 1, 2], [3, 4, 5]], P_world)
     x = random((7, 2)).abs() + 1
     signatures[shares], signatures[padded] = Rule(derive_shares), Rule(derive_padded)
@@ -114,7 +114,7 @@ def test_rules_that_do_not_say_any_cuts(P_world: Partition) -> None:
 
 @distributed(ranks=2, transports=("loopback",))
 def test_wrong_signature_is_found(P_world: Partition) -> None:
-    """A result of another shape than its signature says is an error, not a wrong number."""
+    """A result whose shape differs from its signature's raises, instead of a wrong number."""
     placement = Placement("cpu", [0, 1], P_world)
     signatures[_wrong] = Rule(lambda call, parts: [SbpSignature((split(0),), (split(1),))])
     with pytest.raises(RuntimeError, match="but its signature implies"):

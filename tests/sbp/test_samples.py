@@ -10,8 +10,8 @@ from tests.sbp.samples import Report, judge, operators
 
 CHUNKS = 6
 SAMPLES = 2
-# What other rules have to do with: a length or sections that are tensors, and blocks without
-# samples, which torch's padding refuses on one rank alone.
+# Samples that other rules handle: a length or sections given as tensors, and blocks without
+# samples, which torch's padding refuses on one rank only.
 KNOWN = {"narrow", "tensor_split", "nn.functional.pad"}
 
 
@@ -21,7 +21,7 @@ KNOWN = {"narrow", "tensor_split", "nn.functional.pad"}
 def test_samples(P_world: Partition, chunk: int) -> None:
     """Values and gradients with the first tensor split along a drawn dim.
 
-    Operators without an entry, and calls refused in words, are counted and told.
+    Operators without an entry, and calls refused with a message, are counted and printed.
     """
     report = Report()
     for op in operators()[chunk::CHUNKS]:

@@ -54,7 +54,7 @@ OPERATORS: dict[str, tuple[Any, tuple[int, ...], list[Any]]] = {
 @pytest.mark.parametrize("name", OPERATORS)
 @distributed(ranks=4, transports=("loopback",))
 def test_one_axis(P_world: Partition, name: str) -> None:
-    """Splits become what the table says, without boxing unless it says so."""
+    """Splits are mapped as in the table, and boxed only if it says so."""
     function, shape, expected = OPERATORS[name]
     placement = Placement("cpu", range(4), P_world)
     rows = [*zip(map(S, range(len(shape))), expected, strict=True), (B, B), (P, P)]
@@ -91,7 +91,7 @@ def test_three_axes(P_world: Partition) -> None:
 
 @distributed(ranks=2, transports=("loopback",))
 def test_join_of_different_attributes(P_world: Partition) -> None:
-    """Whatever each has, the cheapest common one is taken."""
+    """Inputs of any attributes are converted to the cheapest common one."""
     placement = Placement("cpu", [0, 1], P_world)
     xs = [random((5, 3), i) for i in range(2)]
     for given in product([(S(0),), (S(1),), (B,), (P,)], repeat=2):

@@ -17,7 +17,7 @@ from tests.pool import distributed
 from tests.sbp.compare import assert_global, assert_matches, global_of
 from tests.sbp.parts import B, P, S, random
 
-# What the splits of each dim of [5, 4, 2] become on two ranks; None is boxed.
+# Result of a split of each dim of [5, 4, 2] on two ranks; None means boxed.
 OPERATORS: dict[str, tuple[Any, list[Any]]] = {
     "rows": (lambda x: x[1:3], [S(0, [2, 0]), S(1), S(2)]),
     "every other": (lambda x: x[1::2, :3], [S(0), S(1, [2, 1]), S(2)]),

@@ -44,8 +44,7 @@ def test_parts_carry_types(P_world: Partition) -> None:
 
 @distributed(ranks=2, transports=("host",), timeout_s=240.0)
 def test_the_checker_finds_the_types_of_the_table(P_world: Partition) -> None:
-    """Operators on global tensors pass in strict mode, and on their typed parts give the types that
-    the signatures say."""
+    """Typed operators on global tensors pass in strict mode, with the types of the table."""
     t = types()
     checker: Any = pytest.importorskip("spmd_types.checker", reason=REASON)
     placement = Placement("cpu", [0, 1], P_world)
@@ -67,7 +66,7 @@ def test_the_checker_finds_the_types_of_the_table(P_world: Partition) -> None:
 
 @distributed(ranks=2, transports=("host",), timeout_s=240.0)
 def test_movements_pass_the_checker(P_world: Partition) -> None:
-    """It does not look into them: what they return is typed by hand, as the operator says."""
+    """Movements are typed by hand with their results, so the checker accepts them."""
     t = types()
     checker: Any = pytest.importorskip("spmd_types.checker", reason=REASON)
     placement = Placement("cpu", [0, 1], P_world)

@@ -42,8 +42,11 @@ def test_wrong_attributes_are_an_error_and_the_ranks_live_on(P_world: Partition)
 
 @distributed(ranks=4, transports=("loopback",))
 def test_every_pair_of_attributes_is_boxed(P_world: Partition) -> None:
-    """OneFlow (issues 6292, 7198): (split, partial sum) to (split, split) is not supported, nor are
-    many others. DTensor refuses whatever ends in partial sums."""
+    """OneFlow and DTensor do not support some of these pairs.
+
+    OneFlow (issues 6292, 7198) does not support (split, partial sum) to (split, split), nor many
+    others. DTensor refuses every conversion to partial sums.
+    """
     placement = Placement("cpu", [[0, 1], [2, 3]], P_world)
     x = random((5, 3))
     kinds = S(0), S(1), B, P

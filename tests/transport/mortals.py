@@ -52,7 +52,7 @@ class Mortals:
 
 
 def forget_rounds() -> None:
-    """Let go of what is bound, and with it of worlds that are gone."""
+    """Drop bound stages, and with them references to ended worlds."""
     carry._rounds.cache_clear()
     while gc.collect():
         pass

@@ -141,7 +141,7 @@ def test_a_stopped_rank_is_a_timeout_with_every_ranks_last_operations(
         assert "rank 0: #0 connect" in texts[0] and "rank 1: #0 connect" in texts[0]
         assert "rank 3: no answer" in texts[0]
     else:
-        # What a rank does is in shared memory, where a stopped rank's can be read too.
+        # Activities are in shared memory, so that of a stopped rank can be read too.
         assert "rank 2: #2 recv from rank 3" in texts[0] and "rank 3: #1 warm up" in texts[0]
     assert 2 <= min(o.end_s for o in ended) - start_s < allowed_s(4)
 

@@ -105,7 +105,7 @@ def run(transport: str, call: str, error: int, others: str, asked: str) -> tuple
     [("memfd_create", errno.EPERM), ("pidfd_open", errno.EPERM), ("pidfd_open", errno.ENOSYS)],
 )
 def test_all_ranks_take_gloo_or_refuse(call: str, error: int, others: str) -> None:
-    """They refuse where they were told to take host, and none of them waits for the deadline."""
+    """Ranks raise if the user demanded host, and none of them waits for the deadline."""
     why = rf"the system forbids rank \d the call \"{call} \({os.strerror(error)}\)\""
     said, logged = run("host", call, error, others, "")
     assert said == ["joined over gloo and gloo"] * RANKS

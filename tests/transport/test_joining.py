@@ -87,7 +87,7 @@ def test_an_address_that_others_do_not_reach(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_nobody_has_joined_before_all_have_connected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who closes at once would end the connections that others are still making."""
+    """A rank that closed at once would end connections that others are still making."""
     gloo: Any = dist.ProcessGroupGloo
     connected_s: list[float] = []
 
@@ -157,7 +157,7 @@ def test_nobody_serves_the_store() -> None:
 def test_containers_that_a_launcher_takes_for_one_node(
     monkeypatch: pytest.MonkeyPatch, demanded: bool
 ) -> None:
-    """Ranks that do not see one another take gloo, unless they were told to take host."""
+    """Ranks that do not see each other take gloo, unless the user demands host."""
     asked: list[tuple[str, str]] = []
 
     def connect(name: str, store: Any, rank: int, size: int, timeout: float, prefix: str, **_: Any):

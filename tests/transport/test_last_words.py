@@ -82,7 +82,7 @@ def test_one_traceback(tmp_path: Path, transport: str, name: str) -> None:
     assert re.search(TEXTS[name], printed[tell[0]])
     if name in ("exception", "assertion", "mismatch"):
         assert tell == [1]
-    # What each rank did last says more about these than the traceback.
+    # The last activity of each rank is more useful here than the traceback.
     assert ("has failed\n  last operations over" in printed[tell[0]]) == (
         name in ("mismatch", "order", "death")
     )
@@ -92,7 +92,7 @@ def test_one_traceback(tmp_path: Path, transport: str, name: str) -> None:
         line = rf"gpudist: rank {rank} ended at program\.py:\d+ (because|with the same) .*"
         assert re.fullmatch(rf"{line}; see rank {tell[0]}'s traceback\n", text), text
     if name not in ("other_texts", "exception", "assertion"):
-        # Torchrun is told by every rank, as ever.
+        # Every rank still reports to torchrun.
         failed = [rank for rank in range(RANKS) if (name, rank) != ("death", 1)]
         assert all("Traceback" in (tmp_path / f"error-{rank}").read_text() for rank in failed)
 
@@ -168,7 +168,7 @@ except gpudist.PlanMismatch:
 
 
 class Silent:
-    """A store that is gone."""
+    """Store whose server has ended."""
 
     def compare_set(self, *_: str) -> bytes:
         raise RuntimeError("Connection reset by peer")

@@ -77,7 +77,7 @@ def test_workers_hear_of_the_launchers_death(tmp_path: Path, transport: str, doe
         agent.wait()
         for rank in range(1 if does == "waits" else 2):
             text = awaited(tmp_path / f"rank-{rank}.heard")
-            # Over gloo and nccl a wait may see first that the agent's store is gone.
+            # Over gloo and nccl a wait may first detect that the agent's store has ended.
             assert "torchrun's agent" in text and "has ended" in text
             if transport == "host":
                 assert "the launcher has died: torchrun's agent of rank" in text

@@ -167,7 +167,7 @@ def test_mesh(P_world: Partition) -> None:
 
 @distributed(ranks=2, transports=["nccl"])
 def test_a_forked_child_has_no_part_in_the_world(P_world: Partition) -> None:
-    """It says so, and what it closes stays open in its parent."""
+    """A forked child raises, and what it closes stays open in its parent."""
     reader, writer = os.pipe()
     if (child := os.fork()) == 0:
         said = "no error"

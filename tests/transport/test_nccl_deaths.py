@@ -138,7 +138,7 @@ def test_a_rank_that_raises_ends_the_others() -> None:
 
 
 def test_a_rank_that_leaves_too_early() -> None:
-    """Others wait for it until the deadline, which says that it left, or NCCL knows."""
+    """Other ranks wait until the deadline, which reports that it left, or NCCL detects it."""
     fates = results("nccl", RANKS, raise_on_one, False, timeout_s=DEADLINE_S)
     assert fates.pop(1) == Fate()
     for fate in fates:

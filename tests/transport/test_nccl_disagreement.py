@@ -133,7 +133,7 @@ def check_mismatch(fates: list[Fate], rank: int) -> None:
 
 @pytest.mark.parametrize("name", [*PAIRS, *SUMS])
 def test_later_calls_of_other_sizes_end_without_wrong_numbers(name: str) -> None:
-    """Refuse in the double what would hang in NCCL; equal sizes cannot be told apart."""
+    """The double raises where NCCL would hang; equal sizes cannot be distinguished."""
     fates = results("nccl", RANKS, disagree, name, 1, False, True, timeout_s=DEADLINE_S)
     for fate in fates:
         assert isinstance(fate.error, (CollectiveTimeout, TransportError)), fate

@@ -28,8 +28,7 @@ from tests.transport.nccl_actions import Fate, block_of, fate_of, halo, halo_of
 RANKS = 2
 GRID = 4
 LONG_S = 20.0
-# What close() waits for peers and graphs.
-# In which a transport gives up on NCCL, shorter here.
+# Time that close() waits for peers and graphs, and that a transport waits for NCCL; shorter here.
 CLOSING_S = 1.0
 
 

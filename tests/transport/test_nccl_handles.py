@@ -65,7 +65,7 @@ def wait_on_another_stream(transport: Transport) -> list[str]:
     transport.stream = lambda: second
     y = in_flight.wait(0)
     transport.stream = lambda: 0
-    # What is freed now may be given to a kernel on the first stream.
+    # Memory freed now may be reused by a kernel on the first stream.
     assert device().record_event(event, first) == 0
     time.sleep(0.05)
     assert not is_complete(event)

@@ -42,7 +42,7 @@ def with_gradient(operator: Callable[[torch.Tensor], torch.Tensor], x: torch.Ten
 
 
 def repartitioned(P_world: Partition, first: list[int], second: list[int]) -> Tensors:
-    """Rows leave and arrive as they lie, columns do not."""
+    """Rows are sent and received in place, columns are not."""
     P_x = P_world.create_cartesian_topology_partition(first)
     P_y = P_world.create_cartesian_topology_partition(second)
     x = block(P_x).requires_grad_()
@@ -90,7 +90,7 @@ MOVEMENTS: dict[str, Callable[[Partition], Tensors]] = {
 def in_a_world_that_registers(
     transport: Transport, name: str, is_captured: bool, expandable: bool
 ) -> list[str]:
-    """The misuses, where NCCL may register whatever it likes."""
+    """Misuse transfers in a world in which NCCL may register any memory."""
     assert isinstance(transport, NcclTransport)
     before = {variable: os.environ.get(variable) for variable in VARIABLES}
     os.environ.update(dict.fromkeys(VARIABLES, "1"))

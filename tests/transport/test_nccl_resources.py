@@ -157,7 +157,7 @@ def come_and_go(transport: Transport) -> dict[str, int]:
 
 def _forget_rounds() -> None:
     carry._rounds.cache_clear()
-    # What native objects hold becomes garbage only when they are collected.
+    # References held by native objects become garbage only when those are collected.
     while gc.collect():
         pass
 

@@ -74,7 +74,7 @@ def test_where_a_store_is() -> None:
 
 
 class CutOff(dist.HashStore):
-    """Answers nobody until it is told to."""
+    """Channel that does not answer until it is told to."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -117,7 +117,7 @@ class ProcessRanks:
 
 @functools.cache
 def shared_ranks() -> ProcessRanks:
-    """Processes for the tests in which none of them ends."""
+    """Return processes shared by tests in which no rank ends."""
     return ProcessRanks(MAX_RANKS)
 
 

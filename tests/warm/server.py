@@ -22,7 +22,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import NamedTuple, NoReturn
 
-# What the programs of the tests import, or have torch import when they train.
+# Modules that the tests' programs import, or that torch imports when they train.
 IMPORTED = (
     "gpudist.cli.main",
     "matplotlib.pyplot",
@@ -51,7 +51,7 @@ class Program(NamedTuple):
 def main(address: str) -> None:
     for name in IMPORTED:
         import_module(name)
-    # What programs start in their turn is such a process too, unless it inherits files.
+    # Children of these programs are such processes too, unless they inherit files.
     sys.executable = str(Path(address).with_name("python"))
     multiprocessing.set_executable(_INTERPRETER)
     listener = socket.socket(socket.AF_UNIX)

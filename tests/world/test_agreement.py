@@ -1,4 +1,4 @@
-"""Settings that ranks must share are compared when they meet."""
+"""Settings that ranks must share are compared during the rendezvous."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_one_version() -> None:
 
 
 def agreements(store: dist.Store, *said: str) -> list[WorldAgreement]:
-    """Return the agreements of ranks that meet in one store and declare ``said``."""
+    """Return the agreements of ranks that join through one store and declare ``said``."""
     ask = StoreAsker("connect", 0, 20.0, None)
     found = [WorldAgreement(ask, store, "world", rank, len(said)) for rank in range(len(said))]
     for mine, text in zip(found, said, strict=True):
@@ -64,7 +64,7 @@ def test_what_differs_is_shown_side_by_side() -> None:
 def test_a_rank_that_cannot_connect_looks_for_what_differs(
     theirs: str, kind: type[Exception]
 ) -> None:
-    """A version may change the declarations themselves, so that the ranks never meet."""
+    """Versions may declare settings differently, so that the ranks never join."""
     store = dist.HashStore()
     if theirs:
         store.set("world/said/1", theirs)

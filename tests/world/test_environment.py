@@ -28,7 +28,7 @@ ASKED = Settings("host", "2 processes on one node", "", "", False)
 
 
 class Core:
-    """A native core that finds what it is told to."""
+    """Native core that reports what the test sets."""
 
     def __init__(self, cuda: dict[str, object] | None = None, missing: str = "") -> None:
         self._cuda = cuda

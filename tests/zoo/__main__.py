@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def _judge_apart(name: str, grids: list[str], mode: Mode, limit_s: float) -> Iterator[Verdict]:
-    """The verdicts of another process, and ``failed`` for those that it did not come to."""
+    """Return the verdicts of another process; ``failed`` for those it did not reach."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.zoo", "--one", name, "--mode", mode]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     try:

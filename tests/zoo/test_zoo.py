@@ -31,7 +31,7 @@ needs_packages = pytest.mark.skipif(
     bool(missing_packages()),
     reason=f"not installed: {', '.join(missing_packages())}; `make zoo` installs them",
 )
-# What the packages warn of is theirs.
+# Warnings of the packages are ignored.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 

@@ -1,4 +1,4 @@
-"""Tensors with one page that strikes the process that touches it, by means of the doubles."""
+"""Tensors with one page that triggers the fault when touched, by means of the doubles."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _memory: list[mmap.mmap] = []
 
 
 def guarded(shape: Sequence[int], dtype: torch.dtype, where: float, strike: Strike) -> torch.Tensor:
-    """An empty tensor with one page that strikes: that at this part of it."""
+    """Create an empty tensor with one page, at this part of it, that triggers the fault."""
     return _guard(_allocate(prod(shape), dtype), where, strike).reshape(*shape)
 
 
 def guarded_copy(x: torch.Tensor, where: float, strike: Strike) -> torch.Tensor:
-    """Return a copy of ``x`` in memory with a page that strikes; a matrix gets longer rows."""
+    """Return a copy of ``x`` with a page that triggers the fault; a matrix gets longer rows."""
     if x.dim() != 2:
         flat = _allocate(x.numel(), x.dtype)
         flat.copy_(x.detach().reshape(-1))

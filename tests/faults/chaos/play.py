@@ -144,7 +144,7 @@ def steps(P_world: Partition, tried: Experiment, victim: Victim | None) -> int:
     end_s = float("inf")
     P: Partition = P_world
     job = task(P, tried.operator, tried.nbytes)
-    # All have made their oracle: from here on they know of a failure as soon as they hear of it.
+    # All ranks have computed their oracle; from here on they detect a failure when it is reported.
     P_world.barrier()
     took_s = 0.0
     for step in itertools.count():

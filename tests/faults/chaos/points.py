@@ -1,4 +1,4 @@
-"""Points where a fault strikes: seams of the transports in the victim, and memory it touches."""
+"""Points where a fault occurs: interfaces of the transports in the victim, and memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def calls(owner: Any, name: str, *, before: Fire | None = None, after: Fire | No
 
 
 class Victim:
-    """The rank that is struck, before and during its steps.
+    """Rank in which the fault occurs, before and during its steps.
 
     Args:
         tried: the experiment.
@@ -52,7 +52,7 @@ class Victim:
 
     @property
     def is_native(self) -> bool:
-        """Whether movements are carried out by the native core, where nothing of Python runs."""
+        """Return whether the native core executes movements, without running any Python."""
         return self.tried.transport in ("host", "nccl")
 
     def before_joining(self) -> None:
@@ -97,7 +97,7 @@ class Victim:
         self.strike.fire()
 
     def begin_step(self, about_s: float) -> None:
-        """The step where it is to be struck, which takes about so long."""
+        """Begin the step in which the fault occurs; it takes about ``about_s``."""
         point = self.tried.point
         if self._guard_output is not None:
             self._guard_output()
@@ -115,7 +115,7 @@ class Victim:
         """Return the operator's input at that step."""
         if not self._touches_a_page:
             return x
-        # Of a message in several pieces the first have gone when the third is packed.
+        # When the third piece of a message is packed, the first have been sent.
         return guarded_copy(x, 0.5 if self.tried.point == "packing" else 0.75, self.strike)
 
     @property

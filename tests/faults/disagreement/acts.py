@@ -24,7 +24,7 @@ def block(name: str, P: Partition, meaning: Meaning) -> torch.Tensor:
     if any(each is None for each in blocks):
         x = x if P.rank == root_rank(P, meaning) else x.new_empty((x.shape[0], 0))
     if meaning.has_other_dtype:
-        # Of matrices as wide: the bytes would fit.
+        # The matrices are equally wide, so the number of bytes would fit.
         x = x.to(torch.int32 if x.dim() == 2 else torch.float64)
     return x
 

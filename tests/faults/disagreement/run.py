@@ -55,7 +55,7 @@ def disagree(P_world: Partition, name: str, kind: str, odd: int) -> Told:
         for _ in range(3):
             P_world.allreduce_data([1])
     except GpudistError as error:
-        # Of others' errors too: what follows on this rank must not wait for ever.
+        # Errors of other ranks count too: later calls of this rank must not hang.
         P_world.wire.abort(Failure.from_exception(error, P_world.rank or 0))
         return Told(type(error).__name__, str(error), time.monotonic() - begin_s, is_right)
     return Told("", "", time.monotonic() - begin_s, is_right)
@@ -76,7 +76,7 @@ def every_rank(
 
 
 def verdict(told: list[Told], odd: int, kind: str = "") -> str:
-    """``"detected"``, or why this is not an error that all ranks must be told.
+    """Return ``"detected"``, or the reason why not all ranks were told of this error.
 
     ``"refused"`` is as good: the documented ShapeError of blocks that do not belong together, with
     the same words on all ranks. ``"harmless"`` is another order of two operators whose messages go

@@ -75,7 +75,7 @@ def loads(path: Path) -> bool:
 
 
 def test_random_damage_to_the_index(saved: Path) -> None:
-    """Some bytes of it say nothing; the shapes and names of tensors are not among them."""
+    """Some bytes of the index have no meaning; shapes and names of tensors do."""
     index = saved / METADATA
     whole = index.read_bytes()
     refused = 0

@@ -64,7 +64,7 @@ def test_another_user_is_refused() -> None:
     core = _native.HostCommunicator(0, 2, 5.0, True)
     _, descriptor = core.address()
     assert run_as_another_user(os.getpid(), descriptor, id(core)) == ["refused"] * 5
-    # What they were refused is there: this user may have it.
+    # The objects they were refused exist: this user may open them.
     os.close(os.open(f"/proc/{os.getpid()}/fd/{descriptor}", os.O_RDWR))
     core.close()
 

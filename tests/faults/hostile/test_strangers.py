@@ -1,6 +1,6 @@
-"""A stranger who reaches the port where ranks meet: nothing it sends is unpickled."""
+"""Data that a stranger sends to the port of the rendezvous is never unpickled."""
 
-# Stores take bytes, and torch's stubs say texts.
+# Stores accept bytes, although torch's stubs declare strings.
 # pyright: reportArgumentType=false
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def address_of_rank_0() -> list[Any]:
 
 
 def test_an_address_that_cannot_be_seen(canary: bytes) -> None:
-    """The beacon of a rank that has gone is that of a process on another node."""
+    """The beacon of an ended rank is treated as that of a process on another node."""
     if not is_built():
         pytest.skip(what_is_missing())
     address = json.dumps(address_of_rank_0())
@@ -166,7 +166,7 @@ def test_ranks_of_nccl_that_never_come() -> None:
 @pytest.mark.parametrize("text", ["1", "one 2 ,", "1 ,"])
 def test_processes_of_nccl(text: str) -> None:
     class Shared:
-        """Somebody else writes wherever this rank appends."""
+        """Store in which another process writes where this rank appends."""
 
         def __init__(self) -> None:
             self._store: Any = new_store()

@@ -1,4 +1,4 @@
-"""An argument of any type is accepted as its annotation says, or named by an error.
+"""An argument of any type is accepted as annotated, or named by an error.
 
 The cases follow from signatures. A new public name needs a line in ``GOOD`` if its arguments differ
 from all others.
@@ -174,7 +174,7 @@ GOOD: dict[Any, Callable[[Context], Any]] = {
     int | Sequence[int]: lambda c: 2,
     int | Sequence[int | None]: lambda c: 1,
 }
-# What calls need that their signatures do not say: a parameter, its value and the callables.
+# Requirements of calls beyond their signatures: a parameter, its value and the callables.
 NEEDED: dict[str, tuple[Any, set[str]]] = {
     "axes": ([1], {"AllGather", "SumScatter", "all_gather", "sum_scatter"}),
     "axes_reduce": ([1], {"AllSumReduce", "all_sum_reduce"}),
@@ -201,7 +201,7 @@ def is_made_by_users(thing: object) -> bool:
 
 
 def public() -> dict[str, Callable[..., Any]]:
-    """The public callables by a name that says which they are."""
+    """Return the public callables by a unique name."""
     found: dict[str, Callable[..., Any]] = {}
     for room in ROOMS:
         module = importlib.import_module(room)
@@ -249,7 +249,7 @@ CANDIDATES: dict[str, Any] = {
     "a dict": {"wrong": 1},
     "an array": np.ones(2),
 }
-# What of them is right, of a class.
+# Candidates that a class admits.
 RIGHT: dict[Any, set[str]] = {
     Any: set(CANDIDATES), inspect.Parameter.empty: set(CANDIDATES), object: set(CANDIDATES),
     NoneType: {"None"}, str: {"a string"}, float: {"a number"}, dict: {"a dict"},
@@ -288,7 +288,7 @@ def arguments_of(context: Context) -> dict[str, Any]:
 
 
 def call(context: Context, given: dict[str, Any]) -> Any:
-    """The callable on these arguments, whatever they are."""
+    """Call a callable of any kind on these arguments."""
     kind, _, method = context.name.rpartition(".")
     if kind in METHODS:
         owner = context.global_tensor if kind == "GlobalTensor" else context.P
@@ -302,7 +302,7 @@ def complaint(context: Context, parameter: str, value: Any) -> str | None:
     try:
         call(context, given)
     except GpudistError as error:
-        # The functions of operators say "the input" of a tensor or array.
+        # The functions of operators call a tensor or array "the input".
         words = "x|the input" if parameter == "x" else parameter
         return (
             None
@@ -335,7 +335,7 @@ def test_alone(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", CALLABLES)
 def test_together(name: str, tmp_path: Path) -> None:
-    """Two ranks that give the same wrong value, one for each parameter, are both told."""
+    """Two ranks pass the same wrong value, once per parameter, and both raise."""
     first = {parameter: wrong for parameter, wrong in reversed([*wrong_values(name)])}
     complaints: list[str] = []
     for parameter, wrong in first.items():

@@ -46,7 +46,7 @@ class Link:
             os.close(descriptor)
 
     def _carry(self) -> None:
-        """An end whose host has gone reports an error, and is listened to no longer."""
+        """Forward data; an end whose host is down reports an error, and is closed."""
         poll = select.poll()
         for descriptor in (*self._ends, self._wake):
             poll.register(descriptor, select.POLLIN)
@@ -74,6 +74,6 @@ class Link:
     def _deliver(self) -> None:
         while self._waiting and self._waiting[0][0] <= time.monotonic():
             *_, end, packet = heapq.heappop(self._waiting)
-            # What is on its way to a host that has gone is lost.
+            # Data in flight to a host that is down is lost.
             with suppress(OSError):
                 os.write(end, packet)

@@ -64,7 +64,7 @@ def losses_of(P: Partition) -> list[float]:
 
 
 def wire_of_one_node(rank: int, size: int, store: dist.Store) -> str:
-    """Return the wire that ranks choose if their launcher says that they share one node."""
+    """Return the wire that ranks choose if their launcher declares a single node."""
     launch = replace(runtime.launch(), local_size=size, run="one node")
     wire = runtime._connect_all("host", store, launch, 60.0, None, False)
     name = wire.name

@@ -38,7 +38,7 @@ def wait_for(hosts: Hosts, folder: Path, name: str, timeout_s: float) -> list[An
     while missing := [file.name for file in files if not file.exists()]:
         assert time.monotonic() < deadline_s, f"{missing} missing after {timeout_s} s"
         ended = [command.poll() for command in hosts.commands]
-        # What a rank noted before it ended may be there only now.
+        # The last notes of an ended rank may have arrived only now.
         assert None in ended or all(file.exists() for file in files), f"{ended}, but no {missing}"
         time.sleep(0.02)
     return [json.loads(file.read_text()) for file in files]

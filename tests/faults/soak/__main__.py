@@ -18,7 +18,7 @@ from tests.faults.soak import layers, mixture, worlds
 from tests.faults.soak.samples import BYTES, COUNTS, Sample, series
 
 RANKS = 4
-# Of a wait between ranks, however busy the machine is.
+# Limit of a wait between ranks, also on a busy machine.
 WAIT_S = 120.0
 LAYERS = 400
 # Caches fill up first: of plans bound lately, of what the C library keeps, of operators.

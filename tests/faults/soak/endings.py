@@ -48,7 +48,7 @@ def just_returns(rank: int) -> None:
 
 
 def leaves_everything_alive(rank: int) -> None:
-    """Layers, a graph that nobody went back through, and cycles, until the interpreter is gone."""
+    """Keep layers, an unused graph and reference cycles alive until the interpreter ends."""
     P_world, P_x = world()
     P_3 = P_world.create_cartesian_topology_partition([1, 1, P_world.size])
     layer = nn.DistributedConv1d(P_3, 2, 2, 3, padding=1)
@@ -90,7 +90,7 @@ class _Operates:
         try:
             halo(self.P_x)
         except Exception:
-            # What exactly, depends on how much of Python is left.
+            # The error depends on how much of Python still exists.
             os.write(1, b"refused")
 
 

@@ -11,7 +11,7 @@ from tests.faults.soak.nursery import End, Nursery
 
 LIMIT_S = 60.0
 SIZE = 2
-# By program: the exit status of each rank, and what it says.
+# Exit status of each rank and its output, by program.
 Expected = tuple[tuple[int, str], tuple[int, str]]
 FINE: Expected = ((0, ""), (0, ""))
 REFUSED: Expected = ((0, "refused: TransportError"), (0, "refused: TransportError"))
@@ -73,6 +73,6 @@ def check(where: str, end: End, code: int, text: str) -> None:
     )
     assert text in end.text, f"{where}: {end.text}"
     if code == 0:
-        # Python says so where an exception cannot be raised, torch and C++ where they abort.
+        # Python prints this where it cannot raise an exception, torch and C++ where they abort.
         for word in ("Traceback", "ignored", "terminate called", "Fatal", "Warning"):
             assert word not in end.text, f"{where}: {end.text}"

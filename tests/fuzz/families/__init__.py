@@ -25,7 +25,7 @@ class Family(Protocol):
     FEATURES: tuple[Feature, ...]
 
     def draw(self, random: random.Random, layer: str, ranks: int) -> Case:
-        """A configuration on at most ``ranks`` ranks. What is refused may be drawn too."""
+        """Draw a configuration on at most ``ranks`` ranks; the layer may refuse it."""
         ...
 
     def check(self, case: Case, P_world: Partition) -> None:

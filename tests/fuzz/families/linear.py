@@ -25,7 +25,7 @@ def draw(random: random.Random, layer: str, ranks: int) -> Case:
         extra = {}
     else:
         outputs = random.randint(1, min(ranks, 3))
-        # The workers that multiply are as many as those of the input times these blocks.
+        # The number of workers that multiply is that of the input times these blocks.
         grid = draw_grid(random, leading + 1, range(leading + 1), ranks // outputs)
         extra = {"outputs": outputs}
     sizes = draw_sizes(random, shape, grid, range(leading))

@@ -14,7 +14,7 @@ from tests.fuzz.drawing import draw_dtype, draw_grid, draw_sizes, scattered
 from tests.nn.compare import own_slices, random_like_all
 from tests.nn.loss.loss_cases import Kind, check as check_loss, own_part, sequential_of, values
 
-# What the tensors of a loss are, and how many of them have gradients.
+# Meaning of the tensors of a loss, and how many of them have gradients.
 ELEMENTS: dict[str, tuple[tuple[Kind, ...], int]] = {
     "BCELoss": (("probability", "probability"), 2),
     "BCEWithLogitsLoss": (("any", "probability"), 2),
@@ -81,7 +81,7 @@ def check(case: Case, P_world: Partition) -> None:
     distributed = getattr(nn, f"Distributed{case.layer}")(P_x, **own)
     if refused:
         distributed(*[own_part(each, case.shape, P_x, case.sizes) for each in tensors])
-        # A worker outside, which waits for nobody, hears of nothing.
+        # A worker outside waits for no rank, and so learns of no error.
         assert case.options["reduction"] == "none" and not P_x.active, "torch refuses this"
         return
     check_loss(

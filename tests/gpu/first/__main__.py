@@ -1,8 +1,8 @@
 """Find out in ten minutes what works on a GPU: ``python -m tests.gpu.first --out FOLDER``.
 
-Every step runs separately, within its own limit, whatever happened to the others. The folder gets a
-log of each step, NCCL's own log in ``nccl/``, and ``summary.json``. Over the doubles, if
-GPUDIST_DEVICE_LIBRARY names them, it is a rehearsal.
+Every step runs separately, within its own time limit, even if others failed. The folder receives a
+log of each step, NCCL's own log in ``nccl/``, and ``summary.json``. If GPUDIST_DEVICE_LIBRARY names
+the doubles, the run is a rehearsal.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Run steps, each in its own processes and within its limit, whatever happened to the others."""
+"""Run steps in separate processes and within their limits, even if others fail."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Place:
 def run_all(
     chosen: Sequence[Step], place: Place, say: Callable[[Outcome], None] = lambda outcome: None
 ) -> list[Outcome]:
-    """Run steps one after another; ``summary.json`` is complete after each."""
+    """Run steps in sequence; ``summary.json`` is complete after each."""
     place.out.mkdir(parents=True, exist_ok=True)
     deadline_s = time.monotonic() + place.budget_s
     outcomes: list[Outcome] = []

@@ -18,7 +18,7 @@ OUT = "{out}"
 
 @dataclass(frozen=True)
 class Step:
-    """A command, and when it has gone wrong.
+    """Command, and the condition under which it has failed.
 
     Attributes:
         name: also of its log.

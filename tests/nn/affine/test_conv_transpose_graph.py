@@ -208,7 +208,7 @@ def test_frozen(P_world: Partition, case: str, frozen: str) -> None:
 
 @distributed(ranks=4, transports=["loopback"])
 def test_weights_that_are_not_finite_spoil_what_they_reach_alone(P_world: Partition) -> None:
-    """The third worker's outputs are the bias, whatever the weight."""
+    """The third worker's outputs equal the bias, for any weight."""
     P_x = grid(P_world, [1, 1, 4])
     layer = DistributedConvTranspose1d(P_x, 1, 1, 1, 8, output_padding=7)
     with torch.no_grad():

@@ -239,7 +239,7 @@ def test_partitions_that_do_not_fit_are_refused(P_world: Partition) -> None:
 def test_double_backward_of_what_is_linear_in_the_output(
     P_world: Partition, case: str, of: str
 ) -> None:
-    """A gradient penalty: ranks without cells of the output must know of its messages too."""
+    """A gradient penalty: ranks without cells of the output must take part in its messages."""
     P_x, P_y, P_w = (
         grid(P_world, shape, ranks) for shape, ranks in {**SPLIT, **LEADING_SPLIT}[case]
     )

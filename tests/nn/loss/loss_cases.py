@@ -13,7 +13,7 @@ from tests.nn.compare import Cut, Slices, assert_block_of, own_slices, random_li
 Loss = Callable[..., torch.Tensor]
 Kind = Literal["any", "probability", "logarithm", "count", "sign", "variance"]
 
-# Of the grid, its ranks of 6, and the input.
+# Shape of the grid, its ranks among 6, and shape of the input.
 GRIDS: dict[str, tuple[Sequence[int], Sequence[int] | None, Sequence[int]]] = {
     "one": ((1, 1), [2], (4, 3)),
     "batch": ((3, 1), None, (4, 3)),

@@ -1,4 +1,4 @@
-"""Distributed group and instance normalization, whatever blocks do to groups of channels."""
+"""Distributed group and instance normalization, with groups split in any way."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from tests.nn.norm.norm_cases import F64, make_both, owner
 from tests.pool import distributed
 
 Make = Callable[[CartesianPartition, torch.dtype], torch.nn.Module]
-# Of an input whose lines are longer than a chunk of the native core, and no multiple of its lanes.
+# The input's lines are longer than a chunk of the native core, and no multiple of its lanes.
 SHAPE = (3, 4, 2, 2301)
 WHOLE: dict[str, Callable[[torch.dtype], torch.nn.Module]] = {
     "batch": lambda dtype: torch.nn.BatchNorm2d(4, dtype=dtype),

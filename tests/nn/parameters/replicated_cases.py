@@ -92,7 +92,7 @@ CASES = [
 
 
 def held_by(layer: Callable[[], torch.nn.Module]) -> Callable[[str, torch.Size], Slices | None]:
-    """This rank's block of a parameter, from where the layer says that it is."""
+    """Return this rank's block of a parameter, at the place that the layer reports."""
 
     def owned(name: str, shape: torch.Size) -> Slices | None:
         placement = placements(layer())[name]

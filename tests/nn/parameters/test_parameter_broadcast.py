@@ -188,7 +188,7 @@ def test_optimizer(P_world: Partition) -> None:
 @pytest.mark.parametrize("bucket_bytes", [1, 300, 25 << 20])
 @distributed(ranks=4, transports=["loopback", "host", "gloo"])
 def test_large_and_small_parameters_of_two_dtypes(P_world: Partition, bucket_bytes: int) -> None:
-    """In one group, whatever goes together."""
+    """Buckets of any size give one group of messages."""
     P_x = grid(P_world, [4, 1])
     made: list[torch.nn.Sequential] = []
     for linear in (torch.nn.Linear, partial(DistributedLinear, P_x)):

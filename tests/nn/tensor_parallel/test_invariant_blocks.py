@@ -33,7 +33,7 @@ def test_gather(P_world: Partition) -> None:
 
 @distributed(ranks=3)
 def test_scatter(P_world: Partition) -> None:
-    """The gradient is put together from the workers' blocks."""
+    """The gradient is gathered from the workers' blocks."""
     x = torch.arange(10, dtype=F64).view(2, 5).requires_grad_()
     y = invariant_scatter(x, P_world, lengths=LENGTHS)
     assert torch.equal(y, block_of(P_world))

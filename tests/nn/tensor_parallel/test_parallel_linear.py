@@ -160,7 +160,7 @@ def test_other_refusals(P_world: Partition) -> None:
 
 @distributed(ranks=2, transports=["host"], timeout_s=120)
 def test_a_graph_agrees_on_no_lengths(P_world: Partition) -> None:
-    """They would be of one call; with or without breaks, all ranks are told what to do."""
+    """Lengths would hold for one call only; with or without breaks, all ranks raise."""
     layer = ColumnParallelLinear(P_world, 3, 4, sequence_dim=0, shape="dynamic")
     x = torch.rand(2, 3)
     words = r"ShapeError: .* under torch\.compile pass lengths, or shape='static'"

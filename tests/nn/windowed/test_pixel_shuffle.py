@@ -1,4 +1,4 @@
-"""Distributed shuffles of pixels and channels are torch's, wherever blocks end."""
+"""Distributed shuffles of pixels and channels equal torch's, for any blocks."""
 
 from __future__ import annotations
 
