@@ -32,7 +32,7 @@ def optimizer_of(kind: str, parameters: Any) -> torch.optim.Optimizer:
 def test_trains_as_alone_where_steps_are_skipped(
     P_world: Partition, replicated: bool, kind: str
 ) -> None:
-    """In two steps one cell of one block is infinite; the last rank has no part in the network."""
+    """One cell of one block is infinite in two steps; the last rank takes no part."""
     P_x = grid(P_world, [1, 1, 2, 2])
     net = network(P_x, fused=replicated, replicate_parameters=replicated)
     alone = sequential_network()

@@ -267,7 +267,7 @@ def test_ranks_disagree(P_world: Partition) -> None:
 
 @distributed(ranks=2, transports=("loopback", "host", "gloo"))
 def test_batch_out_of_turn_is_refused(P_world: Partition) -> None:
-    """Where one rank alone has forgotten what went before."""
+    """A batch is refused if one rank has evicted the previous schema."""
     for number in range(3):
         assert broadcast_batch(number, P_world) == number
     if P_world.rank == 0:

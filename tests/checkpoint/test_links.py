@@ -17,7 +17,7 @@ from tests.pool import distributed
 @pytest.mark.parametrize("is_there", [True, False])
 @distributed(ranks=2, transports=("loopback", "host", "gloo"))
 def test_symbolic_link_stays(P_world: Partition, tmp_path: Path, is_there: bool) -> None:
-    """Also one that leads to a link, and to what is not there yet."""
+    """A link stays a link, also if it points to a link or to a missing folder."""
     link, target = tmp_path / "latest", tmp_path / "disk" / "runs" / "17"
     if P_world.rank == 0:
         link.symlink_to("next")

@@ -25,7 +25,7 @@ WEIGHTS: dict[str, tuple[str, dict[str, list[int]]]] = {
 @pytest.mark.parametrize("case", WEIGHTS)
 @distributed(ranks=3, transports=["loopback"])
 def test_weights_are_saved_whole(P_world: Partition, case: str) -> None:
-    """Also from and to ranks that only get the value of the loss."""
+    """Whole weights are saved from, and loaded on, ranks that only get the loss too."""
     kind, shapes = WEIGHTS[case]
     options: dict[str, Any] = {
         name: torch.arange(1.0, 1 + torch.Size(shape).numel()).view(shape)

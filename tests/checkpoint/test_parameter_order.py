@@ -142,7 +142,7 @@ def shuffled(state_dict: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("named", [False, True])
 @distributed(ranks=2)
 def test_names_in_the_state_dict_go_before_its_order(P_world: Partition, named: bool) -> None:
-    """Also into an optimizer that has no names, and gets none."""
+    """Names decide, also for an optimizer that has no names and gets none."""
     net, _, expected = both(P_world, "three groups", True)
     new, kept = (optimizer_of(net, "three groups", named) for _ in range(2))
     step(net, kept)
@@ -182,7 +182,7 @@ def test_other_names_are_refused_on_every_rank(P_world: Partition) -> None:
 @pytest.mark.parametrize("named", [False, True])
 @distributed(ranks=2)
 def test_checkpoint_goes_by_name(P_world: Partition, tmp_path: Path, named: bool) -> None:
-    """To an optimizer whose groups list the same parameters backwards."""
+    """State is matched by name if the optimizer lists the parameters in reverse."""
     net, optimizer, _ = both(P_world, "three groups", named)
     save(net, tmp_path / "checkpoint", optimizer)
     new = optimizer_of(net, "three groups", named)

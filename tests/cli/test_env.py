@@ -129,7 +129,7 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize("with_rich", [True, False])
 def test_lines_fit_a_terminal(monkeypatch: pytest.MonkeyPatch, with_rich: bool) -> None:
-    """But for words that are longer, which are copied whole."""
+    """Lines fit, except for words that are longer, which are copied whole."""
     path = "/" + 60 * "p" + "/libnccl.so.2"
     missing = f"there is no NCCL ({path}: no such file): " + "install it or name its file, " * 4
     monkeypatch.setattr(env, "describe", lambda: replace(NOTHING, nccl_missing=missing))
@@ -166,7 +166,7 @@ def test_on_a_terminal_with_rich(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """In an environment without the doubles that another test may use."""
+    """Run the command in an environment without the doubles of other tests."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
         [sys.executable, *arguments],

@@ -25,7 +25,7 @@ PLAN = ["plan", "--network", NETWORK]
 
 
 def status_of(arguments: list[str]) -> int:
-    """Also where argparse is what refuses."""
+    """Return the exit status, also if argparse refuses the arguments."""
     try:
         return main(arguments)
     except SystemExit as end:

@@ -60,7 +60,7 @@ def test_blocks_that_are_not_balanced(P_world: Partition) -> None:
 @BOTH
 @distributed(ranks=4, transports=["loopback"])
 def test_several_tensors(P_world: Partition, replicate: bool) -> None:
-    """By position and by name, and nested outputs."""
+    """Tensors are passed by position and by name, and outputs are nested."""
     P_x = grid(P_world, [1, 1, 2, 2])
     for mask in ((3, 1, 6, 7), (3, 2, 6, 7)):
         shapes = [(3, 2, 6, 7), mask]
@@ -94,7 +94,7 @@ def weighted(P_world: Partition, **options: Any) -> tuple[Any, Any, torch.Tensor
 
 @distributed(ranks=3)
 def test_whole_tensors_beside_blocks(P_world: Partition) -> None:
-    """Other numbers of dims than P_x has axes, and python numbers. A rank has no part in it."""
+    """Whole tensors have other numbers of dims than P_x; one rank takes no part."""
     alone, net, whole, block = weighted(P_world)
     by, shift = random_like_all((9, 7), 2).requires_grad_(), random_like_all((7,), 3)
     expected = alone(whole, by, shift=shift)

@@ -67,7 +67,7 @@ def test_workers_without_a_cell(P_world: Partition) -> None:
 
 @distributed(ranks=3, transports=["loopback"])
 def test_goes_back_to_one_worker(P_world: Partition) -> None:
-    """With the weights of now, in the mode of now, and with the original's frozen parameters."""
+    """The result has the current weights and mode, and the original's frozen parameters."""
     alone = NETWORKS["aspp"][0]().double().eval()
     alone.convs[0].weight.requires_grad_(False)
     net = distribute(alone, grid(P_world, [1, 1, 1, 2], [2, 1]))

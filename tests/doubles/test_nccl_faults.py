@@ -260,7 +260,7 @@ def test_sender_that_is_killed() -> None:
 
 
 def test_everything_is_given_back() -> None:
-    """In this process, which has made the unique ids too."""
+    """All resources are released in this process, which also created the unique ids."""
 
     def body(rank: Rank) -> None:
         part = rank.split(0, 0)

@@ -288,7 +288,7 @@ def test_started_movements_are_complete_when_waited_for(P_world: Partition) -> N
 
 @distributed(ranks=3)
 def test_started_with_and_without_an_output_that_exists(P_world: Partition) -> None:
-    """By turns, of the same movement: each is bound to what it is given."""
+    """Calls of one movement alternate between new and existing outputs."""
     P_x = P_world.create_cartesian_topology_partition([3])
     x = cells((4,)) + P_world.rank
     movement = ops.HaloExchange(P_x, halo=((1, 1),)).movement(x).T
@@ -329,7 +329,7 @@ def test_a_wait_that_fails_says_so(P_world: Partition) -> None:
 
 @distributed(ranks=2)
 def test_another_device_is_refused(P_world: Partition) -> None:
-    """Its address would mean nothing here."""
+    """An address on another device is not valid here."""
     P_x = P_world.create_cartesian_topology_partition([2])
     layer = ops.AllSumReduce(P_x, [0], global_shape=(2,))
     layer(torch.ones(1))

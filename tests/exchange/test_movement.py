@@ -21,7 +21,7 @@ SHAPE, PLACEHOLDER = (2, 3), (7,)
 @pytest.mark.parametrize("has_output", [True, False])
 @distributed(ranks=1, transports=["loopback"])
 def test_a_rank_without_a_block(P_world: Partition, has_input: bool, has_output: bool) -> None:
-    """Its placeholder keeps its shape and dtype, and what it gets has no cells, but that dtype."""
+    """A placeholder keeps shape and dtype; its output has no cells and the same dtype."""
     stage = Stage(SHAPE if has_input else None, SHAPE if has_output else None)
     plan = Plan(("nothing moves",), 0, (stage,))
     data, own = torch.float64, torch.int32

@@ -31,7 +31,7 @@ def numbers_by_rule(
 def sources_by_rule(
     source: tuple[int, ...], target: tuple[int, ...], transpose_source: bool, transpose_target: bool
 ) -> list[int]:
-    """For every target rank, the source rank with the same number."""
+    """Return the source rank with the same number, for every target rank."""
     dim = len(target)
     left = source[::-1] if transpose_source else source
     left = (1,) * (dim - len(left)) + left

@@ -161,7 +161,7 @@ def test_slab_has_ghosts_only():
 
 
 def test_no_corner_travels_twice():
-    """In the middle of 3 x 3 workers: each of the four corners, in one of the four faces."""
+    """For the central of 3 x 3 workers, each of the four corners is in one of four faces."""
     inputs = Decomposition.balanced((12, 12), (3, 3))
     found = plan_faces(inputs, [SlidingWindow(3, padding=(1, 1))] * 2, (1, 1))
     corners = {0, 2, 6, 8}

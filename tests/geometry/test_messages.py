@@ -129,7 +129,7 @@ def test_an_output_that_is_copied_has_no_sums() -> None:
     ],
 )
 def test_a_scattered_sum_is_the_sum(shape: tuple[int, ...], dim: int) -> None:
-    """On every member, of parts along one dim, each added in ascending order of ranks."""
+    """Every member adds the parts along one dim in ascending order of ranks."""
     collective = Collective("all_reduce", MEMBERS, ROOT, True)
     stages = {rank: as_messages(stage_of(collective, rank, shape), rank, 8) for rank in MEMBERS}
     x = {rank: np.arange(math.prod(shape)).reshape(shape) * 10**i for i, rank in enumerate(MEMBERS)}

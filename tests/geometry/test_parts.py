@@ -11,7 +11,7 @@ windows = st.integers(1, 20).map(AdaptiveWindow)
 
 
 def cells_of(window: AdaptiveWindow, output: int, extent: int) -> set[int]:
-    """By the definition, in exact fractions of the extent."""
+    """Return the cells by definition, in exact fractions of the extent."""
     outputs = window.output_extent
     return {
         c

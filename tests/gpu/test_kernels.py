@@ -79,7 +79,7 @@ class Launch:
         return Layout((0,), (1,), self.flat_offset).of(values)
 
     def jobs(self, strides: tuple[int, ...]) -> list[CombineJob]:
-        """For the kernel; ``strides`` are those of the tensor."""
+        """Return jobs for the kernel; ``strides`` are those of the tensor."""
         return [self._job(box, starts, strides) for box, starts in self._each()]
 
     def carry_out(self, tensor: torch.Tensor, flat: torch.Tensor) -> None:

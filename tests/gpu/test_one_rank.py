@@ -28,7 +28,7 @@ def every_copy_of_a_cell(P_world: Partition, dtype: torch.dtype) -> dict[str, to
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_narrow_gradients_are_summed_in_float32(one_rank: OneRank, dtype: torch.dtype) -> None:
-    """In 16 bits, adding one to the large number leaves it as it is."""
+    """In 16 bits, adding one to the large number would not change it."""
     (found,) = one_rank.run(every_copy_of_a_cell, dtype=dtype)
     assert torch.equal(found["gradient"], found["expected"])
 

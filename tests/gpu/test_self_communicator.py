@@ -36,7 +36,7 @@ def alone() -> Iterator[SelfCommunicator]:
 
 @pytest.fixture
 def mortal() -> Iterator[SelfCommunicator]:
-    """For a test that ends it."""
+    """Return a communicator for a test that ends it."""
     with self_communicator() as made:
         yield made
 

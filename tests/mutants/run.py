@@ -69,7 +69,7 @@ def outcome(
 def _test(
     module: str, path: str, source: str, arguments: Sequence[str], examples: int, writer: int
 ) -> None:
-    """In the child: answer with the first digit of pytest's exit status, and end."""
+    """In the child, return the first digit of pytest's exit status, and end."""
     import hypothesis
     import pytest
 

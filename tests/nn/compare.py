@@ -89,7 +89,7 @@ def build_both(
     make_distributed: Callable[[], torch.nn.Module],
     owned: Callable[[str, torch.Size], Slices | None],
 ) -> tuple[torch.nn.Module, torch.nn.Module]:
-    """Both layers, drawn under one seed; asserts that they hold the same values, block by block."""
+    """Return both layers, drawn under one seed; assert that their values are equal."""
     torch.manual_seed(SEED)
     sequential = make_sequential()
     state = torch.get_rng_state()

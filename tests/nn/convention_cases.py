@@ -217,7 +217,7 @@ def parallel_network(P: Partition, row: Row) -> Network:
 
 
 def unchecked(module: Any) -> Any:
-    """Without the check of conventions."""
+    """Call a module without the check of conventions."""
     for part in module.modules():
         if isinstance(getattr(part, "region", None), TensorRegion):
             part.region._copies = part.region._parts = lambda *_: None

@@ -125,7 +125,7 @@ def replicated_parameters(P_world: Partition) -> Made:
 
 
 def norms(P_world: Partition) -> Made:
-    """In training, running statistics changing; two ranks have empty blocks."""
+    """Return norms in training, with running statistics; two ranks have empty blocks."""
     P_x = grid(P_world, [1, 2, 2], [3, 1, 2, 0])
     layers = torch.nn.Sequential(
         nn.DistributedBatchNorm1d(P_x, 4, momentum=None, dtype=F64),

@@ -200,7 +200,7 @@ class Two:
 
 @distributed(ranks=1, transports=["loopback"])
 def test_every_node_is_visited_once(P_world: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where there are as many ways through the graph as powers of two."""
+    """Nodes are visited once in a graph with exponentially many paths."""
     visits: list[object] = []
     border_of = conventions.border_of
     monkeypatch.setattr(

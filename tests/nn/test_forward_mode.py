@@ -57,7 +57,7 @@ def jvp(
 @pytest.mark.parametrize("transform", [True, False])
 @distributed(ranks=3, transports=["host", "gloo"])
 def test_input(P_world: Partition, transform: bool) -> None:
-    """Also with parameters that do not require grad, and a rank without a part."""
+    """Parameters may not require grad, and one rank takes no part."""
     P_x = grid(P_world, [1, 1, 2], [2, 0])
     sequential, distributed = networks(P_x)
     whole, tangent = random_like_all((2, 2, 9), 1), random_like_all((2, 2, 9), 2)

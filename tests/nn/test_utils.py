@@ -88,7 +88,7 @@ def test_clip_grad_norm(
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @distributed(ranks=4)
 def test_gradients_that_are_no_numbers(P_world: Partition, value: float, norm_type: float) -> None:
-    """On the last worker alone, which is the only one with that block."""
+    """Only the last worker, which has the block, sees the NaN or infinity."""
     _, model = both(P_world, False)
     linear = DistributedLinear(
         grid(P_world, [1, 1]), grid(P_world, [1, 4]), grid(P_world, [4, 1]), 5, 8, dtype=F64

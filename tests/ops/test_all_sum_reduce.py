@@ -118,7 +118,7 @@ def test_narrow_sums_are_kept_in_float32(P_world: Partition, dtype: torch.dtype)
 
 @distributed(ranks=3)
 def test_sums_are_bitwise_equal_and_in_rank_order(P_world: Partition) -> None:
-    """For a small sum, and for one large enough to be shared out among the workers."""
+    """Sums are equal for small tensors, and for those scattered among the workers."""
     terms = [1e16, 1.0, -1e16]
     P_x = partition_of(P_world, [2, 0, 1], [3])
     for length in (1, 5000):
@@ -161,7 +161,7 @@ def test_smaller_last_batch_and_toggled_grad(P_world: Partition) -> None:
 
 @distributed(ranks=4)
 def test_blocks_of_different_shapes_are_refused_everywhere(P_world: Partition) -> None:
-    """Also in the group whose blocks have one shape."""
+    """Groups whose blocks have one shape raise too."""
     P_x = P_world.create_cartesian_topology_partition([2, 2])
     x = torch.ones(2, 4 if P_world.rank == 3 else 3)
     with pytest.raises(PlanMismatch, match=r"\[2, 3\].*\[2, 4\]"):

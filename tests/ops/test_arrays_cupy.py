@@ -91,7 +91,7 @@ def log() -> list[str]:
 
 @pytest.fixture
 def use_cupy(monkeypatch: pytest.MonkeyPatch, log: list[str]) -> Callable[[int, int], None]:
-    """To be called with the pointers of torch's current stream and CuPy's."""
+    """Return a function that installs a fake CuPy, with pointers of torch's and CuPy's streams."""
 
     def use(ours: int, theirs: int) -> None:
         stream = FakeStream("CuPy's stream", theirs, log)

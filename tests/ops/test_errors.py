@@ -139,7 +139,7 @@ OPERATORS: dict[str, Callable[[torch.Tensor, Partition], object]] = {
 def test_a_dtype_without_a_wire_ends_the_world(
     P_world: Partition, name: str, is_first: bool
 ) -> None:
-    """At every call alike: later only the ranks with such a tensor could know."""
+    """Every call raises, since later only the ranks with such a tensor could know."""
     if not is_first:
         OPERATORS[name](torch.ones(2), P_world)
     x = torch.ones(2).to(torch.float8_e4m3fn)

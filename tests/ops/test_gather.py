@@ -89,7 +89,7 @@ def test_twelve_ranks(P_world: Partition) -> None:
 
 @distributed(ranks=3)
 def test_scatter_ignores_what_others_give(P_world: Partition) -> None:
-    """Its values and shape, but not that it requires grad: its backward takes part."""
+    """Values and shape are ignored, but not ``requires_grad``: backward takes part."""
     P_x = P_world.create_cartesian_topology_partition([3, 1])
     x = cells((4, 2)) if P_world.rank == 0 else torch.full((9, 1, 3), torch.nan).double()
     x.requires_grad_()

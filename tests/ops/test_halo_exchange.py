@@ -344,7 +344,7 @@ def test_refusals(P_world: Partition) -> None:
 def test_widths_that_differ_between_ranks_are_refused(
     P_world: Partition, options: dict[str, object]
 ) -> None:
-    """On all ranks, with all widths, before the first ghost; equal widths go on working."""
+    """All ranks raise before the first ghost and list all widths; equal widths still work."""
     P_x = P_world.create_cartesian_topology_partition([P_world.size])
     x = torch.ones(12 // P_world.size)
     own = [[(0, 1)], [(2, 0)], [(1, 1)]][P_world.rank]

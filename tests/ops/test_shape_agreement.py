@@ -112,7 +112,7 @@ def test_global_shape_that_may_change_is_refused() -> None:
 @pytest.mark.parametrize("named", [True, False])
 @distributed(ranks=2)
 def test_wrong_dims_and_device(P_world: Partition, named: bool) -> None:
-    """With and without an agreement the refusal reaches every rank."""
+    """Every rank raises, with and without an agreement."""
     known: dict[str, Any] = {"global_shape": (2, 2)} if named else {}
     agreement = ShapeAgreement("Test", P_world, P_world, 2, **known)
     bad = P_world.rank == 1

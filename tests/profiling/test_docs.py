@@ -27,7 +27,7 @@ def blocks_of(name: str) -> list[str]:
 
 
 def in_columns(table: str) -> list[list[str]]:
-    """Its cells, but for the seconds."""
+    """Return the cells of the table without the seconds."""
     return [re.split(r"  +", line)[:-1] for line in table.splitlines()]
 
 
@@ -49,7 +49,7 @@ def test_the_blocks_of_profiling(P_world: Partition, tmp_path: Path) -> None:
 
 
 def test_the_hang_of_debugging(tmp_path: Path) -> None:
-    """Its error and its report have the form that is shown: names, numbers, states."""
+    """The error and report have the documented form: names, numbers, states."""
     hangs, in_a_notebook = blocks_of("debugging.md")
     (tmp_path / "hangs.py").write_text(hangs)
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "hangs.py"]

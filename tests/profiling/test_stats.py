@@ -54,7 +54,7 @@ def test_counts_of_a_halo(P_world: Partition) -> None:
 
 @distributed(ranks=3)
 def test_a_sum_is_counted_as_the_wire_carries_it(P_world: Partition) -> None:
-    """In messages between all, or to and from one, or as one collective of NCCL's."""
+    """A sum is messages between all, to and from one, or a single NCCL collective."""
     P_x = P_world.create_cartesian_topology_partition([3])
     x = torch.ones(10)
     gpudist.all_sum_reduce(x, P_x, [0])

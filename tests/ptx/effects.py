@@ -189,7 +189,7 @@ class Flow:
         return _ones(64)
 
     def _sum(self, operands: tuple[str, ...], bits: list[int], width: int) -> int:
-        """With all that carries may change: none leaves a bit that is zero in both summands."""
+        """Return the bits of a sum, with all that carries may change."""
         zeros = _ones(width)
         for operand in operands:
             zeros &= self._zeros(operand)

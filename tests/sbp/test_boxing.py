@@ -78,7 +78,7 @@ def test_three_axes(P_world: Partition) -> None:
 
 @distributed(ranks=4, transports=("loopback",))
 def test_explicit_cuts(P_world: Partition) -> None:
-    """To and from blocks of any size, some of them empty, and between placements."""
+    """Blocks of any size, some empty, are boxed in both directions and between placements."""
     ranks, grid, shape = (0, 1, 2, 3), (2, 2), (5, 3)
     ends: list[NdSbp] = [
         (S(0, [1, 4]), B), (S(0, [0, 5]), S(1, [0, 3])), (S(0, [3, 2]), S(0)), (P, S(0, [5, 0])),

@@ -45,7 +45,7 @@ def test_a_sample_of_attributes(P_world: Partition, name: str) -> None:
 
 @distributed(ranks=8, transports=("loopback",))
 def test_each_axis_on_its_own(P_world: Partition) -> None:
-    """Without a message: heads on one axis, the summed dim on another, queries on the third."""
+    """Heads, the summed dim and queries are on one axis each, which needs no message."""
     placement = Placement("cpu", [[[0, 1], [2, 3]], [[4, 5], [6, 7]]], P_world)
     function, shapes = OPERATORS["attention"]
     xs = [random(shape, i) for i, shape in enumerate(shapes)]

@@ -33,7 +33,7 @@ SMALL: list[Row] = [([S(0), B], P), ([S(1), S(0)], P), ([B, B], B)]
 @pytest.mark.parametrize("function", [F.softmax, torch.log_softmax, F.softmin])
 @distributed(ranks=8, transports=("loopback",))
 def test_softmax(P_world: Partition, function: Any) -> None:
-    """Also along blocks without cells, and of numbers whose exponential is too large."""
+    """Softmax runs along empty blocks, and on numbers whose exponential overflows."""
     for dim in (0, -1):
         assert_table(P_world, partial(function, dim=dim), [X], ALONG)
         assert_everywhere(P_world, partial(function, dim=dim), [X], (1, 2, 1))

@@ -37,7 +37,7 @@ def holds(layout: Layout, kind: str, cell: tuple[int, ...]) -> Groups:
 
 
 def closed(masks: Held) -> Held:
-    """With all sums of disjoint ones."""
+    """Return the masks with all sums of disjoint ones."""
     found = set(masks)
     while True:
         more = {a | b for a, b in combinations(found, 2) if not a & b} - found

@@ -149,7 +149,7 @@ P_world.barrier()
 
 
 def test_a_rank_that_keeps_its_mistake_to_itself(tmp_path: Path) -> None:
-    """Nobody prints the cause, and so the first of the others does what it can."""
+    """No rank prints the cause, so the first of the others reports what it knows."""
     program = """
 from gpudist.transport.failure import last_words
 last_words._PATIENCE_S = 2.0

@@ -94,7 +94,7 @@ def test_workers_hear_of_the_launchers_death(tmp_path: Path, transport: str, doe
 
 @pytest.mark.parametrize("can_open", [True, False])
 def test_the_end_of_a_parent(can_open: bool) -> None:
-    """Also where the system does not let a process watch another one."""
+    """The end is detected, also if the system does not let processes watch each other."""
     ours, theirs = os.pipe()
     parent = os.fork()
     if parent == 0:

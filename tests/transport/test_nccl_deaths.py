@@ -216,7 +216,7 @@ def test_a_rank_that_dies_while_all_join_is_named(mortals: ProcessRanks) -> None
 
 
 def lose_the_store(transport: Transport, number: int, timeout_s: float) -> Fate:
-    """In a second world, whose store rank 0 serves; it dies or stops."""
+    """Lose the store of a second world: rank 0, which serves it, dies or stops."""
     assert isinstance(transport, NcclTransport)
     clear()
     key = f"{transport.prefix}/port"

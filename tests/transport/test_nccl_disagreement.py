@@ -112,7 +112,7 @@ def test_first_calls_are_compared(name: str, rank: int) -> None:
 
 @pytest.mark.parametrize("name", SUMS)
 def test_sums_are_agreed_beforehand(name: str) -> None:
-    """Their blocks need to be equal, which all ranks see; the world goes on."""
+    """Blocks must be equal, which all ranks check; the world remains usable."""
     for fate in results("nccl", RANKS, disagree, name, 2, False, False, timeout_s=DEADLINE_S):
         assert isinstance(fate.error, (PlanMismatch, ShapeError)), fate
         assert fate.after_s < DEADLINE_S

@@ -211,7 +211,7 @@ def test_split_waits_for_operators(mortals: Mortals) -> None:
 
 
 def wide_halo(P_world: Partition) -> ops.HaloExchange:
-    """With neighbours in all directions, whose tables do not travel with the launch."""
+    """Return a halo exchange whose tables are too large for the arguments of a launch."""
     P_x = P_world.create_cartesian_topology_partition([2, 2])
     return ops.HaloExchange(P_x, halo=((1, 1), (1, 1)), periodic=True)
 
@@ -253,7 +253,7 @@ def drop_while_a_kernel_hangs(transport: Transport, is_closed: bool) -> tuple[fl
 
 @pytest.mark.parametrize("is_closed", [False, True], ids=["its own", "a closed world's"])
 def test_dropped_operators_do_not_wait_for_kernels(mortals: Mortals, is_closed: bool) -> None:
-    """Their device memory goes later: Python goes on meanwhile, and learns of deaths."""
+    """Their device memory is freed later, while Python continues and detects deaths."""
     ended = mortals.run(GRID, drop_while_a_kernel_hangs, is_closed, timeout_s=LONG_S)
     for forgetting_s, misuses in ended:
         assert forgetting_s < allowed_s(1.0)
@@ -306,7 +306,7 @@ def read_in_a_capture(transport: Transport) -> str:
 
 
 def test_data_that_the_host_reads_in_a_capture(mortals: Mortals) -> None:
-    """Nothing has been carried out that could be read."""
+    """During a capture nothing is executed, so there is no data to read."""
     for text in mortals.run(RANKS, read_in_a_capture, timeout_s=LONG_S):
         assert "capture" in text, text
 

@@ -79,7 +79,7 @@ def test_call_error(name: str, rank: int, after: int, is_bound: bool) -> None:
 
 @pytest.mark.parametrize("name", ACTIONS)
 def test_delay(name: str) -> None:
-    """Nothing fails, and the numbers are right."""
+    """A delay causes no failure, and the numbers are right."""
     for rank, fate in enumerate(fates(name, "delay", 1, 2)):
         assert fate.error is None and fate.misuses == [], f"rank {rank}: {fate}"
 

@@ -48,7 +48,7 @@ def stream_with_the_same_handle(transport: Transport) -> list[str]:
 
 
 def test_a_stream_may_have_the_handle_of_another_that_has_ended() -> None:
-    """Its work follows the ended stream's operator, whose messages use the same memory."""
+    """Work of the new stream follows the ended stream's, whose messages share memory."""
     assert results("nccl", RANKS, stream_with_the_same_handle) == [[]] * RANKS
 
 

@@ -86,7 +86,7 @@ def test_a_stage_to_other_dims_keeps_no_form(P_world: Partition) -> None:
 
 @distributed(ranks=2, transports=["nccl"])
 def test_what_is_added_to_keeps_its_own_layout(P_world: Partition) -> None:
-    """Also where what arrives is of another."""
+    """The output keeps its layout, also if the received data has another."""
     P_x = P_world.create_cartesian_topology_partition([1, 1, 1, 2])
     x = random((2, 5, 3, 4))
     widths = ((0, 0), (0, 0), (0, 0), (1, 1))

@@ -214,7 +214,7 @@ def test_after_a_failure_all_communicators_are_aborted_and_nothing_else() -> Non
 
 
 def cross(transport: Transport, seeds: Sequence[int]) -> list[str]:
-    """In one group, collectives of which each rank posts its own in an order of its own."""
+    """Post collectives in one group, in a different order on each rank."""
     clear()
     for seed in seeds:
         common, own = random.Random(seed), random.Random(seed * 100 + transport.rank)

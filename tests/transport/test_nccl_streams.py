@@ -35,7 +35,7 @@ def started() -> None:
 
 
 def started_halo(P_world: Partition, factor: float = 1.0) -> InFlight:
-    """Its input is nobody else's, and what is freed next would take its memory."""
+    """Start a halo exchange of a temporary input, whose memory would be reused next."""
     x = block_of(P_world) * factor
     return start([halo_of(P_world).movement(x)], [x])
 

@@ -280,7 +280,7 @@ def store_path(tmp_path: Path) -> str:
 def test_worlds_of_the_same_ranks_do_not_mix(
     P_world: Partition, mixes: list[int], store_path: str
 ) -> None:
-    """Also where only one rank mixes them, and the other one waits for it."""
+    """Worlds raise also if only one rank mixes them, and the other one waits for it."""
     store = dist.FileStore(store_path, P_world.size)
     wire = runtime.connect(P_world.transport, store, P_world.rank, P_world.size, 20.0, "other")
     P_other = runtime.world_of(wire)

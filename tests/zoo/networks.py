@@ -31,7 +31,7 @@ def missing_packages() -> list[str]:
 
 
 def networks_of(package: str) -> list[Network]:
-    """Its networks, in the order of its file. Imports the package."""
+    """Import the package, and return its networks in the order of its file."""
     declare_missing_operators()
     file = importlib.import_module(f"tests.zoo.from_{package.replace('-', '_')}")
     return file.NETWORKS

@@ -51,7 +51,7 @@ def verdict_of(verdicts: Iterable[Verdict]) -> str:
 
 
 def passes(verdicts: Sequence[Verdict]) -> bool:
-    """Nothing is wrong or planned wrongly, and at most four networks are not right."""
+    """Return whether nothing is wrong or planned wrongly, and at most four are not right."""
     if any(v.planned_bytes != v.forward_bytes for v in verdicts):
         return False
     worst = Counter(verdict_of(these) for these in _by_network(verdicts).values())

@@ -50,14 +50,14 @@ def test_survivors_raise_what_they_should(cell: tuple[str, str, str, str]) -> No
 
 @pytest.mark.parametrize("transport", ["host", "gloo"])
 def test_a_store_that_stands_still_while_ranks_join_hangs_nobody(transport: str) -> None:
-    """Its host is stopped, and it never answers again."""
+    """The store's host is stopped while ranks join, and never answers again."""
     tried = Experiment("gather", transport, "stopped", "init", 3, 0, 1, 1024, 0, 5)
     verdict = conduct(tried)
     assert verdict.how == "detected", verdict.text
 
 
 def test_a_failure_ends_the_wait_for_a_wire_beside() -> None:
-    """Where a rank has failed before it met the others on the host's wire of a world over NCCL."""
+    """A rank fails before it joins the host's wire of a world over NCCL."""
     use_doubles()
     tried = Experiment("broadcast_batch", "nccl", "raised", "message", 3, 1, 0, 4096, None, 7)
     verdict = conduct(tried)

@@ -90,7 +90,7 @@ def result_of(
 @settings(max_examples=EXAMPLES // 4, deadline=None)
 @given(data=st.data())
 def test_anything(name: str, data: st.DataObject) -> None:
-    """Where torch refuses, so does the layer; where both give a result, it is the same."""
+    """The layer raises if torch does; if both return a result, it is the same."""
     positional, distributed, sequential, names = LAYERS[name]
     given_now = list(positional)
     changes = data.draw(st.booleans(), "changes a size")

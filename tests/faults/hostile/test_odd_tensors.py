@@ -209,7 +209,7 @@ def test_tensors(name: str, parameter: str, run: Callable[..., list[Any]], tmp_p
 @pytest.mark.parametrize("kind", KINDS)
 @distributed(ranks=2, transports=("host", "gloo", "nccl"))
 def test_processes_survive(P_world: Partition, kind: str, is_first: bool) -> None:
-    """At the first call of an operator, and where it knows the shape already."""
+    """No process dies at the first call of an operator, nor once it knows the shape."""
     P = P_world.create_cartesian_topology_partition([P_world.size, 1])
     x = torch.ones(2, 3, dtype=torch.float64)
     with warnings.catch_warnings():

@@ -120,7 +120,7 @@ class _Raises(torch.autograd.Function):
 
 
 def raises_in_backward(rank: int) -> None:
-    """On one rank, between the adjoints of two exchanges."""
+    """Raise on one rank in backward, between the adjoints of two exchanges."""
     _, P_x = world()
     exchange = HaloExchange(P_x, halo=[(1, 0)], periodic=True, global_shape=[7 * P_x.size])
     x = torch.ones(7, requires_grad=True)
@@ -211,7 +211,7 @@ def loads_data_in_forked_workers(rank: int) -> None:
 
 
 def leaves_a_thread_waiting(rank: int) -> None:
-    """In native code, for a message that does not come, while the interpreter exits."""
+    """Wait in native code for a message that does not come, while the interpreter exits."""
     _, P_x = world()
     halo(P_x)
 

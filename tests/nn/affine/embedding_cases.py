@@ -56,7 +56,7 @@ def check_embedding(
     placing: Placing | None = None,
     **options: Any,
 ) -> None:
-    """Both layers, drawn alike, on several tensors of indices; double backward too."""
+    """Compare both layers on several tensors of indices, including double backward."""
     P_x, P_y, P_w = partitions
     options = {"dtype": torch.float64, **options}
     others = () if P_y is None else (P_y, P_w)

@@ -182,7 +182,7 @@ def test_a_batch_without_samples(P_world: Partition) -> None:
 @pytest.mark.parametrize("extents", [(7, 10), (2, 4, 8, 11), (9, 12)])
 @distributed(ranks=5)
 def test_output_size(P_world: Partition, extents: tuple[int, ...]) -> None:
-    """Also for a layer with an output padding, which then does not count."""
+    """``output_size`` takes precedence over the layer's output padding."""
     P_x = grid(P_world, [1, 1, 2, 2], [4, 2, 1, 0])
     options = {"output_size": extents, "shape": (2, 3, 3, 4)}
     check(P_x, 3, 4, 3, 3, 1, 2, batches=[1], **options)

@@ -52,7 +52,7 @@ def test_forward_with_split_features_is_one_group_of_messages(
 @pytest.mark.parametrize("sizes", [None, [5, 1]])
 @distributed(ranks=2, transports=["loopback"])
 def test_a_block_that_suffices_is_not_copied(P_world: Partition, sizes: list[int] | None) -> None:
-    """With a kernel as wide as the stride, unless input and output are cut at other cells."""
+    """A kernel as wide as the stride needs no copy, unless input and output are cut differently."""
     P_x = grid(P_world, [1, 1, 2])
     layer = DistributedConvTranspose1d(P_x, 2, 3, 2, 2, dtype=F64)
     x = own_block(random_like_all((1, 2, 6), 1), P_x, {2: sizes} if sizes else None)
@@ -138,7 +138,7 @@ def penalize(
 @pytest.mark.parametrize("case", ["features", "both", "disjoint", "features, moved", "all"])
 @distributed(ranks=9, transports=["loopback"])
 def test_double_backward(P_world: Partition, case: str, window: tuple[Any, ...], of: str) -> None:
-    """Also of blocks that no cell of the input reaches."""
+    """Double backward also works for blocks that no cell of the input reaches."""
     P_x, P_y, P_w = placed(P_world, case)
     owned = owner(P_w, (P_w.shape[0], P_w.shape[1]))
     sequential, layer = build_both(

@@ -107,7 +107,7 @@ LEADING_SPLIT: dict[str, tuple[Placed, Placed, Placed]] = {
 @pytest.mark.parametrize("case", LEADING_SPLIT)
 @distributed(ranks=8, transports=["loopback"])
 def test_split_leading_dims_and_features(P_world: Partition, case: str, bias: bool) -> None:
-    """Also of an input with one more leading dim than the partition has axes."""
+    """The input may have one more leading dim than the partition has axes."""
     axes = len(LEADING_SPLIT[case][0][0])
     for leading in ((3, 5)[-axes + 1 :], (2, 3, 4)[-axes:]):
         check_split(P_world, LEADING_SPLIT[case], leading, bias=bias)

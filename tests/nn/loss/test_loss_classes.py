@@ -182,7 +182,7 @@ def test_extreme_logits(P_world: Partition) -> None:
 
 @distributed(ranks=3, transports=["loopback"])
 def test_digits_of_large_logits(P_world: Partition) -> None:
-    """In float32 the largest logit would swallow the rest, were it added before the end."""
+    """In float32 the largest logit would absorb the others if it were added early."""
     P_x = grid(P_world, [1, 2])
     x = 1e6 + torch.tensor([[0.0, 1.0, 0.5, 0.25]])
     target = torch.tensor([1])
@@ -243,7 +243,7 @@ def test_dtypes_of_others(P_world: Partition) -> None:
 def test_where_values_are_not_looked_at(
     P_world: Partition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a GPU values are not checked: an index without a class makes the loss NaN, never wrong."""
+    """On a GPU values are not checked: an index without a class makes the loss NaN."""
     P_x = grid(P_world, [1, 2])
     weight = weight_of(4).float()
     for layer in (nn.DistributedNLLLoss, nn.DistributedCrossEntropyLoss):

@@ -44,7 +44,7 @@ def make_both(
     make_distributed: Callable[[], torch.nn.Module],
     owned: Owned,
 ) -> Made:
-    """Both layers, compared as they are new, then with random parameters."""
+    """Return both layers, compared when new, with equal random parameters."""
     sequential, layer = build_both(make_sequential, make_distributed, owned)
     for seed, (name, whole) in enumerate(sequential.named_parameters()):
         value, where = random_like_all(whole.shape, 100 + seed), owned(name, whole.shape)

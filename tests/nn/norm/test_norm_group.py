@@ -170,7 +170,7 @@ def test_double_backward_of_instances(P_world: Partition, tracks: bool) -> None:
 
 @distributed(ranks=4, transports=["loopback"])
 def test_large_mean(P_world: Partition) -> None:
-    """Without a shift that workers know: 1e4 standard deviations off zero, in float32."""
+    """The mean is 1e4 standard deviations from zero, in float32, without a known shift."""
     P_x, shape = grid(P_world, [1, 2, 2]), (2, 6, 500)
     whole = (random_like_all(shape, 1) + 1e4).float()
     expected = torch.nn.GroupNorm(2, 6, dtype=F64)(whole.double())

@@ -83,7 +83,7 @@ def test_same_as_sequential(P_world: Partition, kind: str, last: str) -> None:
 @pytest.mark.parametrize("kind", ["batch", "group", "instance", "layer"])
 @distributed(ranks=2, transports=["loopback"])
 def test_as_accurate_as_torch(P_world: Partition, kind: str, mean: float) -> None:
-    """In float32 against float64, no further off than twice torch's layer, forward and backward."""
+    """Errors in float32 are at most twice those of torch's layer, forward and backward."""
     P_x = grid(P_world, [1, 1, 1, 2])
     x = (random_like_all(SHAPE, 1) + mean).float()
     g = random_like_all(SHAPE, 2).float()

@@ -114,7 +114,7 @@ def special(kind: str) -> torch.Tensor:
 @pytest.mark.parametrize("kind", ["Softmax", "LogSoftmax"])
 @distributed(ranks=3, transports=["loopback", "host"])
 def test_special_values(P_world: Partition, kind: str, values: str) -> None:
-    """Neither overflow nor other cells that are not numbers than torch's."""
+    """Nothing overflows, and the same cells as in torch are NaN."""
     P_x = grid(P_world, (1, 3))
     sequential, layer = layers(kind, P_x, 1)
     whole = special(values).requires_grad_()

@@ -112,7 +112,7 @@ def test_other_sharded_parameters_of_a_converted_network_are_refused(
 
 
 def without_batch_norm(net: Any) -> Any:
-    """Its statistics would be those of a row."""
+    """Remove batch norm, whose statistics would be those of a row."""
     net[2] = torch.nn.Tanh()
     return net
 

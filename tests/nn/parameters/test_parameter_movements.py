@@ -166,7 +166,7 @@ def test_layers_on_different_workers(P_world: Partition, replicate: bool) -> Non
 @pytest.mark.parametrize("replicate", [True, False])
 @distributed(ranks=4, transports=["loopback"])
 def test_halo_region(P_world: Partition, replicate: bool, around: bool) -> None:
-    """Its parameters move together by themselves, or with those of the network around."""
+    """Its parameters move together, alone or with those of the surrounding network."""
     P_x = grid(P_world, [1, 1, 2, 2])
     torch.manual_seed(1)
     sequential = torch.nn.Sequential(
@@ -241,7 +241,7 @@ def with_modules_between(model: torch.nn.Sequential) -> torch.nn.Sequential:
 @pytest.mark.parametrize("fails", [False, True])
 @distributed(ranks=5, transports=["loopback", "host"])
 def test_modules_that_are_not_distributed(P_world: Partition, fails: bool, replicate: bool) -> None:
-    """Their gradients are summed too, with those of replicated ones; rank 4 has no part."""
+    """Their gradients are summed with those of replicated modules; rank 4 takes no part."""
     P_x = grid(P_world, [1, 1, 2, 2])
     model = with_modules_between(network(P_x, fused=False, replicate_parameters=replicate))
     fuse_parameter_movements(model, P_x)

@@ -62,7 +62,7 @@ def test_on_every_transport_3d(P_world: Partition, kind: str) -> None:
 @pytest.mark.parametrize("kind", DISTRIBUTED)
 @distributed(ranks=2, transports=["loopback"])
 def test_a_block_in_place(P_world: Partition, kind: str) -> None:
-    """With faces, and without any where a window is cut on one worker alone."""
+    """Blocks have faces, or none if only one worker's window is cut off."""
     with blocks_of_any_size():
         for window, extent, faces in (((3, 1, 1), 12, True), ((2, 2, 0), 8, False)):
             layer = DISTRIBUTED[kind][1](grid(P_world, [1, 1, 2]), *window, ceil_mode=True)

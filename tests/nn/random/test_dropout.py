@@ -66,7 +66,7 @@ def alone(P_world: Partition, dims: int) -> CartesianPartition:
 @pytest.mark.parametrize("layer", SHAPES)
 @distributed(ranks=6, transports=["loopback"])
 def test_torchs_generator_bit_by_bit(P_world: Partition, layer: str, case: str) -> None:
-    """Also the state that the generator is left in, and the second call."""
+    """The final state of the generator and a second call are equal too."""
     shape = SHAPES[layer]
     P_x, sizes = on_grid(P_world, case, len(shape))
     distributed = make(layer, P_x, 0.3, generator="torch")
@@ -111,7 +111,7 @@ def test_the_same_cells_under_every_partition(P_world: Partition, layer: str, ca
 
 @distributed(ranks=4)
 def test_on_every_transport(P_world: Partition) -> None:
-    """Without a seed all take one from the first worker, which two layers do not share."""
+    """Without a seed, all ranks take one from the first worker, a new one per layer."""
     P_x = grid(P_world, (1, 3), [2, 0, 1])
     torch.manual_seed(P_world.rank or 0)
     first, second = nn.DistributedDropout(P_x), nn.DistributedDropout(P_x)
@@ -202,7 +202,7 @@ def test_large_tensors_are_drawn_as_torchs() -> None:
 @pytest.mark.parametrize("layer", SHAPES)
 @distributed(ranks=4, transports=["loopback"])
 def test_without_dropping(P_world: Partition, layer: str) -> None:
-    """In evaluation, and for the two probabilities at which nothing is drawn."""
+    """Nothing is drawn in evaluation, nor for the probabilities 0 and 1."""
     shape = SHAPES[layer]
     P_x = grid(P_world, (1, 3, *(1,) * (len(shape) - 2)), [0, 1, 3])
     for p, trains in ((0.4, False), (0.0, True), (1.0, True)):
@@ -240,7 +240,7 @@ class Network(torch.nn.Module):
 @pytest.mark.parametrize("reentrant", [False, True])
 @distributed(ranks=3, transports=["loopback", "host"])
 def test_a_checkpoint_repeats_the_call(P_world: Partition, reentrant: bool, generator: str) -> None:
-    """In two regions that live at once, one of them run backward twice."""
+    """Two regions are alive at once, and one of them runs backward twice."""
     P_x = grid(P_world, (1, 2, 1), [2, 0])
     results: list[list[torch.Tensor | None]] = []
     for checkpointed in (False, True):

@@ -23,7 +23,7 @@ CONVENTIONS: tuple[Convention, ...] = ("dual", "invariant")
 def drawn_alike(
     make_sequential: Callable[[], torch.nn.Module], make_layer: Callable[[], torch.nn.Module]
 ) -> tuple[torch.nn.Module, torch.nn.Module]:
-    """Both, drawn under one seed; asserts that their parameters are the same, block by block."""
+    """Return both, drawn under one seed; assert that their parameters are equal by block."""
     torch.manual_seed(SEED)
     sequential = make_sequential()
     state = torch.get_rng_state()

@@ -127,7 +127,7 @@ def test_dropout_is_the_same_on_one_worker(P_world: Partition, mask: str | None)
 
 @distributed(ranks=2, transports=["loopback"])
 def test_without_dropout_weights_are_torchs(P_world: Partition) -> None:
-    """Where nearly nothing is dropped, masks and rows without a key come out as in torch."""
+    """If almost nothing is dropped, masks and rows without a key match torch's."""
     mask = random_like_all((4, 4), 5) > 0
     mask[1] = False
     layers: list[ParallelAttention] = []

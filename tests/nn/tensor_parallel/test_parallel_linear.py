@@ -273,7 +273,7 @@ def test_double_backward_of_split_sequences(P_world: Partition, overlap: bool) -
 
 
 def assert_gradients_or_none(sequential: torch.nn.Module, layer: torch.nn.Module) -> None:
-    """Where no gradient has reached a parameter, it is zero."""
+    """Assert equal gradients, where a missing gradient counts as zero."""
     for module in (sequential, layer):
         for parameter in module.parameters():
             if parameter.grad is None:

@@ -162,7 +162,7 @@ def test_recomputed(P_world: Partition, how: str) -> None:
 @pytest.mark.parametrize("is_reentrant", [False, True])
 @distributed(ranks=2, transports=["loopback"])
 def test_a_whole_network_recomputed(P_world: Partition, is_reentrant: bool) -> None:
-    """Its parameters are handed out again, and summed as the graph made then shows."""
+    """Recomputed parameters are summed as the graph of the recomputation shows."""
     P = grid_of(P_world)
     network = Recomputed(fuse_parameter_movements(parallel(P, "invariant"), P), is_reentrant)
     check(P, network, Recomputed(sequential(), False), False)
@@ -193,7 +193,7 @@ class Beside(nn.Module):
 @pytest.mark.parametrize("in_output", [False, True])
 @distributed(ranks=2)
 def test_nothing_tells(P_world: Partition, in_output: bool) -> None:
-    """Neither in the graph, nor at all in the outputs; unless it is said."""
+    """If neither graph nor outputs show the convention, it must be passed."""
     P, x = grid_of(P_world), random_like_all((TOKENS, FEATURES), 1)
     for convention in ("invariant", "dual", None):
         torch.manual_seed(7)
@@ -260,7 +260,7 @@ def test_both_conventions(P_world: Partition, case: str) -> None:
 
 @distributed(ranks=2, transports=["loopback"])
 def test_operators_of_the_users(P_world: Partition) -> None:
-    """Without a layer, the graph tells the same."""
+    """The graph of operators without a layer shows the same."""
     alone, x = nn.LayerNorm(FEATURES, dtype=F64), random_like_all((TOKENS, FEATURES), 1)
     network = fuse_parameter_movements(Shared(P_world, True), P_world)
     alone(x).pow(3).sum().backward()

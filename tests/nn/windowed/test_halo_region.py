@@ -112,7 +112,7 @@ def test_options(P_world: Partition, options: dict[str, Any]) -> None:
 
 @distributed(ranks=2, transports=["loopback"])
 def test_an_unused_edge_of_a_split_batch_moves_parameters_alone(P_world: Partition) -> None:
-    """And nothing at all without parameters; the input is left as it is."""
+    """Only parameters move, or nothing without parameters; the input does not change."""
     P_x = grid(P_world, [2, 1, 1, 1])
     check(P_x, CHAINS_2D["convolutions"], (3, 2, 6, 5))
     pool = {"kernel_size": 2}

@@ -150,7 +150,7 @@ def test_what_makes_no_sense_is_refused_on_every_rank(P_world: Partition) -> Non
 
 
 def networks(P_x: CartesianPartition) -> tuple[torch.nn.Module, torch.nn.Module]:
-    """For multiples of 4 channels, with something to differentiate twice between the layers."""
+    """Return networks for multiples of 4 channels that can be differentiated twice."""
     names = ["PixelShuffle", "PixelUnshuffle", "ChannelShuffle"]
     layers: list[torch.nn.Module] = []
     blocks: list[torch.nn.Module] = []
