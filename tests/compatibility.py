@@ -20,7 +20,7 @@ FOLDER = ROOT / "build" / "compatibility"
 
 
 def oldest_allowed(pyproject: str) -> str:
-    """The torch that ``pyproject.toml`` asks for at least."""
+    """Return the minimum version of torch in ``pyproject.toml``."""
     (found,) = re.findall(r'"torch>=([\d.]+)"', pyproject)
     return found
 
@@ -40,7 +40,7 @@ def newest_on_pypi() -> str:
 
 
 def install(version: str) -> Path:
-    """The Python of an environment with this torch and the packages that the tests need."""
+    """Return the Python of an environment with this torch and the packages that the tests need."""
     folder = FOLDER / version
     python, done = folder / "bin" / "python", folder / ".installed"
     if done.exists():
@@ -61,7 +61,7 @@ def install(version: str) -> Path:
 
 
 def run_tests(python: Path, version: str, arguments: list[str]) -> tuple[bool, str]:
-    """Whether all passed, and pytest's own last line."""
+    """Return whether all passed, and pytest's own last line."""
     log = FOLDER / f"{version}.log"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with log.open("w") as file:

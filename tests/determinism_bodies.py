@@ -50,7 +50,7 @@ def values(shape: Iterable[int], rank: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def both_ways(name: str, operator: Callable[..., Any], x: torch.Tensor, dtype: Any) -> Results:
-    """The output and the input's gradient."""
+    """Return the output and the input's gradient."""
     x.requires_grad_()
     y = operator(x)
     y.backward(values(y.shape, 77, y.dtype))

@@ -27,7 +27,7 @@ start_method: StartMethod = "forkserver"
 
 @functools.cache
 def the_pool() -> RankPool:
-    """The one pool of the pytest run, started by the first test that needs it."""
+    """Return the one pool of the pytest run, started by the first test that needs it."""
     with suppress(pytest.skip.Exception):
         use_doubles()
     return RankPool(MAX_RANKS, WAIT_S, start_method)

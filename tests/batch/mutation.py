@@ -67,7 +67,7 @@ def damaged(draw: random.Random, data: bytes) -> bytes:
 
 
 def damaged_message(draw: random.Random) -> tuple[bytes, bytes]:
-    """The bytes of a header, and those of schema and values after it."""
+    """Return the bytes of a header, and those of schema and values after it."""
     message = message_of(draw)
     if draw.random() > RESEALED_SHARE:
         data = damaged(draw, message.header.pack() + message.facts)

@@ -48,7 +48,7 @@ def frozen(first: Any, second: Any) -> Frozen:
 
 
 def tensor(draw: random.Random, dtype: torch.dtype | None = None, most_items: int = 40) -> Any:
-    """A tensor of 0 to 8 dims with random bits, often empty, often not contiguous."""
+    """Return a tensor of 0 to 8 dims with random bits, often empty, often not contiguous."""
     dtype = draw.choice(DTYPES) if dtype is None else dtype
     dims = draw.choice([0, 1, 1, 2, 2, 3, 4, 5, 6, 7, 8])
     shape: list[int] = []

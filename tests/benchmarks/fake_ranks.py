@@ -17,7 +17,7 @@ def launch(ranks: int) -> Launch:
 
 
 def case(sides: dict[str, dict[str, Any]], ranks: int = 2) -> Case:
-    """A case with these sides, each given as the options of :func:`side`."""
+    """Return a case with these sides, each given as the options of :func:`side`."""
     return Case("fake", "a case", ranks, 8, {"sides": sides})
 
 

@@ -27,7 +27,7 @@ def processes_of(world: World) -> list[int]:
 
 
 def stat_of(pid: int) -> list[str]:
-    """The fields of the process's stat, from its state on."""
+    """Return the fields of the process's stat, from its state on."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 

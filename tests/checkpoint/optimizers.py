@@ -17,7 +17,7 @@ MAKERS: dict[Kind, Any] = {
 
 
 def stepped(kind: Kind, model: torch.nn.Module, whole: torch.nn.Module) -> torch.optim.Optimizer:
-    """An optimizer after two steps, by the same random gradients in every layout."""
+    """Return an optimizer after two steps with random gradients that do not depend on the layout."""
     halves = list(model.children())
     groups = [{"params": [*halves[0].parameters()]}, {"params": [*model[1:].parameters()]}]  # pyright: ignore
     optimizer = MAKERS[kind](groups)

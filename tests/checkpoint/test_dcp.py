@@ -46,7 +46,7 @@ SETUPS: list[Setup] = [
 
 
 def make(P_world: Partition, setup: Setup, seed: int) -> tuple[Any, Any, Any, Any]:
-    """A model and its optimizer after two steps, then the sequential ones."""
+    """Return a model and its optimizer after two steps, then the sequential ones."""
     sequential = sequential_model()
     fill(sequential, seed)
     model = distributed_model(P_world, *setup)

@@ -97,7 +97,7 @@ def step(net: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 2) -> No
 
 
 def both(P_world: Partition, groups: str, named: bool) -> tuple[nn.Module, Any, Any]:
-    """A converted network, its optimizer, and the sequential one's, after the same steps."""
+    """Return converted and sequential network and optimizers after the same steps."""
     sequential = network()
     P_x = P_world.create_cartesian_topology_partition([1, 1, P_world.size, 1])
     net = gpudist.distribute(sequential, P_x)

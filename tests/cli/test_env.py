@@ -202,7 +202,7 @@ def test_a_process_without_a_native_core() -> None:
 
 
 def wheel() -> str:
-    """The real library, in a wheel that is installed."""
+    """Return the real library, in a wheel that is installed."""
     paths = wheel_libraries()
     if not paths or not is_built():
         pytest.skip("there is no nvidia-nccl wheel, or no native core")

@@ -41,7 +41,7 @@ class Mixed(nn.Module):
 
 
 def both(P_world: Partition, **options: Any) -> tuple[Any, Any, torch.Tensor, torch.Tensor]:
-    """The network alone, converted, an image and this worker's block of it."""
+    """Return the network alone, converted, an image and this worker's block of it."""
     torch.manual_seed(3)
     alone = Mixed().double()
     net: Any = distribute(alone, grid(P_world, [1, 1, 2, 1]), **options)

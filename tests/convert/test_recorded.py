@@ -35,7 +35,7 @@ class Small(nn.Module):
 
 
 def networks(P_world: Partition, p: float = 0.0) -> tuple[Any, Any, torch.Tensor, torch.Tensor]:
-    """Two converted networks alike, the whole input and this worker's block."""
+    """Return two equal converted networks, the whole input and this worker's block."""
     torch.manual_seed(1)
     alone = Small(p).double()
     P_x = grid(P_world, [1, 1, P_world.size, 1])

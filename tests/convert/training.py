@@ -95,7 +95,7 @@ def assert_as_alone(
 
 
 def loss_of(y: Any, cotangent: torch.Tensor, is_global: bool = True) -> Any:
-    """The whole output times a tensor, summed: of global tensors, or on each worker."""
+    """Return the whole output times a tensor, summed: of global tensors, or on each worker."""
     if is_global:
         copies = (broadcast,) * y.placement.axes
         return (y * gpudist.to_global(cotangent, y.placement, copies)).sum()

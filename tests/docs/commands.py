@@ -146,6 +146,6 @@ PROGRAMS: dict[str, Callable[[Arguments, Collection[str]], None]] = {
 
 
 def is_script(text: str) -> bool:
-    """Whether bash can read ``text``."""
+    """Return whether bash can read ``text``."""
     ended = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
     return ended.returncode == 0

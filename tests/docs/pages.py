@@ -102,7 +102,7 @@ class Page:
 
 
 def read(path: str) -> Page:
-    """The page at ``path`` in the repository."""
+    """Return the page at ``path`` in the repository."""
     text = (ROOT / path).read_text(encoding="utf-8")
     blocks: list[Block] = []
     settings: dict[str, str] = {}

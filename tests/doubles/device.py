@@ -57,7 +57,7 @@ def device() -> DeviceTable:
 
 
 def make(kind: str, *arguments: object) -> int:
-    """A new ``stream`` or ``event``, or memory by ``allocate`` or ``allocate_pinned``."""
+    """Return a new ``stream`` or ``event``, or memory by ``allocate`` or ``allocate_pinned``."""
     made = c_void_p()
     name = kind if kind.startswith("allocate") else f"create_{kind}"
     result = getattr(device(), name)(ctypes.byref(made), *arguments)

@@ -93,7 +93,7 @@ SIGNATURES: dict[str, Sequence[object]] = {
 
 @lru_cache(maxsize=1)
 def nccl() -> ctypes.CDLL:
-    """The library, with the types of its calls; one for the process."""
+    """Return the library, with the types of its calls; one for the process."""
     opened = ctypes.CDLL(str(library()))
     for name, arguments in SIGNATURES.items():
         getattr(opened, name).argtypes = arguments
@@ -124,7 +124,7 @@ def nccl() -> ctypes.CDLL:
 
 
 def log() -> list[list[str]]:
-    """The calls of this process since ``clear``, in words.
+    """Return descriptions of this process's calls since ``clear``.
 
     Those of an operation: number, communicator, rank, kind, count, dtype, peer or root, stream,
     groups that are open, reduction.
@@ -155,7 +155,7 @@ def count(call: str) -> int:
 
 
 def contexts() -> dict[int, str]:
-    """The devices on which this process has a context, and the calls that made them."""
+    """Return the devices on which this process has a context, and the calls that made them."""
     lines = [line.split(" ", 1) for line in lines_of(nccl().gpudist_double_contexts)]
     return {int(device): call for device, call in lines}
 

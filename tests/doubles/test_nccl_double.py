@@ -49,7 +49,7 @@ def values(rank: int, shape: int | tuple[int, ...], dtype: str) -> np.ndarray:
 
 
 def round_to_bfloat16(x: np.ndarray) -> np.ndarray:
-    """The upper half of a float32, to nearest even."""
+    """Return the upper half of a float32, rounded to nearest even."""
     bits = x.view(np.uint32).astype(np.uint64)
     return ((bits + 0x7FFF + ((bits >> np.uint64(16)) & np.uint64(1))) >> np.uint64(16)).astype(
         np.uint16
@@ -165,7 +165,7 @@ def test_messages(size: int, count: int) -> None:
 
 
 def everything(rank: Rank) -> list[str]:
-    """A body for processes."""
+    """Return a body for processes."""
     for count in COUNTS:
         exchange(rank, count)
         carry_out_collectives(rank, "bfloat16", "sum", count)

@@ -154,7 +154,7 @@ def test_abort_while_finalize_is_inside(is_grouped: bool) -> None:
 
 
 def captured(rank: Rank, x: np.ndarray) -> int:
-    """The number of a graph with an operation of the rank."""
+    """Return the number of a graph with an operation of the rank."""
     rank.stream = make("stream")
     number = nccl().gpudist_double_begin_capture(rank.stream)
     check(rank.all_reduce(x, x))

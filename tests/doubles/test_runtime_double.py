@@ -30,7 +30,7 @@ def clean() -> Iterator[None]:
 
 
 def blocked_stream() -> tuple[int, Rank]:
-    """A stream that waits for the abort of a rank's operation."""
+    """Return a stream that waits for the abort of a rank's operation."""
     rank = run_in_threads(2, lambda rank: rank)[0]
     rank.stream = make("stream")
     y = np.zeros(1, np.float32)

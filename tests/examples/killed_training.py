@@ -86,7 +86,7 @@ def on_threads(folder: Path, ranks: int, steps: int, every: int) -> Outcome:
 
 
 def killed(folder: Path, ranks: int, steps: int, every: int, kills: int, seed: int) -> Outcome:
-    """The training under torchrun, whose workers are killed one after the other.
+    """Start a training under torchrun, and kill its workers one after the other.
 
     Raises:
         RuntimeError: it failed, or ended before all kills.
@@ -155,7 +155,7 @@ def _kill_workers(
 
 
 def _workers_of(launcher: int) -> set[int]:
-    """The processes that torchrun has started and that have not died."""
+    """Return the processes that torchrun has started and that have not died."""
     found = set()
     # The folder does not exist once the training has ended, and a worker may end at any time.
     with suppress(OSError):

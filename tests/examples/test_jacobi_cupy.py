@@ -85,7 +85,7 @@ def test_too_few_points() -> None:
 
 
 def example() -> Any:
-    """The example as a module."""
+    """Return the example as a module."""
     spec = importlib.util.spec_from_file_location("jacobi_cupy", EXAMPLE)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -96,7 +96,7 @@ def test_without_a_launcher() -> None:
 
 
 def example(name: str) -> Any:
-    """A module of the examples, which are no package."""
+    """Return a module of the examples, which are not a package."""
     spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -40,7 +40,7 @@ def started(*arguments: object, ranks: int | None = None) -> subprocess.Complete
 
 
 def module(name: str) -> Any:
-    """A module of the examples, which are no package."""
+    """Return a module of the examples, which are not a package."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "examples"))
         found = {each: importlib.import_module(each) for each in NEEDED}

@@ -65,7 +65,7 @@ def test_a_difference_is_a_failure() -> None:
 
 @pytest.fixture
 def examples(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A function that imports a module of the examples, which are no package."""
+    """Return a function that imports a module of the examples, which are not a package."""
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     for name in ("unet3d", "volumes", "networks", "comparison"):
         monkeypatch.delitem(sys.modules, name, raising=False)

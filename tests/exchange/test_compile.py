@@ -34,7 +34,7 @@ def compiled(function: Function, backend: str = "aot_eager", **options: Any) -> 
 
 
 def gradients(function: Function, *inputs: torch.Tensor) -> list[torch.Tensor]:
-    """The output, and the gradient of its squares' sum in every input."""
+    """Return the output, and the gradient of the sum of its squares for every input."""
     leaves = [x.detach().clone().requires_grad_(x.requires_grad) for x in inputs]
     y = function(*leaves)
     y.pow(2).sum().backward()

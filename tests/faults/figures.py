@@ -61,7 +61,7 @@ def spread(values: Sequence[float]) -> float:
 
 
 def worst(of_rank: Callable[[Sequence[float]], float], series: Sequence[Sequence[float]]) -> float:
-    """The largest over the ranks."""
+    """Return the largest over the ranks."""
     return max(of_rank(values) for values in series)
 
 

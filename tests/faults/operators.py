@@ -95,7 +95,7 @@ def root_rank(P: Partition, meaning: Meaning) -> int:
 
 
 def root_index(P: Partition, meaning: Meaning) -> int:
-    """The root's number in a line."""
+    """Return the linear rank of the root."""
     rank = root_rank(P, meaning)
     return P.size - 1 - rank if meaning.reverses else rank
 
@@ -410,6 +410,6 @@ OPERATORS: dict[str, Operator] = {
 
 
 def drawn(rng: random.Random, P_world: Partition) -> Call:
-    """A random call; the same on every rank for the same state of ``rng``."""
+    """Return a random call; the same on every rank for the same state of ``rng``."""
     draws = [row.draw for row in OPERATORS.values() if row.draw is not None]
     return rng.choice(draws)(rng, P_world)

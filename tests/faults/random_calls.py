@@ -113,7 +113,7 @@ def _outputs(xs: Tensors, of_ranks: dict[int, torch.Tensor], members: Sequence[i
 
 
 def _different(rng: random.Random, P_world: Partition) -> tuple[Grid, Grid]:
-    """One grid, and one it can be broadcast to."""
+    """Return one grid, and one it can be broadcast to."""
     every = grids(P_world.size)
     pairs = [
         (source, target)

@@ -11,7 +11,7 @@ from tests.nn.compare import grid
 
 
 def draw_grid(rng: random.Random, dim: int, axes: Sequence[int], ranks: int) -> tuple[int, ...]:
-    """A grid of at most ``ranks`` workers that is split along some of ``axes``."""
+    """Return a grid of at most ``ranks`` workers that is split along some of ``axes``."""
     shape = [1] * dim
     for _ in range(rng.choice([1, 1, 2, 2, 3])):
         axis = rng.choice(axes)

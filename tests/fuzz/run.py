@@ -86,7 +86,7 @@ def without_numbers(text: str) -> str:
 def draw(
     rng: random.Random, number: int, layers: Sequence[str], ranks: Sequence[int]
 ) -> Configuration:
-    """A configuration of one of the ``layers`` on one of these numbers of ranks."""
+    """Return a configuration of one of the ``layers`` on one of these numbers of ranks."""
     layer, size = rng.choice(layers), rng.choice(ranks)
     case = by_layer()[layer].draw(rng, layer, size)
     assert prod(case.grid) <= size, f"{case} needs more than {size} ranks"
@@ -195,7 +195,7 @@ def _wrong(error: BaseException, trace: str) -> Ended:
 
 
 def judge(case: Case, ended: list[Ended]) -> Verdict:
-    """The verdict on how the ranks of a world ended.
+    """Return the verdict on how the ranks of a world ended.
 
     A constructor must refuse on every rank; a call, which only the workers of the partitions need
     hear of, on as many as the grid has; all with the same text.

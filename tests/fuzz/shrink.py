@@ -12,7 +12,7 @@ MAX_TRIALS = 300
 
 
 def shrink(case: Case, still_fails: Callable[[Case], bool], trials: int = MAX_TRIALS) -> Case:
-    """The smallest case that is found by making one thing smaller at a time.
+    """Return the smallest case that is found by making one thing smaller at a time.
 
     Args:
         case: fails.

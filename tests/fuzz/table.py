@@ -54,7 +54,7 @@ def case_of(feature: Feature, grid: tuple[int, ...]) -> Case | None:
 
 
 def cases() -> dict[Key, Case]:
-    """The cases of all cells, row by row."""
+    """Return the cases of all cells, row by row."""
     found: dict[Key, Case] = {}
     for family in families():
         for feature in sorted(family.FEATURES, key=lambda each: family.LAYERS.index(each.layer)):
@@ -84,7 +84,7 @@ def carried_out(cases: Mapping[Key, Case], runner: Runner) -> Cells:
 
 
 def document(cells: Mapping[Key, str]) -> str:
-    """The whole file; refusals with the same text share a footnote."""
+    """Return the whole file; refusals with the same text share a footnote."""
     notes: dict[str, int] = {}
     lines = [f"| layer | feature | {' | '.join(KINDS)} |", "|---|---|" + ":-:|" * len(KINDS)]
     for layer, feature in dict.fromkeys((layer, feature) for layer, feature, _ in cells):
@@ -101,7 +101,7 @@ def document(cells: Mapping[Key, str]) -> str:
 
 
 def read(text: str) -> Cells:
-    """The cells of a file that `document` wrote."""
+    """Return the cells of a file that `document` wrote."""
     notes = dict(re.findall(r"^(\d+)\. `(.*)`$", text, re.MULTILINE))
     cells: Cells = {}
     for layer, feature, *row in re.findall(

@@ -30,7 +30,7 @@ def numbered(shape: Sequence[int]) -> Array:
 
 
 def cut(array: Array, ranges: Sequence[tuple[int, int]], periodic: Sequence[bool]) -> Array:
-    """The cells of ``array`` at ``ranges``, zero or wrapped beyond its edges."""
+    """Return the cells of ``array`` at ``ranges``, zero or wrapped beyond its edges."""
     cells = [np.arange(*cells) for cells in ranges]
     inside: list[Any] = []
     for d, wraps in enumerate(periodic):

@@ -44,7 +44,7 @@ def shapes(draw: st.DrawFn) -> tuple[int, ...]:
 
 @st.composite
 def sliding_windows(draw: st.DrawFn, extent: int) -> SlidingWindow:
-    """A kernel that fits ``extent`` cells with their padding."""
+    """Return a kernel that fits ``extent`` cells with their padding."""
     least = 0 if extent else 1
     padding = (draw(st.integers(least, 3)), draw(st.integers(0, 3)))
     dilation = draw(st.integers(1, 3))
@@ -55,7 +55,7 @@ def sliding_windows(draw: st.DrawFn, extent: int) -> SlidingWindow:
 
 @st.composite
 def transposed_windows(draw: st.DrawFn, extent: int) -> TransposedWindow:
-    """A transposed window that leaves at least one output for ``extent >= 1`` cells."""
+    """Return a transposed window that leaves at least one output for ``extent >= 1`` cells."""
     kernel, stride, dilation = (draw(st.integers(1, 4)) for _ in range(3))
     behind = draw(st.integers(0, 2))
     outputs = (extent - 1) * stride + dilation * (kernel - 1) + 1 + behind

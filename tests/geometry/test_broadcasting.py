@@ -14,7 +14,7 @@ from tests.geometry.strategies import workers
 def numbers_by_rule(
     shape: tuple[int, ...], transposed: bool, matching: list[int], dim: int
 ) -> list[int]:
-    """The number of every worker of a grid, in the words of the broadcast rule."""
+    """Return the number of every worker of a grid, in the words of the broadcast rule."""
     numbers: list[int] = []
     for index in np.ndindex(shape):
         effective_shape, effective = (shape[::-1], index[::-1]) if transposed else (shape, index)

@@ -27,7 +27,7 @@ def test_sums_that_are_sent_on_are_refused():
 
 @st.composite
 def boxes(draw: st.DrawFn, shape: tuple[int, ...], extents: tuple[int, ...] | None = None) -> Box:
-    """A box within ``shape``, of the given extents or of any, some of them zero."""
+    """Return a box within ``shape``, of the given extents or of any, some of them zero."""
     if extents is None:
         extents = tuple(draw(st.integers(0, n)) for n in shape)
     start = tuple(draw(st.integers(0, n - m)) for n, m in zip(shape, extents, strict=True))

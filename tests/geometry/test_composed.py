@@ -46,7 +46,7 @@ def chains(draw: st.DrawFn) -> tuple[Blocks, ComposedWindow]:
 
 
 def taps(window: Window, output: int) -> set[int]:
-    """The inputs that an output is made of, padding included."""
+    """Return the inputs of an output, including padding."""
     if isinstance(window, TransposedWindow):
         reached = output + window.padding
         return {

@@ -35,7 +35,7 @@ windows = (
 
 
 def read_by(window: Window, output: int, extent: int) -> list[int]:
-    """The cells one output reads."""
+    """Return the cells that one output reads."""
     if isinstance(window, InterpolationWindow):
         return window.cells(np.array([output]), extent)[:, 0].tolist()
     if isinstance(window, ExpandedWindow):

@@ -35,7 +35,7 @@ def padded(draw: st.DrawFn) -> tuple[Blocks, SlidingWindow, CopyingMode]:
 
 
 def cells_read(inputs: Blocks, window: SlidingWindow, mode: CopyingMode, index: int) -> list[int]:
-    """The cells that a worker's outputs are made of, those between their taps included."""
+    """Return the cells that a worker's outputs read, including those between taps."""
     cells = np.pad(np.arange(inputs.extent), window.padding, NUMPY[mode])
     start, stop = window.outputs(inputs).block(index)
     first, last = start * window.stride, (stop - 1) * window.stride + window.reach

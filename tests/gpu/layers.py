@@ -154,7 +154,7 @@ def layer_and_gradients(P_world: Partition, case: str) -> dict[str, torch.Tensor
 
 
 def trained(P_world: Partition, steps: int, as_a_graph: bool = False) -> dict[str, torch.Tensor]:
-    """A small network after some steps of gradient descent, and the loss before each.
+    """Return a small network after some steps of gradient descent, and the loss before each.
 
     ``as_a_graph``: each but the first is a replay of one CUDA graph of a whole step.
     """

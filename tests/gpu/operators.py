@@ -46,7 +46,7 @@ def on_grid(P_world: Partition, leading: Sequence[int] = ()) -> CartesianPartiti
 
 
 def own(P: Partition, shape: Sequence[int], batch: int) -> torch.Tensor:
-    """A tensor of this worker's alone, or the placeholder of one that has none."""
+    """Return this worker's own tensor, or a placeholder."""
     return integers(shape, P.rank or 0) if P.active else torch.empty(batch, 0).double()
 
 

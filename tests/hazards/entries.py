@@ -114,7 +114,7 @@ class Entry:
         return {n: size + grown.get(n, 0) * second for n, size in self.sizes.items()}
 
     def draw(self, second: bool, seed: int) -> dict[str, torch.Tensor]:
-        """The whole inputs, by name."""
+        """Return the whole inputs, by name."""
         generator = torch.Generator().manual_seed(seed)
         sizes = self.sizes_of(second)
         return {each.name: each.draw(sizes, generator) for each in self.inputs}

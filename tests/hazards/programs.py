@@ -189,7 +189,7 @@ class Drawing:
         return self.rng.choice(names)
 
     def _tried(self, step: Step) -> torch.Tensor | None:
-        """The result on meta; ``None`` if torch raises, or it is of no use."""
+        """Return the result on meta, ``None`` if torch raises or the result is unusable."""
         names: dict[str, Any] = {**NAMES, "self": self.module}
         names |= {name: self.values[name] for name in step.uses}
         before = [t._version for t in self.values.values()]

@@ -44,7 +44,7 @@ class Case:
 
 
 def draw(seed: int, number: int) -> Case:
-    """The case of this number, the same for the same seed."""
+    """Return the case with this number, which depends only on the seed."""
     for attempt in range(_TRIES):
         rng = random.Random(f"{seed}:{number}:{attempt}")
         case = _drawn(f"{seed}:{number}", rng)
@@ -104,7 +104,7 @@ class _Shaken(Alone):
 
 
 def is_steady(case: Case) -> bool:
-    """Whether the module runs alone, with moderate numbers that noise hardly changes."""
+    """Return whether the module runs alone, with moderate numbers that noise hardly changes."""
     entry = case.entry()
     try:
         with in_float64():
@@ -134,7 +134,7 @@ def _groups(a: Record, b: Record) -> Iterator[list[tuple[torch.Tensor, torch.Ten
 
 
 def shrunk(case: Case, fails: Callable[[Case], bool]) -> Case:
-    """The case with fewer steps that fails still."""
+    """Return the shortest case that still fails."""
     tries, number = 0, len(case.program.steps) - 1
     while number >= 0 and tries < _MOST_SHRINKING:
         smaller = case.program.without(number) if number < len(case.program.steps) else None

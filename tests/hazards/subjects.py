@@ -30,11 +30,11 @@ class Subject(Protocol):
 
     def call(self, values: Values) -> Any: ...
     def whole(self, y: torch.Tensor) -> torch.Tensor:
-        """A tensor of an output, whole on this worker."""
+        """Return a tensor of an output, whole on this worker."""
         ...
 
     def weighted(self, y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """A number: the sum of an output's cells by ``weights``."""
+        """Return the weighted sum of an output's cells."""
         ...
 
     def input_gradients(self, values: Values) -> Values: ...
@@ -42,7 +42,7 @@ class Subject(Protocol):
 
 
 def made(entry: Entry) -> nn.Module:
-    """The module, the same on each rank."""
+    """Return the module, equal on all ranks."""
     torch.manual_seed(11)
     net = entry.make().double()
     # So that what people initialise with zero counts, too.

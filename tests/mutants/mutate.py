@@ -48,7 +48,7 @@ class Mutant:
 
 
 def mutants(source: str) -> list[Mutant]:
-    """All mutants of a module, in the order of its text."""
+    """Return all mutants of a module, in the order of its text."""
     count = sum(1 for _ in _changes(ast.parse(source)))
     found: list[Mutant] = []
     for number in range(count):

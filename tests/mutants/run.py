@@ -42,7 +42,7 @@ class _Loader(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def outcome(
     module: str, path: str, source: str, arguments: Sequence[str], limit_s: float, examples: int
 ) -> str:
-    """Whether pytest with these arguments fails where ``module`` has this source.
+    """Return whether pytest fails if ``module`` has this source.
 
     Nothing of gpudist may have been imported here.
     """

@@ -91,7 +91,7 @@ class Operation:
 
 
 def draw(rng: random.Random, world: int) -> Operation:
-    """A random operator on some of the ranks of a world."""
+    """Return a random operator on some of the ranks of a world."""
     while True:
         size = rng.randint(1, world)
         make = rng.choice([_halo, _halo, _repartition, _all_gather, _broadcast, _all_sum_reduce])
@@ -119,7 +119,7 @@ def _adds(stage: Stage) -> bool:
 
 
 def _grid(rng: random.Random, size: int, dims: int) -> tuple[int, ...]:
-    """A process grid of at most ``size`` workers."""
+    """Return a process grid of at most ``size`` workers."""
     grid = [1] * dims
     for _ in range(4):
         d = rng.randrange(dims)

@@ -31,7 +31,7 @@ def blocks_of_any_size() -> Generator[None]:
 
 
 def has_faces(layer: Any) -> bool:
-    """Whether the layer used its last block in place, and ghosts apart."""
+    """Return whether the layer used its last block in place, and ghosts apart."""
     return list(layer._bound._found.values())[-1].in_place is not None
 
 

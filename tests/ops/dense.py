@@ -26,24 +26,24 @@ def partition_of(
 
 
 def cells(shape: Sequence[int], dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """A global tensor whose cells hold their index."""
+    """Return a global tensor whose cells hold their index."""
     return torch.arange(prod(shape)).reshape(tuple(shape)).to(dtype)
 
 
 def random(shape: Sequence[int], seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """A random tensor that every rank can make."""
+    """Return a random tensor that every rank can make."""
     return torch.randn(tuple(shape), generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def block(x: torch.Tensor, shape: Sequence[int], index: Sequence[int]) -> torch.Tensor:
-    """The balanced block of ``x`` at ``index`` of a process grid of ``shape``."""
+    """Return the balanced block of ``x`` at ``index`` of a process grid of ``shape``."""
     for dim, (parts, i) in enumerate(zip(shape, index, strict=True)):
         x = x.tensor_split(parts, dim)[i]
     return x.clone()
 
 
 def blocks(x: torch.Tensor, shape: Sequence[int]) -> Tensors:
-    """All balanced blocks, by rank."""
+    """Return all balanced blocks, by rank."""
     return [block(x, shape, index) for index in np.ndindex(*shape)]
 
 

@@ -84,7 +84,7 @@ def balanced(extent: int, parts: int) -> list[tuple[int, int]]:
 def cut(
     x: torch.Tensor, ranges: Sequence[tuple[int, int]], periodic: Sequence[bool], fill: float = 0.0
 ) -> torch.Tensor:
-    """The cells of ``x`` at ``ranges``, wrapped or ``fill`` beyond its edges."""
+    """Return the cells of ``x`` at ``ranges``, wrapped or ``fill`` beyond its edges."""
     inside = torch.ones((), dtype=torch.bool)
     for dim, ((start, stop), wraps) in enumerate(zip(ranges, periodic, strict=True)):
         index, extent = torch.arange(start, stop), x.shape[dim]

@@ -131,7 +131,7 @@ def registers_of(operand: str) -> list[str]:
 
 
 def split(text: str) -> list[str]:
-    """The parts between the commas that are in no bracket."""
+    """Return the parts between the commas that are in no bracket."""
     parts, depth = [""], 0
     for character in text:
         depth += (character in "{[") - (character in "}]")

@@ -66,7 +66,7 @@ def digest_of(*parts: object) -> str:
 
 
 def with_headers(source: Path, folders: tuple[Path, ...]) -> list[Path]:
-    """A source file and every header of ours that it includes, directly or not."""
+    """Return a source file and every header of ours that it includes, directly or not."""
     found, waiting = [], [source]
     while waiting:
         path = waiting.pop()

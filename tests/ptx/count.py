@@ -22,7 +22,7 @@ CLASSES = ("integer", "memory", "parameter", "branch", "float", "conversion", "m
 
 
 def class_of(instruction: Instruction) -> str:
-    """The class an instruction is counted in."""
+    """Return the class an instruction is counted in."""
     if instruction.is_memory:
         return "parameter" if "param" in instruction.parts else "memory"
     if instruction.operation in ("bra", "ret", "exit", "bar", "barrier"):

@@ -107,7 +107,7 @@ def _known_bits(value: object, holds: bool) -> tuple[object, int, int] | None:
 
 
 def _excludes(facts: Facts, value: object, holds: bool) -> bool:
-    """Whether a predicate cannot be this, if others are what is known of them."""
+    """Return whether a predicate cannot have this value, given the known ones."""
     if (value, not holds) in facts:
         return True
     wanted = _known_bits(value, holds)
@@ -218,7 +218,7 @@ def width_of(register: str) -> int:
 
 
 def sum_of_parts(operand: str, known: dict[str, int]) -> int:
-    """The bits of an operand: a register, or several, the first of which is lowest."""
+    """Return the bits of an operand: a register, or several, the first of which is lowest."""
     bits, place = 0, 0
     for name in registers_of(operand):
         bits |= known.get(name, 0) << place
@@ -240,7 +240,7 @@ class Effects:
         self._facts = self._known_predicates()
 
     def matters(self, index: int, changed: int = -1) -> bool:
-        """Whether changing only these bits of the result has an effect."""
+        """Return whether changing only these bits of the result has an effect."""
         instruction = self.kernel.instructions[index]
         if not instruction.written:
             return True
@@ -302,7 +302,7 @@ class Effects:
         return known
 
     def _ways(self, at: int, facts: Facts) -> list[tuple[int, Facts]]:
-        """The instructions that may follow, and what is known then."""
+        """Return the instructions that may follow, and the predicates known then."""
         one = self.kernel.instructions[at]
         follow = self.kernel.successors(at)
         if one.operation != "bra" or not one.guard:

@@ -74,7 +74,7 @@ def resources(architecture: int) -> dict[str, Resources]:
 
 
 def opcodes(architecture: int) -> dict[str, list[str]]:
-    """The opcodes of each kernel's machine code, in their order."""
+    """Return the opcodes of each kernel's machine code, in their order."""
     cubin = compiled_kernels() / f"sm_{architecture}.cubin"
     command = [tool("nvdisasm"), str(cubin)]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout

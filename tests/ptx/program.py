@@ -48,7 +48,7 @@ class Slots:
 
 
 def number(text: str) -> int:
-    """A literal as 64 bits."""
+    """Return a literal as 64 bits."""
     if text.startswith(("0f", "0F", "0d", "0D")):
         return int(text[2:], 16)
     if not _NUMBER.match(text):
@@ -77,7 +77,7 @@ def live_registers(kernel: Kernel) -> list[frozenset[str]]:
 
 
 def allocate(kernel: Kernel) -> dict[str, int]:
-    """A number for each register, shared by registers that are never live at once."""
+    """Return a number for each register, shared by registers that are never live at once."""
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     live = live_registers(kernel)

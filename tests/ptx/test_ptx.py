@@ -90,7 +90,7 @@ WRONG = {
 
 @pytest.fixture(scope="module")
 def reports() -> dict[str, tuple[int, str]]:
-    """The line of each wrong instruction, and what is reported of it."""
+    """Return the line of each wrong instruction, and its report."""
 
     def choose(kernels: list[Kernel], executed: list[list[int]]) -> list[Mutant]:
         mutants = []

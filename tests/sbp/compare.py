@@ -19,7 +19,7 @@ Function = Callable[..., Any]
 def global_of(
     x: torch.Tensor, placement: Placement, sbp: NdSbp, requires_grad: bool = False
 ) -> GlobalTensor:
-    """A leaf whose parts are made by hand; every rank gives the whole ``x``."""
+    """Return a leaf with parts of the whole ``x``, which every rank passes."""
     layout = placement.layout(sbp, tuple(x.shape))
     rank = placement.partition.world.rank
     assert rank is not None

@@ -37,7 +37,7 @@ def part_of(x: torch.Tensor, layout: Layout, rank: int) -> torch.Tensor:
 
 
 def whole_of(part: torch.Tensor, layout: Layout, P_world: Partition) -> torch.Tensor:
-    """The global tensor, on all ranks, from the first copy of every part."""
+    """Return the global tensor, on all ranks, from the first copy of every part."""
     whole = torch.zeros(layout.shape, dtype=part.dtype)
     rank = P_world.rank
     assert rank is not None

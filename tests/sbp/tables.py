@@ -42,7 +42,7 @@ def sizes_of(extent: int, parts: int, chosen: python_random.Random) -> list[int]
 
 
 def cut_at(one: Sbp, sizes: dict[int, list[int]], shape: Sequence[int]) -> Sbp:
-    """A split in blocks of the sizes for its number of cells; others as they are."""
+    """Return a split in blocks of the sizes for its number of cells; others as they are."""
     return S(one.dim, sizes[shape[one.dim]]) if one.is_split else one
 
 

@@ -69,7 +69,7 @@ def model() -> Mixer:
 
 
 def trained(made: Mixer, x: Any, target: Any) -> list[float]:
-    """The loss of each step."""
+    """Return the loss of each step."""
     optimizer = torch.optim.SGD(made.parameters(), lr=0.1, momentum=0.9)
     losses: list[float] = []
     for _ in range(STEPS):

@@ -27,7 +27,7 @@ S, B, P = split, broadcast, partial_sum
 
 
 def holds(layout: Layout, kind: str, cell: tuple[int, ...]) -> Groups:
-    """The groups of ranks, as ``layout.groups`` makes them, that have a cell."""
+    """Return the groups of ranks of ``layout.groups`` that have a cell."""
     (ranks,) = [
         groups
         for box, groups in layout.groups(kind).items()
@@ -57,7 +57,7 @@ def is_complete(state: State, copies: Groups, full: int) -> bool:
 
 @cache
 def can_finish(state: State, copies: Groups, full: int, budget: int) -> bool:
-    """Whether ``budget`` messages are enough."""
+    """Return whether ``budget`` messages are enough."""
     if is_complete(state, copies, full):
         return True
     open_copies = sum(not is_complete(state, (copy,), full) for copy in copies) or 1

@@ -34,7 +34,7 @@ def world(transport: Transport) -> Communicator:
 
 
 def block(rank: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor that is different on every rank, with every bit pattern in play."""
+    """Return a tensor that differs on every rank, with any bit patterns."""
     generator = torch.Generator().manual_seed(rank)
     values = torch.randn(shape, generator=generator, dtype=torch.float64) * 100
     if dtype.is_complex:
@@ -49,7 +49,7 @@ def touchy(rank: int, cells: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def folded(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The sum from left to right, in float32 for the narrow types, rounded once."""
+    """Return the sum from left to right, in float32 for the narrow types, rounded once."""
     dtype = parts[0].dtype
     wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
     total = parts[0].to(wide)

@@ -167,7 +167,7 @@ def test_a_world_that_is_gone_leaves_nothing() -> None:
 
 
 def calls(kind: str) -> list[str]:
-    """The communicators of the calls of one kind, in order."""
+    """Return the communicators of the calls of one kind, in order."""
     return [line[1] for line in log() if line[3] == kind]
 
 

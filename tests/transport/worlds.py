@@ -28,7 +28,7 @@ _prefixes = (f"world/{number}" for number in itertools.count())
 
 
 def new_store() -> dist.TCPStore:
-    """A store that this process serves, at a port of its own."""
+    """Return a store that this process serves at a free port."""
     return dist.TCPStore(
         "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5)
     )

@@ -49,5 +49,5 @@ def folder() -> Path:
 
 
 def python() -> str:
-    """The command to use where a test would use ``sys.executable``."""
+    """Return the command to use where a test would use ``sys.executable``."""
     return str(folder() / "python")

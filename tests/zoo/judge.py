@@ -142,7 +142,7 @@ def _record_in_process(P_world: Partition, *case: Any) -> tuple[Record, Sent]:
 def _judge_rank(
     P_world: Partition, name: str, grid: str, mode: Mode, expected: Record
 ) -> tuple[tuple[float, str], Sent]:
-    """The largest error on this rank, and the bytes that it sent."""
+    """Return the largest error on this rank, and the bytes that it sent."""
     found, sent = _record_of_rank(P_world, name, grid, mode)
     if mode == "distribute":
         network = network_named(name)
@@ -236,7 +236,7 @@ def _with_plan(
 
 
 def _partition(P_world: Partition, network: Network, grid: str) -> CartesianPartition:
-    """The workers along the dims of the first input that is cut."""
+    """Return the workers along the dims of the first input that is cut."""
     inputs = inputs_of(network.name, _size(network, grid)).values()
     cut = next(each for each in inputs if each.dims)
     along = GRIDS[grid] if len(cut.dims) > 1 else (prod(GRIDS[grid]),)

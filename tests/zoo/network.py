@@ -31,7 +31,7 @@ Inputs = dict[str, Input]
 
 
 def image(channels: int = 3, name: str = "x") -> Callable[[Size], Inputs]:
-    """One input of ``[2, channels, *size]``, whose spatial dims are cut."""
+    """Return one input of ``[2, channels, *size]``, whose spatial dims are cut."""
     return lambda size: {name: cells(size, channels)}
 
 
@@ -41,7 +41,7 @@ def cells(size: Size, channels: int = 3) -> Input:
 
 
 def video(frames: int, channels: int = 3, name: str = "x") -> Callable[[Size], Inputs]:
-    """One input of ``[2, channels, frames, *size]``, cut along height and width."""
+    """Return one input of ``[2, channels, frames, *size]``, cut along height and width."""
     return lambda size: {name: Input(torch.randn(BATCH, channels, frames, *size), (3, 4))}
 
 

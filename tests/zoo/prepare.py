@@ -51,7 +51,7 @@ def prepared(name: str, size: Size) -> nn.Module:
 
 @functools.cache
 def inputs_of(name: str, size: Size) -> Inputs:
-    """The whole inputs, the same in every process."""
+    """Return the whole inputs, the same in every process."""
     torch.manual_seed(_SEED + 1)
     return network_named(name).inputs(size)
 

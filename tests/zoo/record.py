@@ -65,7 +65,7 @@ def record_of(
 
 
 def has_drawn() -> bool:
-    """Whether what was recorded last has drawn random numbers."""
+    """Return whether the last record has drawn random numbers."""
     state = torch.get_rng_state()
     torch.manual_seed(_SEED)
     return not torch.equal(state, torch.get_rng_state())
@@ -103,7 +103,7 @@ def differences(expected: Record, found: Record) -> Iterator[tuple[float, str]]:
 
 
 def tensors_in(output: Any, name: str = "") -> dict[str, torch.Tensor]:
-    """All tensors of an output, by where they are in it."""
+    """Return all tensors of an output by their path."""
     if isinstance(output, torch.Tensor):
         return {name: output}
     parts: Iterator[tuple[str, Any]] = iter(())
@@ -120,7 +120,7 @@ def tensors_in(output: Any, name: str = "") -> dict[str, torch.Tensor]:
 def _trained(
     network: Network, net: nn.Module, given: Mapping[str, torch.Tensor]
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """One forward and backward: the outputs and the loss."""
+    """Return one forward and backward: the outputs and the loss."""
     torch.manual_seed(_SEED)
     outputs = tensors_in(network.call(net, given))
     if not outputs:
@@ -168,7 +168,7 @@ def _whole(x: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _all_whole(state: Any) -> Any:
-    """A state dict, to be loaded without its global tensors."""
+    """Return a state dict, to be loaded without its global tensors."""
     if isinstance(state, torch.Tensor):
         return _whole(state)
     if isinstance(state, Mapping):

@@ -35,7 +35,7 @@ def keep(verdict: Verdict, version: str) -> None:
 
 
 def kept(mode: Mode, version: str) -> dict[tuple[str, str], Verdict]:
-    """The last verdict of each network and grid, of this code."""
+    """Return the last verdict of each network and grid for this code."""
     found: dict[tuple[str, str], Verdict] = {}
     lines = _file(mode).read_text().splitlines() if _file(mode).exists() else []
     for line in lines:
@@ -46,7 +46,7 @@ def kept(mode: Mode, version: str) -> dict[tuple[str, str], Verdict]:
 
 
 def verdict_of(verdicts: Iterable[Verdict]) -> str:
-    """The worst of a network's verdicts on its grids."""
+    """Return the worst of a network's verdicts on its grids."""
     return min((each.verdict for each in verdicts), key=_ORDER.index)
 
 
@@ -59,7 +59,7 @@ def passes(verdicts: Sequence[Verdict]) -> bool:
 
 
 def table(verdicts: Sequence[Verdict]) -> str:
-    """A row for each package, and what was not right."""
+    """Return a row for each package, with the networks that are not right."""
     networks = _by_network(verdicts)
     packages = list(dict.fromkeys(name.partition("/")[0] for name in networks))
     rows = [["package", *reversed(_ORDER), "worst error of right ones", "seconds", "MB sent"]]

@@ -114,7 +114,7 @@ def _late_answer(ranks: Ranks, victim: int) -> dict[int, Answer]:
 
 
 def on_threads(tried: Experiment) -> Verdict:
-    """A loopback world, whose ranks are threads."""
+    """Return a loopback world, whose ranks are threads."""
     strike = Strike(tried.fault, -1)
     answers: dict[int, Answer] = {}
 

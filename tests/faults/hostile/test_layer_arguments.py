@@ -74,7 +74,7 @@ INPUTS |= {"GroupNorm": (2, 4, 3), "LayerNorm": (3, 4), "Linear": (2, 3), "Embed
 def result_of(
     make: Make, name: str, positional: Any, named: dict[str, Any], refusals: tuple[Any, ...]
 ) -> Any:
-    """The output of the layer, or the type of what it raised, one of ``refusals``."""
+    """Return the output of the layer, or the type of what it raised, one of ``refusals``."""
     torch.manual_seed(1)
     try:
         layer = make(*positional, **named)

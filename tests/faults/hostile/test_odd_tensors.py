@@ -66,7 +66,7 @@ class Subclass(torch.Tensor):
 
 
 def plain(x: Any) -> torch.Tensor | None:
-    """An ordinary tensor that ``x`` is equal to; ``None`` where there is none."""
+    """Return an ordinary tensor that equals ``x``, ``None`` if there is none."""
     if isinstance(x, np.ndarray):
         return torch.from_numpy(x.copy())
     if type(x) is torch.nn.Parameter or type(x) is Subclass:

@@ -184,7 +184,7 @@ def test_processes_of_nccl(text: str) -> None:
 
 
 def _keys_of_id(meeting: Rendezvous) -> list[str]:
-    """The key that ``share_id`` asks for, from what it asks."""
+    """Return the key that ``share_id`` reads."""
     asked: list[str] = []
 
     class Asked(Exception):

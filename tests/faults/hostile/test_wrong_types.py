@@ -258,7 +258,7 @@ RIGHT: dict[Any, set[str]] = {
 
 
 def right_of(annotation: Any) -> set[str]:
-    """The candidates that an annotation admits."""
+    """Return the candidates that an annotation admits."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if isinstance(annotation, TypeVar):
         return set().union(*map(right_of, annotation.__constraints__))

@@ -95,7 +95,7 @@ def two_hosts(
 def _start(
     command: Sequence[str], folder: Path, name: str, address: str
 ) -> tuple[subprocess.Popen[str], int]:
-    """A host that runs ``command``, and the other end of its network device."""
+    """Return a host that runs ``command``, and the other end of its network device."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHERS)}
     known = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     ours, theirs = socket.socketpair()

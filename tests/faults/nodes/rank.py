@@ -43,7 +43,7 @@ def images_of(step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def losses_of(P: Partition) -> list[float]:
-    """The losses of LeNet-5, every rank of four with a quarter of the images."""
+    """Return the losses of LeNet-5, every rank of four with a quarter of the images."""
     torch.manual_seed(0)
     network = lenet5(P).double()
     two = P.create_partition_inclusive([0, 1]).create_cartesian_topology_partition([1, 2])

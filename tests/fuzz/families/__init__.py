@@ -44,14 +44,14 @@ class Family(Protocol):
 
 @functools.cache
 def families() -> tuple[Family, ...]:
-    """All families, by the names of their modules."""
+    """Return all families, by the names of their modules."""
     names = sorted(module.name for module in pkgutil.iter_modules(__path__))
     return tuple(cast(Family, importlib.import_module(f"{__name__}.{name}")) for name in names)
 
 
 @functools.cache
 def by_layer() -> dict[str, Family]:
-    """The family of each layer, in the order of the modules and of their lists."""
+    """Return the family of each layer, in the order of the modules and of their lists."""
     found: dict[str, Family] = {}
     for family in families():
         for layer in family.LAYERS:

@@ -91,7 +91,7 @@ def check(case: Case, P_world: Partition) -> None:
 
 
 def _tensors(case: Case) -> tuple[list[torch.Tensor], int]:
-    """The global tensors, the input first, and how many of them have gradients."""
+    """Return the global tensors, the input first, and how many of them have gradients."""
     shape, seed = case.shape, case.seed
     if case.layer in ELEMENTS:
         kinds, learned = ELEMENTS[case.layer]
@@ -113,7 +113,7 @@ def _tensors(case: Case) -> tuple[list[torch.Tensor], int]:
 def _options(
     case: Case, P_x: CartesianPartition, dtype: torch.dtype
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options of the sequential loss and those of this rank's."""
+    """Return the options of the sequential loss and those of this rank's."""
     whole = {name: value for name, value in case.options.items() if name != "target"}
     own = dict(whole)
     for name in {"weight", "pos_weight"} & whole.keys():

@@ -73,7 +73,7 @@ def test_layer(P_world: Partition, case: Case, replicate: bool) -> None:
 def made_again(
     case: Case, P_world: Partition, replicate: bool, layer: torch.nn.Module
 ) -> torch.nn.Module:
-    """A layer drawn now, with the values of which ``layer`` is to be compared."""
+    """Return a new layer with the values with which ``layer`` must be compared."""
     drawn = case.distributed(P_world, replicate)
     layer.load_state_dict(drawn.state_dict())
     return layer

@@ -51,7 +51,7 @@ def make(layer: str, P_x: CartesianPartition, *args: Any, **options: Any) -> tor
 
 
 def on_grid(P_world: Partition, case: str, dims: int) -> tuple[CartesianPartition, Cut | None]:
-    """The grid of a case, with whole dims behind."""
+    """Return the grid of a case, followed by unpartitioned dims."""
     shape, ranks, sizes = GRIDS[case]
     return grid(P_world, (*shape, *(1,) * (dims - 3)), ranks), sizes
 

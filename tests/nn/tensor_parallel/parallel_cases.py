@@ -59,7 +59,7 @@ def own_range(lengths: Sequence[int], rank: int) -> slice:
 
 
 def block_of(whole: torch.Tensor, dim: int, lengths: Sequence[int], rank: int) -> torch.Tensor:
-    """The block of ``whole`` along ``dim`` of the worker ``rank``."""
+    """Return the block of ``whole`` along ``dim`` of the worker ``rank``."""
     where = own_range(lengths, rank)
     return whole.narrow(dim, where.start, where.stop - where.start)
 
@@ -80,5 +80,5 @@ def cotangent_of_copies(
 
 
 def gradient_of_copies(x: torch.Tensor, convention: Convention, P: Partition) -> torch.Tensor:
-    """The gradient of a value, from that of this worker's copy of it."""
+    """Return the gradient of a value, from that of this worker's copy of it."""
     return gradient_of(x) if convention == "invariant" else all_reduce(gradient_of(x), P)
