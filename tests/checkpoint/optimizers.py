@@ -17,7 +17,7 @@ MAKERS: dict[Kind, Any] = {
 
 
 def stepped(kind: Kind, model: torch.nn.Module, whole: torch.nn.Module) -> torch.optim.Optimizer:
-    """Return an optimizer after two steps with random gradients that do not depend on the layout."""
+    """Return an optimizer after two steps with random gradients independent of the layout."""
     halves = list(model.children())
     groups = [{"params": [*halves[0].parameters()]}, {"params": [*model[1:].parameters()]}]  # pyright: ignore
     optimizer = MAKERS[kind](groups)
