@@ -4,8 +4,8 @@
 
 Every process may use --limit-mb of memory beyond what it has after importing torch: address space
 on CPUs (RLIMIT_AS), the allocator's share of the device on GPUs. First one process tries the
-sequential network, and runs out of memory. Then all workers train it, split by one line. At the
-end stands the peak of each.
+sequential network, and runs out of memory. Then all workers train it, split by one line.
+Finally, the example prints the peak of each.
 
 --compare also trains the sequential network without a limit, and exits with 1 if a loss differs by
 more than --tolerance of its value.
@@ -127,7 +127,7 @@ def alone(options: argparse.Namespace, device: torch.device) -> int:
 
 
 def started_alone(options: argparse.Namespace, limit_mb: int) -> dict[str, Any] | None:
-    """Return what a process of its own finds for the sequential network; ``None`` without memory.
+    """Return the results of a new process for the sequential network; ``None`` without memory.
 
     Args:
         options: options of this program.

@@ -1,4 +1,4 @@
-"""The example of a network that is too big for one worker, as a user starts it."""
+"""The example of a network that is too big for one worker, started as by a user."""
 
 from __future__ import annotations
 
