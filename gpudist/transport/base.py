@@ -384,7 +384,9 @@ class Transport(ABC):
             peers: world ranks of the receivers, or of the one sender.
             pieces: address and size in bytes of each piece; the total must be equal on both sides.
         """
-        raise NotImplementedError(f"the {self.name} transport does not carry pieces")
+        raise NotImplementedError(
+            f"the {self.name} transport does not carry pieces; check its attribute carries_pieces"
+        )
 
     def host_wire(self, ranks: tuple[int, ...]) -> Transport:
         """Return a transport for CPU tensors between ``ranks``.
