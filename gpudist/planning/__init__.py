@@ -2,7 +2,14 @@
 
 from gpudist.planning.advice import Advice, plan
 from gpudist.planning.clock import Phase
-from gpudist.planning.hardware import BUILT_IN, ConvolutionRate, Link, Profile, profile_of
+from gpudist.planning.hardware import (
+    BUILT_IN,
+    CollectiveRates,
+    ConvolutionRate,
+    Link,
+    Profile,
+    profile_of,
+)
 from gpudist.planning.measuring import measured_profile
 from gpudist.planning.picture import picture_of
 from gpudist.planning.rehearsal import Memory, Rehearsal
@@ -10,6 +17,7 @@ from gpudist.planning.rehearsal import Memory, Rehearsal
 __all__ = [
     "BUILT_IN",
     "Advice",
+    "CollectiveRates",
     "ConvolutionRate",
     "Link",
     "Memory",

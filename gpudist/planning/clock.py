@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import ceil, log2, sqrt
+from math import ceil, inf, log2, sqrt
 from typing import Any
 
 import torch
@@ -16,8 +16,8 @@ from gpudist.exchange.torch_library import Watching
 from gpudist.planning.hardware import Link, Profile
 from gpudist.transport.dry import Posted, Shared, Traffic
 
-# Positions of the weight, the groups and the transposed flag among the arguments.
-_CONVOLUTIONS = {"convolution": (1, 8, 6), "convolution_backward": (2, 9, 7)}
+# Positions of the weight, the groups, the transposed flag and the stride among the arguments.
+_CONVOLUTIONS = {"convolution": (1, 8, 6, 3), "convolution_backward": (2, 9, 7, 4)}
 # Operations that do not run a kernel.
 _FREE = {
     "empty",
@@ -41,6 +41,7 @@ class Kernel:
         channels: for a convolution, channels in each group: outputs for forward, and the mean of
             inputs and outputs for backward; 0 for other operations.
         is_backward: whether it computes gradients of a convolution.
+        stride: largest stride of a convolution.
     """
 
     flops: int
@@ -48,6 +49,14 @@ class Kernel:
     dtype: torch.dtype
     channels: float = 0.0
     is_backward: bool = False
+    stride: int = 1
+
+    @property
+    def term(self) -> str:
+        """Key of the kernel's seconds in :attr:`Phase.terms_s`."""
+        if self.channels:
+            return "convolutions"
+        return "products" if self.flops else "other kernels"
 
 
 @dataclass
@@ -64,6 +73,7 @@ class Phase(Checked):
         flops: additions and multiplications of convolutions and matrix products.
         compute_s: seconds of kernels, and of Python for layers.
         message_s: seconds of packing, messages and unpacking, one after the other.
+        terms_s: seconds of ``compute_s`` and ``message_s`` by what takes them.
         serial_s: seconds of both without overlap.
         overlapped_s: seconds if messages that start early are transferred while kernels run.
     """
@@ -78,6 +88,7 @@ class Phase(Checked):
     compute_s: float = 0.0
     message_s: float = 0.0
     overlapped_s: float = 0.0
+    terms_s: dict[str, float] = field(default_factory=dict[str, float])
 
     @property
     def serial_s(self) -> float:
@@ -109,11 +120,12 @@ class Clock:
         by_flops = kernel.flops / self._flops_per_s(kernel)
         by_bytes = kernel.size_bytes / (self.profile.memory_gbps * 1e9)
         self.phase.flops += kernel.flops
-        self._compute(self.profile.kernel_us * 1e-6 + max(by_flops, by_bytes))
+        self._compute("kernel starts", self.profile.kernel_us * 1e-6)
+        self._compute(kernel.term, max(by_flops, by_bytes))
 
     def called(self, layers: int) -> None:
         """Add the Python time of calls of ``layers`` layers, or of their backward."""
-        self._compute(layers * self.profile.layer_us * 1e-6)
+        self._compute("layers", layers * self.profile.layer_us * 1e-6)
 
     def exchanged(self, traffic: Traffic) -> None:
         self.waited(self.started(traffic))
@@ -126,8 +138,13 @@ class Clock:
         phase.received_bytes += sum(message.size_bytes for message in traffic.receives)
         phase.collectives += len(traffic.collectives)
         phase.collective_bytes += sum(shared.size_bytes for shared in traffic.collectives)
-        copies_s, transfer_s = self._copies(traffic), self._transfer(traffic)
+        copies_s = self._copies(traffic)
+        levels_s, collectives_s = self._messages_s(traffic), self._collectives_s(traffic)
+        transfer_s = levels_s + collectives_s
         phase.message_s += copies_s + transfer_s
+        self._note("packing", copies_s)
+        self._note("messages", levels_s)
+        self._note("collectives", collectives_s)
         phase.overlapped_s += copies_s
         self._wire_free_s = max(self._wire_free_s, phase.overlapped_s) + transfer_s
         return self._wire_free_s
@@ -135,15 +152,21 @@ class Clock:
     def waited(self, started: Any) -> None:
         self.phase.overlapped_s = max(self.phase.overlapped_s, started)
 
-    def _compute(self, seconds: float) -> None:
+    def _compute(self, term: str, seconds: float) -> None:
+        self._note(term, seconds)
         self.phase.compute_s += seconds
         self.phase.overlapped_s += seconds
+
+    def _note(self, term: str, seconds: float) -> None:
+        self.phase.terms_s[term] = self.phase.terms_s.get(term, 0.0) + seconds
 
     def _flops_per_s(self, kernel: Kernel) -> float:
         name = str(kernel.dtype).removeprefix("torch.")
         if not kernel.channels:
             return self.profile.flops_per_s(name)
-        return self.profile.convolution_flops_per_s(name, kernel.channels, kernel.is_backward)
+        return self.profile.convolution_flops_per_s(
+            name, kernel.channels, kernel.is_backward, kernel.stride
+        )
 
     def _copies(self, traffic: Traffic) -> float:
         messages = (*traffic.sends, *traffic.receives)
@@ -153,16 +176,22 @@ class Clock:
         moving_s = 2 * size_bytes / (self.profile.memory_gbps * 1e9)
         return kernels + moving_s + rows * self.profile.row_ns * 1e-9
 
-    def _transfer(self, traffic: Traffic) -> float:
-        levels = [
-            _messages_s(
+    def transfer_s(self, traffic: Traffic) -> float:
+        """Seconds that a group of messages and collectives takes on the wire, without packing."""
+        return self._messages_s(traffic) + self._collectives_s(traffic)
+
+    def _messages_s(self, traffic: Traffic) -> float:
+        return max(
+            _group_s(
                 link,
                 [m for m in traffic.sends if self._is_near(m.peer) == near],
                 [m for m in traffic.receives if self._is_near(m.peer) == near],
             )
             for near, link in ((True, self.profile.node), (False, self.profile.network))
-        ]
-        return max(levels) + sum(map(self._collective_s, traffic.collectives))
+        )
+
+    def _collectives_s(self, traffic: Traffic) -> float:
+        return sum(map(self._collective_s, traffic.collectives))
 
     def _is_near(self, peer: int) -> bool:
         per_node = self.profile.ranks_per_node
@@ -173,14 +202,30 @@ class Clock:
         near = all(map(self._is_near, shared.members))
         link = self.profile.node if near else self.profile.network
         size = len(shared.members)
-        depth = ceil(log2(max(2, size)))
-        passes = 2 * (size - 1) / size if shared.kind == "all_reduce" else 1.0
-        both_ways = 2 if shared.kind == "all_reduce" else 1
-        latency_s = (link.latency_us + both_ways * depth * link.message_us) * 1e-6
-        return latency_s + passes * shared.size_bytes / link.bytes_per_s
+        sums = shared.kind == "all_reduce"
+        both_ways = 2 if sums else 1
+        passes = 2 * (size - 1) / size if sums else 1.0
+        rates = self.profile.collectives
+        if rates is None:
+            depth = ceil(log2(max(2, size)))
+            latency_s = (link.latency_us + both_ways * depth * link.message_us) * 1e-6
+            return latency_s + passes * shared.size_bytes / link.bytes_per_s
+        per_node = self.profile.ranks_per_node
+        nodes = len({member // per_node for member in shared.members})
+        beside = sum(map(self._is_near, shared.members))
+        steps_us = (beside - 1) * rates.node_step_us + log2(nodes) * rates.network_step_us
+        latency_s = (rates.base_us + both_ways * steps_us) * 1e-6
+        # A ring enters and leaves a node once, over the links of all its members there.
+        between = inf if near else beside * self.profile.network.bytes_per_s
+        within = rates.gbps * 1e9
+        if not (sums and rates.switch_share and beside > 1):
+            return latency_s + passes * shared.size_bytes / min(within, between)
+        # A rank sends all its terms to the switch and gets its part of the sums, then the reverse.
+        added_s = (1 + 1 / beside) * shared.size_bytes / (rates.switch_share * within)
+        return latency_s + max(added_s, 2 * (nodes - 1) / nodes * shared.size_bytes / between)
 
 
-def _messages_s(link: Link, sends: Sequence[Posted], receives: Sequence[Posted]) -> float:
+def _group_s(link: Link, sends: Sequence[Posted], receives: Sequence[Posted]) -> float:
     count = max(len(sends), len(receives))
     if not count:
         return 0.0
@@ -209,19 +254,19 @@ class Kernels(Watching):
         inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         size_bytes = sum(t.numel() * t.element_size() for t in (*inputs, *outputs))
         if size_bytes:
-            channels, is_backward = _convolved(packet.__name__, args)
-            kernel = Kernel(flops, size_bytes, outputs[0].dtype, channels, is_backward)
+            convolved = _convolved(packet.__name__, args)
+            kernel = Kernel(flops, size_bytes, outputs[0].dtype, *convolved)
             self._clock.computed(kernel)
         return result
 
 
-def _convolved(name: str, args: Any) -> tuple[float, bool]:
-    """Return the channels per group of a convolution, 0 for others, and whether it is backward."""
+def _convolved(name: str, args: Any) -> tuple[float, bool, int]:
+    """Return channels per group of a convolution (0 for others), whether backward, and stride."""
     if name not in _CONVOLUTIONS:
-        return 0.0, False
-    weight_at, groups_at, transposed_at = _CONVOLUTIONS[name]
-    weight, groups, is_transposed = args[weight_at], args[groups_at], args[transposed_at]
+        return 0.0, False, 1
+    weight, groups, is_transposed, strides = (args[at] for at in _CONVOLUTIONS[name])
     out, into = weight.shape[0] // groups, weight.shape[1]
+    stride = max(strides)
     if name == "convolution_backward":
-        return sqrt(out * into), True
-    return float(into if is_transposed else out), False
+        return sqrt(out * into), True, stride
+    return float(into if is_transposed else out), False, stride

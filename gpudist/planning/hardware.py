@@ -45,11 +45,35 @@ class ConvolutionRate(Checked):
         channels: number of input and of output channels, in each group.
         forward_tflops: 10^12 operations a second, forward.
         backward_tflops: 10^12 operations a second, backward.
+        dtype: dtype of the operands, such as ``"float16"``.
+        stride: largest stride of the convolution.
     """
 
     channels: int
     forward_tflops: float
     backward_tflops: float
+    dtype: str = "float32"
+    stride: int = 1
+
+
+@dataclass(frozen=True)
+class CollectiveRates(Checked):
+    """Speed of the transport's own collectives, whose members pass bytes on along a ring.
+
+    Attributes:
+        base_us: microseconds of a collective without steps and bytes.
+        node_step_us: microseconds for each step to another rank of the node.
+        network_step_us: microseconds for each step to another node.
+        gbps: 10^9 bytes per second that a rank passes on within a node.
+        switch_share: part of ``gbps`` that sums reach if the switch of the node adds, as NVLink
+            SHARP does; 0 if it does not add.
+    """
+
+    base_us: float
+    node_step_us: float
+    network_step_us: float
+    gbps: float
+    switch_share: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -63,7 +87,7 @@ class Profile(Checked):
         ranks_per_node: number of consecutive world ranks that share a node.
         node: link between two ranks of one node.
         network: link between two ranks of different nodes.
-        tflops: 10^12 operations a second of float32 matrix products, and of convolutions if
+        tflops: 10^12 operations per second of float32 matrix products, and of convolutions if
             ``convolutions`` is empty.
         memory_gbps: 10^9 bytes per second that kernels read and write.
         kernel_us: microseconds to start a kernel.
@@ -71,9 +95,12 @@ class Profile(Checked):
             bytes.
         memory_gib: memory of a rank in GiB; 0 if unknown.
         tflops_by_dtype: 10^12 operations a second for dtypes other than float32.
-        convolutions: rates of convolutions by channels, ascending.
+        convolutions: rates of convolutions by channels, ascending for each dtype and stride.
         layer_us: microseconds that Python takes for a layer in forward, and again in backward; 0 if
             kernels are queued ahead.
+        collectives: speed of the transport's collectives; ``None`` derives it from the links.
+        input_gbps: 10^9 bytes per second at which a rank reads its block of the input, ahead of the
+            step that needs it; 0 leaves reading out.
     """
 
     name: str
@@ -90,6 +117,8 @@ class Profile(Checked):
     tflops_by_dtype: dict[str, float] = field(default_factory=dict[str, float], hash=False)
     convolutions: tuple[ConvolutionRate, ...] = ()
     layer_us: float = 0.0
+    collectives: CollectiveRates | None = None
+    input_gbps: float = 0.0
 
     def __post_init__(self) -> None:
         known = get_args(Posting)
@@ -105,7 +134,9 @@ class Profile(Checked):
         """Return the operations per second on operands of ``dtype``, such as ``"bfloat16"``."""
         return self.tflops_by_dtype.get(dtype, self.tflops) * 1e12
 
-    def convolution_flops_per_s(self, dtype: str, channels: float, backward: bool) -> float:
+    def convolution_flops_per_s(
+        self, dtype: str, channels: float, backward: bool, stride: int = 1
+    ) -> float:
         """Return the operations per second of convolutions.
 
         Between known numbers of channels, rates follow a power law.
@@ -114,18 +145,24 @@ class Profile(Checked):
             dtype: dtype of the operands, such as ``"bfloat16"``.
             channels: number of channels in each group.
             backward: whether to return the rate of backward instead of forward.
+            stride: largest stride.
 
         Returns:
-            Operations per second.
+            Operations per second: of the dtype and the stride, if the profile knows such rates, then
+            of the dtype, then those of float32 times the ratio of the two dtypes.
         """
+        own = [rate for rate in self.convolutions if rate.dtype == dtype]
+        known = own or [rate for rate in self.convolutions if rate.dtype == "float32"]
+        known = [rate for rate in known if rate.stride == stride] or known
         whole = self.flops_per_s(dtype)
-        if not self.convolutions:
+        if not known:
             return whole
         rates = [
             (rate.channels, rate.backward_tflops if backward else rate.forward_tflops)
-            for rate in self.convolutions
+            for rate in known
+            if rate.stride == known[0].stride
         ]
-        return whole * _between(rates, channels) / self.tflops
+        return _between(rates, channels) * (1e12 if own else whole / self.tflops)
 
     @checked()
     def save(self, path: str | Path) -> None:
@@ -159,6 +196,8 @@ def profile_of(name: str | Path) -> Profile:
         fields |= {which: Link(**fields[which]) for which in ("node", "network")}
         rates = fields.get("convolutions", ())
         fields["convolutions"] = tuple(ConvolutionRate(**rate) for rate in rates)
+        if fields.get("collectives") is not None:
+            fields["collectives"] = CollectiveRates(**fields["collectives"])
         return Profile(**fields)
     except (KeyError, TypeError, ValueError) as error:
         raise ShapeError(f"{path} does not contain a profile: {error}") from error

@@ -58,12 +58,14 @@ class Rehearsal(Checked):
         forward: messages, operations and times of the forward.
         backward: messages, operations and times of the backward.
         memory: bytes that the rank holds between the two.
+        input_s: seconds to read the rank's block of the input, while the previous step runs.
     """
 
     rank: int
     forward: Phase
     backward: Phase
     memory: Memory
+    input_s: float = 0.0
 
     @property
     def messages(self) -> int:
@@ -75,9 +77,14 @@ class Rehearsal(Checked):
         return self.forward.message_bytes + self.backward.message_bytes
 
     def seconds(self, overlapped: bool) -> float:
-        """Return seconds of forward and backward; ``overlapped`` by kernels or not."""
+        """Return seconds of forward and backward, or of reading the input if that takes longer.
+
+        Args:
+            overlapped: whether messages move while kernels run.
+        """
         phases = (self.forward, self.backward)
-        return sum(p.overlapped_s if overlapped else p.serial_s for p in phases)
+        step_s = sum(p.overlapped_s if overlapped else p.serial_s for p in phases)
+        return max(step_s, self.input_s)
 
 
 class DryNetwork:
@@ -161,7 +168,9 @@ class DryNetwork:
             raise ShapeError(words) from error
         parameters = sum(p.numel() * p.element_size() for p in network.parameters())
         memory = Memory(parameters, self._slots * parameters, saved.nbytes)
-        return Rehearsal(rank, forward, backward, memory)
+        gbps = self.profile.input_gbps
+        input_s = x.numel() * x.element_size() / (gbps * 1e9) if gbps else 0.0
+        return Rehearsal(rank, forward, backward, memory, input_s)
 
     def _step(
         self, network: nn.Module, x: torch.Tensor, clock: Clock, saved: _Saved

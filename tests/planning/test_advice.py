@@ -19,7 +19,14 @@ from examples.networks import UNet3d
 from gpudist.cli import main
 from gpudist.convert import distribute
 from gpudist.errors import ShapeError
-from gpudist.planning import ConvolutionRate, Link, Profile, plan, profile_of
+from gpudist.planning import (
+    CollectiveRates,
+    ConvolutionRate,
+    Link,
+    Profile,
+    plan,
+    profile_of,
+)
 from gpudist.planning.clock import Clock, Kernel
 from gpudist.planning.grids import grids, imbalance
 from gpudist.planning.measuring import measured_profile
@@ -211,6 +218,58 @@ def test_what_is_started_hides_behind_kernels():
     assert clock.phase.serial_s == pytest.approx(2e-3 + 11e-6)
 
 
+COLLECTIVES = CollectiveRates(5.0, 1.0, 10.0, 4.0)
+
+
+def seconds_of(
+    machine: Profile, members: range, size_bytes: int, kind: str = "all_reduce"
+) -> float:
+    shared = Shared(kind, tuple(members), size_bytes)  # pyright: ignore[reportArgumentType]
+    return Clock(machine, rank=0).transfer_s(Traffic(collectives=(shared,)))
+
+
+def test_a_ring_enters_a_node_over_the_links_of_all_its_members():
+    machine = replace(PROFILE, ranks_per_node=8, collectives=COLLECTIVES)
+    size_bytes = 10**9
+    steps_us = 5 + 2 * 7  # base, and both ways along the other 7 of the node
+    assert seconds_of(machine, range(8), 0) == pytest.approx(steps_us * 1e-6)
+    assert seconds_of(machine, range(16), 0) == pytest.approx((steps_us + 20) * 1e-6)
+    within_s = 2 * 7 / 8 * size_bytes / 4e9
+    assert seconds_of(machine, range(8), size_bytes) == pytest.approx(within_s, rel=1e-3)
+    between_s = 2 * 15 / 16 * size_bytes / (8 * 0.1e9)
+    assert seconds_of(machine, range(16), size_bytes) == pytest.approx(between_s, rel=1e-3)
+    alone_s = 2 * 1 / 2 * size_bytes / 0.1e9
+    assert seconds_of(machine, range(0, 16, 8), size_bytes) == pytest.approx(alone_s, rel=1e-3)
+
+
+def test_a_switch_that_adds_gets_every_term_once():
+    rates = replace(COLLECTIVES, switch_share=0.5)
+    machine = replace(PROFILE, ranks_per_node=8, collectives=rates)
+    assert seconds_of(machine, range(8), 10**9) == pytest.approx((1 + 1 / 8) / 2.0, rel=1e-3)
+    copies = [seconds_of(replace(machine, collectives=c), range(8), 10**9, "broadcast")
+              for c in (rates, COLLECTIVES)]  # fmt: skip
+    assert copies[0] == copies[1]
+
+
+def test_the_input_is_read_beside_the_step():
+    slow = replace(PROFILE, input_gbps=1e-6)
+    quick, late = (
+        DryNetwork(two_convolutions(), (1, 1, 16, 16), machine).rehearse((1, 1, 2, 1), 0)
+        for machine in (PROFILE, slow)
+    )
+    assert quick.input_s == 0
+    assert late.input_s == pytest.approx(4 * 128 / 1e3)
+    assert late.seconds(True) == late.input_s > quick.seconds(True)
+
+
+def test_terms_add_up_to_the_time():
+    rehearsed = DryNetwork(two_convolutions(), (1, 1, 16, 16), PROFILE).rehearse((1, 1, 2, 1), 0)
+    for phase in (rehearsed.forward, rehearsed.backward):
+        assert sum(phase.terms_s.values()) == pytest.approx(phase.serial_s)
+        assert phase.terms_s["convolutions"] > 0
+        assert phase.terms_s["messages"] > 0
+
+
 RATES = (ConvolutionRate(4, 0.01, 0.001), ConvolutionRate(16, 0.04, 0.02))
 
 
@@ -221,6 +280,14 @@ def test_rates_of_convolutions_lie_between_those_of_their_neighbours():
     assert machine.convolution_flops_per_s("float32", 16, True) == pytest.approx(2e10)
     assert machine.convolution_flops_per_s("bfloat16", 4, False) == pytest.approx(2e10)
     assert PROFILE.convolution_flops_per_s("float32", 4, True) == 1e12
+
+
+def test_rates_of_a_dtype_and_a_stride_come_before_others():
+    own = (ConvolutionRate(4, 3.0, 2.0, "float16"), ConvolutionRate(4, 1.0, 0.5, "float16", 2))
+    machine = replace(PROFILE, convolutions=(*RATES, *own), tflops_by_dtype={"float16": 9.0})
+    found = [machine.convolution_flops_per_s("float16", 4, False, stride) for stride in (1, 2, 3)]
+    assert found == pytest.approx([3e12, 1e12, 3e12])
+    assert machine.convolution_flops_per_s("float32", 4, False, 2) == pytest.approx(1e10)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +320,8 @@ def test_layers_take_time_of_python_forward_and_backward():
 
 def test_profiles_are_saved_and_read(tmp_path: Path):
     path = tmp_path / "profile.json"
-    for profile in (PROFILE, replace(PROFILE, convolutions=RATES, layer_us=3.0)):
+    richer = replace(PROFILE, convolutions=RATES, layer_us=3.0, collectives=COLLECTIVES)
+    for profile in (PROFILE, richer):
         profile.save(path)
         assert profile_of(path) == profile
     path.write_text("{}")
