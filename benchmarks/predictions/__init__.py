@@ -1,0 +1,1 @@
+"""Predictions of the planner beside measurements that others have published."""
