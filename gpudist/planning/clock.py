@@ -180,6 +180,10 @@ class Clock:
         """Seconds that a group of messages and collectives takes on the wire, without packing."""
         return self._messages_s(traffic) + self._collectives_s(traffic)
 
+    def exchange_s(self, traffic: Traffic) -> float:
+        """Seconds of packing, a group of messages and unpacking."""
+        return self._copies(traffic) + self.transfer_s(traffic)
+
     def _messages_s(self, traffic: Traffic) -> float:
         return max(
             _group_s(
@@ -213,7 +217,11 @@ class Clock:
         per_node = self.profile.ranks_per_node
         nodes = len({member // per_node for member in shared.members})
         beside = sum(map(self._is_near, shared.members))
-        steps_us = (beside - 1) * rates.node_step_us + log2(nodes) * rates.network_step_us
+        # Sums travel along trees between nodes, copies along a ring through every rank.
+        if sums:
+            steps_us = (beside - 1) * rates.node_step_us + log2(nodes) * rates.network_step_us
+        else:
+            steps_us = (size - nodes) * rates.node_step_us + (nodes - 1) * rates.network_step_us
         latency_s = (rates.base_us + both_ways * steps_us) * 1e-6
         # A ring enters and leaves a node once, over the links of all its members there.
         between = inf if near else beside * self.profile.network.bytes_per_s
