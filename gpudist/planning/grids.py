@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from itertools import product
 from math import prod
 
+from gpudist.geometry.cartesian import rank_of
+from gpudist.planning.clock import Clock
 from gpudist.planning.rehearsal import DryNetwork
+from gpudist.transport.dry import Posted, Traffic
 
 Grid = tuple[int, ...]
 
@@ -25,25 +30,43 @@ def grids(ranks: int, shape: Sequence[int], axes: Collection[int]) -> Iterator[G
 
 
 def estimate_s(dry: DryNetwork, grid: Grid) -> float:
-    """Estimate a step's time from block sizes and faces, well enough to exclude most grids.
+    """Estimate a step's time from block sizes and neighbours, well enough to exclude most grids.
 
     The estimate adds the kernels of the largest block, with backward as twice the forward. For
     every layer with a kernel wider than one cell, it adds one exchange with all neighbours in
     forward and backward.
     """
-    profile = dry.profile
-    link = profile.node if prod(grid) <= profile.ranks_per_node else profile.network
-    neighbours = prod(min(parts, 3) for parts in grid) - 1
-    latency_s = (link.latency_us + max(0, neighbours - 1) * link.message_us) * 1e-6
-    messages_s = 0.0
-    cut = [d for d, parts in enumerate(grid) if parts > 1]
-    for width, shape in dry.layers:
-        if width and cut and len(shape) == len(grid):
-            block = _largest(shape, grid)
-            cells = sum(min(width, block[d]) * prod(block) // block[d] for d in cut)
-            messages_s += 2 * (latency_s + cells * dry.itemsize / link.bytes_per_s)
     share = imbalance(dry, grid) / prod(grid)
-    return 3 * dry.sequential.compute_s * share + messages_s
+    wide = Counter(layer for layer in dry.layers if layer[0] and len(layer[1]) == len(grid))
+    exchanges_s = sum(
+        times * _exchange_s(dry, grid, width, _largest(shape, grid))
+        for (width, shape), times in wide.items()
+    )
+    return 3 * dry.sequential.compute_s * share + 2 * exchanges_s
+
+
+def _exchange_s(dry: DryNetwork, grid: Grid, width: int, block: Sequence[int]) -> float:
+    """Time in which the middle rank swaps its faces, edges and corners, with a kernel a side."""
+    middle = [parts // 2 for parts in grid]
+    steps = [
+        [step for step in (-1, 0, 1) if 0 <= i + step < parts]
+        for i, parts in zip(middle, grid, strict=True)
+    ]
+    posted: list[Posted] = []
+    sides = 0
+    for offset in product(*steps):
+        if not any(offset):
+            continue
+        sides += sum(map(abs, offset)) == 1
+        peer = rank_of([i + step for i, step in zip(middle, offset, strict=True)], grid)
+        extents = [
+            min(-(-width // 2), n) if step else n for n, step in zip(block, offset, strict=True)
+        ]
+        cells = prod(extents)
+        posted.append(Posted(peer, cells * dry.itemsize, cells // max(1, extents[-1])))
+    clock = Clock(dry.profile, rank_of(middle, grid))
+    kernels_s = sides * dry.profile.kernel_us * 1e-6
+    return clock.exchange_s(Traffic(tuple(posted), tuple(posted))) + kernels_s
 
 
 def imbalance(dry: DryNetwork, grid: Grid) -> float:
