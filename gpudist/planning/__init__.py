@@ -1,4 +1,4 @@
-"""Predict the best partition from plans, before any worker is started."""
+"""Predict how fast partitions are from plans, before any worker is started."""
 
 from gpudist.planning.advice import Advice, plan
 from gpudist.planning.clock import Phase

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -30,6 +30,8 @@ class Advice(Checked):
         memory_bytes: bytes of the rank that needs most memory.
         imbalance: largest number of input cells of all layers on any rank, divided by the mean.
         fits: whether the memory is at most that of the profile; ``None`` if the profile has none.
+        candidates: number of partitions that :func:`plan` chose from; those it did not plan were
+            ruled out by a quick estimate, and may be faster.
         all_messages, all_message_bytes: messages and bytes that all ranks send in a step. If not
             every rank was rehearsed, an upper bound, as if all sent as much as the busiest.
     """
@@ -41,6 +43,7 @@ class Advice(Checked):
     memory_bytes: int
     imbalance: float
     fits: bool | None
+    candidates: int = 1
 
     @property
     def is_total(self) -> bool:
@@ -82,7 +85,7 @@ def plan(
     every_rank: bool = False,
     progress: Progress | None = None,
 ) -> list[Advice]:
-    """Rank the Cartesian partitions of a network's input, with the fastest training step first.
+    """Rank the Cartesian partitions of a network's input, with the fastest planned step first.
 
     The network is converted for ranks of each partition, and runs forward and backward on tensors
     without data. Messages and bytes are those of the real plans; times are predicted from the
@@ -103,8 +106,8 @@ def plan(
         progress: function called with the next item, the number of finished items, and the total.
 
     Returns:
-        At most ``best`` partitions, with those that need more memory than the profile has at the
-        end.
+        At most ``best`` of ``candidates`` partitions, with those that need more memory than the
+        profile has at the end.
 
     Cost:
         For each partition, one step without data per rehearsed rank.
@@ -152,7 +155,9 @@ def plan(
             f"no partition of {list(dry.global_shape)} over {ranks} ranks: "
             + ("; ".join(reasons) or "the dims do not have enough cells")
         )
-    return sorted(advice, key=lambda a: (a.fits is False, a.seconds))
+    candidates = len(found) - (len(reasons) - len(refusals))
+    ranked = sorted(advice, key=lambda a: (a.fits is False, a.seconds))
+    return [replace(one, candidates=candidates) for one in ranked]
 
 
 def advice_on(dry: DryNetwork, grid: Sequence[int], every_rank: bool = False) -> Advice:

@@ -101,6 +101,8 @@ class Profile(Checked):
         collectives: speed of the transport's collectives; ``None`` derives it from the links.
         input_gbps: 10^9 bytes per second at which a rank reads its block of the input, ahead of the
             step that needs it; 0 leaves reading out.
+        measured_on: number of ranks that measured the figures together; 0 if they were not
+            measured in this way.
     """
 
     name: str
@@ -119,6 +121,7 @@ class Profile(Checked):
     layer_us: float = 0.0
     collectives: CollectiveRates | None = None
     input_gbps: float = 0.0
+    measured_on: int = 0
 
     def __post_init__(self) -> None:
         known = get_args(Posting)

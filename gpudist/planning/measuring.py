@@ -90,6 +90,7 @@ def measured_profile(
         row_s * 1e9,
         convolutions=tuple(rates),
         layer_us=layer_s * 1e6,
+        measured_on=P_world.size,
     )
 
 

@@ -1,4 +1,4 @@
-"""Draw the best partitions: the parts of a step's time, and the memory."""
+"""Draw the planned partitions: the parts of a step's time, and the memory."""
 
 from __future__ import annotations
 

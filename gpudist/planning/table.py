@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from math import prod
 from typing import Any
 
 from gpudist.planning.advice import Advice
 from gpudist.planning.clock import Phase
+from gpudist.planning.hardware import Profile
 
 HEADING = (
     "grid", "step", "no overlap", "forward", "backward", "messages", "sent", "collectives",
@@ -16,6 +18,37 @@ HEADING = (
 MEMORY_HEADING = (
     "grid", "memory", "parameters", "gradients", "optimizer", "activations",
 )  # fmt: skip
+
+# Up to so many ranks, tests compare counts with those of real steps, and benchmarks times.
+COMPARED_RANKS = 4
+COUNTS = ("messages", "bytes", "collectives", "memory")
+TIMES = ("times",)
+
+
+def choice(advice: Sequence[Advice]) -> str:
+    """Sentence that says how many partitions were planned, and of how many."""
+    candidates = advice[0].candidates
+    if len(advice) >= candidates:
+        return f"Planned all {candidates} partitions."
+    return (
+        f"Planned {len(advice)} of {candidates} partitions, chosen by a quick estimate: the first "
+        f"is the fastest of these, and another may be faster (--best {candidates} plans all)."
+    )
+
+
+def evidence(advice: Sequence[Advice], profile: Profile) -> dict[str, list[str]]:
+    """Names of the numbers that were compared with real steps of such a size, and of the others.
+
+    Counts were compared over host and gloo. Times were compared with a profile that was measured
+    on the same machine, by as many ranks.
+    """
+    ranks = prod(advice[0].grid)
+    is_small = ranks <= COMPARED_RANKS
+    validated = [*COUNTS] if is_small and profile.wire != "nccl" else []
+    if is_small and profile.measured_on == ranks:
+        validated += TIMES
+    extrapolated = [name for name in (*COUNTS, *TIMES) if name not in validated]
+    return {"validated": validated, "extrapolated": extrapolated}
 
 
 def rows(advice: Sequence[Advice]) -> list[tuple[str, ...]]:
@@ -49,6 +82,7 @@ def facts(one: Advice) -> dict[str, Any]:
         "memory": {**asdict(one.memory), "gradients": one.memory.gradients},
         "imbalance": one.imbalance,
         "fits": one.fits,
+        "candidates": one.candidates,
         "all_ranks": {
             "messages": one.all_messages,
             "message_bytes": one.all_message_bytes,

@@ -28,9 +28,10 @@ from gpudist.planning import (
     profile_of,
 )
 from gpudist.planning.clock import Clock, Kernel
-from gpudist.planning.grids import grids, imbalance
+from gpudist.planning.grids import estimate_s, grids, imbalance
 from gpudist.planning.measuring import measured_profile
 from gpudist.planning.rehearsal import DryNetwork, without_cells
+from gpudist.planning.table import choice, evidence
 from gpudist.testing import run_distributed
 from gpudist.transport.dry import Posted, Shared, Traffic
 from gpudist.transport.host.transport import is_built, what_is_missing
@@ -62,6 +63,16 @@ def test_unet_on_4096_ranks_is_planned_in_time():
     assert all(prod(one.grid) == 4096 for one in advice)
     assert [one.seconds for one in advice] == sorted(one.seconds for one in advice)
     assert all(one.slowest.forward.messages > 0 for one in advice)
+
+
+def test_the_fastest_of_all_partitions_is_among_those_planned():
+    network = nn.Sequential(nn.Conv3d(1, 8, 3, padding=1), nn.Conv3d(8, 8, 3, padding=1))
+    shape = (1, 1, 256, 256, 256)
+    every = plan(network, shape, 64, "h100", best=100)
+    dry = DryNetwork(network, shape, profile_of("h100"))
+    chosen = sorted(grids(64, shape, (2, 3, 4)), key=lambda grid: estimate_s(dry, grid))[:8]
+    assert {one.candidates for one in every} == {len(every)} == {28}
+    assert every[0].grid in chosen
 
 
 def test_long_dims_are_cut_before_short_ones():
@@ -234,6 +245,8 @@ def test_a_ring_enters_a_node_over_the_links_of_all_its_members():
     steps_us = 5 + 2 * 7  # base, and both ways along the other 7 of the node
     assert seconds_of(machine, range(8), 0) == pytest.approx(steps_us * 1e-6)
     assert seconds_of(machine, range(16), 0) == pytest.approx((steps_us + 20) * 1e-6)
+    copy_us = 5 + 14 + 10  # once around, through every rank
+    assert seconds_of(machine, range(16), 0, "broadcast") == pytest.approx(copy_us * 1e-6)
     within_s = 2 * 7 / 8 * size_bytes / 4e9
     assert seconds_of(machine, range(8), size_bytes) == pytest.approx(within_s, rel=1e-3)
     between_s = 2 * 15 / 16 * size_bytes / (8 * 0.1e9)
@@ -347,15 +360,30 @@ def test_the_command_prints_a_table_or_json(capsys: pytest.CaptureFixture[str]):
     printed = capsys.readouterr().out
     assert "[1, 1, 2, 1]" in printed
     assert "predictions" in printed
+    assert "Planned all 2 partitions." in printed
+    assert "Validated" not in printed  # not over nccl
+    assert "Extrapolated: messages, bytes, collectives, memory, times." in printed
     assert main([*COMMAND, *shape, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert sorted(one["grid"] for one in facts) == [[1, 1, 1, 2], [1, 1, 2, 1]]
     assert facts[0]["ranks"][0]["forward"]["messages"] == 2
     assert facts[0]["memory_bytes"] > 0
+    assert facts[0]["candidates"] == 2
+    assert facts[0]["validated"] == []
     assert facts[0]["memory"].keys() == {"parameters", "gradients", "optimizer", "activations"}
     assert facts[0]["all_ranks"]["messages"] == sum(
         rank[phase]["messages"] for rank in facts[0]["ranks"] for phase in ("forward", "backward")
     )
+
+
+def test_what_was_not_compared_is_said():
+    here = replace(PROFILE, wire="host", measured_on=4)
+    few, many = (plan([nn.ReLU()], (1, 1, 16, 16), n, here) for n in (4, 8))
+    counts = ["messages", "bytes", "collectives", "memory"]
+    assert evidence(few, here) == {"validated": [*counts, "times"], "extrapolated": []}
+    assert evidence(few, replace(here, measured_on=2))["extrapolated"] == ["times"]
+    assert evidence(many, here) == {"validated": [], "extrapolated": [*counts, "times"]}
+    assert choice(few[:1]).startswith(f"Planned 1 of {len(few)} partitions, chosen by")
 
 
 def test_the_command_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
