@@ -1,10 +1,12 @@
 """Predict what others have measured, and print predicted, measured and their ratio.
 
-    python -m benchmarks.predictions --json benchmarks/results/predictions/first.json
+    python -m benchmarks.predictions --json benchmarks/results/predictions/latest.json
 
 Rows with their sources are in ``rows.json``, profiles of the machines in ``profiles``, with the
 source of every figure in ``profiles/sources.json``. The profiles were committed before the first
-prediction was made, and are not changed after it.
+prediction was made, and are not changed after it; ``results/predictions/first.json`` keeps that
+first run, whose ratios are printed beside the present ones. Where SimGrid is installed (Debian's
+python3-simgrid), planned messages are replayed on a fat tree as well.
 """
 
 from __future__ import annotations
@@ -13,18 +15,29 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.document import RESULTS
+from benchmarks.predictions.contention import (
+    DIFFERS,
+    RANKS,
+    Compared,
+    compare,
+    python_with_simgrid,
+)
 from benchmarks.predictions.rows import ROWS, UNITS, Measured, machine, read_rows
 from benchmarks.predictions.work import WORKS, Terms
 from gpudist.cli.tables import print_columns
 
-HEADING = ("", "predicted", "measured", "ratio", "goal", "largest term")
+FIRST = RESULTS / "predictions" / "first.json"
+HEADING = ("", "predicted", "measured", "ratio", "first run", "goal", "largest term")
+TREE_HEADING = ("", "ranks", "links up", "planned", "SimGrid", "ratio", "")
+TREE_PROFILE = "h100"
 
 
 @dataclass(frozen=True)
@@ -71,16 +84,39 @@ def outcomes(rows: Sequence[Measured]) -> list[Outcome]:
     return list(found.values())
 
 
-def show(rows: Sequence[Measured], found: Sequence[Outcome]) -> None:
-    """Print the table."""
-    print_columns(HEADING, [_cells(row, one) for row, one in zip(rows, found, strict=True)])
+def show(rows: Sequence[Measured], found: Sequence[Outcome], first: Mapping[str, float]) -> None:
+    """Print the table; ``first`` has the ratios of the first run."""
+    print_columns(HEADING, [cells(*both, first) for both in zip(rows, found, strict=True)])
     goals = [one.is_reached for one in found if one.is_reached is not None]
     print(f"\n{sum(goals)} of {len(goals)} goals reached.")
-    notes = [f"* {row.name}: {row.source}." for row in rows if not (row.is_traced and row.is_like)]
-    print("\n".join(notes))
+    sources = [row.source for row in rows if not (row.is_traced and row.is_like)]
+    for source in dict.fromkeys(sources):
+        print(f"* {source}.")
 
 
-def _cells(row: Measured, one: Outcome) -> tuple[str, ...]:
+def first_ratios(path: Path = FIRST) -> dict[str, float]:
+    """Return the ratios of the first run by row."""
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    return {row["name"]: row["ratio"] for row in rows}
+
+
+def show_trees(compared: Sequence[Compared]) -> None:
+    """Print where the planner's links differ from SimGrid's."""
+    print_columns(TREE_HEADING, [tree_cells(one) for one in compared])
+    off = sum(one.differs for one in compared)
+    print(f"\nThe planner differs by more than {100 * DIFFERS:.0f} % in {off} of {len(compared)}.")
+
+
+def tree_cells(one: Compared) -> tuple[str, ...]:
+    """Return a row under ``TREE_HEADING``."""
+    links = "all" if one.taper == 1 else f"1/{one.taper}"
+    times = (f"{1e6 * seconds:.1f} us" for seconds in (one.planned_s, one.replayed_s))
+    note = "differs" if one.differs else ""
+    return (one.name, str(one.ranks), links, *times, f"{one.ratio:.2f}", note)
+
+
+def cells(row: Measured, one: Outcome, first: Mapping[str, float]) -> tuple[str, ...]:
+    """Return a row under ``HEADING``."""
     goal = "" if row.within is None else f"{100 * row.within:.0f} %"
     if one.is_reached is not None:
         goal += " reached" if one.is_reached else " missed"
@@ -89,10 +125,14 @@ def _cells(row: Measured, one: Outcome) -> tuple[str, ...]:
     if row.low != row.high:
         measured = f"{row.low:.4g}-{row.high:.4g} ({measured})"
     predicted = f"{one.predicted:.4g} {row.unit}"
-    return (row.name + mark, predicted, measured, f"{one.ratio:.2f}", goal, one.largest_term)
+    before = f"{first[row.name]:.2f}" if row.name in first else ""
+    ratio = f"{one.ratio:.2f}"
+    return (row.name + mark, predicted, measured, ratio, before, goal, one.largest_term)
 
 
-def facts(rows: Sequence[Measured], found: Sequence[Outcome]) -> dict[str, Any]:
+def facts(
+    rows: Sequence[Measured], found: Sequence[Outcome], compared: Sequence[Compared]
+) -> dict[str, Any]:
     """Values of a run for JSON, with the commit that they are of."""
     return {
         "commit": _git("rev-parse", "--short=12", "HEAD"),
@@ -102,27 +142,41 @@ def facts(rows: Sequence[Measured], found: Sequence[Outcome]) -> dict[str, Any]:
             {**asdict(one), "unit": row.unit, "measured": row.measured}
             for row, one in zip(rows, found, strict=True)
         ],
+        "trees": [asdict(one) for one in compared],
     }
 
 
 def _git(*words: str) -> str:
-    folder = str(ROWS.parent)
+    folder = str(ROWS.parents[2])
     return subprocess.run(
         ["git", "-C", folder, *words], capture_output=True, text=True, check=False
     ).stdout.strip()
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.predictions", description=__doc__)
     parser.add_argument("--rows", type=Path, default=ROWS, help="file of the measured rows")
     parser.add_argument("--json", type=Path, help="file for the numbers")
-    options = parser.parse_args()
+    parser.add_argument(
+        "--trees", type=int, nargs="*", choices=RANKS, default=RANKS,
+        help="numbers of ranks to replay on a fat tree; none to leave it out",
+    )  # fmt: skip
+    options = parser.parse_args(arguments)
     rows = read_rows(options.rows)
     found = outcomes(rows)
-    show(rows, found)
+    show(rows, found, first_ratios())
+    compared: list[Compared] = []
+    python = python_with_simgrid() if options.trees else None
+    if python is not None:
+        print()
+        for ranks in options.trees:
+            compared += compare(python, machine(TREE_PROFILE), ranks)
+        show_trees(compared)
+    elif options.trees:
+        print("\nNot replayed on a fat tree: no Python here imports simgrid (python3-simgrid).")
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(facts(rows, found), indent=1) + "\n"
+        text = json.dumps(facts(rows, found, compared), indent=1) + "\n"
         options.json.write_text(text, encoding="utf-8")
     return 0
 
