@@ -158,8 +158,11 @@ class DryNetwork:
         x = torch.empty(block.shape, dtype=self._dtype, device=META)
         saved = _Saved(network)
         try:
-            with Kernels(clock), torch.device(META):
-                forward, backward = self._step(network, x, clock, saved)
+            with torch.device(META):
+                # Makes the layers, which only the first call does.
+                network(x)
+                with Kernels(clock):
+                    forward, backward = self._step(network, x, clock, saved)
         except GpudistError:
             raise
         # The user's functions between layers may raise any exception on a block.

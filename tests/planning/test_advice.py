@@ -275,6 +275,16 @@ def test_the_input_is_read_beside_the_step():
     assert late.seconds(True) == late.input_s > quick.seconds(True)
 
 
+def test_layers_are_made_before_the_step(monkeypatch: pytest.MonkeyPatch):
+    seen: list[int] = []
+    monkeypatch.setattr(Clock, "computed", lambda _, kernel: seen.append(kernel.flops))
+    dry = DryNetwork(nn.Sequential(nn.Conv2d(1, 1, 3, padding=1)), (1, 1, 8, 8), PROFILE)
+    seen.clear()
+    dry.rehearse((1, 1, 2, 1), 0)
+    # A convolution, its backward, and the gradients joined for their sum; no parameter is drawn.
+    assert [flops > 0 for flops in seen] == [True, True, False]
+
+
 def test_terms_add_up_to_the_time():
     rehearsed = DryNetwork(two_convolutions(), (1, 1, 16, 16), PROFILE).rehearse((1, 1, 2, 1), 0)
     for phase in (rehearsed.forward, rehearsed.backward):
