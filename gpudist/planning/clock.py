@@ -202,35 +202,41 @@ class Clock:
         return peer // per_node == self.rank // per_node
 
     def _collective_s(self, shared: Shared) -> float:
-        """Return the seconds of a collective: bytes move along a ring, latencies along a tree."""
-        near = all(map(self._is_near, shared.members))
-        link = self.profile.node if near else self.profile.network
-        size = len(shared.members)
+        """Return the seconds of a collective: bytes move along a ring, latencies of sums along a tree."""
+        profile, rates = self.profile, self.profile.collectives
+        size, sums = len(shared.members), shared.kind == "all_reduce"
+        beside = sum(map(self._is_near, shared.members))
+        near = beside == size
+        latency_s = self._collective_latency_s(shared, near, beside)
+        within = rates.gbps * 1e9 if rates is not None else profile.node.bytes_per_s
+        # A ring enters and leaves a node once, over the links of all its members there.
+        between = inf if near else beside * profile.network.bytes_per_s
+        if not (sums and rates is not None and rates.switch_share and beside > 1):
+            passes = 2 * (size - 1) / size if sums else 1.0
+            return latency_s + passes * shared.size_bytes / min(within, between)
+        nodes = self._nodes(shared)
+        # A rank sends all its terms to the switch and gets its part of the sums, then the reverse.
+        added_s = (1 + 1 / beside) * shared.size_bytes / (rates.switch_share * within)
+        return latency_s + max(added_s, 2 * (nodes - 1) / nodes * shared.size_bytes / between)
+
+    def _collective_latency_s(self, shared: Shared, near: bool, beside: int) -> float:
+        rates, size = self.profile.collectives, len(shared.members)
         sums = shared.kind == "all_reduce"
         both_ways = 2 if sums else 1
-        passes = 2 * (size - 1) / size if sums else 1.0
-        rates = self.profile.collectives
         if rates is None:
+            link = self.profile.node if near else self.profile.network
             depth = ceil(log2(max(2, size)))
-            latency_s = (link.latency_us + both_ways * depth * link.message_us) * 1e-6
-            return latency_s + passes * shared.size_bytes / link.bytes_per_s
-        per_node = self.profile.ranks_per_node
-        nodes = len({member // per_node for member in shared.members})
-        beside = sum(map(self._is_near, shared.members))
+            return (link.latency_us + both_ways * depth * link.message_us) * 1e-6
+        nodes = self._nodes(shared)
         # Sums travel along trees between nodes, copies along a ring through every rank.
         if sums:
             steps_us = (beside - 1) * rates.node_step_us + log2(nodes) * rates.network_step_us
         else:
             steps_us = (size - nodes) * rates.node_step_us + (nodes - 1) * rates.network_step_us
-        latency_s = (rates.base_us + both_ways * steps_us) * 1e-6
-        # A ring enters and leaves a node once, over the links of all its members there.
-        between = inf if near else beside * self.profile.network.bytes_per_s
-        within = rates.gbps * 1e9
-        if not (sums and rates.switch_share and beside > 1):
-            return latency_s + passes * shared.size_bytes / min(within, between)
-        # A rank sends all its terms to the switch and gets its part of the sums, then the reverse.
-        added_s = (1 + 1 / beside) * shared.size_bytes / (rates.switch_share * within)
-        return latency_s + max(added_s, 2 * (nodes - 1) / nodes * shared.size_bytes / between)
+        return (rates.base_us + both_ways * steps_us) * 1e-6
+
+    def _nodes(self, shared: Shared) -> int:
+        return len({member // self.profile.ranks_per_node for member in shared.members})
 
 
 def _group_s(link: Link, sends: Sequence[Posted], receives: Sequence[Posted]) -> float:

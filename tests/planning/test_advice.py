@@ -251,6 +251,8 @@ def test_a_ring_enters_a_node_over_the_links_of_all_its_members():
     assert seconds_of(machine, range(8), size_bytes) == pytest.approx(within_s, rel=1e-3)
     between_s = 2 * 15 / 16 * size_bytes / (8 * 0.1e9)
     assert seconds_of(machine, range(16), size_bytes) == pytest.approx(between_s, rel=1e-3)
+    plain = replace(machine, collectives=None)
+    assert seconds_of(plain, range(16), size_bytes) == pytest.approx(between_s, rel=1e-3)
     alone_s = 2 * 1 / 2 * size_bytes / 0.1e9
     assert seconds_of(machine, range(0, 16, 8), size_bytes) == pytest.approx(alone_s, rel=1e-3)
 
