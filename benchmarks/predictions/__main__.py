@@ -89,9 +89,13 @@ def show(rows: Sequence[Measured], found: Sequence[Outcome], first: Mapping[str,
     print_columns(HEADING, [cells(*both, first) for both in zip(rows, found, strict=True)])
     goals = [one.is_reached for one in found if one.is_reached is not None]
     print(f"\n{sum(goals)} of {len(goals)} goals reached.")
-    sources = [row.source for row in rows if not (row.is_traced and row.is_like)]
-    for source in dict.fromkeys(sources):
-        print(f"* {source}.")
+    noted: dict[str, list[str]] = {}
+    for row in rows:
+        if not (row.is_traced and row.is_like):
+            noted.setdefault(row.source, []).append(row.name)
+    for source, names in noted.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        print(f"* {names[0]}{more}: {source}.")
 
 
 def first_ratios(path: Path = FIRST) -> dict[str, float]:
