@@ -30,7 +30,14 @@ from benchmarks.predictions.contention import (
     compare,
     python_with_simgrid,
 )
-from benchmarks.predictions.rows import ROWS, UNITS, Measured, machine, read_rows
+from benchmarks.predictions.rows import (
+    ROWS,
+    UNITS,
+    Measured,
+    machine,
+    profiles_digest,
+    read_rows,
+)
 from benchmarks.predictions.work import WORKS, Terms
 from gpudist.cli.tables import print_columns
 
@@ -98,10 +105,9 @@ def show(rows: Sequence[Measured], found: Sequence[Outcome], first: Mapping[str,
         print(f"* {names[0]}{more}: {source}.")
 
 
-def first_ratios(path: Path = FIRST) -> dict[str, float]:
-    """Return the ratios of the first run by row."""
-    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
-    return {row["name"]: row["ratio"] for row in rows}
+def ratios(run: Mapping[str, Any]) -> dict[str, float]:
+    """Return the ratios of a run by row."""
+    return {row["name"]: row["ratio"] for row in run["rows"]}
 
 
 def show_trees(compared: Sequence[Compared]) -> None:
@@ -141,6 +147,7 @@ def facts(
     return {
         "commit": _git("rev-parse", "--short=12", "HEAD"),
         "is_clean": not _git("status", "--porcelain", "--", "gpudist", "benchmarks/predictions"),
+        "profiles": profiles_digest(),
         "torch": torch.__version__,
         "rows": [
             {**asdict(one), "unit": row.unit, "measured": row.measured}
@@ -168,7 +175,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     rows = read_rows(options.rows)
     found = outcomes(rows)
-    show(rows, found, first_ratios())
+    first = json.loads(FIRST.read_text(encoding="utf-8"))
+    show(rows, found, ratios(first))
+    if first["profiles"] != profiles_digest():
+        print("The profiles are not those of the first run.")
     compared: list[Compared] = []
     python = python_with_simgrid() if options.trees else None
     if python is not None:

@@ -10,9 +10,16 @@ from typing import Any
 
 from benchmarks.document import RESULTS
 from benchmarks.environment import ROOT
-from benchmarks.predictions.__main__ import HEADING, TREE_HEADING, Outcome, cells, tree_cells
+from benchmarks.predictions.__main__ import (
+    HEADING,
+    TREE_HEADING,
+    Outcome,
+    cells,
+    ratios,
+    tree_cells,
+)
 from benchmarks.predictions.contention import DIFFERS, Compared
-from benchmarks.predictions.rows import PROFILES, Measured, read_rows
+from benchmarks.predictions.rows import SOURCES, Measured, read_rows
 
 PAGE = ROOT / "docs" / "predictions.md"
 LATEST, FIRST = (RESULTS / "predictions" / f"{name}.json" for name in ("latest", "first"))
@@ -23,7 +30,7 @@ def page(
     rows: Sequence[Measured], latest: dict[str, Any], first: dict[str, Any], sources: dict[str, Any]
 ) -> str:
     """Return the page."""
-    before = {row["name"]: row["ratio"] for row in first["rows"]}
+    before = ratios(first)
     names = ("name", "predicted", "ratio", "is_reached", "terms_s")
     found = [Outcome(*(row[name] for name in names)) for row in latest["rows"]]
     lines = [cells(row, one, before) for row, one in zip(rows, found, strict=True)]
@@ -49,7 +56,7 @@ def _table(heading: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def main() -> int:
-    latest, first, sources = (_read(path) for path in (LATEST, FIRST, PROFILES / "sources.json"))
+    latest, first, sources = (_read(path) for path in (LATEST, FIRST, SOURCES))
     PAGE.write_text(page(read_rows(), latest, first, sources), encoding="utf-8")
     return 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from gpudist.planning import Profile, profile_of
 
 HERE = Path(__file__).resolve().parent
 ROWS, PROFILES = HERE / "rows.json", HERE / "profiles"
+SOURCES = PROFILES / "sources.json"
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "GB/s": 1e9, "times": 1.0}
 
 
@@ -56,6 +58,15 @@ def read_rows(path: Path = ROWS) -> list[Measured]:
 def machine(name: str) -> Profile:
     """Return a profile from ``profiles/``."""
     return profile_of(PROFILES / f"{name}.json")
+
+
+def profiles_digest(folder: Path = PROFILES) -> str:
+    """Return a digest of the profiles, whose figures do not change after the first prediction."""
+    digest = sha256()
+    for path in sorted(folder.glob("*.json")):
+        if path != SOURCES:
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _row(fields: dict[str, Any]) -> Measured:

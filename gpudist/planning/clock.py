@@ -202,7 +202,7 @@ class Clock:
         return peer // per_node == self.rank // per_node
 
     def _collective_s(self, shared: Shared) -> float:
-        """Return the seconds of a collective: bytes move along a ring, latencies of sums along a tree."""
+        """Return the seconds of a collective: bytes of a ring, and for sums latencies of a tree."""
         profile, rates = self.profile, self.profile.collectives
         size, sums = len(shared.members), shared.kind == "all_reduce"
         beside = sum(map(self._is_near, shared.members))

@@ -151,8 +151,8 @@ class Profile(Checked):
             stride: largest stride.
 
         Returns:
-            Operations per second: of the dtype and the stride, if the profile knows such rates, then
-            of the dtype, then those of float32 times the ratio of the two dtypes.
+            Operations per second: of the dtype and stride if the profile has such rates, else of
+            the dtype, else those of float32 times the ratio of the two dtypes.
         """
         own = [rate for rate in self.convolutions if rate.dtype == dtype]
         known = own or [rate for rate in self.convolutions if rate.dtype == "float32"]

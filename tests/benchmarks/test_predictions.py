@@ -13,7 +13,7 @@ from benchmarks.predictions import contention, work
 from benchmarks.predictions.__main__ import main, outcomes
 from benchmarks.predictions.contention import Compared, between_nodes, planned_s, tree_of
 from benchmarks.predictions.page import page
-from benchmarks.predictions.rows import PROFILES, machine, read_rows
+from benchmarks.predictions.rows import SOURCES, machine, profiles_digest, read_rows
 from gpudist.planning import CollectiveRates, Link, Profile
 
 MACHINE = Profile(
@@ -42,7 +42,7 @@ def test_every_row_names_its_source_its_work_and_its_machine():
         else:
             assert row.kind in work.WORKS
             assert machine(row.profile).wire == "nccl"
-    sources = json.loads((PROFILES / "sources.json").read_text(encoding="utf-8"))
+    sources = json.loads(SOURCES.read_text(encoding="utf-8"))
     assert {row.profile for row in rows if row.profile} == sources.keys()
 
 
@@ -67,6 +67,14 @@ def test_the_command_keeps_what_it_prints(tmp_path: Path, capsys: pytest.Capture
     facts["trees"] = [{"name": "halo", "ranks": 64, "taper": 2, "planned_s": 1, "replayed_s": 2}]
     text = page(read_rows(rows), facts, facts, {"a40": {"network": "a paper"}})
     assert "| halo | 64 | 1/2 | 1000000.0 us | 2000000.0 us | 0.50 | differs |" in text
+
+
+def test_a_changed_profile_is_noticed(tmp_path: Path):
+    path = tmp_path / "a100.json"
+    MACHINE.save(path)
+    before = profiles_digest(tmp_path)
+    replace(MACHINE, tflops=2.0).save(path)
+    assert profiles_digest(tmp_path) != before
 
 
 def test_a_slab_moves_seven_eighths_of_its_block_twice():
