@@ -188,7 +188,7 @@ def _axes(dry: DryNetwork, refusals: dict[int, str]) -> list[int]:
         grid = [2 if d == axis else 1 for d in range(len(shape))]
         assert prod(grid) == 2
         try:
-            dry.rehearse(grid, 0)
+            dry.require_forward(grid)
         except GpudistError as error:
             refusals[axis] = str(error)
         else:

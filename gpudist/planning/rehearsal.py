@@ -145,6 +145,31 @@ class DryNetwork:
             GpudistError: if the network cannot be converted for this partition, or the planner
                 cannot follow it.
         """
+        network, x, clock = self._converted(grid, rank)
+        saved = _Saved(network)
+        with _explained(grid, rank), torch.device(META):
+            # Makes the layers, which only the first call does.
+            network(x)
+            with Kernels(clock):
+                forward, backward = self._step(network, x, clock, saved)
+        parameters = sum(p.numel() * p.element_size() for p in network.parameters())
+        memory = Memory(parameters, self._slots * parameters, saved.nbytes)
+        gbps = self.profile.input_gbps
+        input_s = x.numel() * x.element_size() / (gbps * 1e9) if gbps else 0.0
+        return Rehearsal(rank, forward, backward, memory, input_s)
+
+    def require_forward(self, grid: Sequence[int]) -> None:
+        """Run a forward of the first rank with its input on ``grid``.
+
+        Raises:
+            GpudistError: as :meth:`rehearse`, if the forward is the reason.
+        """
+        network, x, _ = self._converted(grid, 0)
+        with _explained(grid, 0), torch.device(META):
+            network(x)
+
+    def _converted(self, grid: Sequence[int], rank: int) -> tuple[Any, torch.Tensor, Clock]:
+        """Return the network of one rank, its block of the input, and the clock of its wire."""
         clock = Clock(self.profile, rank)
         wire = DryTransport(
             rank, prod(grid), clock, lambda shape, *_: tuple(shape), self.profile.wire
@@ -155,25 +180,7 @@ class DryNetwork:
         )
         assert P_x.index is not None
         block = Decomposition.balanced(self.global_shape, grid).block(P_x.index)
-        x = torch.empty(block.shape, dtype=self._dtype, device=META)
-        saved = _Saved(network)
-        try:
-            with torch.device(META):
-                # Makes the layers, which only the first call does.
-                network(x)
-                with Kernels(clock):
-                    forward, backward = self._step(network, x, clock, saved)
-        except GpudistError:
-            raise
-        # The user's functions between layers may raise any exception on a block.
-        except Exception as error:
-            words = f"a step of rank {rank} on {list(grid)} fails: {type(error).__name__}: {error}"
-            raise ShapeError(words) from error
-        parameters = sum(p.numel() * p.element_size() for p in network.parameters())
-        memory = Memory(parameters, self._slots * parameters, saved.nbytes)
-        gbps = self.profile.input_gbps
-        input_s = x.numel() * x.element_size() / (gbps * 1e9) if gbps else 0.0
-        return Rehearsal(rank, forward, backward, memory, input_s)
+        return network, torch.empty(block.shape, dtype=self._dtype, device=META), clock
 
     def _step(
         self, network: nn.Module, x: torch.Tensor, clock: Clock, saved: _Saved
@@ -206,6 +213,18 @@ class DryNetwork:
         finally:
             for handle in handles:
                 handle.remove()
+
+
+@contextmanager
+def _explained(grid: Sequence[int], rank: int) -> Iterator[None]:
+    try:
+        yield
+    except GpudistError:
+        raise
+    # The user's functions between layers may raise any exception on a block.
+    except Exception as error:
+        words = f"a step of rank {rank} on {list(grid)} fails: {type(error).__name__}: {error}"
+        raise ShapeError(words) from error
 
 
 def _require_sequential(network: nn.Module) -> None:
