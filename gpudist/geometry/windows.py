@@ -113,7 +113,7 @@ class TransposedWindow:
         return self.dilation * (self.kernel - 1) + 1
 
     def smallest_extent(self, extent: int) -> int:
-        """Return the number of outputs without output padding, which may be negative."""
+        """Return the outputs for ``extent`` inputs without output padding; may be negative."""
         return (extent - 1) * self.stride + self.reach - 2 * self.padding
 
     def output_extent(self, extent: int) -> int:
