@@ -77,10 +77,13 @@ class Rehearsal(Checked):
         return self.forward.message_bytes + self.backward.message_bytes
 
     def seconds(self, overlapped: bool) -> float:
-        """Return seconds of forward and backward, or of reading the input if that takes longer.
+        """Predict the time of a step.
 
         Args:
             overlapped: whether messages move while kernels run.
+
+        Returns:
+            Seconds of forward and backward, or of reading the input if that takes longer.
         """
         phases = (self.forward, self.backward)
         step_s = sum(p.overlapped_s if overlapped else p.serial_s for p in phases)
