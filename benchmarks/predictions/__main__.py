@@ -143,9 +143,10 @@ def cells(row: Measured, one: Outcome, first: Mapping[str, float]) -> tuple[str,
 def facts(
     rows: Sequence[Measured], found: Sequence[Outcome], compared: Sequence[Compared]
 ) -> dict[str, Any]:
-    """Values of a run for JSON, with the commit that they are of."""
+    """Values of a run for JSON, with the commit that they are of; its subject outlives a rebase."""
     return {
         "commit": _git("rev-parse", "--short=12", "HEAD"),
+        "subject": _git("log", "-1", "--format=%s"),
         "is_clean": not _git("status", "--porcelain", "--", "gpudist", "benchmarks/predictions"),
         "profiles": profiles_digest(),
         "torch": torch.__version__,
