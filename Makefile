@@ -19,7 +19,7 @@ TEST_S ?= 300
 
 # Test files that run at a time, each with up to 16 ranks of its own. Tests wait most of the time.
 JOBS ?= 4
-# Not empty: every case of a test on every transport, and all drawn layouts of global tensors.
+# Not empty: every case of every test, on every transport.
 EVERY ?=
 
 # Of `make fuzz`: how many configurations, and which.
@@ -65,6 +65,8 @@ GPU_TESTS := -m pytest tests/gpu -q -rs
 
 # Many ranks share few cores here: one thread for each.
 export OMP_NUM_THREADS := 1
+# Many processes start: they compile the sources once.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: compatibility
 .PHONY: demo test fuzz fuzz-batch lint types check format sanitize sanitize-core bench clean
@@ -79,8 +81,8 @@ demo: $(INSTALLED)
 		examples/lenet5.py --data digits --compare --epochs $(EPOCHS)
 
 test: $(INSTALLED)
-	$(if $(EVERY),DRAWS=1) $(PYTHON) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
-		--timeout $(TEST_S) --durations 30 $(if $(EVERY),--every-transport)
+	EVERY=$(EVERY) $(PYTHON) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
+		--timeout $(TEST_S) --durations 30
 
 # The suite on the oldest torch that pyproject.toml allows and on the newest on PyPI, each with its
 # CUDA libraries: 6 GB a version in build/compatibility, on the first run.
@@ -102,7 +104,7 @@ fuzz: $(INSTALLED)
 # COUNT=2000 SEED=1 takes about half an hour. First the rules of global tensors, on twice the layouts
 # that the tests draw.
 hazards: $(INSTALLED)
-	DRAWS=1 $(PYTHON) -m pytest -q tests/sbp
+	EVERY=1 $(PYTHON) -m pytest -q tests/sbp
 	$(PYTHON) -m tests.hazards --forwards
 	$(PYTHON) -m tests.hazards --count $(COUNT) --seed $(SEED)
 

@@ -20,6 +20,7 @@ import torch
 from hypothesis import settings
 
 from tests import pool
+from tests.every import EVERY
 
 # The same examples in every run; others with `--hypothesis-profile=default --hypothesis-seed=N`.
 settings.register_profile("same", derandomize=True)
@@ -42,48 +43,46 @@ LONG = (
 )
 
 
-# Transports after the first run one in this many cases of a body.
-ONE_IN = 3
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--every-transport",
-        action="store_true",
-        help="run every case of a test body on all of its transports",
-    )
-
-
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.removeprefix("tests/").startswith(LONG))
-    if not config.getoption("--every-transport"):
-        left_out = _left_to_other_transports(items)
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+    if not EVERY:
+        chosen = _chosen(items)
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = [item for item in items if item in chosen]
 
 
-def _left_to_other_transports(items: list[pytest.Item]) -> set[pytest.Item]:
-    """Return the cases that only run with ``--every-transport``.
+def _chosen(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Return the tests that run without ``EVERY=1``.
 
-    The first transport of a body runs all of its cases; each of the others runs one in ``ONE_IN``,
-    or fewer where there are fewer cases, so that every transport runs every body.
+    Each case of a ``distributed`` test runs on one transport, in turn; each transport runs at least
+    one. A test marked with ``one_in(n)`` runs one of ``n`` of these.
     """
-    cases: dict[Any, dict[Any, list[pytest.Function]]] = {}
+    tests: dict[Any, dict[str, list[pytest.Item]]] = {}
     for item in items:
-        body = getattr(getattr(item, "function", None), "body", None)
-        if body is not None and isinstance(item, pytest.Function):
-            parameters = dict(item.callspec.params)
-            transport = parameters.pop("transport")
-            of_body = cases.setdefault(item.function, {})
-            of_body.setdefault(transport, []).append(item)
-    left_out: set[pytest.Item] = set()
-    for of_body in cases.values():
-        for number, of_transport in enumerate(of_body.values()):
-            one_in = min(ONE_IN, len(of_transport)) if number else 1
-            for i, item in enumerate(of_transport):
-                if i % one_in != number % one_in:
-                    left_out.add(item)
-    return left_out
+        assert isinstance(item, pytest.Function)
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        # Those of a class, which inherits it, are another's cases.
+        test = (item.parent, item.function)
+        transport = parameters["transport"] if hasattr(item.function, "body") else ""
+        tests.setdefault(test, {}).setdefault(transport, []).append(item)
+    return {item for cases in tests.values() for item in _in_turn(list(cases.values()))}
+
+
+def _in_turn(transports: list[list[pytest.Item]]) -> list[pytest.Item]:
+    turns = range(max(len(transports), *map(len, transports)))
+    cases = [transports[_shifted(i, len(transports))] for i in turns]
+    found = [of_one[i % len(of_one)] for i, of_one in zip(turns, cases, strict=True)]
+    marker = found[0].get_closest_marker("one_in")
+    if marker is None:
+        return found
+    (count,) = marker.args
+    return [item for i, item in enumerate(found) if _shifted(i, count) == 0]
+
+
+def _shifted(i: int, count: int) -> int:
+    """Count modulo ``count``, shifted by one in each round, so that no parameter keeps step."""
+    return (i + i // count) % count
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -12,6 +12,7 @@ from tests.nn.compare import own_block, random_like_all
 from tests.pool import distributed
 
 
+@pytest.mark.one_in(2)
 @distributed(ranks=[2, 4], transports=["loopback"], timeout_s=120)
 def test_all_sides_are_right_and_checked(P_world: Partition) -> None:
     for case in parameters.cases(P_world.size):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import re
 import sys
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
@@ -133,19 +131,3 @@ def test_the_command_writes_both_formats(
 def test_rows_without_peers_make_no_picture() -> None:
     rows = measured("planning", "one rank", 2, 0, gpudist=3.0)
     assert plot.pictures([Run("planning-2", {}, rows)]) == {}
-
-
-def test_the_pictures_of_the_docs_are_made_of_the_committed_results(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    found = importlib.util.spec_from_file_location("make_plots", DOCS / "make_plots.py")
-    assert found is not None and found.loader is not None
-    script = importlib.util.module_from_spec(found)
-    found.loader.exec_module(script)
-    monkeypatch.setattr(sys, "argv", ["make_plots.py", str(tmp_path)])
-    script.main()
-    names = {path.name for path in (DOCS / "plots").iterdir()}
-    assert names == {path.name for path in (tmp_path / "plots").iterdir()}
-    text = (tmp_path / "plots.md").read_text()
-    assert text == (DOCS / "plots.md").read_text()
-    assert set(re.findall(r"!\[[^]]+\]\(plots/([^)]+)\)", text)) == names

@@ -33,6 +33,7 @@ from tests.checkpoint.models import (
     sequential_model,
 )
 from tests.checkpoint.optimizers import assert_same_optimizer, new_optimizer, stepped
+from tests.every import EVERY
 from tests.pool import distributed
 
 Setup = tuple[int, Layout]
@@ -77,7 +78,8 @@ def test_any_layout_loads_what_any_other_saved(P_world: Partition, shared_path: 
     path = Path(shared_path)
     for seed, saved in enumerate(SETUPS):
         save(P_world, path, saved, seed)
-        for loaded in SETUPS:
+        others = [SETUPS[seed - 1], SETUPS[seed - 2]]
+        for loaded in SETUPS if EVERY else others:
             assert_loads(P_world, path, loaded, seed)
 
 

@@ -67,6 +67,7 @@ def assert_filled(P_world: Partition, path: Path, number: float) -> None:
         assert torch.equal(found, expected)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("moment", list(MOMENTS))
 @pytest.mark.parametrize("transport", ["host", "gloo"])
 def test_late_rank_of_another_job_changes_nothing(

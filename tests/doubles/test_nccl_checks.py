@@ -72,6 +72,7 @@ VERBS: dict[str, Callable[[Rank], int]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("end", ["finalize", "destroy", "abort"])
 def test_use_after_the_end(end: str, verb: str) -> None:

@@ -137,6 +137,7 @@ def exchange(rank: Rank, count: int) -> None:
         same_bits(z[peer], np.full(3, peer, np.uint8))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("op", FUNCTIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_collectives(dtype: str, op: str) -> None:

@@ -8,19 +8,21 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from tests.every import EVERY
 from tests.examples.killed_training import Outcome, differences, killed, on_threads
 
-RANKS, STEPS, EVERY = 2, 16, 1
+RANKS, STEPS, SAVED_EVERY = 2, 16, 1
+KILLS = 2 if EVERY else 1
 
 
 def test_killed_training_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("whole", "killed")]
     for folder in folders:
         folder.mkdir()
-    expected = on_threads(folders[0], RANKS, STEPS, EVERY)
+    expected = on_threads(folders[0], RANKS, STEPS, SAVED_EVERY)
     assert sorted(expected.losses) == list(range(STEPS))
-    found = killed(folders[1], RANKS, STEPS, EVERY, kills=2, seed=3)
-    assert len(found.kills) == 2
+    found = killed(folders[1], RANKS, STEPS, SAVED_EVERY, KILLS, seed=3)
+    assert len(found.kills) == KILLS
     assert differences(found, expected) == []
 
 

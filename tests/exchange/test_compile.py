@@ -88,6 +88,7 @@ def modules_chain(P_world: Partition) -> Function:
     )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("make", [functional_chain, modules_chain])
 @distributed(ranks=3, transports=["host"])

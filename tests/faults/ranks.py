@@ -189,6 +189,7 @@ def _play(
     body: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
+    gc.freeze()  # later collections leave out all that is imported
     runtime.set_variables(variables)
     _strikes.append(strikes.fileno())
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

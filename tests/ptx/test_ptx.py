@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.doubles.build import NoCompiler
+from tests.every import EVERY
 from tests.ptx import machine_code
 from tests.ptx.assembly import Instruction, Kernel, read
 from tests.ptx.build import ARCHITECTURES, NoNvcc, compiled_kernels, objects
@@ -18,8 +19,8 @@ from tests.ptx.launches import LEAST_COVERED, launch
 from tests.ptx.machine_code import NoTool
 from tests.ptx.mutants import Mutant, run
 
-LAUNCHES = 2000  # `make ptx` carries out more
-# Registers per thread: a multiprocessor has 65536, so 1024 threads run at once.
+LAUNCHES = 2000 if EVERY else 800  # `make ptx` carries out more
+# Of 65536 on a multiprocessor, so that 1024 threads run at once.
 MOST_REGISTERS = 64
 # Interiors and adjoints of halos, read + write. An H100's memory copies 3.0 TB/s: it is the limit.
 LEAST_BOUND_TBPS = {"float32": 6.0, "bfloat16": 3.9, "float16": 3.9}

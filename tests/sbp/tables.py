@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import random as python_random
 from collections.abc import Callable, Sequence
 from itertools import product
@@ -14,15 +13,15 @@ import torch
 from gpudist.sbp import Placement, explain
 from gpudist.sbp.attributes import NdSbp, Sbp
 from gpudist.world.partition import Partition
+from tests.every import EVERY
 from tests.sbp.compare import Function, assert_matches
 from tests.sbp.parts import B, P, S
 
 GRIDS: list[Any] = [range(8), [[0, 1, 2], [3, 4, 5]], [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]]
 Row = tuple[Sequence[Sbp], Sbp]
 
-
-# Part of the drawn layouts that is tried; `make hazards` and `make test EVERY=1` try all.
-DRAWS = float(os.environ.get("DRAWS", "0.25"))
+# Part of the drawn layouts that is tried.
+DRAWS = 1.0 if EVERY else 0.25
 
 
 def attributes(x: torch.Tensor, axes: int = 1) -> list[NdSbp]:

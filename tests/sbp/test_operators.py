@@ -65,6 +65,7 @@ def test_one_axis(P_world: Partition, name: str) -> None:
         assert_matches(function, xs, placement, given, double=len(xs) < 3)
 
 
+@pytest.mark.one_in(2)
 @every_operator
 @pytest.mark.parametrize("grid", [[[0, 1, 2], [3, 4, 5]], [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]])
 @distributed(ranks=8, transports=("loopback",))

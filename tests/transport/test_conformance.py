@@ -76,11 +76,13 @@ def pass_round(transport: Transport, dtype: torch.dtype, shape: Sequence[int]) -
     return torch.equal(received, block(left, shape, dtype))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_send_and_recv_carry_every_dtype(kind: str, dtype: torch.dtype) -> None:
     assert results(kind, 3, pass_round, dtype, (3, 5)) == [True] * 3
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (961,), (965,), (750_000,)], ids=str)
 def test_send_and_recv_carry_every_size(kind: str, shape: Sequence[int]) -> None:
     # 3840 bytes fit the first frame of gloo; 750,000 cells, 3 MB, go both ways at once.
@@ -116,11 +118,13 @@ def broadcast(transport: Transport, dtype: torch.dtype, shape: Sequence[int]) ->
     return fine
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_broadcast_carries_every_dtype(kind: str, dtype: torch.dtype) -> None:
     assert results(kind, 3, broadcast, dtype, (7,)) == [True] * 3
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("shape", [(), (0,), (40_000,)], ids=str)
 def test_broadcast_from_every_root(kind: str, size: int, shape: Sequence[int]) -> None:
@@ -151,6 +155,7 @@ def sum_every_way(transport: Transport, cells: int, dtype: torch.dtype) -> list[
     ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("cells", [1, 9001])
 def test_sums_are_in_ascending_order(kind: str, size: int, cells: int) -> None:
@@ -183,6 +188,7 @@ def reduce_by(transport: Transport, op: Any, cells: int) -> list[float]:
     return output.unique().tolist()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("op", "value"), [("sum", 9), ("max", 4), ("min", 2), ("prod", 24)])
 @pytest.mark.parametrize("cells", [3, 20_000])
 def test_reduction_operators(kind: str, op: str, value: float, cells: int) -> None:
@@ -211,6 +217,7 @@ def gather(transport: Transport, shape: Sequence[int]) -> bool:
     return torch.equal(output, torch.stack(parts))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("size", [1, 2, 5])
 @pytest.mark.parametrize("shape", [(), (0, 2), (3, 4), (9000,)], ids=str)
 def test_all_gather_stacks_by_rank(kind: str, size: int, shape: Sequence[int]) -> None:

@@ -73,6 +73,7 @@ def outputs(tmp_path: Path, transport: str, program: str, **variables: str) -> l
     return [re.sub(r"(?m)^\[W.*\n", "", text) for text in printed]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ENDINGS)
 @pytest.mark.parametrize("transport", ["host", "gloo", "nccl"])
 def test_one_traceback(tmp_path: Path, transport: str, name: str) -> None:

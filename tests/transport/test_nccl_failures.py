@@ -66,6 +66,7 @@ def test_async_error(name: str, rank: int, after: int) -> None:
     assert all("there was a network error (injected)" in text for text in texts), texts
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "rank"), TURNS)
 @pytest.mark.parametrize(("after", "is_bound"), [(0, True), (2, True), (1, False), (7, False)])
 def test_call_error(name: str, rank: int, after: int, is_bound: bool) -> None:
@@ -103,6 +104,7 @@ DEVICE_CALLS = [
 ]  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("call", DEVICE_CALLS)
 @pytest.mark.parametrize(("name", "after"), [("halo", 0), ("overlapped", 3)])
 def test_device_call(call: str, name: str, after: int) -> None:

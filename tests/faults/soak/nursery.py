@@ -6,6 +6,7 @@ A ``multiprocessing`` process skips that exit, and one that imports torch takes 
 from __future__ import annotations
 
 import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -85,6 +86,8 @@ def _serve() -> None:
 
     import gpudist  # noqa: F401
 
+    # What is imported stays: the exits of the forks find no garbage in it.
+    gc.freeze()
     for line in iter(sys.stdin.readline, ""):
         order = json.loads(line)
         begin_s = time.monotonic()

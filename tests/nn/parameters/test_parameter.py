@@ -25,6 +25,7 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 GRIDS = [(1, 1), (2, 1), (1, 3), (3, 2), (7, 1)]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("chunk_cells", [1, 5, 12, 64, 1 << 22])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_blocks_are_those_of_torchs_layer(
@@ -51,6 +52,7 @@ def test_blocks_are_those_of_torchs_layer(
                 assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("shape", [(3, 5), (50, 3), (33, 16), (67, 1), (2, 8), (40, 0)])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_normal_numbers_are_torchs(
