@@ -20,7 +20,7 @@ from tests.ptx.machine_code import NoTool
 from tests.ptx.mutants import Mutant, run
 
 LAUNCHES = 2000 if EVERY else 800  # `make ptx` carries out more
-# Of 65536 on a multiprocessor, so that 1024 threads run at once.
+# Registers per thread: a multiprocessor has 65536, so 1024 threads run at once.
 MOST_REGISTERS = 64
 # Interiors and adjoints of halos, read + write. An H100's memory copies 3.0 TB/s: it is the limit.
 LEAST_BOUND_TBPS = {"float32": 6.0, "bfloat16": 3.9, "float16": 3.9}

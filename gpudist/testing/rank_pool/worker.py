@@ -30,7 +30,7 @@ FORGET, END = "forget", "end"
 def serve(
     pipe: connection.Connection, port: int, stack_path: str, variables: dict[str, str]
 ) -> None:
-    """Serve as a rank: carry out orders and answer with their outcomes."""
+    """Serve as a rank: execute orders and answer with their outcomes."""
     gc.freeze()  # later collections leave out all that is imported
     runtime.set_variables(variables)
     threading.Thread(target=watch_parent, daemon=True).start()
