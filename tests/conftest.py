@@ -64,7 +64,7 @@ def _chosen(items: list[pytest.Item]) -> set[pytest.Item]:
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
         # Those of a class, which inherits it, are another's cases.
         test = (item.parent, item.function)
-        transport = parameters["transport"] if hasattr(item.function, "body") else ""
+        transport = str(parameters["transport"]) if hasattr(item.function, "body") else ""
         tests.setdefault(test, {}).setdefault(transport, []).append(item)
     return {item for cases in tests.values() for item in _in_turn(list(cases.values()))}
 

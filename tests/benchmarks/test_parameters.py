@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from benchmarks import parameters
 from benchmarks.parameter_traffic import counted
 from benchmarks.parameters import NETWORKS, SIDES
