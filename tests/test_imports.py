@@ -161,6 +161,15 @@ def test_nn_shows_its_public_names_alone() -> None:
     assert dir(nn) == sorted(nn.__all__)
 
 
+def test_a_class_name_has_one_meaning() -> None:
+    found: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name.lstrip("_"), []).append(module_name(path))
+    assert {name: modules for name, modules in found.items() if len(modules) > 1} == {}
+
+
 def test_relative_import_in_a_package() -> None:
     assert violations("from . import halo\nfrom .. import errors", "gpudist.geometry", True) == []
     assert len(violations("from .. import nn", "gpudist.geometry", True)) == 1

@@ -16,7 +16,7 @@ from gpudist.planning.clock import Clock, Phase
 from gpudist.planning.grids import representative_ranks
 from gpudist.planning.hardware import Profile
 from gpudist.planning.rehearsal import DryNetwork, Rehearsal
-from gpudist.transport.dry import META, DryTransport, Posted, Shared, Traffic
+from gpudist.transport.dry import META, DryTransport, Posted, SharedCollective, Traffic
 from gpudist.world.partition import Partition
 
 Terms = dict[str, float]
@@ -76,7 +76,7 @@ def collective_time(profile: Profile, collective: str, ranks: int, size_bytes: i
     """Seconds of a collective of the wire."""
     # An all-gather passes on as many bytes as a broadcast of all blocks together.
     kind: Any = "all_reduce" if collective == "all_reduce" else "broadcast"
-    shared = Shared(kind, tuple(range(ranks)), size_bytes)
+    shared = SharedCollective(kind, tuple(range(ranks)), size_bytes)
     seconds = Clock(profile, 0).transfer_s(Traffic(collectives=(shared,)))
     return seconds, {"collectives": seconds}
 

@@ -52,7 +52,7 @@ class SafeReader(FileSystemReader):
 
     def _slice_file(self, file: Any, sinfo: Any) -> Any:
         if get_crc32_options():
-            part = _Part(file, sinfo.offset, sinfo.length)
+            part = _FileRange(file, sinfo.offset, sinfo.length)
             _require_whole(part, f"{self.path}/{sinfo.relative_path}")
         return super()._slice_file(file, sinfo)
 
@@ -87,7 +87,7 @@ class SafeReader(FileSystemReader):
         return metadata
 
 
-class _Part(io.RawIOBase):
+class _FileRange(io.RawIOBase):
     """Range of bytes of a file, with the interface of a file."""
 
     def __init__(self, file: IO[bytes], start: int, length: int) -> None:
@@ -121,7 +121,7 @@ class _Part(io.RawIOBase):
         return len(data)
 
 
-def _require_whole(part: _Part, path: str) -> None:
+def _require_whole(part: _FileRange, path: str) -> None:
     """Raise if data has changed since torch saved it."""
     try:
         with ZipFile(part) as saved:  # pyright: ignore[reportArgumentType]

@@ -35,7 +35,7 @@ _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
-class _Kind:
+class _Admitted:
     """Set of values that an annotation allows.
 
     Attributes:
@@ -56,8 +56,8 @@ class _Kind:
 class _Takes:
     """Kinds of the parameters of a function, in order and by name."""
 
-    in_order: tuple[tuple[str, _Kind], ...]
-    by_name: dict[str, _Kind]
+    in_order: tuple[tuple[str, _Admitted], ...]
+    by_name: dict[str, _Admitted]
 
 
 class Checked:
@@ -184,7 +184,7 @@ def refusal_of(
 
 
 def _refusal(
-    where: str, name: str, value: Any, kind: _Kind, error: type[GpudistError]
+    where: str, name: str, value: Any, kind: _Admitted, error: type[GpudistError]
 ) -> GpudistError:
     if kind.is_partition:
         error = PartitionError
@@ -229,8 +229,8 @@ def _takes(function: Callable[..., Any]) -> _Takes:
     if plain.__module__.partition(".")[0] != "gpudist":
         # A user's subclass may accept other arguments.
         return _Takes((), {})
-    in_order: list[tuple[str, _Kind]] = []
-    by_name: dict[str, _Kind] = {}
+    in_order: list[tuple[str, _Admitted]] = []
+    by_name: dict[str, _Admitted] = {}
     for parameter in inspect.signature(plain).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
@@ -248,7 +248,7 @@ def _takes(function: Callable[..., Any]) -> _Takes:
     return _Takes(tuple(in_order), by_name)
 
 
-def _kind_of(annotation: Any) -> _Kind:
+def _kind_of(annotation: Any) -> _Admitted:
     """Return the kind of values that an annotation allows."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if isinstance(annotation, TypeVar):
@@ -260,22 +260,22 @@ def _kind_of(annotation: Any) -> _Kind:
         *others, last = map(repr, parts)
         text = f"{', '.join(others)} or {last}" if others else last
         # The function itself rejects other strings, with a more specific message.
-        return _Kind(lambda value: isinstance(value, str), text, text, frozenset([str]))
+        return _Admitted(lambda value: isinstance(value, str), text, text, frozenset([str]))
     if origin is tuple and parts[-1] is not Ellipsis:
         return _tuple_of([_kind_of(part) for part in parts])
     if origin in (tuple, list, Sequence):
         return _sequence_of(_kind_of(parts[0]))
     if origin in (Mapping, dict):
-        return _Kind(lambda value: isinstance(value, Mapping), "a dict", "dicts")
+        return _Admitted(lambda value: isinstance(value, Mapping), "a dict", "dicts")
     if origin is CallableABC:
-        return _Kind(callable, "a function", "functions")
+        return _Admitted(callable, "a function", "functions")
     if origin is Iterable:
-        return _Kind(_is_iterable, "an iterable", "iterables")
+        return _Admitted(_is_iterable, "an iterable", "iterables")
     return _of_class(origin if origin is not None else annotation)
 
 
-def _any_of(kinds: Sequence[_Kind]) -> _Kind:
-    return _Kind(
+def _any_of(kinds: Sequence[_Admitted]) -> _Admitted:
+    return _Admitted(
         lambda value: any(kind.admits(value) for kind in kinds),
         " or ".join(dict.fromkeys(kind.text for kind in kinds)),
         " or ".join(dict.fromkeys(kind.plural for kind in kinds)),
@@ -284,7 +284,7 @@ def _any_of(kinds: Sequence[_Kind]) -> _Kind:
     )
 
 
-def _tuple_of(kinds: Sequence[_Kind]) -> _Kind:
+def _tuple_of(kinds: Sequence[_Admitted]) -> _Admitted:
     def admits(value: Any) -> bool:
         return _is_sequence(value) and len(value) == len(kinds) and all(
             kind.admits(part) for kind, part in zip(kinds, value, strict=True)
@@ -292,13 +292,13 @@ def _tuple_of(kinds: Sequence[_Kind]) -> _Kind:
 
     if len(kinds) == 2 and kinds[0].plural == kinds[1].plural:
         of = kinds[0].plural
-        return _Kind(admits, f"a pair of {of}", f"pairs of {of}")
+        return _Admitted(admits, f"a pair of {of}", f"pairs of {of}")
     text = ", ".join(kind.text for kind in kinds)
-    return _Kind(admits, f"a tuple of {text}", f"tuples of {text}")
+    return _Admitted(admits, f"a tuple of {text}", f"tuples of {text}")
 
 
-def _sequence_of(kind: _Kind) -> _Kind:
-    return _Kind(
+def _sequence_of(kind: _Admitted) -> _Admitted:
+    return _Admitted(
         lambda value: _is_sequence(value) and all(kind.admits(part) for part in value),
         f"a sequence of {kind.plural}",
         f"sequences of {kind.plural}",
@@ -306,7 +306,7 @@ def _sequence_of(kind: _Kind) -> _Kind:
     )
 
 
-def _of_class(annotation: Any) -> _Kind:
+def _of_class(annotation: Any) -> _Admitted:
     plain = _PLAIN.get(annotation)
     if plain is not None:
         return plain
@@ -317,14 +317,14 @@ def _of_class(annotation: Any) -> _Kind:
         name = f"torch.{name}"
     if name == "torch.device":
         # Torch accepts a GPU index as well.
-        return _Kind(
+        return _Admitted(
             lambda value: isinstance(value, annotation) or _is_integer(value),
             name, "devices", frozenset([annotation]),
         )  # fmt: skip
     text = _TEXTS.get(name, f"{_article(name)} {name}")
     if getattr(annotation, "_is_protocol", False):
         wanted = [name for name in vars(annotation) if not name.startswith("_")]
-        return _Kind(
+        return _Admitted(
             lambda value: (
                 not isinstance(value, type) and all(hasattr(value, name) for name in wanted)
             ),
@@ -332,13 +332,13 @@ def _of_class(annotation: Any) -> _Kind:
         )  # fmt: skip
     if text == "a tensor":
         # Also accept what torch's functions accept, such as tracing proxies.
-        return _Kind(
+        return _Admitted(
             lambda value: isinstance(value, annotation) or hasattr(value, "__torch_function__"),
             text, "tensors", frozenset([annotation]),
         )  # fmt: skip
     # Recognize partitions by a method: their room is above this one.
     is_partition = hasattr(annotation, "create_partition_union")
-    return _Kind(
+    return _Admitted(
         lambda value: isinstance(value, annotation),
         text, f"{text.partition(' ')[2]}s", frozenset([annotation]), is_partition,
     )  # fmt: skip
@@ -401,20 +401,20 @@ def _short(value: Any) -> str:
 
 
 _TEXTS = {"torch.Tensor": "a tensor", "Module": "a module", "ndarray": "a NumPy array"}
-_ANYTHING = _Kind(lambda value: True, "anything", "anything")
+_ANYTHING = _Admitted(lambda value: True, "anything", "anything")
 _PLAIN = {
     Any: _ANYTHING,
     object: _ANYTHING,
-    None: _Kind(lambda value: value is None, "None", "None", frozenset([NoneType])),
-    NoneType: _Kind(lambda value: value is None, "None", "None", frozenset([NoneType])),
-    bool: _Kind(
+    None: _Admitted(lambda value: value is None, "None", "None", frozenset([NoneType])),
+    NoneType: _Admitted(lambda value: value is None, "None", "None", frozenset([NoneType])),
+    bool: _Admitted(
         lambda value: (
             isinstance(value, bool | np.bool_) or (_is_integer(value) and index(value) in (0, 1))
         ),
         "True or False", "bools",
         frozenset([bool, np.bool_]),
     ),
-    int: _Kind(_is_integer, "an integer", "integers", frozenset([int])),
-    float: _Kind(_is_number, "a number", "numbers", frozenset([int, float])),
-    str: _Kind(lambda value: isinstance(value, str), "a string", "strings", frozenset([str])),
+    int: _Admitted(_is_integer, "an integer", "integers", frozenset([int])),
+    float: _Admitted(_is_number, "a number", "numbers", frozenset([int, float])),
+    str: _Admitted(lambda value: isinstance(value, str), "a string", "strings", frozenset([str])),
 }  # fmt: skip

@@ -140,7 +140,7 @@ def _planned(
     given = [_block(name_of(i), x, P_x, kinds) for i, x in enumerate(whole[0])]
     others = {name: _block(name, x, P_x, kinds) for name, x in whole[1].items()}
     values = KnownValues()
-    conversion = _Rehearsal(Entrance(P_x, kinds), values, _values_of(whole, name_of))
+    conversion = _DryConversion(Entrance(P_x, kinds), values, _values_of(whole, name_of))
     record = conversion.scope.record = Record(lambda: counter.sent_bytes)
     made = convert(without_cells(network), conversion, [method], plan)
     try:
@@ -160,7 +160,7 @@ def _planned(
     return NetworkPlan(record.rows, plan.repartitions, plan.weights, without_wait(outputs))
 
 
-class _Rehearsal(Conversion):
+class _DryConversion(Conversion):
     """Conversion for one call on tensors without data, with the values that are known."""
 
     def __init__(

@@ -48,10 +48,10 @@ def move(movements: Sequence[Movement], inputs: Sequence[torch.Tensor]) -> tuple
     if is_recorded() or any([type(x) not in PLAIN for x in inputs]):
         return _moved_by_library(movements, inputs)
     if _transforms_active():
-        return apply(_Move, tuple(movements), *inputs)
+        return apply(_MoveNode, tuple(movements), *inputs)
     learns = torch.is_grad_enabled() and any([x.requires_grad for x in inputs])
     if learns or forward_ad._current_level >= 0:  # pyright: ignore
-        return apply(_Move, tuple(movements), *inputs)
+        return apply(_MoveNode, tuple(movements), *inputs)
     return carry_out(movements, inputs)
 
 
@@ -226,7 +226,7 @@ class _ApplyHandwritten(torch.autograd.Function):
         return None, *(next(found) if needed else None for needed in needs)
 
 
-class _Move(torch.autograd.Function):
+class _MoveNode(torch.autograd.Function):
     @staticmethod
     def forward(movements: tuple[Movement, ...], *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return moved(movements, inputs)

@@ -69,14 +69,14 @@ _early_mode: Callable[[Any], Any] = torch._ops._get_dispatch_mode_pre_dispatch
 _script_tracer: Callable[[], object] = _private._get_tracing_state
 
 
-class _Thread(threading.local):
+class _ThreadState(threading.local):
     """State of the current thread."""
 
     binds_for_compiler = False
     watching_modes = 0
 
 
-_thread = _Thread()
+_thread = _ThreadState()
 _PROXY = _private._TorchDispatchModeKey.PROXY
 
 

@@ -41,7 +41,7 @@ class Face:
     plan: Plan
 
 
-class _Segment(NamedTuple):
+class _HaloSegment(NamedTuple):
     """Cells ``[start, stop)`` of this worker's range, shared with another worker of the axis.
 
     ``own`` if the worker owns them without wrapping.
@@ -65,8 +65,8 @@ class _Shared(NamedTuple):
 
     owned: tuple[int, int]
     needed: tuple[int, int]
-    takes: Sequence[_Segment]
-    gives: Sequence[_Segment]
+    takes: Sequence[_HaloSegment]
+    gives: Sequence[_HaloSegment]
 
 
 @dataclass(frozen=True)
@@ -98,14 +98,14 @@ class _Axis:
         owned, needed = self.inputs.block(self.index), self.needed(part, self.index)
         return _Shared(owned, needed, list(self._takes(part)), list(self._gives(part)))
 
-    def _takes(self, part: Part) -> Iterator[_Segment]:
+    def _takes(self, part: Part) -> Iterator[_HaloSegment]:
         low, high = self.needed(part, self.index)
         for shift in shifts((low, high), self.inputs.extent, self.periodic):
             for owner, start, stop in self.inputs.overlapping(low - shift, high - shift):
                 own = owner == self.index and shift == 0
-                yield _Segment(owner, start + shift - low, stop + shift - low, own)
+                yield _HaloSegment(owner, start + shift - low, stop + shift - low, own)
 
-    def _gives(self, part: Part) -> Iterator[_Segment]:
+    def _gives(self, part: Part) -> Iterator[_HaloSegment]:
         first, last = self.inputs.block(self.index)
         outputs, window, extent = self.outputs, self.window, self.inputs.extent
         if first == last or not outputs.occupied:
@@ -121,7 +121,7 @@ class _Axis:
                     low, high = max(low, needed[0]), min(high, needed[1])
                 if low < high:
                     own = taker == self.index and shift == 0
-                    yield _Segment(taker, low - shift - first, high - shift - first, own)
+                    yield _HaloSegment(taker, low - shift - first, high - shift - first, own)
 
 
 @lru_cache(maxsize=4096)
@@ -287,7 +287,7 @@ def _stage(
 
 
 def _boxes(
-    segments: Sequence[Sequence[_Segment]], grid: tuple[int, ...], with_own: bool
+    segments: Sequence[Sequence[_HaloSegment]], grid: tuple[int, ...], with_own: bool
 ) -> Iterator[tuple[int, Box]]:
     for corner in product(*segments):
         if with_own or not all(segment.own for segment in corner):
@@ -297,7 +297,7 @@ def _boxes(
 
 def _still(cells: tuple[int, int], index: int) -> _Shared:
     length = cells[1] - cells[0]
-    segments = [_Segment(index, 0, length, True)] if length else []
+    segments = [_HaloSegment(index, 0, length, True)] if length else []
     return _Shared(cells, cells, segments, segments)
 
 

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import flop_registry
 from gpudist.checks.arguments import Checked
 from gpudist.exchange.torch_library import Watching
 from gpudist.planning.hardware import Link, Profile
-from gpudist.transport.dry import Posted, Shared, Traffic
+from gpudist.transport.dry import Posted, SharedCollective, Traffic
 
 # Positions of the weight, the groups, the transposed flag and the stride among the arguments.
 _CONVOLUTIONS = {"convolution": (1, 8, 6, 3), "convolution_backward": (2, 9, 7, 4)}
@@ -201,7 +201,7 @@ class Clock:
         per_node = self.profile.ranks_per_node
         return peer // per_node == self.rank // per_node
 
-    def _collective_s(self, shared: Shared) -> float:
+    def _collective_s(self, shared: SharedCollective) -> float:
         """Return the seconds of a collective: bytes of a ring, and for sums latencies of a tree."""
         profile, rates = self.profile, self.profile.collectives
         size, sums = len(shared.members), shared.kind == "all_reduce"
@@ -219,7 +219,7 @@ class Clock:
         added_s = (1 + 1 / beside) * shared.size_bytes / (rates.switch_share * within)
         return latency_s + max(added_s, 2 * (nodes - 1) / nodes * shared.size_bytes / between)
 
-    def _collective_latency_s(self, shared: Shared, near: bool, beside: int) -> float:
+    def _collective_latency_s(self, shared: SharedCollective, near: bool, beside: int) -> float:
         rates, size = self.profile.collectives, len(shared.members)
         sums = shared.kind == "all_reduce"
         both_ways = 2 if sums else 1
@@ -235,7 +235,7 @@ class Clock:
             steps_us = (size - nodes) * rates.node_step_us + (nodes - 1) * rates.network_step_us
         return (rates.base_us + both_ways * steps_us) * 1e-6
 
-    def _nodes(self, shared: Shared) -> int:
+    def _nodes(self, shared: SharedCollective) -> int:
         return len({member // self.profile.ranks_per_node for member in shared.members})
 
 

@@ -31,7 +31,7 @@ from gpudist.sbp.attributes import Sbp, broadcast, misfit, partial_sum, split
 from gpudist.sbp.layout import Layout
 
 
-class Transfer(NamedTuple):
+class RouteTransfer(NamedTuple):
     """Cells that ``holder`` sends to ``receiver``; the two may be the same rank."""
 
     holder: int
@@ -56,10 +56,10 @@ class RouteStep(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def transfers(source: Layout, target: Layout) -> tuple[Transfer, ...]:
+def transfers(source: Layout, target: Layout) -> tuple[RouteTransfer, ...]:
     """Return the transfers of one step between all ranks, in the same order on every rank."""
     load: defaultdict[int, int] = defaultdict(int)
-    found: list[Transfer] = []
+    found: list[RouteTransfer] = []
     blocks = source.groups("broadcast")
     terms, overlapping = list(blocks.values()), Overlaps(blocks)
     for wanted, copies in target.groups("partial_sum").items():
@@ -68,7 +68,7 @@ def transfers(source: Layout, target: Layout) -> tuple[Transfer, ...]:
                 if holder != receiver:
                     load[holder] += cells.volume
                     load[receiver] += cells.volume
-                found.append(Transfer(holder, receiver, cells))
+                found.append(RouteTransfer(holder, receiver, cells))
     return tuple(found)
 
 

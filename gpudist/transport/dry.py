@@ -48,7 +48,7 @@ class Posted:
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedCollective:
     """Collective that the transport has a verb for.
 
     Attributes:
@@ -68,7 +68,7 @@ class Traffic:
 
     sends: tuple[Posted, ...] = ()
     receives: tuple[Posted, ...] = ()
-    collectives: tuple[Shared, ...] = ()
+    collectives: tuple[SharedCollective, ...] = ()
     copied_bytes: int = 0
 
 
@@ -156,7 +156,9 @@ class DryTransport(PointToPointTransport):
             )  # fmt: skip
             cells = prod(stage.output_shape or stage.input_shape or (0,))
             shared = tuple(
-                Shared(c.kind, tuple(ranks[member] for member in c.members), cells * dtype.itemsize)
+                SharedCollective(
+                    c.kind, tuple(ranks[member] for member in c.members), cells * dtype.itemsize
+                )
                 for c in own
             )
             return replace(traffic_of(messages, ranks, dtype), collectives=shared)

@@ -159,7 +159,7 @@ class LoopbackTransport(PointToPointTransport):
 
 
 @dataclass
-class _Outcome(Generic[T]):
+class _ThreadResult(Generic[T]):
     value: T | None = None
     error: BaseException | None = None
 
@@ -190,7 +190,7 @@ class LoopbackWorld:
                 another, with a note that names the rank.
         """
         world = _World(self.size, self.timeout_s)
-        outcomes: list[_Outcome[T]] = [_Outcome() for _ in range(self.size)]
+        outcomes: list[_ThreadResult[T]] = [_ThreadResult() for _ in range(self.size)]
         threads = [
             threading.Thread(
                 target=_run_rank,
@@ -224,7 +224,7 @@ def _run_rank(
     world: _World,
     wire: LoopbackTransport,
     body: Callable[[LoopbackTransport], Any],
-    outcome: _Outcome[Any],
+    outcome: _ThreadResult[Any],
 ) -> None:
     world.turns.enter(wire.rank)
     try:
@@ -241,7 +241,7 @@ def _run_rank(
             world.turns.finish(wire.rank)
 
 
-def _raise_cause(outcomes: Sequence[_Outcome[Any]], failure: Failure | None) -> None:
+def _raise_cause(outcomes: Sequence[_ThreadResult[Any]], failure: Failure | None) -> None:
     raised = {rank: outcome.error for rank, outcome in enumerate(outcomes) if outcome.error}
     if not raised:
         return

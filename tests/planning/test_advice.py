@@ -33,7 +33,7 @@ from gpudist.planning.measuring import measured_profile
 from gpudist.planning.rehearsal import DryNetwork, without_cells
 from gpudist.planning.table import choice, evidence
 from gpudist.testing import run_distributed
-from gpudist.transport.dry import Posted, Shared, Traffic
+from gpudist.transport.dry import Posted, SharedCollective, Traffic
 from gpudist.transport.host.transport import is_built, what_is_missing
 from gpudist.world.partition import Partition
 from tests import warm
@@ -222,7 +222,9 @@ def test_shared_links_are_slower():
 
 def test_what_is_started_hides_behind_kernels():
     clock = Clock(PROFILE, rank=0)
-    started = clock.started(Traffic(collectives=(Shared("broadcast", (0, 1), 1_000_000),)))
+    started = clock.started(
+        Traffic(collectives=(SharedCollective("broadcast", (0, 1), 1_000_000),))
+    )
     clock.computed(Kernel(10**9, 0, torch.float32))  # 1 ms, as long as the broadcast
     clock.waited(started)
     assert clock.phase.overlapped_s == pytest.approx(1e-3 + 11e-6)
@@ -235,7 +237,7 @@ COLLECTIVES = CollectiveRates(5.0, 1.0, 10.0, 4.0)
 def seconds_of(
     machine: Profile, members: range, size_bytes: int, kind: str = "all_reduce"
 ) -> float:
-    shared = Shared(kind, tuple(members), size_bytes)  # pyright: ignore[reportArgumentType]
+    shared = SharedCollective(kind, tuple(members), size_bytes)  # pyright: ignore[reportArgumentType]
     return Clock(machine, rank=0).transfer_s(Traffic(collectives=(shared,)))
 
 

@@ -62,7 +62,7 @@ class AllToAllAttention(SequenceAttention):
         shape: ShapeMode = "static",
     ) -> None:
         super().__init__(P_x, is_causal, scale, dropout_p, seed=seed, shape=shape)
-        self._exchanges = Cache[object, _Exchange](64)
+        self._exchanges = Cache[object, _HeadExchange](64)
 
     def _attend(
         self,
@@ -85,10 +85,10 @@ class AllToAllAttention(SequenceAttention):
         y = attend_to_all(whole, query, key, value, rest[0] if rest else None)
         return move((exchange.back,), (y.contiguous(),))[0]
 
-    def _exchange(self, cuts: Cuts, given: tuple[torch.Tensor, ...], groups: int) -> _Exchange:
+    def _exchange(self, cuts: Cuts, given: tuple[torch.Tensor, ...], groups: int) -> _HeadExchange:
         signature = cuts, groups, tuple((x.shape, x.dtype) for x in given)
         return self._exchanges.made(
-            signature, lambda: _Exchange.bind(self._P_line, cuts, given, groups)
+            signature, lambda: _HeadExchange.bind(self._P_line, cuts, given, groups)
         )
 
 
@@ -121,7 +121,7 @@ def all_to_all_attention(
 
 
 @dataclass(frozen=True)
-class _Exchange:
+class _HeadExchange:
     """Movements of one call.
 
     Attributes:
@@ -139,7 +139,7 @@ class _Exchange:
     @classmethod
     def bind(
         cls, line: CartesianPartition, cuts: Cuts, given: tuple[torch.Tensor, ...], groups: int
-    ) -> _Exchange:
+    ) -> _HeadExchange:
         query, key, value, *padding = given
         assert line.rank is not None
         of_keys = Blocks(key.shape[1], line.size)

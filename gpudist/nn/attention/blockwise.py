@@ -18,7 +18,7 @@ from gpudist.nn.random.dropout import DistributedDropout
 Range = tuple[int, int]
 
 
-class Sums(NamedTuple):
+class AttentionSums(NamedTuple):
     """Running sums of each query row over the keys seen so far.
 
     Attributes:
@@ -111,22 +111,22 @@ class BlockAttention:
         batch, heads, count, features = rows.shape
         return rows.reshape(batch, heads * self.groups, count // self.groups, features)
 
-    def nothing_seen(self, query: torch.Tensor, value: torch.Tensor) -> Sums:
+    def nothing_seen(self, query: torch.Tensor, value: torch.Tensor) -> AttentionSums:
         """Return the initial sums of folded queries, before the first block of keys."""
         dtype = torch.promote_types(query.dtype, torch.float32)
         zeros = query.new_zeros((*query.shape[:3], 1), dtype=dtype)
         weighted = query.new_zeros((*query.shape[:3], value.shape[3]), dtype=dtype)
-        return Sums(weighted, zeros, torch.full_like(zeros, -torch.inf))
+        return AttentionSums(weighted, zeros, torch.full_like(zeros, -torch.inf))
 
     def add(
         self,
-        sums: Sums,
+        sums: AttentionSums,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
         padding: torch.Tensor | None,
         keys: Range,
-    ) -> Sums:
+    ) -> AttentionSums:
         """Return the sums of folded queries after one more block of keys; differentiable."""
         scores = self._scores(query, key, padding, keys)
         largest = sums.largest
@@ -137,9 +137,9 @@ class BlockAttention:
         before = (sums.largest - offset).exp()
         weights = (scores - offset).exp()
         weighted = sums.weighted * before + self._weighted(weights, value, keys)
-        return Sums(weighted, sums.total * before + weights.sum(-1, keepdim=True), largest)
+        return AttentionSums(weighted, sums.total * before + weights.sum(-1, keepdim=True), largest)
 
-    def finish(self, sums: Sums) -> tuple[torch.Tensor, torch.Tensor]:
+    def finish(self, sums: AttentionSums) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the weighted mean of the values, and the log-sum-exp of the scores.
 
         Both are zero for a row that attends to no key.

@@ -13,7 +13,7 @@ from gpudist.exchange import InFlight, Movement, bind, start
 from gpudist.exchange.autograd import apply_handwritten, is_eager, move
 from gpudist.geometry.blocks import Blocks
 from gpudist.geometry.ring import held_block, plan_ring_hop
-from gpudist.nn.attention.blockwise import BlockAttention, Range, Sums
+from gpudist.nn.attention.blockwise import AttentionSums, BlockAttention, Range
 from gpudist.nn.attention.sequence_attention import Cuts, SequenceAttention
 from gpudist.ops.operator import remembered
 from gpudist.ops.shape_agreement import ShapeMode
@@ -218,7 +218,9 @@ class _Ring:
     def _keys(self, step: int) -> Range:
         return self.keys.block(held_block(self.rank, step, self.keys.parts))
 
-    def _added(self, sums: Sums, rows: torch.Tensor, held: Held, step: int) -> Sums:
+    def _added(
+        self, sums: AttentionSums, rows: torch.Tensor, held: Held, step: int
+    ) -> AttentionSums:
         key, value, padding = (*held, None)[:3]
         assert key is not None and value is not None
         return self.block.add(sums, rows, key, value, padding, self._keys(step))

@@ -19,7 +19,7 @@ from gpudist.world.partition import CartesianPartition, Partition
 _NAME = "fuse_parameter_movements"
 
 
-class _Sums(NamedTuple):
+class _GradientSums(NamedTuple):
     """Gradient sums for the outputs of the node that copies parameters.
 
     Attributes:
@@ -41,7 +41,7 @@ class PlainSums:
 
     def __init__(self, P: Partition, convention: Convention | None) -> None:
         self._P, self._convention = P, convention
-        self._known = Cache[tuple[object, ...], _Sums](64)
+        self._known = Cache[tuple[object, ...], _GradientSums](64)
 
     def follows(self, network: torch.nn.Module, copies_node: Node) -> bool:
         """Return whether the graph shows how the parameters copied by ``copies_node`` are used.
@@ -98,7 +98,7 @@ class PlainSums:
 
     def _found(
         self, network: torch.nn.Module, used: UsedParameters, names: Mapping[int, str]
-    ) -> _Sums:
+    ) -> _GradientSums:
         ranks = {number: frozenset(self._P.ranks) for number in names}
         unknown: dict[int, str] = {}
         regions = _regions_of(network)
@@ -137,7 +137,7 @@ class PlainSums:
             for number, own in ranks.items()
             if number not in unknown
         }
-        return _Sums(holders, unknown)
+        return _GradientSums(holders, unknown)
 
     def _at_the_same_place(self, line: Ranks, regions: list[TensorRegion]) -> Ranks:
         """Return the workers that have this one's position in the lines parallel to ``line``."""

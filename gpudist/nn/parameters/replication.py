@@ -130,7 +130,7 @@ class _Copy(torch.autograd.Function):
         if given:
             replicated = tuple([ctx.replicated[i] for i in given])
             sums = apply(
-                _SumGradients, replicated, ctx.bucket_bytes, *[gradients[i] for i in given]
+                _GradientSumNode, replicated, ctx.bucket_bytes, *[gradients[i] for i in given]
             )
             for i, total in zip(given, sums, strict=True):
                 results[i] = total
@@ -144,7 +144,7 @@ def _refuse_unknown(ctx: Any, given: Sequence[int]) -> None:
             refuse(ctx.replicated[i].holders, ConventionError(ctx.unknown[i]))
 
 
-class _SumGradients(torch.autograd.Function):
+class _GradientSumNode(torch.autograd.Function):
     ends_search = True
 
     @staticmethod
@@ -159,7 +159,7 @@ class _SumGradients(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return apply(_SumGradients, ctx.replicated, ctx.bucket_bytes, *tangents[2:])
+        return apply(_GradientSumNode, ctx.replicated, ctx.bucket_bytes, *tangents[2:])
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

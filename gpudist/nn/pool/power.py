@@ -69,12 +69,12 @@ class _DistributedLPPool(SlidingPool):
         return self._norm(super().bind_block(reads, shape))
 
     def _norm(self, pool: BlockOperation) -> BlockOperation:
-        return _Norm(pool, self.norm_type, prod(self._kernel))
+        return _WindowNorm(pool, self.norm_type, prod(self._kernel))
 
 
 # Compared by identity: torch 2.11's Dynamo hashes an instance before its fields are set.
 @dataclass(frozen=True, eq=False)
-class _Norm:
+class _WindowNorm:
     """Norm of windows with a given number of cells.
 
     Attributes:

@@ -53,7 +53,7 @@ def alpha_drop_cells(x: torch.Tensor, kept: torch.Tensor, p: float) -> torch.Ten
     return x * noise.mul_(scale) + shift
 
 
-class _DistributedDropout(DistributedModule):
+class _DropoutLayer(DistributedModule):
     """Layer that drops random cells of a tensor on ``P_x``.
 
     Args:
@@ -202,7 +202,7 @@ define(
 
 
 @layer(F.dropout, Sample((2, 4, 9, 8)), p=0.4, generator="torch")
-class DistributedDropout(_DistributedDropout):
+class DistributedDropout(_DropoutLayer):
     """Set each cell of a tensor split over ``P_x`` to zero with probability ``p``, while training.
 
     Kept cells are divided by ``1 - p``. Which cells are dropped depends on ``seed``, the number of

@@ -130,10 +130,10 @@ class HaloRegion(DistributedModule):
         halo = exchange.bind_to(inputs[0], layout.dtype, x)
         has_ghosts = not all(map(reads_own_cells, inputs[0].dims, self.windows))
         reads = self._reads(inputs[0], inputs[-1], index)
-        found: list[_Operation] = []
+        found: list[_LocalOperation] = []
         for layer, outputs, read in zip(self._layers, inputs[1:], reads, strict=True):
             block = layer.bind_block(read, _shape(outputs, read, index))
-            found.append(_Operation(block, len(layer.bind_parameters())))
+            found.append(_LocalOperation(block, len(layer.bind_parameters())))
         remaining = iter(found)
         operations = tuple(
             next(remaining) if isinstance(layer, RegionLayer) else None for layer in self._chain
@@ -150,7 +150,7 @@ class HaloRegion(DistributedModule):
 
 
 @dataclass(frozen=True)
-class _Operation:
+class _LocalOperation:
     """Local computation of one layer, and its number of parameters."""
 
     of_block: BlockOperation
@@ -171,7 +171,7 @@ class _BoundRegion:
 
     halo: Movement
     parameters: tuple[Movement | None, ...]
-    operations: tuple[_Operation | None, ...]
+    operations: tuple[_LocalOperation | None, ...]
     has_ghosts: bool
 
 

@@ -210,7 +210,7 @@ class HostTransport(PointToPointTransport):
 
     def start_stages(
         self, signature: Signature, calls: Sequence[tuple[Any, int, int]], activity: Activity
-    ) -> _StagesInFlight:
+    ) -> _HostStages:
         assert _native is not None
         operation = self.recorder.begin(activity, "start")
         try:
@@ -219,7 +219,7 @@ class HostTransport(PointToPointTransport):
             self.end_with(error)
         finally:
             self.recorder.leave(operation)
-        return _StagesInFlight(self, exchange, operation, len(calls))
+        return _HostStages(self, exchange, operation, len(calls))
 
     def start_pieces(
         self,
@@ -302,7 +302,7 @@ class HostTransport(PointToPointTransport):
         raise self.exception_of(failure) from error
 
 
-class _StagesInFlight:
+class _HostStages:
     def __init__(self, wire: HostTransport, exchange: Any, operation: Operation, left: int) -> None:
         self._wire = wire
         self._exchange = exchange
