@@ -17,16 +17,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.frozen import checkpoints, layers, movements, names
+from tests.frozen import checkpoints, layers, movements, names, plans
 
 # Records of each of these, one key per line.
 PARTS: dict[str, Callable[[int, Path, bool], dict[str, Any]]] = {
+    "plans": plans.record,
     "movements": movements.record,
     "layers": layers.record,
     "names": names.record,
     "checkpoints": checkpoints.record,
 }
-COUNTS = {"movements": 2000, "layers": 600}
+COUNTS = {"plans": 2000, "movements": 2000, "layers": 600}
 
 
 def main() -> int:
@@ -60,7 +61,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("what", choices=["record", "compare"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--count", type=int, help="of movements and of layers")
+    parser.add_argument("--count", type=int, help="of plans, movements and layers")
     return parser.parse_args()
 
 
