@@ -11,8 +11,8 @@
 #include <memory>
 #include <tuple>
 
-#include "core/check.h"
 #include "core/dlpack.h"
+#include "core/errors.h"
 #include "core/recycling.h"
 #include "core/round.h"
 #include "host/host_communicator.h"
@@ -35,15 +35,15 @@ using gpudist::StageCall;
 using gpudist::Transfer;
 
 // A message of raw bytes in flight.
-struct Message {
+struct RawMessage {
   Transfer transfer;
   std::vector<gpudist::BoxView> boxes;
   Signature signature;
 };
 
-Message* post(HostCommunicator& communicator, Transfer::Kind kind, uintptr_t address, int64_t bytes,
-              int peer, const Signature& signature) {
-  auto message = std::make_unique<Message>();
+RawMessage* post(HostCommunicator& communicator, Transfer::Kind kind, uintptr_t address,
+                 int64_t bytes, int peer, const Signature& signature) {
+  auto message = std::make_unique<RawMessage>();
   message->signature = signature;
   const int64_t start = 0, stride = 1;
   message->boxes = {gpudist::make_box_view(1, &start, &bytes, &stride, 1)};
@@ -196,7 +196,7 @@ NB_MODULE(_native, m) {
           },
           "label"_a, "digest"_a);
 
-  nb::class_<BoundStage>(m, "Stage", "A stage of a plan bound to shapes, strides and a dtype.")
+  nb::class_<BoundStage>(m, "BoundStage", "A stage of a plan bound to shapes, strides and a dtype.")
       .def(
           "__init__",
           [](BoundStage* self, gpudist::Dtype dtype, const std::vector<int64_t>& input_strides,
@@ -215,7 +215,7 @@ NB_MODULE(_native, m) {
           "move_destinations"_a, "sends"_a, "receives"_a, "sums"_a, "own_sources"_a, "relays"_a,
           "relayed"_a);
 
-  nb::class_<Message>(m, "Message", "A message of plain bytes, in flight.");
+  nb::class_<RawMessage>(m, "RawMessage", "A message of plain bytes, in flight.");
 
   nb::class_<HostCommunicator>(m, "HostCommunicator",
                                "Messages between the processes of one node, through shared memory.")
@@ -247,9 +247,9 @@ NB_MODULE(_native, m) {
           nb::call_guard<nb::gil_scoped_release>())
       .def(
           "wait",
-          [](HostCommunicator& self, const std::vector<Message*>& messages) {
+          [](HostCommunicator& self, const std::vector<RawMessage*>& messages) {
             std::vector<Transfer*> transfers;
-            for (Message* message : messages) transfers.push_back(&message->transfer);
+            for (RawMessage* message : messages) transfers.push_back(&message->transfer);
             nb::gil_scoped_release release;
             self.wait(transfers);
           },

@@ -9,7 +9,7 @@
 #include <tuple>
 
 #include "bindings.h"
-#include "core/check.h"
+#include "core/errors.h"
 #include "core/round.h"
 #include "nccl/nccl_world.h"
 
@@ -82,10 +82,10 @@ struct DeviceWire {
 
 using DeviceRound = Round<DeviceWire>;
 
-const char* name_of(Watchdog::Report::Kind kind) {
+const char* name_of(Watchdog::Problem::Cause kind) {
   switch (kind) {
-    case Watchdog::Report::Kind::kExpired: return "expired";
-    case Watchdog::Report::Kind::kBroken: return "broken";
+    case Watchdog::Problem::Cause::kExpired: return "expired";
+    case Watchdog::Problem::Cause::kBroken: return "broken";
     default: return "ended";
   }
 }
@@ -223,11 +223,12 @@ void bind_nccl(nb::module_& m) {
           "drop", [](NcclWorld& self, uint64_t operation) { self.operations()->drop(operation); },
           "operation"_a)
       .def(
-          "next_report",
+          "next_problem",
           [](NcclWorld& self) -> std::optional<std::tuple<std::string, std::string, int>> {
-            const auto report = self.watchdog().next_report();
-            if (!report) return std::nullopt;
-            return std::make_tuple(std::string(name_of(report->kind)), report->text, report->rank);
+            const auto problem = self.watchdog().next_problem();
+            if (!problem) return std::nullopt;
+            return std::make_tuple(std::string(name_of(problem->cause)), problem->text,
+                                   problem->rank);
           },
           "Return each problem once: 'expired' and the operation, 'broken' and the error, or "
           "'ended' and the rank whose process ended.")

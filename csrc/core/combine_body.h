@@ -111,7 +111,7 @@ struct Tile {
   }
 };
 
-struct Thread {
+struct CombineThread {
   const CombineArguments& arguments;
   const CombineJob& job;
   const CombineView* views;  // views of the job
@@ -135,7 +135,8 @@ struct Cursor {
   bool may_read_granules;  // whether whole granules may be read for all rows of the tile
 
   Cursor() = default;
-  GPUDIST_HOST_DEVICE Cursor(const Thread& thread, const CombineView& view, const Tile& tile) {
+  GPUDIST_HOST_DEVICE Cursor(const CombineThread& thread, const CombineView& view,
+                             const Tile& tile) {
     int64_t offset = view.offset + tile.column + tile.in_line * view.tile_stride;
     uint32_t line = tile.line;
     GPUDIST_NOT_UNROLLED
@@ -156,13 +157,13 @@ struct Cursor {
 
 // Part of one row that lies in one granule of the destination.
 template <int kItem>
-struct Piece {
+struct RowPiece {
   uint32_t skew;  // bytes between the start of the granule and the tile's column
   uint32_t bits;  // mask of the items that belong to the row
 
-  Piece() = default;
+  RowPiece() = default;
   // `left`: bytes from the column to the end of the row.
-  GPUDIST_HOST_DEVICE Piece(const char* at, const Tile& tile, int32_t left) {
+  GPUDIST_HOST_DEVICE RowPiece(const char* at, const Tile& tile, int32_t left) {
     skew = reinterpret_cast<uintptr_t>(at) % 16;
     const int32_t start = tile.column == 0 ? static_cast<int32_t>(skew) : 0;
     int32_t stop = left + static_cast<int32_t>(skew);
@@ -193,7 +194,7 @@ GPUDIST_HOST_DEVICE inline Granule load(const char* from, uint32_t bits) {
 // Load the pieces of `kViews` summands; all loads are issued before any result is used.
 template <int kItem, int kViews, int kCount>
 GPUDIST_HOST_DEVICE inline void gather(Cursor<kItem> (&cursors)[kViews],
-                                       const Piece<kItem> (&pieces)[kCount],
+                                       const RowPiece<kItem> (&pieces)[kCount],
                                        Granule (&granules)[kViews][kCount]) {
   bool may_read_granules = true;
   for (const Cursor<kItem>& cursor : cursors) may_read_granules &= cursor.may_read_granules;
@@ -302,9 +303,9 @@ struct WideSum {
 // the first `kHeld` summands are computed once per tile, those of the others once per `kCount`
 // rows.
 template <class Sum, int kHeld, int kCount>
-GPUDIST_HOST_DEVICE inline void make_tile(const Thread& thread, uint32_t number) {
+GPUDIST_HOST_DEVICE inline void make_tile(const CombineThread& thread, uint32_t number) {
   using Cursor = combining::Cursor<Sum::kItem>;
-  using Piece = combining::Piece<Sum::kItem>;
+  using RowPiece = combining::RowPiece<Sum::kItem>;
   const CombineJob& job = thread.job;
   const Tile tile(job, number);
   Cursor to(thread, thread.views[0], tile);
@@ -319,9 +320,9 @@ GPUDIST_HOST_DEVICE inline void make_tile(const Thread& thread, uint32_t number)
   int row = 0;
   GPUDIST_NOT_UNROLLED
   do {
-    Piece pieces[kCount];
+    RowPiece pieces[kCount];
     for (int i = 0; i < kCount; ++i) {
-      pieces[i] = Piece(to.at + i * to.step, tile, of_row < of_line ? of_row : of_line);
+      pieces[i] = RowPiece(to.at + i * to.step, tile, of_row < of_line ? of_row : of_line);
       of_line -= job.step_bytes;
     }
     Sum sums[kCount];
@@ -354,7 +355,7 @@ GPUDIST_HOST_DEVICE inline void make_tile(const Thread& thread, uint32_t number)
 }
 
 // Sums of integers wrap; C++ defines that for unsigned types only.
-GPUDIST_HOST_DEVICE inline void make(const Thread& thread, uint32_t tile) {
+GPUDIST_HOST_DEVICE inline void make(const CombineThread& thread, uint32_t tile) {
   if (thread.summands() <= 1) {
     return thread.job.unit < 4 ? make_tile<Same<1>, 1, 2>(thread, tile)
                                : make_tile<Same<4>, 1, 2>(thread, tile);

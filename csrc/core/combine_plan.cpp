@@ -5,7 +5,7 @@
 #include <limits>
 #include <numeric>
 
-#include "core/check.h"
+#include "core/errors.h"
 
 namespace gpudist {
 

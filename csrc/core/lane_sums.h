@@ -9,7 +9,7 @@
 
 namespace gpudist {
 
-struct Sums {
+struct LineSums {
   double first = 0;
   double second = 0;
 };
@@ -22,7 +22,7 @@ GPUDIST_INLINE void load(const T* from, Items& items) {
 
 // Terms of the sum of `x - shift` and of the sum of its squares.
 template <class T>
-struct Values {
+struct ShiftedTerms {
   const T* x;
   T shift;
 
@@ -56,7 +56,7 @@ struct Products {
 };
 
 template <class T, class Terms>
-GPUDIST_INLINE Sums sums_of(const Terms& terms, int64_t count) {
+GPUDIST_INLINE LineSums sums_of(const Terms& terms, int64_t count) {
   typedef T Vector __attribute__((vector_size(32)));
   constexpr int64_t kItems = sizeof(Vector) / sizeof(T);
   constexpr int kVectors = 4;
@@ -74,7 +74,7 @@ GPUDIST_INLINE Sums sums_of(const Terms& terms, int64_t count) {
     first[0] += a;
     second[0] += b;
   }
-  Sums sums;
+  LineSums sums;
   for (; i < count; ++i) {
     T one, other;
     terms.at(i, one, other);

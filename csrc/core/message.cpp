@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/check.h"
+#include "core/errors.h"
 
 namespace gpudist {
 

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/check.h"
+#include "core/errors.h"
 #include "core/lane_sums.h"
 
 namespace gpudist {
@@ -59,10 +59,10 @@ struct SumLines {
         // Squares of `x - mean` are more precise than squares of `x`.
         double shift = 0;
         if (layout.subtracts_mean) {
-          const double mean = sums_of<T>(Values<T>{chunk, 0}, count).first / count;
+          const double mean = sums_of<T>(ShiftedTerms<T>{chunk, 0}, count).first / count;
           shift = static_cast<double>(static_cast<T>(mean));
         }
-        const Sums found = sums_of<T>(Values<T>{chunk, static_cast<T>(shift)}, count);
+        const LineSums found = sums_of<T>(ShiftedTerms<T>{chunk, static_cast<T>(shift)}, count);
         const double moved = static_cast<double>(count) * shift;
         if (layout.subtracts_mean) own[0] += found.first + moved;
         own[parts - 1] += found.second + shift * (2 * found.first + moved);
@@ -108,13 +108,13 @@ struct NormalizeLines {
 // Sum over cells of a line the gradient, and its product with `x - shift`.
 template <class T>
 GPUDIST_INLINE void add_products(const T* gradient, const T* x, const T* weight, int64_t cells,
-                                 T shift, Sums& sums) {
+                                 T shift, LineSums& sums) {
   for (int64_t start = 0; start < cells; start += kChunk) {
     const int64_t count = std::min(kChunk, cells - start);
     const T *of = gradient + start, *from = x + start;
-    const Sums found = weight != nullptr
-                           ? sums_of<T>(Products<T, true>{of, from, weight + start, shift}, count)
-                           : sums_of<T>(Products<T, false>{of, from, nullptr, shift}, count);
+    const LineSums found =
+        weight != nullptr ? sums_of<T>(Products<T, true>{of, from, weight + start, shift}, count)
+                          : sums_of<T>(Products<T, false>{of, from, nullptr, shift}, count);
     sums.first += found.first;
     sums.second += found.second;
   }
@@ -151,7 +151,7 @@ struct SumGradients {
   GPUDIST_INLINE static void run(const NormLayout& layout, const T* gradient, const T* x,
                                  const double* totals, const T* weight, double* of_sums,
                                  T* of_weight, T* of_bias) {
-    std::vector<Sums> of_lines(layout.lines);
+    std::vector<LineSums> of_lines(layout.lines);
     if (layout.parameters_of_cells) {
       by_cells(layout, gradient, x, totals, weight, of_lines, of_weight, of_bias);
       weight = nullptr;
@@ -165,7 +165,7 @@ struct SumGradients {
     }
     const int64_t parts = layout.subtracts_mean ? 2 : 1;
     std::fill_n(of_sums, parts * layout.statistics, 0.0);
-    std::vector<Sums> of_channels(layout.channels);
+    std::vector<LineSums> of_channels(layout.channels);
     for (int64_t line = 0; line < layout.lines; ++line) {
       const int64_t statistic = statistic_of(layout, line), channel = line % layout.channels;
       const Moments<T> moments(layout, totals, statistic);
@@ -192,7 +192,7 @@ struct SumGradients {
   template <class T>
   GPUDIST_INLINE static void by_cells(const NormLayout& layout, const T* all_gradients,
                                       const T* all_x, const double* totals, const T* weight,
-                                      std::vector<Sums>& of_lines, T* of_weight, T* of_bias) {
+                                      std::vector<LineSums>& of_lines, T* of_weight, T* of_bias) {
     const bool learns = of_weight != nullptr || of_bias != nullptr;
     for (int64_t start = 0; start < layout.cells; start += kChunk) {
       const int64_t count = std::min(kChunk, layout.cells - start);

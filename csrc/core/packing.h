@@ -45,13 +45,13 @@ class BoxStream {
   bool done() const { return boxes_ == nullptr || box_ == boxes_->size(); }
 
   // Contiguous bytes of the tensor.
-  struct Piece {
+  struct Run {
     int64_t offset;
     int64_t bytes;
   };
 
   // Skip and return the next contiguous bytes, at most `bytes`.
-  Piece take(int64_t bytes);
+  Run take(int64_t bytes);
 
   // Copy the next `bytes` of the tensor at `tensor` to `out`.
   void gather(const char* tensor, char* out, size_t bytes);

@@ -2,7 +2,7 @@
 #include <complex>
 #include <cstring>
 
-#include "core/check.h"
+#include "core/errors.h"
 #include "core/half.h"
 #include "core/packing.h"
 
@@ -113,10 +113,10 @@ void BoxStream::enter() {
   if (!done()) row_ = RowCursor((*boxes_)[box_]);
 }
 
-BoxStream::Piece BoxStream::take(int64_t bytes) {
+BoxStream::Run BoxStream::take(int64_t bytes) {
   if (done()) throw TransportError("a message is longer than its boxes");
   const int64_t row_bytes = (*boxes_)[box_].row_bytes;
-  const Piece piece{row_.offset() + in_row_, std::min(bytes, row_bytes - in_row_)};
+  const Run piece{row_.offset() + in_row_, std::min(bytes, row_bytes - in_row_)};
   in_row_ += piece.bytes;
   if (in_row_ == row_bytes) {
     in_row_ = 0;
@@ -132,7 +132,7 @@ BoxStream::Piece BoxStream::take(int64_t bytes) {
 template <class F>
 void BoxStream::walk(int64_t bytes, F f) {
   while (bytes > 0) {
-    const Piece piece = take(bytes);
+    const Run piece = take(bytes);
     f(piece.offset, static_cast<size_t>(piece.bytes));
     bytes -= piece.bytes;
   }
@@ -156,7 +156,7 @@ void BoxStream::scatter_sum(char* tensor, const char* other, BoxStream& others, 
                             size_t bytes, Dtype dtype) {
   walk(static_cast<int64_t>(bytes), [&](int64_t offset, size_t piece) {
     for (size_t done = 0; done < piece;) {
-      const Piece own = others.take(static_cast<int64_t>(piece - done));
+      const Run own = others.take(static_cast<int64_t>(piece - done));
       sum_run(tensor + offset + done, other + own.offset, in, own.bytes, dtype);
       in += own.bytes;
       done += own.bytes;
@@ -203,7 +203,7 @@ void copy_boxes(const char* source, const std::vector<BoxView>& from, char* dest
 void move_cells(const char* source, BoxStream& from, char* destination, BoxStream& to,
                 int64_t bytes, bool adds, Dtype dtype) {
   while (bytes > 0) {
-    const BoxStream::Piece piece = from.take(bytes);
+    const BoxStream::Run piece = from.take(bytes);
     if (adds) {
       to.scatter_add(destination, source + piece.offset, piece.bytes, dtype);
     } else {

@@ -7,7 +7,7 @@
 #include <thread>
 #include <utility>
 
-#include "core/check.h"
+#include "core/errors.h"
 #include "device/device_api.h"
 
 namespace gpudist {

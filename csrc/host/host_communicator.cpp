@@ -8,7 +8,7 @@
 #include <cstdio>
 #include <cstring>
 
-#include "core/check.h"
+#include "core/errors.h"
 #include "core/message.h"
 #include "host/mailbox.h"
 #include "host/pulling.h"

@@ -2,7 +2,7 @@
 // sender's memory.
 #include <algorithm>
 
-#include "core/check.h"
+#include "core/errors.h"
 #include "core/message.h"
 #include "host/host_communicator.h"
 #include "host/mailbox.h"

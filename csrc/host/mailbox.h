@@ -12,7 +12,7 @@ namespace gpudist {
 constexpr int kSlots = 8;
 constexpr int64_t kSlotBytes = 32 * 1024;
 
-struct alignas(64) Slot {
+struct alignas(64) MailboxSlot {
   char data[kSlotBytes];
 };
 
@@ -25,7 +25,7 @@ struct Mailbox {
   std::atomic<uint32_t> can_pull;
   // Set when the sender withdraws its loans, before their memory is reused.
   alignas(64) std::atomic<uint32_t> revoked;
-  Slot slots[kSlots];
+  MailboxSlot slots[kSlots];
 };
 
 struct Control {

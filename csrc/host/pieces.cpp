@@ -1,6 +1,6 @@
 #include "host/pieces.h"
 
-#include "core/check.h"
+#include "core/errors.h"
 
 namespace gpudist {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/check.h"
+#include "core/errors.h"
 
 namespace gpudist {
 
@@ -12,7 +12,7 @@ using Boxes = StageBoxes::Boxes;
 using Kind = Transfer::Kind;
 
 // Address and strides of the tensor that boxes refer to.
-struct Layout {
+struct TensorView {
   const std::vector<int64_t>& strides;  // in items
   int64_t item_bytes;
 
@@ -60,8 +60,8 @@ BoundStage::BoundStage(Dtype dtype, const std::vector<int64_t>& input_strides,
       accumulates(accumulates),
       sums_widened(is_narrow(dtype) && !boxes.sums.empty()) {
   const int64_t item = item_bytes(dtype);
-  const Layout input{input_strides, item};
-  const Layout output{output_strides, sums_widened ? item_bytes(sum_dtype(dtype)) : item};
+  const TensorView input{input_strides, item};
+  const TensorView output{output_strides, sums_widened ? item_bytes(sum_dtype(dtype)) : item};
   if (sums_widened &&
       (!boxes.receives.empty() || !boxes.move_sources.empty() || starts_with_copy)) {
     throw TransportError("sums in float32 start from zero");
@@ -129,7 +129,7 @@ Exchange::Exchange(HostCommunicator& communicator, const Signature& signature,
 
 void Exchange::end() {
   bool is_complete = true;
-  for (Call& call : calls_) {
+  for (BoundCall& call : calls_) {
     is_complete = is_complete && call.complete;
     call.complete = true;
   }
@@ -152,7 +152,7 @@ void Exchange::post_all(const std::vector<StageCall>& calls) {
   }
   // Start the messages that peers wait for before doing other work.
   communicator_.progress();
-  for (Call& call : calls_) {
+  for (BoundCall& call : calls_) {
     call.target = begin_output(call.stage_call, call.sums);
     fill_and_move(call.stage_call, call.target);
     for (const BoundMessage& message : call.stage_call.stage->receives) {
@@ -160,7 +160,7 @@ void Exchange::post_all(const std::vector<StageCall>& calls) {
     }
     post_sums(call);
   }
-  for (Call& call : calls_) {
+  for (BoundCall& call : calls_) {
     const BoundStage& stage = *call.stage_call.stage;
     const Transfer* sum = stage.relays.empty() ? nullptr : call.transfers.back();
     for (const BoundMessage& message : stage.relays) {
@@ -174,11 +174,11 @@ void Exchange::post_all(const std::vector<StageCall>& calls) {
   }
 }
 
-void Exchange::post_sums(Call& call) {
+void Exchange::post_sums(BoundCall& call) {
   const BoundStage& stage = *call.stage_call.stage;
   // Calls may share an output. Additions to it happen in their order.
   const Transfer* last = nullptr;
-  for (const Call& before : calls_) {
+  for (const BoundCall& before : calls_) {
     if (&before == &call) break;
     if (before.target == call.target && before.last_sum != nullptr) last = before.last_sum;
   }
@@ -206,7 +206,7 @@ void Exchange::post_sums(Call& call) {
   call.last_sum = last;
 }
 
-Transfer& Exchange::add(Call& call, Kind kind, const BoundMessage& message, char* tensor) {
+Transfer& Exchange::add(BoundCall& call, Kind kind, const BoundMessage& message, char* tensor) {
   transfers_.emplace_back();
   Transfer& transfer = transfers_.back();
   transfer.kind = kind;
@@ -221,13 +221,13 @@ Transfer& Exchange::add(Call& call, Kind kind, const BoundMessage& message, char
 }
 
 void Exchange::wait(size_t i) {
-  Call& call = calls_.at(i);
+  BoundCall& call = calls_.at(i);
   if (call.complete) return;
   const auto locked = communicator_.enter();
   try {
     communicator_.wait(call.transfers);
   } catch (...) {
-    for (Call& failed : calls_) failed.complete = true;
+    for (BoundCall& failed : calls_) failed.complete = true;
     throw;
   }
   end_output(call.stage_call, call.sums);

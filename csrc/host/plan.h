@@ -85,7 +85,7 @@ class Exchange {
   void wait();
 
  private:
-  struct Call {
+  struct BoundCall {
     StageCall stage_call;
     char* target = nullptr;
     std::vector<float> sums;
@@ -95,12 +95,12 @@ class Exchange {
   };
 
   void post_all(const std::vector<StageCall>& calls);
-  void post_sums(Call& call);
-  Transfer& add(Call& call, Transfer::Kind kind, const BoundMessage& message, char* tensor);
+  void post_sums(BoundCall& call);
+  Transfer& add(BoundCall& call, Transfer::Kind kind, const BoundMessage& message, char* tensor);
 
   HostCommunicator& communicator_;
   const Signature& signature_;
-  std::vector<Call> calls_;
+  std::vector<BoundCall> calls_;
   std::vector<Transfer> transfers_;
 };
 

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <string>
 
-#include "core/check.h"
+#include "core/errors.h"
 #include "core/message.h"
 #include "core/recycling.h"
 #include "host/mailbox.h"
@@ -50,7 +50,7 @@ int64_t pieces_of(BoxStream& stream, char* base, int64_t bytes, iovec* pieces, i
   int64_t taken = 0;
   *count = 0;
   while (taken < bytes && *count < kPieces) {
-    const BoxStream::Piece piece = stream.take(bytes - taken);
+    const BoxStream::Run piece = stream.take(bytes - taken);
     pieces[(*count)++] = {base + piece.offset, static_cast<size_t>(piece.bytes)};
     taken += piece.bytes;
   }

@@ -9,7 +9,7 @@
 #include <mutex>
 #include <string>
 
-#include "core/check.h"
+#include "core/errors.h"
 
 namespace gpudist {
 

@@ -7,7 +7,7 @@
 #include <map>
 #include <memory>
 
-#include "core/check.h"
+#include "core/errors.h"
 
 namespace gpudist {
 

@@ -5,7 +5,7 @@
 #include <map>
 #include <set>
 
-#include "core/check.h"
+#include "core/errors.h"
 #include "core/message.h"
 #include "nccl/nccl_world.h"
 
@@ -55,11 +55,11 @@ std::string run_key(const Signature& signature, const std::vector<DeviceCall>& c
 std::map<int, Partner> partners_of(const std::vector<WireCall>& calls, int rank) {
   std::map<int, Partner> partners;
   // Operations on one communicator, in the order of the calls.
-  struct Shared {
+  struct GroupTraffic {
     int64_t bytes = 0;
     uint64_t hash = kHashStart;
   };
-  std::map<std::vector<int>, Shared> groups;
+  std::map<std::vector<int>, GroupTraffic> groups;
   for (const WireCall& call : calls) {
     const int64_t bytes = static_cast<int64_t>(call.count) * nccl_item_bytes(call.dtype);
     if (call.kind == WireKind::kSend) {
@@ -67,7 +67,7 @@ std::map<int, Partner> partners_of(const std::vector<WireCall>& calls, int rank)
     } else if (call.kind == WireKind::kReceive) {
       partners[call.peer].received_bytes += bytes;
     } else {
-      Shared& shared = groups[call.communicator->members()];
+      GroupTraffic& shared = groups[call.communicator->members()];
       shared.bytes += bytes;
       for (int number : {static_cast<int>(call.kind), call.peer, call.dtype, call.op}) {
         add_to(shared.hash, static_cast<uint64_t>(number));

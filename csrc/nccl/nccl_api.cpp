@@ -7,7 +7,7 @@
 #include <cstring>
 #include <filesystem>
 
-#include "core/check.h"
+#include "core/errors.h"
 
 namespace gpudist {
 namespace {

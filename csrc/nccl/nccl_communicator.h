@@ -65,16 +65,16 @@ class Beside {
  public:
   using Clock = std::chrono::steady_clock;
 
-  enum class Stage { kBegun, kFirstPartDone, kDone };
+  enum class Progress { kBegun, kFirstPartDone, kDone };
 
-  void reach(Stage stage);
-  // Wait until the stage is reached; returns false at the deadline.
-  bool wait(Stage stage, Clock::time_point deadline);
+  void reach(Progress progress);
+  // Wait until the progress is reached; returns false at the deadline.
+  bool wait(Progress progress, Clock::time_point deadline);
 
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
-  Stage stage_ = Stage::kBegun;
+  Progress progress_ = Progress::kBegun;
 };
 
 // Abort communicators. On return, their kernels and the calls that wait for peers have been

@@ -5,7 +5,7 @@
 #include <optional>
 #include <thread>
 
-#include "core/check.h"
+#include "core/errors.h"
 #include "device/device.h"
 
 namespace gpudist {

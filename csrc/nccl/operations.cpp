@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "core/check.h"
+#include "core/errors.h"
 #include "device/device.h"
 
 namespace gpudist {

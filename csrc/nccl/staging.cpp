@@ -16,7 +16,7 @@ size_t rounded(size_t bytes) {
 }  // namespace
 
 char* Staging::of(uint64_t capture, size_t bytes) {
-  Piece& piece = pieces_[capture];
+  Allocation& piece = pieces_[capture];
   if (piece.bytes >= bytes) return piece.memory;
   const size_t larger = rounded(bytes);
   char* const memory = allocate_(larger);

@@ -33,14 +33,14 @@ class Staging {
   size_t bytes() const;
 
  private:
-  struct Piece {
+  struct Allocation {
     char* memory = nullptr;
     size_t bytes = 0;
   };
 
   const Allocate allocate_;
   const Retire retire_;
-  std::map<uint64_t, Piece> pieces_;  // by capture id
+  std::map<uint64_t, Allocation> pieces_;  // by capture id
 };
 
 }  // namespace gpudist

@@ -6,7 +6,7 @@
 
 #include <cstdio>
 
-#include "core/check.h"
+#include "core/errors.h"
 
 namespace gpudist {
 
@@ -69,16 +69,16 @@ void Watchdog::watch_process(int rank, int pid) {
   if (descriptor >= 0) {
     processes_.emplace_back(rank, descriptor);
   } else if (errno == ESRCH) {
-    reports_.push_back({Report::Kind::kEnded, "", rank});
+    problems_.push_back({Problem::Cause::kEnded, "", rank});
   }
 }
 
-std::optional<Watchdog::Report> Watchdog::next_report() {
+std::optional<Watchdog::Problem> Watchdog::next_problem() {
   const std::lock_guard<std::mutex> locked(mutex_);
-  if (reports_.empty()) return std::nullopt;
-  Report report = std::move(reports_.front());
-  reports_.pop_front();
-  return report;
+  if (problems_.empty()) return std::nullopt;
+  Problem problem = std::move(problems_.front());
+  problems_.pop_front();
+  return problem;
 }
 
 void* Watchdog::take_failed_word() {
@@ -133,14 +133,14 @@ void Watchdog::look_for_ended() {
     if (descriptor < 0 || poll(&ended, 1, 0) <= 0) continue;
     close(descriptor);
     descriptor = -1;
-    reports_.push_back({Report::Kind::kEnded, "", rank});
+    problems_.push_back({Problem::Cause::kEnded, "", rank});
   }
 }
 
 std::string Watchdog::look_for_late() {
   if (const auto late = operations_.find_late(timeout_); late && late->is_new) {
     const std::lock_guard<std::mutex> locked(mutex_);
-    reports_.push_back({Report::Kind::kExpired, late->label, -1});
+    problems_.push_back({Problem::Cause::kExpired, late->label, -1});
   }
   const auto unanswered = operations_.find_late(timeout_ + kPatience);
   return unanswered ? unanswered->label : "";
@@ -152,7 +152,7 @@ void Watchdog::look_for_broken() {
   if (error.empty()) return;
   is_broken_ = true;
   const std::lock_guard<std::mutex> locked(mutex_);
-  reports_.push_back({Report::Kind::kBroken, error, -1});
+  problems_.push_back({Problem::Cause::kBroken, error, -1});
 }
 
 }  // namespace gpudist

@@ -26,9 +26,9 @@ class Watchdog {
   using Clock = Operations::Clock;
 
   // A problem that the owner should announce to the world; the owner then calls fail().
-  struct Report {
-    enum class Kind { kExpired, kBroken, kEnded };
-    Kind kind;
+  struct Problem {
+    enum class Cause { kExpired, kBroken, kEnded };
+    Cause cause;
     std::string text;  // label of the operation, or the error
     int rank;          // rank whose process ended, otherwise -1
   };
@@ -43,7 +43,7 @@ class Watchdog {
   void watch_process(int rank, int pid);
 
   // Return each problem once.
-  std::optional<Report> next_report();
+  std::optional<Problem> next_problem();
 
   // End the world: results in progress become invalid, every communicator is aborted, every wait
   // ends. Only the first text is kept. Does not call the device.
@@ -76,7 +76,7 @@ class Watchdog {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::pair<int, int>> processes_;  // rank, pidfd
-  std::deque<Report> reports_;
+  std::deque<Problem> problems_;
   bool is_broken_ = false;
   bool is_stopping_ = false;
   std::atomic<bool> failed_{false};

@@ -93,7 +93,7 @@ def _copy_of(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) ->
     count = 1
     for extent in shape:
         count *= extent
-    return _native.Stage(
+    return _native.BoundStage(
         dtype=dtypes[itemsize], input_strides=list(strides),
         output_strides=_contiguous_strides(shape), output_items=count, fill=0.0,
         starts_with_copy=False, same_cells=False, accumulates=False, fills=[],

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <vector>
 
-#include "core/check.h"
+#include "core/errors.h"
 #include "core/message.h"
 #include "host/mailbox.h"
 #include "host/pulling.h"
@@ -36,7 +36,7 @@ Transfer receive_of(char* cells, const std::vector<BoxView>& boxes) {
 void walk(Transfer& transfer) {
   int64_t left = transfer.bytes;
   while (left > 0) {
-    const BoxStream::Piece piece = transfer.source_stream.take(left);
+    const BoxStream::Run piece = transfer.source_stream.take(left);
     require(piece.bytes > 0 && piece.bytes <= left);
     left -= piece.bytes;
   }

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "combine_cases.h"
-#include "core/check.h"
 #include "core/combine_plan.h"
+#include "core/errors.h"
 #include "test.h"
 
 #if defined(__SANITIZE_ADDRESS__)

@@ -2,7 +2,7 @@
 #include <cstring>
 #include <string>
 
-#include "core/check.h"
+#include "core/errors.h"
 #include "device/device_api.h"
 #include "test.h"
 

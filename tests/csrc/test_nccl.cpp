@@ -1,7 +1,7 @@
 // Translation of NCCL's errors.
 #include <string>
 
-#include "core/check.h"
+#include "core/errors.h"
 #include "nccl/nccl_api.h"
 #include "test.h"
 

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/check.h"
+#include "core/errors.h"
 #include "nccl/device_stage.h"
 #include "nccl/nccl_world.h"
 #include "test.h"
@@ -178,8 +178,8 @@ void test_an_operation_that_is_late() {
   });
   for (int rank = 0; rank < kRanks - 1; ++rank) {
     CHECK(!text_of<WorldFailed>(errors[rank]).empty());
-    const auto report = ranks[rank]->world.watchdog().next_report();
-    CHECK(report && report->kind == Watchdog::Report::Kind::kExpired);
+    const auto problem = ranks[rank]->world.watchdog().next_problem();
+    CHECK(problem && problem->cause == Watchdog::Problem::Cause::kExpired);
     // No caller has answered the watchdog's report.
     CHECK(ranks[rank]->world.watchdog().failure().find("CollectiveTimeout") != std::string::npos);
   }

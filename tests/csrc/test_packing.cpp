@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "core/check.h"
+#include "core/errors.h"
 #include "core/half.h"
 #include "core/packing.h"
 #include "test.h"

@@ -145,7 +145,7 @@ class HostTransport(PointToPointTransport):
         boxes = as_messages(stage, rank, dtype.itemsize, narrow, accumulates)
         output_shape = stage.output_shape or ()
         own = [contribution for contribution in boxes.sums if contribution.peer is None]
-        return _native.Stage(
+        return _native.BoundStage(
             dtype=getattr(_native.Dtype, str(dtype).removeprefix("torch.")),
             input_strides=list(input_strides) if stage.input_shape is not None else [],
             output_strides=_contiguous_strides(output_shape),

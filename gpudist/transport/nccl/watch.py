@@ -120,7 +120,7 @@ class NcclWatch:
         while not self._stop.wait(_PERIOD_S):
             if self._core.failure():
                 continue
-            report = self._core.next_report()
+            report = self._core.next_problem()
             failure = self._failure_of(*report) if report is not None else None
             if failure is not None:
                 self.fail(failure)
