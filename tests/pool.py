@@ -15,6 +15,7 @@ import torch
 
 from gpudist.testing import run_distributed
 from gpudist.testing.rank_pool import RankPool, RanksFailed, StartMethod
+from gpudist.transport import TRANSPORTS
 from gpudist.transport.host.transport import is_built, what_is_missing
 from gpudist.world.partition import Partition
 from tests.doubles import misuses_of_nccl, use_doubles
@@ -41,7 +42,7 @@ def close_pool() -> None:
 
 def distributed(
     ranks: int | Sequence[int],
-    transports: Sequence[str] = ("loopback", "host", "gloo", "nccl"),
+    transports: Sequence[str] = tuple(reversed(TRANSPORTS)),
     timeout_s: float = 60.0,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a test of a module-level body that runs on every rank of a world.

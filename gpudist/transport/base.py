@@ -26,6 +26,7 @@ from gpudist.geometry.messages import as_messages
 from gpudist.transport.failure.channel import Failure, FailureChannel
 from gpudist.transport.failure.forks import keep_for_good, leave_to_parent_after_fork
 from gpudist.transport.flight_recorder import Activity, FlightRecorder, Post, posts_between
+from gpudist.transport.joining import Joining
 
 ReduceOp = Literal["sum", "max", "min", "prod"]
 # Bound stage with the addresses of its input and output, whose tensors the caller keeps alive.
@@ -161,7 +162,8 @@ class Transport(ABC):
     """Connection of this rank to one world.
 
     Attributes:
-        name: name that the user sees in ``P_world.transport``, such as ``"gloo"``.
+        name: name that users read and set, such as ``"gloo"``.
+        connects: ranks that it connects, in words for users.
         rank, size: rank of this process (or thread) and number of ranks.
         device: device on which tensors must be.
         timeout_s: deadline of every wait, in seconds.
@@ -178,6 +180,7 @@ class Transport(ABC):
     """
 
     name: str
+    connects: str = ""
     packs: bool = False
     keeps_layout: bool = False
     carries_pieces: bool = False
@@ -200,6 +203,16 @@ class Transport(ABC):
         self._try_enter: Callable[[], bool] = partial(entry.acquire, blocking=False)
         self._leave: Callable[[], None] = entry.release
         leave_to_parent_after_fork(self)
+
+    @classmethod
+    def connect(cls, asked: Joining) -> Transport:
+        """Connect this process to those that meet in ``asked.store``. Collective.
+
+        Raises:
+            NotBuiltError: this installation lacks a part of the transport.
+            TransportError: the world cannot be joined.
+        """
+        raise errors.TransportError(f"the {cls.name} transport does not connect processes")
 
     @property
     def wires(self) -> tuple[Transport, ...]:

@@ -16,6 +16,7 @@ from gpudist.transport.addresses import LOOPBACK, address_towards, host_of, reac
 from gpudist.transport.background import Background, BackgroundCall
 from gpudist.transport.failure.forks import keep_for_good
 from gpudist.transport.failure.store import STORE_ERRORS, StoreFailureChannel, store_gone
+from gpudist.transport.joining import Joining
 from gpudist.transport.message_header import HEADER_BYTES, MessageHeader
 from gpudist.transport.point_to_point import PointToPointTransport
 
@@ -102,6 +103,7 @@ class GlooTransport(PointToPointTransport):
     """
 
     name = "gloo"
+    connects = "between nodes without GPUs"
 
     def __init__(
         self,
@@ -152,6 +154,14 @@ class GlooTransport(PointToPointTransport):
                 raise
             raise cause from error
         self.recorder.end(operation)
+
+    @classmethod
+    def connect(cls, asked: Joining) -> GlooTransport:
+        return cls(
+            asked.store, asked.rank, asked.size, asked.timeout_s, prefix=asked.prefix,
+            same_node=asked.same_node, interface=asked.interface,
+            store_rank=asked.store_rank, look=asked.look,
+        )  # fmt: skip
 
     def close(self) -> None:
         if not self._closed:

@@ -87,6 +87,7 @@ class LoopbackTransport(PointToPointTransport):
     """One rank of a ``LoopbackWorld``. Messages are copied once, from tensor to tensor."""
 
     name = "loopback"
+    connects = "threads of one process"
 
     def __init__(self, world: _World, rank: int, size: int, timeout_s: float) -> None:
         super().__init__(rank, size, torch.device("cpu"), timeout_s, world.failures)

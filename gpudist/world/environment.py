@@ -169,9 +169,10 @@ def numbers(version: str) -> tuple[int, int]:
 def _transports(found: Built, nccl_missing: str) -> tuple[TransportState, ...]:
     no_gpus = found.nccl_missing or nccl_missing or ("" if found.gpus else "torch sees no GPU")
     no_gloo = "" if dist.is_gloo_available() else "this torch is built without gloo"
-    missing = {"nccl": no_gpus, "host": found.host_missing, "gloo": no_gloo, "loopback": ""}
+    missing = {"nccl": no_gpus, "host": found.host_missing, "gloo": no_gloo}
     return tuple(
-        TransportState(name, not why, why or TRANSPORTS[name]) for name, why in missing.items()
+        TransportState(name, not missing.get(name), missing.get(name) or kind.connects)
+        for name, kind in TRANSPORTS.items()
     )
 
 

@@ -7,7 +7,6 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -17,6 +16,7 @@ import torch.distributed as dist
 
 from gpudist.checks.arguments import check
 from gpudist.errors import GpudistError, NotBuiltError, PlanMismatch, TransportError
+from gpudist.transport import TRANSPORTS
 from gpudist.transport.background import Background
 from gpudist.transport.base import Transport
 from gpudist.transport.debug_lines import DebugLines
@@ -25,13 +25,12 @@ from gpudist.transport.failure.channel import Failure
 from gpudist.transport.failure.forks import keep_for_good
 from gpudist.transport.failure.last_words import Endings, report_uncaught_errors
 from gpudist.transport.failure.store import STORE_ERRORS, own_connection, store_gone
-from gpudist.transport.gloo import GlooTransport
 from gpudist.transport.host.meeting import NotOneNode
 from gpudist.transport.host.processes import await_end_of_parent, has_variable
-from gpudist.transport.host.transport import HostTransport, is_built, what_is_missing
+from gpudist.transport.host.transport import is_built, what_is_missing
+from gpudist.transport.joining import Joining
 from gpudist.transport.loopback import LoopbackTransport
-from gpudist.transport.nccl.library import keep_memory_unregistered, what_nccl_misses
-from gpudist.transport.nccl.transport import NcclTransport
+from gpudist.transport.nccl.library import what_nccl_misses
 from gpudist.transport.report import report_failures, report_on_signal
 from gpudist.version import __version__
 from gpudist.world.agreement import WorldAgreement
@@ -290,7 +289,7 @@ def connect(
         rank, size: rank of this process and number of ranks.
         timeout_s: deadline of every wait, in seconds.
         prefix: prefix of the store keys, unique per world.
-        same_node, interface: see :class:`GlooTransport`.
+        same_node, interface: see :class:`Joining`.
         deterministic: whether sums are bitwise equal over every transport.
         store_rank: rank whose process hosts the store, or ``None`` if none of them does.
 
@@ -298,37 +297,20 @@ def connect(
         PlanMismatch: on every rank, if ranks have different versions of gpudist, transports or
             options.
     """
-
     asked = settings()
-
-    def join(look: Callable[[], None]) -> Transport:
-        if name == "host":
-            return HostTransport(
-                store, rank, size, timeout_s, prefix=prefix, store_rank=store_rank, look=look
-            )
-        if name == "gloo":
-            return GlooTransport(
-                store, rank, size, timeout_s, prefix=prefix, same_node=same_node,
-                interface=interface, store_rank=store_rank, look=look,
-            )  # fmt: skip
-        if size > 1:
-            keep_memory_unregistered(os.environ)
-        on_cpu = bool(asked.device_library)
-        device = torch.device("cpu" if on_cpu else f"cuda:{torch.cuda.current_device()}")
-        return NcclTransport(
-            store, rank, size, timeout_s, prefix=prefix, device=device,
-            nccl_library=asked.nccl_library, device_library=asked.device_library,
-            checks=asked.checks, in_rank_order=deterministic,
-            interface=interface, store_rank=store_rank,
-        )  # fmt: skip
-
     with (
         StoreAsker(f"connect {size} ranks", rank, timeout_s, store_rank) as ask,
         closing(WorldAgreement(ask, store, prefix, rank, size)) as agreement,
     ):
         try:
             agreement.say(_said(name, deterministic, asked.checks))
-            made = join(agreement.look)
+            made = TRANSPORTS[name].connect(
+                Joining(
+                    store, rank, size, timeout_s, prefix, agreement.look, same_node, interface,
+                    store_rank, deterministic, asked.checks, asked.nccl_library,
+                    asked.device_library, os.environ,
+                )
+            )  # fmt: skip
         except STORE_ERRORS as error:
             raise store_gone(store_rank, error).to_exception() from error
         except Exception:

@@ -21,6 +21,7 @@ from gpudist.transport.failure.store import STORE_ERRORS, store_gone
 from gpudist.transport.flight_recorder import END_S, START_S, Activity, Operation, Post
 from gpudist.transport.host.meeting import HostMeeting
 from gpudist.transport.host.processes import forbidden_call
+from gpudist.transport.joining import Joining
 from gpudist.transport.message_header import MessageHeader
 from gpudist.transport.native_round import native_part
 from gpudist.transport.point_to_point import PointToPointTransport
@@ -93,6 +94,7 @@ class HostTransport(PointToPointTransport):
     """
 
     name = "host"
+    connects = "between processes of one node"
     packs = True
     carries_pieces = True
 
@@ -128,6 +130,13 @@ class HostTransport(PointToPointTransport):
                 raise self.exception_of(store_gone(store_rank, error)) from error
             raise
         self.recorder.end(operation)
+
+    @classmethod
+    def connect(cls, asked: Joining) -> HostTransport:
+        return cls(
+            asked.store, asked.rank, asked.size, asked.timeout_s,
+            prefix=asked.prefix, store_rank=asked.store_rank, look=asked.look,
+        )  # fmt: skip
 
     def bind_stage(
         self,

@@ -22,8 +22,9 @@ from gpudist.transport.gloo import GlooTransport
 from gpudist.transport.host.meeting import NotOneNode
 from gpudist.transport.host.processes import forbidden_call
 from gpudist.transport.host.transport import HostTransport, what_is_missing
+from gpudist.transport.joining import Joining
 from gpudist.transport.native_round import native_part
-from gpudist.transport.nccl.library import wheel_libraries
+from gpudist.transport.nccl.library import keep_memory_unregistered, wheel_libraries
 from gpudist.transport.nccl.program import native_call, native_signature
 from gpudist.transport.nccl.rendezvous import Rendezvous
 from gpudist.transport.nccl.stages import (
@@ -76,6 +77,7 @@ class NcclTransport(Transport):
     """
 
     name = "nccl"
+    connects = "between GPUs"
     packs = True
     keeps_layout = True
     has_streams = True
@@ -134,6 +136,19 @@ class NcclTransport(Transport):
         except BaseException:
             self.close()
             raise
+
+    @classmethod
+    def connect(cls, asked: Joining) -> NcclTransport:
+        if asked.size > 1:
+            keep_memory_unregistered(asked.variables)
+        on_cpu = bool(asked.device_library)
+        device = torch.device("cpu" if on_cpu else f"cuda:{torch.cuda.current_device()}")
+        return cls(
+            asked.store, asked.rank, asked.size, asked.timeout_s, prefix=asked.prefix,
+            device=device, nccl_library=asked.nccl_library, device_library=asked.device_library,
+            checks=asked.checks, in_rank_order=asked.deterministic,
+            interface=asked.interface, store_rank=asked.store_rank,
+        )  # fmt: skip
 
     @property
     def compares_every_call(self) -> bool:
