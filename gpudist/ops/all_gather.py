@@ -18,7 +18,7 @@ from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 
-@operator("sum_scatter", lambda kind, P: kind(P.grid(2, 2), axes=[1]), (5, 3))
+@operator("sum_scatter", lambda kind, P_x: kind(P_x, axes=[1]), (5, 3))
 class AllGather(Operator):
     """Gather the blocks along axes of ``P_x`` on every worker; see :func:`all_gather`.
 
@@ -45,7 +45,7 @@ class AllGather(Operator):
         return bind(plan, self.P_x, label, layout.dtype, x.shape, x.dtype)
 
 
-@operator("all_gather", lambda kind, P: kind(P.grid(2, 2), axes=[1]), (5, 6))
+@operator("all_gather", lambda kind, P_x: kind(P_x, axes=[1]), (5, 6))
 class SumScatter(Operator):
     """Sum tensors over axes of ``P_x`` and keep one balanced block; see :func:`sum_scatter`.
 

@@ -18,7 +18,7 @@ from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 
-@operator("all_sum_reduce", lambda kind, P: kind(P.grid(2, 2), axes_reduce=[1]), (5, 4))
+@operator("all_sum_reduce", lambda kind, P_x: kind(P_x, axes_reduce=[1]), (5, 4))
 class AllSumReduce(Operator):
     """Sum blocks over axes of ``P_x``, on every worker; see :func:`all_sum_reduce`.
 

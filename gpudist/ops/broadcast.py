@@ -18,7 +18,7 @@ from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import Partition
 
 
-@operator("sum_reduce", lambda kind, P: kind(P.grid(2, 1), P.grid(2, 2)), (5, 3))
+@operator("sum_reduce", lambda kind, P_x: kind(P_x.grid(P_x.shape[0], 1), P_x), (5, 3))
 class Broadcast(Operator):
     """Copy each block of ``P_x`` to the matching workers of ``P_y``; see :func:`broadcast`.
 

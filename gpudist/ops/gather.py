@@ -15,7 +15,7 @@ from gpudist.ops.shape_agreement import ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 
-@operator("gather", lambda kind, P: kind(P.grid(2, 2), root=1), (5, 3))
+@operator("gather", lambda kind, P_x: kind(P_x, root=P_x.size - 1), (5, 3))
 class Scatter(Repartition):
     """Split the root's tensor into balanced blocks on ``P_x``; see :func:`scatter`.
 
@@ -55,7 +55,7 @@ class Scatter(Repartition):
         return super().forward(x)
 
 
-@operator("scatter", lambda kind, P: kind(P.grid(2, 2), root=1), (5, 3))
+@operator("scatter", lambda kind, P_x: kind(P_x, root=P_x.size - 1), (5, 3))
 class Gather(Repartition):
     """Gather the blocks on ``P_x`` on the root; see :func:`gather`.
 

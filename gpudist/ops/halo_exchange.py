@@ -23,7 +23,7 @@ from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 
-@operator("halo_exchange", lambda kind, P: kind(P.grid(2, 2), halo=[(1, 2), (1, 0)]), (7, 5))
+@operator("halo_exchange", lambda kind, P_x: kind(P_x, halo=[(1, 2), (1, 0)]), (7, 5))
 class HaloExchange(Operator):
     """Send each worker the cells that its kernel reads; see :func:`halo_exchange`.
 

@@ -1,4 +1,4 @@
-"""Table of the operators, which tests and documentation read."""
+"""Table of the operators, which tests, documentation and the self-check read."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import isqrt
 from typing import Any, TypeVar
 
-from gpudist.world.partition import Partition
+from gpudist.world.partition import CartesianPartition, Partition
 
 Kind = TypeVar("Kind", bound="type[Any]")
 
@@ -20,13 +21,13 @@ class OperatorRow:
     Attributes:
         kind: class of the module.
         adjoint: name of the function that computes the adjoint.
-        sample: creates the module on a world of four ranks.
-        shape: global shape of the sample's input, which is balanced over its ``P_x``.
+        sample: creates the module on a grid of workers with two axes.
+        shape: global shape of the sample's input, two extents, balanced over the module's ``P_x``.
     """
 
     kind: type[Any]
     adjoint: str
-    sample: Callable[[Any, Partition], Any]
+    sample: Callable[[Any, CartesianPartition], Any]
     shape: tuple[int, ...]
 
     @property
@@ -39,8 +40,10 @@ class OperatorRow:
         return getattr(sys.modules[self.kind.__module__], self.name)
 
     def make(self, P_world: Partition) -> Any:
-        """Return the sample's module on ``P_world``, which has four ranks."""
-        return self.sample(self.kind, P_world)
+        """Return the sample's module on all workers of ``P_world``, on a grid close to a square."""
+        size = P_world.size
+        short = next(n for n in range(isqrt(size), 0, -1) if size % n == 0)
+        return self.sample(self.kind, P_world.grid(short, size // short))
 
 
 OPERATORS: list[OperatorRow] = []
@@ -48,7 +51,7 @@ OPERATORS: list[OperatorRow] = []
 
 
 def operator(
-    adjoint: str, sample: Callable[[Any, Partition], Any], shape: tuple[int, ...]
+    adjoint: str, sample: Callable[[Any, CartesianPartition], Any], shape: tuple[int, ...]
 ) -> Callable[[Kind], Kind]:
     """Add the decorated module to ``OPERATORS``; for the arguments see :class:`OperatorRow`."""
 

@@ -18,7 +18,11 @@ from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import Partition
 
 
-@operator("repartition", lambda kind, P: kind(P.grid(4, 1), P.grid(1, 3)), (6, 5))
+@operator(
+    "repartition",
+    lambda kind, P_x: kind(P_x.grid(P_x.size, 1), P_x.grid(1, max(1, P_x.size - 1))),
+    (6, 5),
+)
 class Repartition(Operator):
     """Convert the blocks on ``P_x`` to balanced blocks on ``P_y``; see :func:`repartition`.
 

@@ -15,7 +15,10 @@ from gpudist.world.partition import Partition
 
 @operator(
     "send_recv",
-    lambda kind, P: kind(P.grid(2), P.grid(4).create_partition_inclusive([3, 2])),
+    lambda kind, P_x: kind(
+        P_x.grid(P_x.shape[0]),
+        P_x.create_partition_inclusive(range(P_x.size)[::-1][: P_x.shape[0]]),
+    ),
     (5, 3),
 )
 class SendRecv(Broadcast):

@@ -14,7 +14,7 @@ from gpudist.ops.shape_agreement import ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 
-@operator("shift", lambda kind, P: kind(P.grid(2, 2), [1, 0]), (5, 3))
+@operator("shift", lambda kind, P_x: kind(P_x, [1, 1]), (5, 3))
 class Shift(SendRecv):
     """Move each block ``steps`` workers along the axes of ``P_x``; see :func:`shift`.
 

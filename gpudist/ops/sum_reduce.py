@@ -18,7 +18,7 @@ from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import Partition
 
 
-@operator("broadcast", lambda kind, P: kind(P.grid(2, 2), P.grid(2, 1)), (5, 4))
+@operator("broadcast", lambda kind, P_x: kind(P_x, P_x.grid(P_x.shape[0], 1)), (5, 4))
 class SumReduce(Operator):
     """Sum the blocks of ``P_x`` into the matching workers of ``P_y``; see :func:`sum_reduce`.
 

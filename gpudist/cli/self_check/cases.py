@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import isqrt
+from typing import Any
 
 import torch
 
 from gpudist import ops
 from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.boxes import Box
-from gpudist.ops import zero_volume_tensor
+from gpudist.ops import OPERATORS, zero_volume_tensor
+from gpudist.ops.operators import OperatorRow
+from gpudist.testing import run_distributed
 from gpudist.world.partition import CartesianPartition, Partition
 
 
@@ -43,13 +47,15 @@ def cases(
 ) -> list[tuple[str, Callable[[], Case]]]:
     """Return all operators' names and the functions that create their cases, in a fixed order.
 
+    An operator of ``OPERATORS`` without a case of its own is checked by the sample of its row.
+
     Args:
         P_world: partition of all workers.
         rows, columns: extents of each worker's block when the tensor is cut by rows.
         dtype: dtype of the tensors; exact only if it can represent every cell's number.
     """
     made = _Cases(P_world, rows, columns, dtype)
-    return [
+    own: list[tuple[str, Callable[[], Case]]] = [
         ("halo_exchange", made.halo_exchange),
         ("halo_exchange, dim after dim", made.nested_halo_exchange),
         ("halo_exchange, periodic", made.periodic_halo_exchange),
@@ -63,10 +69,16 @@ def cases(
         ("sum_scatter", made.sum_scatter),
         ("send_recv", made.send_recv),
     ]
+    others = [row for row in OPERATORS if row.name not in dict(own)]
+    return own + [(row.name, partial(made.sample, row)) for row in others]
+
+
+# Most ranks of a sample, all of which are computed on each of them.
+_SAMPLE_RANKS = 8
 
 
 class _Cases:
-    """Factory of cases, with one method per operator."""
+    """Factory of the cases: a method for each operator with numbers known beforehand."""
 
     def __init__(self, P_world: Partition, rows: int, columns: int, dtype: torch.dtype) -> None:
         n = P_world.size
@@ -145,6 +157,28 @@ class _Cases:
         if self.P_last.active:
             return Case("send_recv", operator, x, block)
         return Case("send_recv", operator, x, None if self.P_first.active else x)
+
+    def sample(self, row: OperatorRow) -> Case:
+        """Return the row's sample on the first ranks, as loopback in this process computes it."""
+        size = min(self.P_world.size, _SAMPLE_RANKS)
+        P = self.P_world.create_partition_inclusive(range(size))
+        operator, x = self._sampled(row, P)
+        if not P.active:
+            return Case(row.name, operator, x, None)
+        expected = run_distributed(self._of_loopback, size, row)[P.plan_rank]
+        return Case(row.name, operator, x, expected.to(self.P_world.device))
+
+    def _of_loopback(self, P: Partition, row: OperatorRow) -> torch.Tensor:
+        operator, x = self._sampled(row, P)
+        return operator(x)
+
+    def _sampled(self, row: OperatorRow, P: Partition) -> tuple[Any, torch.Tensor]:
+        """Return the sample's module on ``P``, and this rank's block of the numbers."""
+        operator = row.make(P)
+        P_x: CartesianPartition = operator.P_x
+        if not P_x.active:
+            return operator, zero_volume_tensor(dtype=self.dtype, device=P.device)
+        return operator, self._numbers(self._owned(P_x)).to(P.device)
 
     @property
     def _rank(self) -> int:
