@@ -36,11 +36,22 @@ class Docstrings(griffe.Extension):
                     for gap in gaps(target(pkg[path]), name):
                         griffe.logger.warning("%s: %s", page.name, gap)
         if pkg.name == "gpudist":
-            from gpudist.nn import LAYERS
+            for path in registered():
+                for gap in gaps(target(pkg[path]), path):
+                    griffe.logger.warning("gpudist: %s", gap)
 
-            for row in LAYERS:
-                for gap in gaps(target(pkg[f"nn.{row.name}"]), row.name):
-                    griffe.logger.warning("layers: %s", gap)
+
+def registered() -> Iterator[str]:
+    """Yield the paths in gpudist of what pages take from the tables of layers and operators."""
+    from gpudist.nn import LAYERS
+    from gpudist.ops import OPERATORS
+
+    for layer in LAYERS:
+        yield f"nn.{layer.name}"
+    for row in OPERATORS:
+        module = row.kind.__module__.partition(".")[2]
+        yield f"{module}.{row.name}"
+        yield f"{module}.{row.kind.__name__}"
 
 
 def share(module: griffe.Module) -> None:
