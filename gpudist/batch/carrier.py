@@ -114,7 +114,7 @@ class Carrier:
         if P.size == 1:
             assert data is not None
             return data
-        if P.transport == "nccl":
+        if P.wire.has_streams:
             return self._broadcast_on_device(P, data, nbytes)
         with self._failing_together(P):
             movement = self._movement(P, nbytes)

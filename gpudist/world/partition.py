@@ -34,7 +34,7 @@ class Partition:
     Two partitions are equal if they have the same members in the same order and the same shape.
 
     Args:
-        wire: transport that carries messages between the workers.
+        wire: this rank's end of the transport that carries messages between the workers.
         ranks: world rank of each member.
         shape: shape of the process grid, by default ``(len(ranks),)``.
 
@@ -45,7 +45,7 @@ class Partition:
         rank: this worker's position in the partition, ``None`` if it is not a member.
         index: this worker's index on the process grid, ``None`` if it is not a member.
         transport: name of the transport that carries the messages, such as ``"nccl"``.
-        wire: transport object.
+        wire: this rank's end of it, an instance of ``TRANSPORTS[transport]``.
     """
 
     def __init__(
@@ -90,12 +90,12 @@ class Partition:
 
     @property
     def transport(self) -> str:
-        """Name of the transport that carries this partition's messages."""
+        """Name of the transport that carries this partition's messages, see ``TRANSPORTS``."""
         return self._wire.name
 
     @property
     def wire(self) -> Transport:
-        """Transport object, shared by all partitions of a world."""
+        """This rank's end of the transport, shared by all partitions of a world."""
         return self._wire
 
     @cached_property
@@ -412,6 +412,11 @@ class CartesianPartition(Partition):
     Args:
         wire, ranks, shape: see :class:`Partition`.
     """
+
+    def __init__(
+        self, wire: Transport, ranks: Sequence[int], shape: Sequence[int] | None = None
+    ) -> None:
+        super().__init__(wire, ranks, shape)
 
     def cartesian_index(self, rank: int) -> tuple[int, ...]:
         """Return the index of member ``rank`` on the process grid."""
