@@ -26,7 +26,7 @@ from gpudist.geometry.messages import as_messages
 from gpudist.transport.failure.channel import Failure, FailureChannel
 from gpudist.transport.failure.forks import keep_for_good, leave_to_parent_after_fork
 from gpudist.transport.flight_recorder import Activity, FlightRecorder, Post, posts_between
-from gpudist.transport.joining import Joining
+from gpudist.transport.world_facts import WorldFacts
 
 ReduceOp = Literal["sum", "max", "min", "prod"]
 # Bound stage with the addresses of its input and output, whose tensors the caller keeps alive.
@@ -205,8 +205,8 @@ class Transport(ABC):
         leave_to_parent_after_fork(self)
 
     @classmethod
-    def connect(cls, asked: Joining) -> Transport:
-        """Connect this process to those that meet in ``asked.store``. Collective.
+    def connect(cls, facts: WorldFacts) -> Transport:
+        """Connect this process to those that meet in ``facts.store``. Collective.
 
         Raises:
             NotBuiltError: this installation lacks a part of the transport.

@@ -16,9 +16,9 @@ from gpudist.transport.addresses import LOOPBACK, address_towards, host_of, reac
 from gpudist.transport.background import Background, BackgroundCall
 from gpudist.transport.failure.forks import keep_for_good
 from gpudist.transport.failure.store import STORE_ERRORS, StoreFailureChannel, store_gone
-from gpudist.transport.joining import Joining
 from gpudist.transport.message_header import HEADER_BYTES, MessageHeader
 from gpudist.transport.point_to_point import PointToPointTransport
+from gpudist.transport.world_facts import WorldFacts
 
 T = TypeVar("T")
 
@@ -156,11 +156,11 @@ class GlooTransport(PointToPointTransport):
         self.recorder.end(operation)
 
     @classmethod
-    def connect(cls, asked: Joining) -> GlooTransport:
+    def connect(cls, facts: WorldFacts) -> GlooTransport:
         return cls(
-            asked.store, asked.rank, asked.size, asked.timeout_s, prefix=asked.prefix,
-            same_node=asked.same_node, interface=asked.interface,
-            store_rank=asked.store_rank, look=asked.look,
+            facts.store, facts.rank, facts.size, facts.timeout_s, prefix=facts.prefix,
+            same_node=facts.same_node, interface=facts.interface,
+            store_rank=facts.store_rank, look=facts.look,
         )  # fmt: skip
 
     def close(self) -> None:

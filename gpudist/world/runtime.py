@@ -28,10 +28,10 @@ from gpudist.transport.failure.store import STORE_ERRORS, own_connection, store_
 from gpudist.transport.host.meeting import NotOneNode
 from gpudist.transport.host.processes import await_end_of_parent, has_variable
 from gpudist.transport.host.transport import is_built, what_is_missing
-from gpudist.transport.joining import Joining
 from gpudist.transport.loopback import LoopbackTransport
 from gpudist.transport.nccl.library import what_nccl_misses
 from gpudist.transport.report import report_failures, report_on_signal
+from gpudist.transport.world_facts import WorldFacts
 from gpudist.version import __version__
 from gpudist.world.agreement import WorldAgreement
 from gpudist.world.launch import (
@@ -289,7 +289,7 @@ def connect(
         rank, size: rank of this process and number of ranks.
         timeout_s: deadline of every wait, in seconds.
         prefix: prefix of the store keys, unique per world.
-        same_node, interface: see :class:`Joining`.
+        same_node, interface: see :class:`WorldFacts`.
         deterministic: whether sums are bitwise equal over every transport.
         store_rank: rank whose process hosts the store, or ``None`` if none of them does.
 
@@ -305,7 +305,7 @@ def connect(
         try:
             agreement.say(_said(name, deterministic, asked.checks))
             made = TRANSPORTS[name].connect(
-                Joining(
+                WorldFacts(
                     store, rank, size, timeout_s, prefix, agreement.look, same_node, interface,
                     store_rank, deterministic, asked.checks, asked.nccl_library,
                     asked.device_library, os.environ,

@@ -53,11 +53,11 @@ def record(count: int, folder: Path, is_first: bool) -> dict[str, Any]:
 
 
 def _of_plan(plan: Plan) -> tuple[Any, Any]:
-    """Return the stages of a plan and of its adjoint, without the names of classes."""
     return [_of_stage(stage) for stage in plan.stages], [_of_stage(s) for s in plan.T.stages]
 
 
 def _of_stage(stage: Any) -> dict[str, Any]:
+    # Plain tuples: classes may be renamed.
     def messages(of: Any) -> list[Any]:
         return [(each.peer, [_cells(box) for box in each.boxes]) for each in of]
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gpudist.errors import ShapeError, TransportError
+from gpudist.transport import TRANSPORTS
 from gpudist.transport.base import Communicator, Signature, Transport
 from tests.transport.worlds import outcomes, results
 
@@ -26,7 +27,7 @@ DTYPES = [
 TOUCHY = [1e8, 1.0, -1e8, 1.0, 3.0]
 SIGNATURE = Signature("a test", bytes(16))
 
-pytestmark = pytest.mark.parametrize("kind", ["loopback", "gloo", "host", "nccl"])
+pytestmark = pytest.mark.parametrize("kind", list(reversed(TRANSPORTS)))
 
 
 def world(transport: Transport) -> Communicator:

@@ -173,7 +173,6 @@ class _Cases:
         return operator(x)
 
     def _sampled(self, row: OperatorRow, P: Partition) -> tuple[Any, torch.Tensor]:
-        """Return the sample's module on ``P``, and this rank's block of the numbers."""
         operator = row.make(P)
         P_x: CartesianPartition = operator.P_x
         if not P_x.active:

@@ -21,10 +21,10 @@ from gpudist.transport.failure.store import STORE_ERRORS, store_gone
 from gpudist.transport.flight_recorder import END_S, START_S, Activity, Operation, Post
 from gpudist.transport.host.meeting import HostMeeting
 from gpudist.transport.host.processes import forbidden_call
-from gpudist.transport.joining import Joining
 from gpudist.transport.message_header import MessageHeader
 from gpudist.transport.native_round import native_part
 from gpudist.transport.point_to_point import PointToPointTransport
+from gpudist.transport.world_facts import WorldFacts
 
 try:
     import gpudist._native as _native
@@ -132,10 +132,10 @@ class HostTransport(PointToPointTransport):
         self.recorder.end(operation)
 
     @classmethod
-    def connect(cls, asked: Joining) -> HostTransport:
+    def connect(cls, facts: WorldFacts) -> HostTransport:
         return cls(
-            asked.store, asked.rank, asked.size, asked.timeout_s,
-            prefix=asked.prefix, store_rank=asked.store_rank, look=asked.look,
+            facts.store, facts.rank, facts.size, facts.timeout_s,
+            prefix=facts.prefix, store_rank=facts.store_rank, look=facts.look,
         )  # fmt: skip
 
     def bind_stage(

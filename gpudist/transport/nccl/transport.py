@@ -22,7 +22,6 @@ from gpudist.transport.gloo import GlooTransport
 from gpudist.transport.host.meeting import NotOneNode
 from gpudist.transport.host.processes import forbidden_call
 from gpudist.transport.host.transport import HostTransport, what_is_missing
-from gpudist.transport.joining import Joining
 from gpudist.transport.native_round import native_part
 from gpudist.transport.nccl.library import keep_memory_unregistered, wheel_libraries
 from gpudist.transport.nccl.program import native_call, native_signature
@@ -36,6 +35,7 @@ from gpudist.transport.nccl.stages import (
 from gpudist.transport.nccl.streams import StagesOnStream, stream_of
 from gpudist.transport.nccl.verbs import NcclCall, NcclCommunicator, run_alone
 from gpudist.transport.nccl.watch import DeviceRecorder, NcclWatch
+from gpudist.transport.world_facts import WorldFacts
 
 try:
     import gpudist._native as _native
@@ -138,16 +138,16 @@ class NcclTransport(Transport):
             raise
 
     @classmethod
-    def connect(cls, asked: Joining) -> NcclTransport:
-        if asked.size > 1:
-            keep_memory_unregistered(asked.variables)
-        on_cpu = bool(asked.device_library)
+    def connect(cls, facts: WorldFacts) -> NcclTransport:
+        if facts.size > 1:
+            keep_memory_unregistered(facts.variables)
+        on_cpu = bool(facts.device_library)
         device = torch.device("cpu" if on_cpu else f"cuda:{torch.cuda.current_device()}")
         return cls(
-            asked.store, asked.rank, asked.size, asked.timeout_s, prefix=asked.prefix,
-            device=device, nccl_library=asked.nccl_library, device_library=asked.device_library,
-            checks=asked.checks, in_rank_order=asked.deterministic,
-            interface=asked.interface, store_rank=asked.store_rank,
+            facts.store, facts.rank, facts.size, facts.timeout_s, prefix=facts.prefix,
+            device=device, nccl_library=facts.nccl_library, device_library=facts.device_library,
+            checks=facts.checks, in_rank_order=facts.deterministic,
+            interface=facts.interface, store_rank=facts.store_rank,
         )  # fmt: skip
 
     @property

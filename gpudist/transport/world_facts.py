@@ -1,4 +1,4 @@
-"""Facts with which a rank joins a world, the same for every transport."""
+"""Facts by which a rank joins a world, the same for every transport."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 
 @dataclass(frozen=True)
-class Joining:
+class WorldFacts:
     """Argument of :meth:`Transport.connect`.
 
     Attributes:
@@ -21,7 +21,7 @@ class Joining:
         same_node: whether all ranks are on this node.
         interface: network interface between nodes; ``None`` to search for one.
         store_rank: rank whose process hosts the store, or ``None`` if none of them does.
-        deterministic: whether sums have the same bits over every transport.
+        deterministic: whether sums are bitwise equal over every transport.
         checks: whether ranks compare their plans at every call.
         nccl_library: path of the NCCL library, ``""`` to search for one.
         device_library: path of a replacement for the CUDA runtime in tests, ``""`` for CUDA.
