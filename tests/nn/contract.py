@@ -295,7 +295,7 @@ class FailsFirst(Exception):
 
 
 def rule(pair: Pair) -> None:
-    """Torch's own layer on global tensors: the same numbers, by the rule of its function."""
+    """Torch's own layer on global tensors: output and gradients, by the rule of its function."""
     assert pair.row.function in signatures
     if pair.row.family == "random":
         raise Untold("global tensors draw from another generator")
@@ -309,3 +309,17 @@ def rule(pair: Pair) -> None:
     assert tuple(y.shape) == tuple(y_whole.shape)
     found = y.full_tensor()
     assert_equal_to(found.detach(), y_whole.detach(), TOLERANCE[F64], pair.row.name)
+    if not y_whole.requires_grad:
+        return
+    gradient = torch.randn(y_whole.shape, dtype=F64)
+    y_whole.backward(gradient)
+    y.backward(gradient)
+    name = f"{pair.row.name} on {list(pair.P_x.shape)}, by the rule"
+    for x, block, P in zip(pair.wholes, pair.blocks, pair.partitions, strict=True):
+        if x.grad is not None and x.dim() == pair.P_x.dim:
+            where = own_slices(x.shape, P)
+            assert_block_of(block.grad, x.grad, where, f"{name}: of x", TOLERANCE[F64])
+    for key, parameter in network.named_parameters():
+        whole = dict(pair.sequential.named_parameters())[key]
+        assert whole.grad is not None
+        assert_equal_to(parameter.grad, whole.grad, TOLERANCE[F64], f"{name}: of {key}")

@@ -24,7 +24,6 @@ QUESTIONS: dict[str, Callable[[Pair], None]] = {
     "reentrant checkpoint": partial(contract.checkpointed, use_reentrant=True),
     "state": contract.state,
     "text": contract.text,
-    "global tensors": contract.rule,
 }
 
 
@@ -32,6 +31,12 @@ QUESTIONS: dict[str, Callable[[Pair], None]] = {
 def test_same_as_sequential_on_every_grid(row: Layer) -> None:
     every = list(grids(row))
     check_on(row, every, contract.same_as_sequential, len(every))
+
+
+@by_layer
+def test_rule_of_global_tensors_on_every_grid(row: Layer) -> None:
+    every = list(grids(row))
+    check_on(row, every, contract.rule, len(every))
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
