@@ -65,7 +65,7 @@ std::shared_ptr<Beside> run_beside(const F& run) {
   const auto beside = std::make_shared<Beside>();
   std::thread([beside, run] {
     run(*beside);
-    beside->reach(Beside::Progress::kDone);
+    beside->reach(Beside::Milestone::kDone);
   }).detach();
   return beside;
 }
@@ -121,17 +121,17 @@ NcclComm NcclCommunicator::take() {
   return comm_;
 }
 
-void Beside::reach(Progress progress) {
+void Beside::reach(Milestone milestone) {
   {
     const std::lock_guard<std::mutex> locked(mutex_);
-    progress_ = progress;
+    milestone_ = milestone;
   }
   changed_.notify_all();
 }
 
-bool Beside::wait(Progress progress, Clock::time_point deadline) {
+bool Beside::wait(Milestone milestone, Clock::time_point deadline) {
   std::unique_lock<std::mutex> locked(mutex_);
-  return changed_.wait_until(locked, deadline, [&] { return progress_ >= progress; });
+  return changed_.wait_until(locked, deadline, [&] { return milestone_ >= milestone; });
 }
 
 std::shared_ptr<Beside> abort_communicators(const NcclOnDevice& on, std::vector<NcclComm> comms) {
@@ -141,7 +141,7 @@ std::shared_ptr<Beside> abort_communicators(const NcclOnDevice& on, std::vector<
     // that only the flags end.
     const bool is_grouped = on.nccl->group_start() == kNcclSuccess;
     for (NcclComm comm : comms) on.nccl->comm_abort(comm);
-    beside.reach(Beside::Progress::kFirstPartDone);
+    beside.reach(Beside::Milestone::kFirstPartDone);
     if (!is_grouped) return;
     on.device_api->set_device(on.device);
     const RelaxedCapture relaxed(*on.device_api);
@@ -150,7 +150,7 @@ std::shared_ptr<Beside> abort_communicators(const NcclOnDevice& on, std::vector<
     }
     on.nccl->group_end();
   });
-  aborting->wait(Beside::Progress::kFirstPartDone, Beside::Clock::now() + kFlagsTime);
+  aborting->wait(Beside::Milestone::kFirstPartDone, Beside::Clock::now() + kFlagsTime);
   return aborting;
 }
 

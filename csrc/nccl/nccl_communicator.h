@@ -65,16 +65,16 @@ class Beside {
  public:
   using Clock = std::chrono::steady_clock;
 
-  enum class Progress { kBegun, kFirstPartDone, kDone };
+  enum class Milestone { kBegun, kFirstPartDone, kDone };
 
-  void reach(Progress progress);
-  // Wait until the progress is reached; returns false at the deadline.
-  bool wait(Progress progress, Clock::time_point deadline);
+  void reach(Milestone milestone);
+  // Wait until the milestone is reached; returns false at the deadline.
+  bool wait(Milestone milestone, Clock::time_point deadline);
 
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
-  Progress progress_ = Progress::kBegun;
+  Milestone milestone_ = Milestone::kBegun;
 };
 
 // Abort communicators. On return, their kernels and the calls that wait for peers have been

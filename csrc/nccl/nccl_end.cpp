@@ -24,7 +24,7 @@ void NcclWorld::abort_all() {
   const std::vector<NcclComm> comms = take_communicators();
   if (comms.empty()) {
     aborting_ = std::make_shared<Beside>();
-    aborting_->reach(Beside::Progress::kDone);
+    aborting_->reach(Beside::Milestone::kDone);
   } else {
     aborting_ = abort_communicators(on_, comms);
   }
@@ -46,7 +46,7 @@ void NcclWorld::close(double seconds) {
       if (!comms.empty()) ending = release_communicators(on_, comms);
     }
   }
-  const bool has_ended = ending == nullptr || ending->wait(Beside::Progress::kDone, deadline);
+  const bool has_ended = ending == nullptr || ending->wait(Beside::Milestone::kDone, deadline);
   watchdog_.stop();
   std::vector<void*> memory = operations_->stop();
   std::vector<void*> pinned{watchdog_.take_failed_word(), pinned_.take()};
@@ -62,7 +62,7 @@ void NcclWorld::close(double seconds) {
   for (void* piece : staging_.take()) memory.push_back(piece);
   guards_.clear();
   release_memory(on_, std::move(memory), std::move(pinned))
-      ->wait(Beside::Progress::kDone, deadline);
+      ->wait(Beside::Milestone::kDone, deadline);
 }
 
 }  // namespace gpudist
