@@ -40,7 +40,8 @@ layer or a normalization, its features), or `mixed`, several of these at once.
 - `-`: the layer has no such case.
 
 `python -m tests.fuzz.table > docs/layers.md` runs every cell and writes this file. `make fuzz` runs
-random configurations of all of these layers.
+random configurations of all layers of `gpudist.nn.LAYERS`; a layer without a row is compared with
+torch's on its sample call, split along each dim and each pair of dims.
 """
 
 
