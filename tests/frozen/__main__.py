@@ -27,6 +27,7 @@ PARTS: dict[str, Callable[[int, Path, bool], dict[str, Any]]] = {
     "names": names.record,
     "checkpoints": checkpoints.record,
 }
+ALIKE: dict[str, Callable[[Any, Any], bool]] = {"names": names.accepts, "layers": layers.are_alike}
 COUNTS = {"plans": 2000, "movements": 2000, "layers": 600}
 
 
@@ -45,7 +46,7 @@ def main() -> int:
             file.write_text(json.dumps({"count": count, **found}, indent=0))
             print(f"{part}: {len(found)} recorded")
             continue
-        same = names.accepts if part == "names" else operator.eq
+        same = ALIKE.get(part, operator.eq)
         wrong = [key for key in known if key not in found or not same(known[key], found[key])]
         differing += len(wrong)
         print(f"{part}: {len(known)} compared, {len(wrong)} differ")

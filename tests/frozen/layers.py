@@ -60,6 +60,16 @@ def _of_rank(P_world: Partition, case: Case) -> list[Any]:
     return [how, seen, [a - b for a, b in zip(sent(P_world), before, strict=True)]]
 
 
+def are_alike(before: Any, now: Any) -> bool:
+    """Whether all ranks end alike, up to the texts of errors."""
+    return [_without_text(each) for each in before] == [_without_text(each) for each in now]
+
+
+def _without_text(end: list[Any]) -> list[Any]:
+    how, *rest = end
+    return [how.partition(":")[0], *rest]
+
+
 def _watch(module: torch.nn.Module, args: Any, outputs: Any) -> None:
     if type(module).__module__.startswith("gpudist."):
         tensors = [y for y in tree_leaves(outputs) if isinstance(y, torch.Tensor)]
