@@ -86,7 +86,7 @@ def test_loader_raises_for_all(P_world: Partition, prefetch: int) -> None:
 def test_root_without_a_loader(P_world: Partition) -> None:
     for prefetch in (0, 1):
         expected = PartitionError if P_world.rank == 0 else RemoteError
-        with pytest.raises(expected, match="no loader"):
+        with pytest.raises(expected, match="the loader is None on the root"):
             next(stream_batches(None, P_world, prefetch=prefetch))
 
 
