@@ -81,7 +81,7 @@ def _in_turn(transports: list[list[pytest.Item]]) -> list[pytest.Item]:
 
 
 def _shifted(i: int, count: int) -> int:
-    """Count modulo ``count``, shifted by one in each round, so that no parameter keeps step."""
+    # Shifted by one in each round, so that no parameter keeps step with the transports.
     return (i + i // count) % count
 
 
