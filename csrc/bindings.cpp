@@ -8,12 +8,9 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <memory>
 #include <tuple>
 
-#include "core/dlpack.h"
 #include "core/errors.h"
-#include "core/recycling.h"
 #include "core/round.h"
 #include "host/host_communicator.h"
 #include "host/pieces.h"
@@ -95,40 +92,6 @@ struct Unlocked : InFlight {
 };
 
 using HostRound = gpudist::Round<HostWire>;
-
-// Capsule destructor: free the tensor if nobody has consumed the capsule.
-void delete_capsule(PyObject* capsule) {
-  if (!PyCapsule_IsValid(capsule, gpudist::dlpack::kCapsuleName)) return;
-  auto* tensor = static_cast<gpudist::dlpack::ManagedTensorVersioned*>(
-      PyCapsule_GetPointer(capsule, gpudist::dlpack::kCapsuleName));
-  tensor->deleter(tensor);
-}
-
-nb::object capsule_of(gpudist::dlpack::ManagedTensorVersioned* tensor) {
-  PyObject* capsule = PyCapsule_New(tensor, gpudist::dlpack::kCapsuleName, delete_capsule);
-  if (capsule == nullptr) {
-    tensor->deleter(tensor);
-    nb::raise_python_error();
-  }
-  return nb::steal(capsule);
-}
-
-nb::object recycled_tensor(const std::vector<int64_t>& shape, gpudist::Dtype dtype) {
-  return capsule_of(gpudist::recycled_tensor(shape, dtype));
-}
-
-nb::list tensors_in(const gpudist::SharedMemory& memory, const std::vector<gpudist::Dtype>& dtypes,
-                    const std::vector<std::vector<int64_t>>& shapes,
-                    const std::vector<size_t>& offsets) {
-  if (shapes.size() != dtypes.size() || offsets.size() != dtypes.size()) {
-    throw std::invalid_argument("every tensor has a dtype, a shape and an offset");
-  }
-  nb::list capsules;
-  for (size_t i = 0; i < dtypes.size(); ++i) {
-    capsules.append(capsule_of(gpudist::tensor_in(memory, offsets[i], shapes[i], dtypes[i])));
-  }
-  return capsules;
-}
 
 std::vector<StageCall> stage_calls(const Calls& calls) {
   std::vector<StageCall> bound;
@@ -326,34 +289,7 @@ NB_MODULE(_native, m) {
 
   m.attr("FAILURE_BYTES") = gpudist::HostCommunicator::kFailureBytes;
 
-  // Create the pool now: if another thread were creating it during fork(), the child would have
-  // none.
-  gpudist::recycling_pool();
-  m.def("recycled_tensor", recycled_tensor, "shape"_a, "dtype"_a,
-        "A DLPack capsule of a contiguous tensor in recycled memory.");
-  nb::class_<gpudist::SharedMemory>(m, "SharedMemory", "Memory that several tensors share.")
-      .def(nb::init<size_t, bool>(), "bytes"_a, "recycles"_a)
-      .def_prop_ro("address",
-                   [](const gpudist::SharedMemory& self) {
-                     return reinterpret_cast<uintptr_t>(self.data.get());
-                   })
-      .def("tensors", tensors_in, "dtypes"_a, "shapes"_a, "offsets"_a,
-           "DLPack capsules of contiguous tensors in it.");
-  m.def(
-      "empty_recycling_pool", [] { gpudist::recycling_pool().empty(); },
-      nb::call_guard<nb::gil_scoped_release>(), "Return idle memory to the system.");
-  m.def(
-      "set_recycling_limit", [](size_t bytes) { gpudist::recycling_pool().set_limit(bytes); },
-      "bytes"_a, nb::call_guard<nb::gil_scoped_release>(), "Limit the idle memory.");
-  m.def(
-      "recycling_statistics",
-      [] {
-        const auto now = gpudist::recycling_pool().statistics();
-        return std::make_tuple(now.in_use_bytes, now.idle_bytes, now.hits, now.misses,
-                               now.limit_bytes);
-      },
-      "Return bytes in use, idle bytes, hits, misses and the limit of idle bytes.");
-
   gpudist::bind_environment(m);
+  gpudist::bind_memory(m);
   gpudist::bind_norm(m);
 }

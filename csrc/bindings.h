@@ -6,6 +6,7 @@
 namespace gpudist {
 
 void bind_environment(nanobind::module_& m);
+void bind_memory(nanobind::module_& m);
 void bind_nccl(nanobind::module_& m);
 void bind_norm(nanobind::module_& m);
 

@@ -238,8 +238,6 @@ class SharedMemory:
     """Memory shared by several tensors."""
 
     def __init__(self, bytes: int, recycles: bool) -> None: ...
-    @property
-    def address(self) -> int: ...
     def tensors(
         self,
         dtypes: Sequence[Dtype],

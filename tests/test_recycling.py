@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.dlpack import from_dlpack
 
 import gpudist
 from gpudist import ops, recycling
@@ -294,6 +295,40 @@ def test_a_capsule_that_nobody_takes(limit: int) -> None:
     assert recycling.statistics().in_use_bytes == before.in_use_bytes + 3 * MIB
     del capsule
     assert recycling.statistics().in_use_bytes == before.in_use_bytes
+
+
+@needs_core
+@pytest.mark.parametrize("name", DTYPES)
+def test_every_dtype_without_cells_and_dims(limit: int, name: str) -> None:
+    assert recycling._native is not None
+    for shape in ((), (3, 0, 1 << 40)):
+        x = from_dlpack(
+            recycling._native.recycled_tensor(shape, getattr(recycling._native.Dtype, name))
+        )
+        assert (x.shape, x.dtype, x.is_contiguous()) == (shape, getattr(torch, name), True)
+
+
+@needs_core
+@pytest.mark.parametrize("recycles", [False, True])
+def test_memory_of_several_tensors(limit: int, recycles: bool) -> None:
+    """It lasts as long as any of them, and none reaches beyond it."""
+    core: Any = recycling._native
+    dtypes, before = [core.Dtype.float64, core.Dtype.int8], recycling.statistics().in_use_bytes
+    memory = core.SharedMemory(100, recycles)
+    for offset in (65, 101):
+        with pytest.raises(ValueError, match="beyond its memory"):
+            memory.tensors(dtypes, [(2, 3), (36,)], [0, offset])
+    with pytest.raises(ValueError, match="a dtype, a shape and an offset"):
+        memory.tensors(dtypes, [(2, 3)], [0])
+    x, y = map(from_dlpack, memory.tensors(dtypes, [(2, 3), (36,)], [0, 64]))
+    assert (x.shape, x.stride(), x.dtype) == ((2, 3), (3, 1), torch.float64)
+    assert x.data_ptr() % 64 == 0 and y.data_ptr() == x.data_ptr() + 64
+    assert x._base is None and y._base is None
+    del memory, x
+    assert recycling.statistics().in_use_bytes - before == recycles * PAGE
+    y.fill_(1)
+    del y
+    assert recycling.statistics().in_use_bytes == before
 
 
 @needs_core

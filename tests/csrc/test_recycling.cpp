@@ -11,21 +11,16 @@
 #include <mutex>
 #include <new>
 #include <random>
-#include <stdexcept>
 #include <thread>
 #include <vector>
 
-#include "core/dlpack.h"
 #include "core/recycling.h"
 #include "test.h"
 
 namespace {
 
-using gpudist::Dtype;
-using gpudist::recycled_tensor;
 using gpudist::recycling_pool;
 using gpudist::RecyclingPool;
-using gpudist::tensor_in;
 
 constexpr size_t kMiB = size_t{1} << 20;
 
@@ -244,61 +239,6 @@ void fork_while_threads_use_it() {
   pool.empty();
 }
 
-void tensors() {
-  auto* tensor = recycled_tensor({3, 5, 7}, Dtype::kComplex64);
-  const auto& inner = tensor->dl_tensor;
-  CHECK(inner.ndim == 3 && inner.dtype.code == 5 && inner.dtype.bits == 64);
-  CHECK(inner.shape[0] == 3 && inner.shape[1] == 5 && inner.shape[2] == 7);
-  CHECK(inner.strides[0] == 35 && inner.strides[1] == 7 && inner.strides[2] == 1);
-  CHECK(recycling_pool().statistics().in_use_bytes > 0);
-  std::thread([tensor] { tensor->deleter(tensor); }).join();
-  CHECK(recycling_pool().statistics().in_use_bytes == 0);
-  auto* scalar = recycled_tensor({}, Dtype::kBool);
-  CHECK(scalar->dl_tensor.ndim == 0 && scalar->dl_tensor.dtype.code == 6);
-  scalar->deleter(scalar);
-
-  for (const bool recycles : {false, true}) {
-    std::vector<gpudist::dlpack::ManagedTensorVersioned*> both;
-    {
-      const gpudist::SharedMemory memory(100, recycles);
-      CHECK(reinterpret_cast<uintptr_t>(memory.data.get()) % 64 == 0);
-      both = {tensor_in(memory, 0, {2, 3}, Dtype::kFloat64),
-              tensor_in(memory, 64, {36}, Dtype::kInt8)};
-      CHECK(both[1]->dl_tensor.data == memory.data.get() + 64);
-      int outside = 0;
-      for (const size_t offset : {size_t{65}, size_t{101}}) {
-        try {
-          tensor_in(memory, offset, {36}, Dtype::kInt8);
-        } catch (const std::invalid_argument&) {
-          ++outside;
-        }
-      }
-      CHECK(outside == 2);
-    }
-    both[0]->deleter(both[0]);
-    static_cast<char*>(both[1]->dl_tensor.data)[35] = 1;  // the memory is still valid
-    both[1]->deleter(both[1]);
-    CHECK(recycling_pool().statistics().in_use_bytes == 0);
-  }
-
-  int refused = 0;
-  const int64_t much = int64_t{1} << 40;
-  for (const std::vector<int64_t>& shape : {std::vector<int64_t>{much, much}, {1 << 24, much}}) {
-    try {
-      recycled_tensor(shape, Dtype::kFloat64);
-    } catch (const std::bad_alloc&) {
-      ++refused;
-    }
-  }
-  try {
-    recycled_tensor({-1, -1}, Dtype::kFloat64);
-  } catch (const std::invalid_argument&) {
-    ++refused;
-  }
-  CHECK(refused == 3);
-  recycling_pool().empty();
-}
-
 }  // namespace
 
 void test_recycling() {
@@ -309,5 +249,4 @@ void test_recycling() {
   threads();
   fork_keeps_blocks_apart();
   fork_while_threads_use_it();
-  tensors();
 }
