@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import pytest
 import torch
@@ -101,15 +102,52 @@ def test_what_is_left_to_torch() -> None:
     torch.testing.assert_close(tangent, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_can_be_turned_off() -> None:
-    convolution, inputs = ARGUMENTS[0], tensors(1, 4, 12, 11, 13)
+@pytest.fixture
+def left_to_torch() -> Iterator[None]:
+    use_onednn(False)
+    yield
+    use_onednn(True)
+
+
+@pytest.mark.parametrize("convolution", ARGUMENTS)
+def test_without_onednn_bits_are_those_of_torch(
+    left_to_torch: None, convolution: LocalConvolution
+) -> None:
+    mine, alone = tensors(1, 4, 12, 11, 13), tensors(1, 4, 12, 11, 13)
+    assert not is_replaced(convolution, *mine[:2])
+    ours, theirs = convolution(*mine), of_torch(convolution, *alone)
+    assert torch.equal(ours, theirs)
+    gradients = [
+        torch.autograd.grad(y.square().sum(), x) for y, x in ((ours, mine), (theirs, alone))
+    ]
+    for a, b in zip(*gradients, strict=True):
+        assert torch.equal(a, b)
+
+
+def output_and_gradients(layer: torch.nn.Module) -> list[torch.Tensor]:
+    torch.manual_seed(1)
+    x = torch.randn(1, 8, 20, 20, 20, requires_grad=True)
+    y = layer(x)
+    return [y, *torch.autograd.grad(y.square().sum(), [x, *layer.parameters()])]
+
+
+@distributed(ranks=[1], transports=("loopback",))
+@pytest.mark.parametrize("dilation", [1, 2])
+def test_bits_of_a_layer(P_world: Partition, dilation: int) -> None:
+    """Equal those of the layer of torch if torch chooses the kernel, and differ otherwise."""
+    P_x = P_world.create_cartesian_topology_partition((1, 1, 1, 1, 1))
+    layers: list[torch.nn.Module] = []
+    for make in (partial(DistributedConv3d, P_x), torch.nn.Conv3d):
+        torch.manual_seed(0)
+        layers.append(make(8, 8, 3, padding=2, dilation=dilation))
+    expected = output_and_gradients(layers[1])
+    assert not all(map(torch.equal, output_and_gradients(layers[0]), expected))
     use_onednn(False)
     try:
-        assert not is_replaced(convolution, *inputs[:2])
-        assert torch.equal(convolution(*inputs), of_torch(convolution, *inputs))
+        found = output_and_gradients(layers[0])
     finally:
         use_onednn(True)
-    assert is_replaced(convolution, *inputs[:2])
+    assert all(map(torch.equal, found, expected))
 
 
 @distributed(ranks=[2], transports=("loopback",))
