@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from functools import partial
 from textwrap import fill
 
+from gpudist.checks.columns import columns
+
 _NARROWEST = 20
 # Never break long words: users copy paths from the terminal.
 _fill = partial(fill, break_long_words=False, break_on_hyphens=False)
@@ -41,11 +43,7 @@ def print_columns(heading: Sequence[str], lines: Sequence[Sequence[str]]) -> Non
     """Print columns under their headings: the first left-aligned, the others right-aligned."""
     if sys.stdout.isatty() and _print_rich_columns(heading, lines):
         return
-    widths = [max(map(len, column)) for column in zip(heading, *lines, strict=True)]
-    for line in (heading, *lines):
-        cells = [line[0].ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
-        print("  ".join(cells).rstrip())
+    print(columns([heading, *lines]))
 
 
 def _print_rich_columns(heading: Sequence[str], lines: Sequence[Sequence[str]]) -> bool:

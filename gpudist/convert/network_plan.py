@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
 from gpudist.checks.arguments import Checked, checked
+from gpudist.checks.columns import columns
 from gpudist.errors import ConversionError
 from gpudist.sbp.scope import PlanRow
 
@@ -102,7 +103,7 @@ class NetworkPlan(Checked):
         self.weights[path] = tuple(shape)
 
     def __str__(self) -> str:
-        return _table([_TITLES, *map(cells_of, self.rows)])
+        return columns([_TITLES, *map(cells_of, self.rows)], left=len(_TITLES))
 
     def __rich__(self) -> Any:
         from rich.table import Table
@@ -111,13 +112,6 @@ class NetworkPlan(Checked):
         for row in self.rows:
             table.add_row(*cells_of(row))
         return table
-
-
-def _table(rows: Iterable[tuple[str, ...]]) -> str:
-    rows = list(rows)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)) for r in rows)
-    return "\n".join(line.rstrip() for line in lines)
 
 
 def workers_of(path: str, shape: Shape, most: int) -> int:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from math import prod
 from typing import Any
 
+from gpudist.checks.columns import columns
 from gpudist.planning.advice import Advice
 from gpudist.planning.clock import Phase
 from gpudist.planning.hardware import Profile
@@ -63,12 +64,7 @@ def memory_rows(advice: Sequence[Advice]) -> list[tuple[str, ...]]:
 
 def text(advice: Sequence[Advice]) -> str:
     """Format rows in columns under their heading."""
-    lines = [HEADING, *rows(advice)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])])
-        for line in lines
-    )
+    return columns([HEADING, *rows(advice)])
 
 
 def facts(one: Advice) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from gpudist.checks.arguments import Checked, checked
+from gpudist.checks.columns import columns
 from gpudist.profiling.gathering import gathered
 from gpudist.transport.flight_recorder import OperatorTotals
 from gpudist.world import runtime
@@ -63,16 +64,7 @@ class Stats(Checked, Sequence[Stat]):
         return _sum("total", "", self._rows)
 
     def __str__(self) -> str:
-        rows = [_HEADINGS, *map(_cells, (*self._rows, self.total))]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADINGS))]
-        lines = []
-        for row in rows:
-            words = [
-                cell.ljust(width) if i < 2 else cell.rjust(width)
-                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ]
-            lines.append("  ".join(words).rstrip())
-        return "\n".join(lines)
+        return columns([_HEADINGS, *map(_cells, (*self._rows, self.total))], left=2)
 
     __repr__ = __str__
 
