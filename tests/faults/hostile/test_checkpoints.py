@@ -201,6 +201,16 @@ def test_code_in_a_value_is_not_run(saved: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize(("offset", "length"), [(-1, 100), (0, 1 << 60), (1 << 60, 1), (0, -5)])
+def test_values_beyond_their_file_are_refused(saved: Path, offset: int, length: int) -> None:
+    metadata = read_pickled((saved / METADATA).read_bytes())
+    for info in metadata.storage_data.values():
+        info.offset, info.length = offset, length
+    (saved / METADATA).write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointError):
+        checkpoint.load(model(), saved)
+
+
 def test_an_index_makes_no_room_for_numbers_in_it() -> None:
     """One bit away from what is there: the pickler in C would make room for 2**31 objects."""
     data = b"\x80\x02N" + b"r" + struct.pack("<I", 2**31) + b"."
