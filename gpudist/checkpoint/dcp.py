@@ -30,10 +30,11 @@ from gpudist.checkpoint.stored import (
     require_same_groups,
     set_optimizer,
 )
-from gpudist.checkpoint.texts import broadcast_text, failing_together, gather_at_first
+from gpudist.checkpoint.texts import broadcast_text, failing_together
 from gpudist.checks.arguments import checked
 from gpudist.errors import CheckpointError
 from gpudist.world.partition import Partition
+from gpudist.world.texts import collected
 
 
 @checked(CheckpointError)
@@ -81,7 +82,7 @@ def save(
         writer = _Writer(folder, identity)
         with failing_together(P_world, what):
             written = _write(state, planner, writer, P_world)
-        all_written = [pickle.loads(data) for data in gather_at_first(P_world, written)]
+        all_written = [pickle.loads(data) for data in collected(P_world, written)]
         with failing_together(P_world, what):
             if P_world.rank == 0:
                 _, metadata = planner.create_global_plan([plan for plan, _ in all_written])

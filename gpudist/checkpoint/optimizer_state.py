@@ -11,15 +11,11 @@ from typing import Any
 import torch
 
 from gpudist.checkpoint.json_values import decode, dtype_of, encode, name_of
-from gpudist.checkpoint.texts import (
-    broadcast_text,
-    failing_together,
-    gather_at_first,
-    require_alike,
-)
+from gpudist.checkpoint.texts import broadcast_text, failing_together, require_alike
 from gpudist.errors import CheckpointError
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.world.partition import Partition
+from gpudist.world.texts import collected
 
 # By parameter and by key of its state: description of a tensor or of a value.
 Described = dict[str, dict[str, dict[str, Any]]]
@@ -86,7 +82,7 @@ def described_state(
     except CheckpointError as error:
         problem = str(error)
     own = json.dumps({"problem": problem, "state": mine}).encode()
-    parts = [json.loads(data) for data in gather_at_first(P_world, own)]
+    parts = [json.loads(data) for data in collected(P_world, own)]
     merged: dict[str, Any] = {"problem": "", "state": {}}
     for part in parts:
         merged["problem"] = merged["problem"] or part["problem"]

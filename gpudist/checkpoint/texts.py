@@ -1,4 +1,4 @@
-"""Exchange names, descriptions and errors between ranks."""
+"""Compare descriptions between ranks, and share texts and errors."""
 
 from __future__ import annotations
 
@@ -6,25 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
 
-import torch
-
 from gpudist.errors import CheckpointError
-from gpudist.ops import gather
 from gpudist.world.partition import Partition
-
-
-def gather_bytes(P: Partition, data: bytes) -> list[bytes]:
-    """Gather every member's bytes, by rank. Collective over ``P``; two small all-gathers.
-
-    Cost:
-        The bytes of the longest contribution, per member.
-    """
-    lengths = [row[0] for row in P.allgather_data([len(data)])]
-    words = -(-max(lengths) // 8)
-    if words == 0:
-        return [b""] * P.size
-    rows = P.allgather_data(memoryview(data.ljust(8 * words, b"\0")).cast("q").tolist())
-    return [_bytes_of(row)[:length] for row, length in zip(rows, lengths, strict=True)]
+from gpudist.world.texts import gathered
 
 
 def broadcast_text(P: Partition, text: str | None, root: int) -> str:
@@ -73,17 +57,7 @@ def failing_together(P: Partition, what: str) -> Iterator[None]:
     text = "" if failure is None else f"{type(failure).__name__}: {failure}"
     if isinstance(failure, CheckpointError):
         text = str(failure)
-    for rank, data in enumerate(gather_bytes(P, text.encode()[:4096])):
+    for rank, data in enumerate(gathered(P, text.encode()[:4096])):
         if data:
             text = data.decode(errors="replace")
             raise CheckpointError(f"{what}: rank {rank}: {text}") from failure
-
-
-def gather_at_first(P: Partition, data: bytes) -> list[bytes]:
-    """Gather every member's bytes on rank 0, by rank; empty elsewhere. Collective over ``P``."""
-    lengths = [row[0] for row in P.allgather_data([len(data)])]
-    mine = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(P.device)
-    whole = gather(mine, P.create_cartesian_topology_partition([P.size]))
-    if P.rank != 0:
-        return []
-    return [part.cpu().numpy().tobytes() for part in whole.split(lengths)]

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from gpudist.checks.arguments import checked
 from gpudist.profiling.clocks import Reading, aligned_ns, read_clock
-from gpudist.profiling.gathering import collected
 from gpudist.profiling.trace import Event, Tracer, events_of
 from gpudist.world import runtime
 from gpudist.world.host_channel import host_partition
 from gpudist.world.partition import Partition
+from gpudist.world.texts import collected
 
 
 @checked()
@@ -58,7 +58,7 @@ def profile(path: str | Path, P_world: Partition | None = None) -> Generator[Non
             wire.recorder.ignore(tracer)
     last = read_clock(P_host)
     events = _events(tracer, rank, first, last)
-    said = collected(P_host, json.dumps([max(first.error_ns, last.error_ns), events]).encode())
+    said = collected(P, json.dumps([max(first.error_ns, last.error_ns), events]).encode())
     if rank == 0:
         parts = [json.loads(text) for text in said]
         merged = [event for _, some in parts for event in some]

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from gpudist.transport.base import Signature
+from gpudist.world.host_channel import host_partition
 from gpudist.world.partition import Partition
 
 
 def collected(P: Partition, text: bytes) -> list[bytes]:
     """Gather every member's text on rank 0, by rank; empty elsewhere. Collective over ``P``."""
-    lengths = [length for (length,) in P.allgather_data([len(text)])]
+    if P.size == 1:
+        return [text]
+    P = host_partition(P)
+    lengths = _lengths(P, text)
     buffers = [torch.empty(length, dtype=torch.uint8) for length in lengths]
-    buffers[P.rank or 0] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    buffers[P.rank or 0] = _tensor_of(text)
     with P.wire.group(Signature.of(f"collect texts on {list(P.shape)}", P.digest)):
         if P.rank != 0:
             P.communicator.send(buffers[P.rank or 0], 0)
@@ -23,11 +28,29 @@ def collected(P: Partition, text: bytes) -> list[bytes]:
 
 
 def gathered(P: Partition, text: bytes) -> list[bytes]:
-    """Gather every member's text on every member, by rank. Collective over ``P``."""
-    lengths = [length for (length,) in P.allgather_data([len(text)])]
-    mine = torch.zeros(max(lengths), dtype=torch.uint8)
-    mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    every = torch.empty((P.size, len(mine)), dtype=torch.uint8)
+    """Gather every member's text on every member, by rank. Collective over ``P``.
+
+    Cost:
+        Two small all-gathers, the second with as many bytes per member as the longest text; the
+        first alone if all texts are empty.
+    """
+    if P.size == 1:
+        return [text]
+    P = host_partition(P)
+    lengths = _lengths(P, text)
+    if not any(lengths):
+        return [b""] * P.size
+    every = torch.empty((P.size, max(lengths)), dtype=torch.uint8)
+    mine = _tensor_of(text.ljust(max(lengths)))
     with P.wire.group(Signature.of(f"gather texts on {list(P.shape)}", P.digest)):
         P.communicator.all_gather(mine, every)
     return [row.numpy().tobytes()[:n] for row, n in zip(every, lengths, strict=True)]
+
+
+def _lengths(P: Partition, text: bytes) -> list[int]:
+    return [length for (length,) in P.allgather_data([len(text)])]
+
+
+def _tensor_of(text: bytes) -> torch.Tensor:
+    # torch.frombuffer refuses empty texts; it and from_numpy warn of read-only memory.
+    return torch.from_numpy(np.frombuffer(bytearray(text), np.uint8))
