@@ -20,9 +20,9 @@ from gpudist.batch.carrier import Carrier
 from gpudist.batch.differentiable import move_differentiable
 from gpudist.batch.flattener import Flattener
 from gpudist.batch.header import END, ERROR, HEADER_BYTES, BatchHeader, unpack_error
+from gpudist.batch.packing import malformed
 from gpudist.batch.piece_carrier import PieceCarrier
 from gpudist.batch.prepared import PreparedBatch, prepare
-from gpudist.batch.reading import malformed
 from gpudist.batch.schema import Schema
 from gpudist.errors import GpudistError, PartitionError, RemoteError
 from gpudist.ops.operator import require_cartesian

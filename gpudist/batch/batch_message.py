@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from gpudist.batch.header import BATCH, END, ERROR, BatchHeader, pack_error
+from gpudist.batch.packing import malformed
 from gpudist.batch.payload import payload_bytes
 from gpudist.batch.prepared import PreparedBatch
-from gpudist.batch.reading import malformed
 from gpudist.batch.schema import Schema, schema_of
 from gpudist.cache import Cache
 

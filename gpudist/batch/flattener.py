@@ -7,23 +7,13 @@ from typing import Any
 
 import torch
 
-from gpudist.batch.leaves import PLAIN, TENSOR, Leaf
-from gpudist.batch.schema import (
-    DATACLASS,
-    DICT,
-    LIST,
-    NAMED_TUPLE,
-    TUPLE,
-    Schema,
-    flatten,
-    schema_of,
-)
+from gpudist.batch.leaves import PLAIN, Leaf, TensorLeaf
+from gpudist.batch.schema import Kind, Schema, flatten, schema_of
 
 # Function that appends the leaves of a value, in order, or returns ``False`` if its structure
 # differs.
 _Take = Callable[[Any, list[Any]], bool]
 
-_TYPES = {kind: cls for cls, kind in PLAIN.items()}
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 # Types of keys that are equal only if their contents are identical.
 _KEYS = frozenset((str, bytes, int, bool, type(None)))
@@ -64,29 +54,23 @@ def _taker(node: Any, leaves: Iterator[Leaf], differentiable: bool) -> _Take:
     """Create the function that collects the leaves of a value with this structure."""
     if node is None:
         leaf = next(leaves)
-        return _tensor_taker(leaf, differentiable) if leaf.kind == TENSOR else _plain_taker(leaf)
+        return _take_plain if leaf is None else _tensor_taker(leaf, differentiable)
     kind, made_of, children = node
     takers = [_taker(child, leaves, differentiable) for child in children]
-    if kind == DICT:
+    if kind == Kind.DICT:
         return _dict_taker(made_of, takers)
-    if kind in (LIST, TUPLE):
-        return _sequence_taker(list if kind == LIST else tuple, takers)
-    assert kind in (DATACLASS, NAMED_TUPLE)
+    if kind in (Kind.LIST, Kind.TUPLE):
+        return _sequence_taker(list if kind == Kind.LIST else tuple, takers)
     cls, fields = made_of
     return _object_taker(cls, fields, takers)
 
 
-def _plain_taker(leaf: Leaf) -> _Take:
-    cls = _TYPES[leaf.kind]
-
-    def take(value: Any, parts: list[Any]) -> bool:
-        parts.append(value)
-        return type(value) is cls
-
-    return take
+def _take_plain(value: Any, parts: list[Any]) -> bool:
+    parts.append(value)
+    return type(value) in PLAIN
 
 
-def _tensor_taker(leaf: Leaf, differentiable: bool) -> _Take:
+def _tensor_taker(leaf: TensorLeaf, differentiable: bool) -> _Take:
     dtype, dims, requires_grad = leaf.dtype, leaf.dims, leaf.requires_grad
 
     def take(x: Any, parts: list[Any]) -> bool:

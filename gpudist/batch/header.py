@@ -10,7 +10,7 @@ import struct
 import zlib
 from typing import NamedTuple
 
-from gpudist.batch.reading import Reader, malformed, write_text
+from gpudist.batch.packing import malformed, packed, unpacked
 from gpudist.checks.digest import DIGEST_BYTES
 
 # Together with gloo's message header, this fills one frame, so that gloo also sends one message.
@@ -21,7 +21,7 @@ ALIGNMENT_BYTES = 64
 BATCH, ERROR, END = range(3)
 
 _MAGIC = b"GPBT"
-_VERSION = 1
+_VERSION = 2
 _IS_INLINE = 1
 # magic, version, kind, flags, zero, checksums of header and values, bytes of schema and of values,
 # bytes of the payload, step, digest of the schema, zeros
@@ -142,11 +142,11 @@ class BatchHeader(NamedTuple):
 
 def pack_error(error: BaseException) -> bytes:
     """Encode an exception as values: the name of its type, and its text cut to fit the packet."""
-    out = bytearray()
-    for text in (type(error).__name__, str(error)):
-        cut = text.encode("utf-8", "replace")[: _MAX_TEXT_BYTES // 2]
-        write_text(out, cut.decode("utf-8", "ignore"))
-    return bytes(out)
+    texts = [
+        text.encode("utf-8", "replace")[: _MAX_TEXT_BYTES // 2].decode("utf-8", "ignore")
+        for text in (type(error).__name__, str(error))
+    ]
+    return packed(texts)
 
 
 def unpack_error(values: bytes) -> tuple[str, str]:
@@ -155,7 +155,7 @@ def unpack_error(values: bytes) -> tuple[str, str]:
     Raises:
         TransportError: if the bytes do not encode an exception.
     """
-    reader = Reader(values)
-    name, text = reader.text(), reader.text()
-    reader.finish()
-    return name, text
+    match unpacked(values):
+        case (str(name), str(text)):
+            return name, text
+    raise malformed("it does not encode an exception")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gpudist.batch.reading import Reader, malformed, write_counted, write_text
+from gpudist.batch.packing import malformed, packed, unpacked
 
 # Messages refer to dtypes by position in this list, so only append to it.
 _DTYPE_NAMES = (
@@ -24,32 +24,29 @@ DTYPE_NUMBERS = {dtype: number for number, dtype in enumerate(DTYPES)}
 # Dtypes whose gradients can be summed.
 SUMMED = frozenset(DTYPES[number] for number in (6, 7, 8, 9, 10, 11))
 
-NONE, BOOL, INT, FLOAT, COMPLEX, TEXT, BYTES, TENSOR = range(8)
-PLAIN = {
-    type(None): NONE, bool: BOOL, int: INT, float: FLOAT, complex: COMPLEX, str: TEXT, bytes: BYTES,
-}  # fmt: skip
+PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
 
 MAX_DIMS = 64
 _MAX_ITEMS = 1 << 60
 _MAX_NARROW = (1 << 32) - 1
-_FLOAT = struct.Struct("<d")
-_COMPLEX = struct.Struct("<dd")
 
 
 @dataclass(frozen=True)
-class Leaf:
-    """Properties of a leaf that are the same at every step.
+class TensorLeaf:
+    """Properties of a tensor that are the same at every step; its extents may change.
 
     Attributes:
-        kind: ``TENSOR``, or the kind of a plain value.
-        dtype, dims: dtype and number of dims of a tensor; its extents may change at every step.
+        dtype, dims: dtype and number of dims.
         requires_grad: whether the tensor gets a gradient.
     """
 
-    kind: int
-    dtype: torch.dtype = torch.uint8
-    dims: int = 0
-    requires_grad: bool = False
+    dtype: torch.dtype
+    dims: int
+    requires_grad: bool
+
+
+# ``None`` stands for a plain value of any type.
+Leaf = TensorLeaf | None
 
 
 class TensorSpec(NamedTuple):
@@ -60,43 +57,8 @@ class TensorSpec(NamedTuple):
     nbytes: int
 
 
-def write_value(out: bytearray, kind: int, value: Any) -> None:
-    """Append a plain value."""
-    if kind == BOOL:
-        out.append(value)
-    elif kind == INT:
-        write_counted(out, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
-    elif kind == FLOAT:
-        out += _FLOAT.pack(value)
-    elif kind == COMPLEX:
-        out += _COMPLEX.pack(value.real, value.imag)
-    elif kind == TEXT:
-        write_text(out, value)
-    elif kind == BYTES:
-        write_counted(out, value)
-
-
-def read_value(reader: Reader, leaf: Leaf) -> Any:
-    """Read the result of :func:`write_value`."""
-    kind = leaf.kind
-    if kind == BOOL:
-        byte = reader.byte()
-        if byte > 1:
-            raise malformed(f"a bool is {byte}")
-        return bool(byte)
-    if kind == INT:
-        return int.from_bytes(reader.counted(), "little", signed=True)
-    if kind == FLOAT:
-        return _FLOAT.unpack(reader.take(_FLOAT.size))[0]
-    if kind == COMPLEX:
-        return complex(*_COMPLEX.unpack(reader.take(_COMPLEX.size)))
-    if kind == TEXT:
-        return reader.text()
-    return reader.counted() if kind == BYTES else None
-
-
 class Values:
-    """Encoder of the values that change at every step: extents of tensors, then plain values.
+    """Encoder of the values that change at every step: extents, then plain values in msgpack.
 
     All extents are unsigned integers of the same size, which precedes them: 4 bytes, or 8 if any
     extent needs them.
@@ -110,10 +72,10 @@ class Values:
         self._tensors = [
             (i, leaf.dtype, leaf.dims, leaf.dtype.itemsize)
             for i, leaf in enumerate(leaves)
-            if leaf.kind == TENSOR
+            if leaf is not None
         ]
-        self._plain = [(i, leaf) for i, leaf in enumerate(leaves) if leaf.kind != TENSOR]
-        dims = sum(leaf.dims for leaf in leaves)
+        self._plain = [i for i, leaf in enumerate(leaves) if leaf is None]
+        dims = sum(leaf.dims for leaf in leaves if leaf is not None)
         self._extents = {4: struct.Struct(f"<B{dims}I"), 8: struct.Struct(f"<B{dims}Q")}
 
     def write(self, values: Sequence[Any]) -> bytes:
@@ -123,12 +85,7 @@ class Values:
             extents += values[i].shape
         size = 4 if max(extents, default=0) <= _MAX_NARROW else 8
         out = self._extents[size].pack(size, *extents)
-        if not self._plain:
-            return out
-        rest = bytearray()
-        for i, leaf in self._plain:
-            write_value(rest, leaf.kind, values[i])
-        return out + rest
+        return out + packed([values[i] for i in self._plain]) if self._plain else out
 
     def read(self, data: bytes) -> list[Any]:
         """Decode the result of :meth:`write`, with a ``TensorSpec`` in place of each tensor.
@@ -147,16 +104,20 @@ class Values:
             at += dims
             items = prod(shape)
             if not 0 < items <= _MAX_ITEMS:
-                _check_extents(shape)
+                _check_size(shape)
             values[i] = TensorSpec(dtype, shape, items * itemsize)
-        reader = Reader(data[form.size :])
-        for i, leaf in self._plain:
-            values[i] = read_value(reader, leaf)
-        reader.finish()
+        rest = data[form.size :]
+        plain = unpacked(rest) if rest else ()
+        if type(plain) is not tuple or not PLAIN.issuperset(map(type, plain)):
+            raise malformed("its plain values are of other types")
+        if len(plain) != len(self._plain):
+            raise malformed(f"it has {len(plain)} plain values, expected {len(self._plain)}")
+        for i, value in zip(self._plain, plain, strict=True):
+            values[i] = value
         return values
 
 
-def _check_extents(shape: Sequence[int]) -> None:
+def _check_size(shape: Sequence[int]) -> None:
     # Even an empty tensor has strides, which must fit into 64 bits.
     if prod([extent or 1 for extent in shape]) > _MAX_ITEMS:
         raise malformed(f"a tensor has the shape {list(shape)}, which is too large")

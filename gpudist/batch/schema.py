@@ -1,31 +1,27 @@
-"""Structure of a batch, in a compact binary format that describes only data.
+"""Structure of a batch, in msgpack.
 
-A schema is a tree in prefix order. Each node consists of a byte for its kind, the information for
-rebuilding a container, and its children. Values and shapes, which change at every step, are not
-part of the schema.
+A schema is a tree. Each node consists of its kind, the information for rebuilding a container, and
+its children. Values and shapes, which change at every step, are not part of the schema.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from enum import IntEnum
 from functools import lru_cache
 from typing import Any
 
 import torch
 
 from gpudist.batch.leaves import (
-    BYTES,
     DTYPE_NUMBERS,
     DTYPES,
     MAX_DIMS,
-    NONE,
     PLAIN,
     SUMMED,
-    TENSOR,
     Leaf,
+    TensorLeaf,
     Values,
-    read_value,
-    write_value,
 )
 from gpudist.batch.named_classes import (
     class_named,
@@ -35,11 +31,15 @@ from gpudist.batch.named_classes import (
     name_of,
     rebuild,
 )
-from gpudist.batch.reading import Reader, malformed, write_text, write_varint
+from gpudist.batch.packing import malformed, packed, unpacked
 from gpudist.checks.digest import digest_of
 from gpudist.errors import ShapeError
 
-LIST, TUPLE, DICT, DATACLASS, NAMED_TUPLE = range(16, 21)
+
+class Kind(IntEnum):
+    VALUE, TENSOR, LIST, TUPLE, DICT, DATACLASS, NAMED_TUPLE = range(7)
+
+
 _MAX_DEPTH = 64
 _REMEMBERED = 256
 
@@ -65,13 +65,11 @@ class Schema:
         self.data = data
         self.digest = digest_of(data)
         self.leaves: list[Leaf] = []
-        reader = Reader(data)
-        self._tree = self._read(reader, 0)
-        reader.finish()
+        self._tree = self._read(unpacked(data), 0)
         self.values = Values(self.leaves)
-        tensors = [i for i, leaf in enumerate(self.leaves) if leaf.kind == TENSOR]
-        self._constants = [i for i in tensors if not self.leaves[i].requires_grad]
-        self._differentiable = [i for i in tensors if self.leaves[i].requires_grad]
+        tensors = [(i, leaf) for i, leaf in enumerate(self.leaves) if leaf is not None]
+        self._constants = [i for i, leaf in tensors if not leaf.requires_grad]
+        self._differentiable = [i for i, leaf in tensors if leaf.requires_grad]
         self.has_gradients = bool(self._differentiable)
 
     @property
@@ -101,29 +99,30 @@ class Schema:
             parts[i] = x
         return _build(self._tree, iter(parts))
 
-    def _read(self, reader: Reader, depth: int) -> Any:
-        """Read a node: ``None`` for a leaf, else kind, constructor and children."""
+    def _read(self, node: Any, depth: int) -> Any:
+        """Check a node: ``None`` for a leaf, else kind, constructor and children."""
         if depth > _MAX_DEPTH:
             raise malformed(f"it is more than {_MAX_DEPTH} containers deep")
-        kind = reader.byte()
-        if kind <= TENSOR:
-            self.leaves.append(_read_tensor(reader) if kind == TENSOR else Leaf(kind))
-            return None
-        if not LIST <= kind <= NAMED_TUPLE:
-            raise malformed(f"{kind} is not a kind of node")
-        name = reader.text() if kind >= DATACLASS else ""
-        count = reader.varint()
-        if count > reader.left:
-            raise malformed(f"a container has {count} parts in {reader.left} bytes")
         made_of: Any = None
-        if kind == DICT:
-            made_of = [_read_key(reader, depth) for _ in range(count)]
-            if len(set(made_of)) < count:
-                raise malformed("a dict has the same key twice")
-        elif kind >= DATACLASS:
-            fields = [reader.text() for _ in range(count)]
-            made_of = class_named(name, fields, kind == NAMED_TUPLE), fields
-        return kind, made_of, [self._read(reader, depth + 1) for _ in range(count)]
+        match node:
+            case Kind.VALUE:
+                self.leaves.append(None)
+                return None
+            case (Kind.TENSOR, int(dtype), int(dims), bool(requires_grad)):
+                self.leaves.append(_tensor_leaf(dtype, dims, requires_grad))
+                return None
+            case (Kind.LIST | Kind.TUPLE, *children):
+                pass
+            case (Kind.DICT, (*made_of,), *children) if all(map(_is_key, made_of)):
+                if not len(set(made_of)) == len(made_of) == len(children):
+                    raise malformed("a dict has the same key twice, or too few or too many keys")
+            case (Kind.DATACLASS | Kind.NAMED_TUPLE, str(name), (*fields,), *children):
+                made_of = class_named(name, fields, node[0] == Kind.NAMED_TUPLE), fields
+                if len(fields) != len(children):
+                    raise malformed(f"{name} has {len(fields)} fields and {len(children)} values")
+            case _:
+                raise malformed(f"a {type(node).__name__} is not a part of a structure")
+        return node[0], made_of, [self._read(child, depth + 1) for child in children]
 
 
 @lru_cache(maxsize=_REMEMBERED)
@@ -142,62 +141,54 @@ def flatten(batch: Any, differentiable: bool = False) -> tuple[bytes, list[Any]]
     Raises:
         ShapeError: if something in the batch cannot be sent; the error names it and its place.
     """
-    out = bytearray()
     values: list[Any] = []
-    _flatten(out, values, batch, "batch", 0, differentiable)
-    return bytes(out), values
+    return packed(_flatten(values, batch, "batch", 0, differentiable)), values
 
 
-def _flatten(
-    out: bytearray, values: list[Any], value: Any, where: str, depth: int, differentiable: bool
-) -> None:
+def _flatten(values: list[Any], value: Any, where: str, depth: int, differentiable: bool) -> Any:
     if depth > _MAX_DEPTH:
         raise ShapeError(
             f"{where[:80]}... is more than {_MAX_DEPTH} containers deep; does it contain itself?"
         )
-    kind = PLAIN.get(type(value))
-    if kind is not None:
-        out.append(kind)
+    if type(value) in PLAIN:
         values.append(value)
-        return
+        return Kind.VALUE
     if isinstance(value, torch.Tensor):
-        _write_tensor(out, value, where, differentiable)
         values.append(value)
-        return
-    for name, part in _open(out, value, where):
-        _flatten(out, values, part, f"{where}{name}", depth + 1, differentiable)
+        return _tensor_node(value, where, differentiable)
+    node, parts = _open(value, where)
+    children = [_flatten(values, x, f"{where}{n}", depth + 1, differentiable) for n, x in parts]
+    return (*node, *children)
 
 
-def _open(out: bytearray, value: Any, where: str) -> list[tuple[str, Any]]:
-    """Write the container; return its children, each with its name in error messages."""
+def _open(value: Any, where: str) -> tuple[tuple[Any, ...], list[tuple[str, Any]]]:
+    """Node of a container without its children; children, with their names in errors."""
     cls = type(value)
     if cls in (list, tuple):
-        out.append(LIST if cls is list else TUPLE)
-        write_varint(out, len(value))
-        return [(f"[{i}]", part) for i, part in enumerate(value)]
+        kind = Kind.LIST if cls is list else Kind.TUPLE
+        return (kind,), [(f"[{i}]", part) for i, part in enumerate(value)]
     if cls is dict:
-        out.append(DICT)
-        write_varint(out, len(value))
         for key in value:
-            _write_key(out, key, where, 0)
-        return [(f"[{key!r}]", part) for key, part in value.items()]
+            if not _is_key(key):
+                raise ShapeError(
+                    f"{where} has the key {key!r}, a {name_of(type(key))}, which cannot be sent; "
+                    f"keys are strings, numbers, bytes, None and tuples of these"
+                )
+        return (Kind.DICT, tuple(value)), [(f"[{key!r}]", part) for key, part in value.items()]
     if is_named_tuple(value) or is_dataclass_instance(value):
         is_tuple = is_named_tuple(value)
         fields = fields_of(cls)
         class_named(name_of(cls), fields, is_tuple)
-        out.append(NAMED_TUPLE if is_tuple else DATACLASS)
-        write_text(out, name_of(cls))
-        write_varint(out, len(fields))
-        for field in fields:
-            write_text(out, field)
-        return [(f".{field}", getattr(value, field)) for field in fields]
+        kind = Kind.NAMED_TUPLE if is_tuple else Kind.DATACLASS
+        parts = [(f".{field}", getattr(value, field)) for field in fields]
+        return (kind, name_of(cls), fields), parts
     raise ShapeError(
         f"{where} is a {name_of(cls)}, which cannot be sent; a batch consists of dicts, lists, "
         "tuples, dataclasses, named tuples, tensors, numbers, strings, bytes and None"
     )
 
 
-def _write_tensor(out: bytearray, x: torch.Tensor, where: str, differentiable: bool) -> None:
+def _tensor_node(x: torch.Tensor, where: str, differentiable: bool) -> tuple[Any, ...]:
     is_plain = type(x) in (torch.Tensor, torch.nn.Parameter) and x.layout == torch.strided
     if not is_plain or x.dtype not in DTYPE_NUMBERS or x.dim() > MAX_DIMS:
         raise ShapeError(
@@ -207,45 +198,21 @@ def _write_tensor(out: bytearray, x: torch.Tensor, where: str, differentiable: b
     requires_grad = differentiable and x.requires_grad
     if requires_grad and x.dtype not in SUMMED:
         raise ShapeError(f"{where} requires grad, but gradients of {x.dtype} cannot be summed")
-    out += bytes((TENSOR, DTYPE_NUMBERS[x.dtype], x.dim(), requires_grad))
+    return Kind.TENSOR, DTYPE_NUMBERS[x.dtype], x.dim(), requires_grad
 
 
-def _read_tensor(reader: Reader) -> Leaf:
-    dtype, dims, requires_grad = reader.take(3)
-    if dtype >= len(DTYPES) or dims > MAX_DIMS or requires_grad > 1:
-        raise malformed(f"a tensor has the dtype {dtype}, {dims} dims and the flag {requires_grad}")
+def _tensor_leaf(dtype: int, dims: int, requires_grad: bool) -> TensorLeaf:
+    if not 0 <= dtype < len(DTYPES) or not 0 <= dims <= MAX_DIMS:
+        raise malformed(f"a tensor has the dtype {dtype} and {dims} dims")
     if requires_grad and DTYPES[dtype] not in SUMMED:
         raise malformed(f"a tensor of {DTYPES[dtype]} has a gradient")
-    return Leaf(TENSOR, DTYPES[dtype], dims, bool(requires_grad))
+    return TensorLeaf(DTYPES[dtype], dims, requires_grad)
 
 
-def _write_key(out: bytearray, key: Any, where: str, depth: int) -> None:
-    kind = PLAIN.get(type(key))
-    if kind is not None:
-        out.append(kind)
-        write_value(out, kind, key)
-    elif type(key) is tuple and depth < _MAX_DEPTH:
-        out.append(TUPLE)
-        write_varint(out, len(key))
-        for part in key:
-            _write_key(out, part, where, depth + 1)
-    else:
-        raise ShapeError(
-            f"{where} has the key {key!r}, a {name_of(type(key))}, which cannot be sent; keys are "
-            f"strings, numbers, bytes, None and tuples of these"
-        )
-
-
-def _read_key(reader: Reader, depth: int) -> Any:
-    kind = reader.byte()
-    if NONE <= kind <= BYTES:
-        return read_value(reader, Leaf(kind))
-    if kind != TUPLE or depth > _MAX_DEPTH:
-        raise malformed(f"{kind} is not a kind of key")
-    count = reader.varint()
-    if count > reader.left:
-        raise malformed(f"a key has {count} parts in {reader.left} bytes")
-    return tuple([_read_key(reader, depth + 1) for _ in range(count)])
+def _is_key(key: Any, depth: int = 0) -> bool:
+    if type(key) is tuple:
+        return depth < _MAX_DEPTH and all([_is_key(part, depth + 1) for part in key])
+    return type(key) in PLAIN
 
 
 def _build(node: Any, values: Iterator[Any]) -> Any:
@@ -253,11 +220,11 @@ def _build(node: Any, values: Iterator[Any]) -> Any:
         return next(values)
     kind, made_of, children = node
     parts = [_build(child, values) for child in children]
-    if kind == LIST:
+    if kind == Kind.LIST:
         return parts
-    if kind == TUPLE:
+    if kind == Kind.TUPLE:
         return tuple(parts)
-    if kind == DICT:
+    if kind == Kind.DICT:
         return dict(zip(made_of, parts, strict=True))
     cls, fields = made_of
     return rebuild(cls, fields, parts)

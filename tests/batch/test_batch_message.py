@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import struct
 import sys
 import types
 from typing import Any
@@ -11,17 +12,17 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from msgpack import ExtType, Timestamp
 
 from gpudist import broadcast_batch
 from gpudist.batch.batch_message import BatchMessage, KnownSchemas, batch_message, understand
 from gpudist.batch.header import ALIGNMENT_BYTES, HEADER_BYTES, PACKET_BYTES, BatchHeader
-from gpudist.batch.leaves import NONE
 from gpudist.batch.named_classes import class_named, name_of, rebuild
+from gpudist.batch.packing import packed
 from gpudist.batch.payload import message_bytes, pack, payload_bytes
 from gpudist.batch.places import tensors_in
 from gpudist.batch.prepared import prepare
-from gpudist.batch.reading import Reader, write_varint
-from gpudist.batch.schema import LIST, Schema
+from gpudist.batch.schema import Kind, Schema
 from gpudist.errors import TransportError
 from gpudist.testing import run_distributed
 from gpudist.world.partition import Partition
@@ -132,21 +133,6 @@ def test_conjugated_views_are_sent_as_they_read() -> None:
     assert payload.numel() == ALIGNMENT_BYTES
 
 
-@pytest.mark.parametrize("value", [0, 1, 127, 128, 2**14 - 1, 2**14, 2**63 - 1])
-def test_varint(value: int) -> None:
-    out = bytearray()
-    write_varint(out, value)
-    assert Reader(bytes(out)).varint() == value
-    with pytest.raises(TransportError):
-        Reader(bytes(out[:-1])).varint()
-
-
-def test_varint_too_long() -> None:
-    for data in (b"\xff" * 9 + b"\x01", b"\x80" * 10 + b"\x00"):
-        with pytest.raises(TransportError, match="too many bits"):
-            Reader(data).varint()
-
-
 def example() -> BatchMessage:
     batch = {"x": torch.ones(3, 5), "n": [-7, 2.5, "text", b"bytes", None], "s": Sample(1, 2)}
     return message_of(batch, KnownSchemas())
@@ -190,10 +176,47 @@ def test_payload_without_room_in_the_packet_is_refused() -> None:
 
 def test_structure_that_is_too_deep_is_refused() -> None:
     """The bytes of lists of one item, the innermost of which holds ``None``."""
-    one_list, limit = bytes((LIST, 1)), 64
-    assert len(Schema(limit * one_list + bytes((NONE,))).leaves) == 1
-    with pytest.raises(TransportError, match=f"it is more than {limit} containers deep"):
-        Schema((limit + 1) * one_list + bytes((NONE,)))
+
+    def lists(count: int) -> bytes:
+        node: Any = Kind.VALUE
+        for _ in range(count):
+            node = (Kind.LIST, node)
+        return packed(node)
+
+    limit = 64
+    assert len(Schema(lists(limit)).leaves) == 1
+    for count in (limit + 1, 400):
+        with pytest.raises(TransportError, match=f"it is more than {limit} containers deep"):
+            Schema(lists(count))
+    with pytest.raises(TransportError, match="not a valid batch: StackError"):
+        Schema(bytes((0x92, Kind.LIST)) * 100_000 + b"\0")
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        (), (99,), "text", {}, (Kind.TENSOR, 0, 1), (Kind.TENSOR, 99, 1, False),
+        (Kind.TENSOR, 0, -1, False), (Kind.TENSOR, 0, 65, False), (Kind.TENSOR, 5, 1, True),
+        (Kind.DICT,), (Kind.DICT, ("a", "b"), Kind.VALUE), (Kind.DICT, ("a", "a"), 0, 0),
+        (Kind.DICT, ({},), 0), (Kind.DICT, (Timestamp(0),), 0), (Kind.DATACLASS, 1, (), 0),
+        (Kind.NAMED_TUPLE, "builtins:tuple", ()), ExtType(7, b""), ExtType(2, b"short"),
+    ],
+)  # fmt: skip
+def test_what_is_no_structure_is_refused(node: Any) -> None:
+    with pytest.raises(TransportError):
+        Schema(packed(node))
+
+
+@pytest.mark.parametrize("plain", [None, (), (1, 2), ((),), ({},), (Timestamp(0),), "text"])
+def test_what_are_no_values_is_refused(plain: Any) -> None:
+    schema = Schema(packed((Kind.LIST, (Kind.TENSOR, 5, 2, False), Kind.VALUE)))
+    extents = struct.pack("<B2I", 4, 1, 2)
+    assert schema.values.read(extents + packed((-7,)))[1] == -7
+    with pytest.raises(TransportError):
+        schema.values.read(extents + packed(plain))
+    for data in (b"", extents, extents[:-1], struct.pack("<B2Q", 8, 1 << 40, 1 << 40)):
+        with pytest.raises(TransportError):
+            schema.values.read(data)
 
 
 @pytest.mark.filterwarnings("ignore")
