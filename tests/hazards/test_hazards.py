@@ -12,6 +12,7 @@ import gpudist
 from gpudist.sbp import GlobalTensor
 from gpudist.transport.host.transport import is_built, what_is_missing
 from gpudist.world.partition import Partition
+from tests.every import EVERY
 from tests.hazards.entries import Grid, workers
 from tests.hazards.forwards import ENTRIES
 from tests.hazards.judge import in_float64, judge
@@ -19,7 +20,7 @@ from tests.hazards.random_modules import draw
 from tests.nn.compare import own_block
 from tests.pool import distributed
 
-RANDOM = 60
+RANDOM = 60 if EVERY else 20
 # Each forward on one grid, every fourth on four workers; `make hazards` tries every grid.
 FOURTH = 4
 

@@ -49,6 +49,7 @@ def alone(row: Layer) -> list[Grid]:
     return [(1,) * len(row.inputs[0].shape)]
 
 
+@pytest.mark.one_in(2)
 @by_layer
 def test_compiles_whole(row: Layer) -> None:
     check_on(row, alone(row), contract.compiled, 1)
