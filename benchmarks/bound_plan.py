@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from gpudist.exchange import Movement
-from gpudist.exchange.carry import _rounds
+from gpudist.exchange.carry import _common
 from gpudist.transport.host.transport import HostTransport, _native, _native_signature
 
 
@@ -17,10 +17,9 @@ def one_call(movement: Movement, x: torch.Tensor, y: torch.Tensor) -> Callable[[
     """Execute the only stage of ``movement`` from ``x`` into existing memory ``y``."""
     wire = movement.steps[0].partition.wire
     assert isinstance(wire, HostTransport)
-    (only,) = _rounds((movement,))
-    stage: Any = only.parts[0].bind(x.stride())
+    stage, _ = movement.steps[0].bind(x.stride())
     calls = [(stage, x.data_ptr(), y.data_ptr())]
-    signature, run = _native_signature(only.signature), wire._core.run
+    signature, run = _native_signature(_common((movement,), 0).signature), wire._core.run
 
     def call() -> torch.Tensor:
         run(signature, calls)

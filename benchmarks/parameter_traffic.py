@@ -1,9 +1,8 @@
 """Messages and bytes that the networks of the subject ``parameters`` send in one step.
 
 ``python -m benchmarks.parameter_traffic --ranks 2`` prints a table in Markdown, with the memory
-that a rank holds. Only groups of messages between forward and backward of one step are counted;
-messages and bytes are sums over all ranks. A broadcast or a sum among ``n`` ranks counts as ``n -
-1`` messages of its block, an all-reduce as twice as many.
+that a rank holds. Only groups of messages between forward and backward of one step are counted, as
+by ``gpudist.stats``; messages and bytes are sums over all ranks.
 """
 
 from __future__ import annotations
@@ -17,54 +16,37 @@ import torch
 
 from benchmarks.layers import block_of
 from benchmarks.parameters import NETWORKS, SIDES
-from gpudist.exchange import Movement, carry
-from gpudist.exchange.rounds import MovementPart, Round
 from gpudist.testing import run_distributed
+from gpudist.transport.flight_recorder import FlightRecorder
 from gpudist.world.partition import Partition
 
 
 @dataclass
 class Traffic:
-    """Traffic that one rank has sent; the root of a collective counts all its messages."""
+    """Traffic that one rank has sent."""
 
     groups: int = 0
     messages: int = 0
     nbytes: int = 0
 
-    def add(self, part: MovementPart) -> None:
-        """Add one stage of one movement."""
-        itemsize, rank = part.movement.dtype.itemsize, part.partition.rank
-        for message in part.stage.sends:
-            self.messages += 1
-            self.nbytes += message.volume * itemsize
-        for collective in part.stage.collectives:
-            if rank != collective.root:
-                continue
-            count = len(collective.members) - 1
-            count *= 2 if collective.kind == "all_reduce" else 1
-            shape = part.stage.output_shape or part.stage.input_shape or ()
-            self.messages += count
-            self.nbytes += count * torch.Size(shape).numel() * itemsize
-
 
 @contextmanager
 def counted(P_world: Partition) -> Generator[Traffic]:
-    """Count what this rank sends inside the block; one world of one rank at a time."""
-    traffic, rounds_of = Traffic(), carry._rounds
-
-    def counting(movements: tuple[Movement, ...]) -> tuple[Round, ...]:
-        rounds = rounds_of(movements)
-        for part in [part for each in rounds for part in each.parts]:
-            traffic.add(part)
-        return rounds
-
-    before = P_world.wire.recorder.count
-    carry._rounds = counting  # pyright: ignore[reportAttributeAccessIssue]
+    """Count what this rank sends inside the block."""
+    traffic, recorder = Traffic(), P_world.wire.recorder
+    before = recorder.count, *_sent(recorder)
     try:
         yield traffic
     finally:
-        carry._rounds = rounds_of
-        traffic.groups = P_world.wire.recorder.count - before
+        after = recorder.count, *_sent(recorder)
+        traffic.groups, traffic.messages, traffic.nbytes = (
+            now - then for now, then in zip(after, before, strict=True)
+        )
+
+
+def _sent(recorder: FlightRecorder) -> tuple[int, int]:
+    rows = recorder.rows()
+    return sum(row.messages for row in rows), sum(row.sent_bytes for row in rows)
 
 
 def measure(P_world: Partition) -> None:

@@ -71,6 +71,7 @@ struct HostWire {
     return stage_call(stage, input, output);
   }
   Context context() const { return {}; }
+  static PyObject* held() { return nullptr; }
   void run(const std::vector<Call>& calls, Context) const {
     if (communicator != nullptr) return gpudist::run_stages(*communicator, *signature, calls);
     for (const Call& call : calls) gpudist::run_local_stage(call);
@@ -234,14 +235,15 @@ NB_MODULE(_native, m) {
       .def("close", &HostCommunicator::close, nb::call_guard<nb::gil_scoped_release>())
       .def("leave_to_parent", &HostCommunicator::leave_to_parent);
 
-  nb::class_<HostRound>(m, "Round", "One stage of each of several movements.")
+  nb::class_<HostRound>(m, "Round", nb::type_slots(HostRound::slots()),
+                        "One stage of each of several movements.")
       .def(
           "__init__",
           [](HostRound* self, HostCommunicator* communicator, const Signature* signature,
-             const std::vector<HostRound::PartTuple>& parts) {
-            new (self) HostRound({communicator, signature}, HostRound::kCpu, parts);
+             const std::vector<nb::object>& steps) {
+            new (self) HostRound({communicator, signature}, HostRound::kCpu, steps);
           },
-          "communicator"_a.none(), "signature"_a.none(), "parts"_a, nb::keep_alive<1, 2>(),
+          "communicator"_a.none(), "signature"_a.none(), "steps"_a, nb::keep_alive<1, 2>(),
           nb::keep_alive<1, 3>())
       .def("run", &HostRound::run, "blocks"_a);
 

@@ -67,6 +67,7 @@ struct DeviceWire {
   Context context() const {
     return reinterpret_cast<DeviceStream>(nb::cast<uintptr_t>(current_stream()));
   }
+  PyObject* held() const { return current_stream.ptr(); }
   void run(const std::vector<Call>& calls, Context stream) const {
     if (signature != nullptr) {
       world->run(*signature, calls, stream);
@@ -247,14 +248,15 @@ void bind_nccl(nb::module_& m) {
       .def("staging_bytes", &NcclWorld::staging_bytes)
       .def("close", &NcclWorld::close, "seconds"_a, nb::call_guard<nb::gil_scoped_release>());
 
-  nb::class_<DeviceRound>(m, "DeviceRound", "One stage of each of several movements, on a GPU.")
+  nb::class_<DeviceRound>(m, "DeviceRound", nb::type_slots(DeviceRound::slots()),
+                          "One stage of each of several movements, on a GPU.")
       .def(
           "__init__",
           [](DeviceRound* self, NcclWorld& world, const Signature* signature, int device,
-             const std::vector<DeviceRound::PartTuple>& parts, nb::object current_stream) {
-            new (self) DeviceRound({&world, signature, std::move(current_stream)}, device, parts);
+             const std::vector<nb::object>& steps, nb::object current_stream) {
+            new (self) DeviceRound({&world, signature, std::move(current_stream)}, device, steps);
           },
-          "world"_a, "signature"_a.none(), "device"_a, "parts"_a, "current_stream"_a,
+          "world"_a, "signature"_a.none(), "device"_a, "steps"_a, "current_stream"_a,
           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
       .def("run", &DeviceRound::run, "blocks"_a);
 }

@@ -29,6 +29,8 @@ class Both(NamedTuple):
 def messages(case: Case, world: Communicator) -> Both:
     peer = partner(world.rank)
     x = pattern(case.parameters["count"], world.rank)
+    if case.parameters.get("is_halo"):
+        return Both(None, _block_and_ghosts(x, peer, world))
     y = np.empty_like(x)
     is_right = equals(pattern(x.size, peer))
 
@@ -39,6 +41,18 @@ def messages(case: Case, world: Communicator) -> Both:
     if case.parameters["bare"]:
         return Both(Side(lambda: into(y), is_right, lambda: y.fill(0)), None)
     return Both(None, Side(lambda: into(np.empty_like(x)), is_right))
+
+
+def _block_and_ghosts(x: np.ndarray, peer: int, world: Communicator) -> Side:
+    count = x.size
+
+    def new() -> np.ndarray:
+        y = np.empty(2 * count, x.dtype)
+        y[:count] = x
+        world.Sendrecv(x, peer, recvbuf=y[count:], source=peer)
+        return y
+
+    return Side(new, equals(np.concatenate([x, pattern(count, peer)])))
 
 
 def broadcast(case: Case, world: Communicator) -> Both:

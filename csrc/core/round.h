@@ -2,10 +2,8 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -33,6 +31,7 @@ struct Name {
 //
 // Wire defines a type Stage, a type Call (a stage and two addresses), and
 //   context(): what run() needs from Python; called with the GIL held;
+//   held(): the Python object that it keeps, or nullptr;
 //   run(calls, context): runs the calls; called without the GIL.
 template <class Wire>
 class Round {
@@ -40,37 +39,61 @@ class Round {
   static constexpr int kCpu = -1;
   using Call = typename Wire::Call;
   using Stage = typename Wire::Stage;
-  // Each part: the index of its tensor, the expected shape and dtype (None: not checked), whether
-  // it takes an input and returns an output, and Python callables. Stages and `makers` are looked
-  // up by the strides of the input.
-  using PartTuple = std::tuple<size_t, nb::object, nb::object, bool, bool, nb::object, nb::object,
-                               nb::dict, nb::dict, nb::object>;
 
-  // `device`: where inputs must be, the index of a GPU or kCpu.
-  Round(Wire wire, int device, const std::vector<PartTuple>& parts)
+  // `device`: where inputs must be, the index of a GPU or kCpu. `steps`: a MovementStep for each
+  // tensor, or None where there is nothing to do. Its attribute `bound` maps the strides of an
+  // input to the bound stage and a callable that makes the output.
+  Round(Wire wire, int device, const std::vector<nb::object>& steps)
       : wire_(std::move(wire)), device_(device) {
-    for (const auto& [index, shape, dtype, takes, gives, check, make, makers, bound, bind] :
-         parts) {
-      parts_.push_back({index, shape, dtype, takes, gives, check, make, makers, bound, bind});
+    for (const nb::object& step : steps) {
+      if (step.is_none()) {
+        steps_.emplace_back();
+        continue;
+      }
+      steps_.push_back(
+          {true, nb::cast<bool>(step.attr("takes")), nb::cast<bool>(step.attr("gives")),
+           nb::cast<bool>(step.attr("dtype").attr("is_complex")), step.attr("input_shape"),
+           step.attr("input_dtype"), step.attr("block"), step.attr("make_output"),
+           nb::cast<nb::dict>(step.attr("bound")), step.attr("bind")});
     }
   }
 
-  // `blocks` is a list or a tuple.
-  nb::list run(const nb::object& blocks) const {
+  // A movement keeps its rounds, which keep the partition of its steps and with it a world that may
+  // keep the movement: Python's garbage collector must see the way through here.
+  static PyType_Slot* slots() {
+    static PyType_Slot found[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse)},
+                                  {Py_tp_clear, reinterpret_cast<void*>(clear)},
+                                  {0, nullptr}};
+    return found;
+  }
+
+  nb::list run(const nb::object& tensors) const {
+    const nb::object blocks = nb::steal(PySequence_Fast(tensors.ptr(), "tensors are a sequence"));
+    if (!blocks.is_valid()) nb::raise_python_error();
+    if (PySequence_Fast_GET_SIZE(blocks.ptr()) != static_cast<Py_ssize_t>(steps_.size())) {
+      throw nb::value_error("there is one tensor per movement");
+    }
     nb::list outputs;
     std::vector<nb::object> inputs;  // kept alive
     std::vector<Call> calls;
-    inputs.reserve(parts_.size());
-    calls.reserve(parts_.size());
-    for (const Part& part : parts_) {
-      if (!part.takes && !part.gives) {
-        outputs.append(part.make());
+    inputs.reserve(steps_.size());
+    calls.reserve(steps_.size());
+    for (size_t i = 0; i < steps_.size(); ++i) {
+      const Step& step = steps_[i];
+      const nb::handle x = PySequence_Fast_GET_ITEM(blocks.ptr(), static_cast<Py_ssize_t>(i));
+      if (!step.is_there) {
+        outputs.append(x);
         continue;
       }
-      const Input input = part.takes ? input_of(part, nb::object(blocks[part.index])) : Input();
-      Stage& bound = stage(part, input.strides);
-      nb::object output = maker(part, input.strides)();
-      calls.push_back(Wire::call(bound, input.address, part.gives ? address(output) : 0));
+      if (!step.takes && !step.gives) {
+        outputs.append(step.make_output());
+        continue;
+      }
+      const Input input = step.takes ? input_of(step, nb::borrow(x)) : Input();
+      const nb::tuple bound = bound_to(step, input.strides);
+      nb::object output = step.gives ? nb::object(bound[1]()) : step.make_output();
+      calls.push_back(
+          Wire::call(nb::cast<Stage&>(bound[0]), input.address, step.gives ? address(output) : 0));
       inputs.push_back(input.tensor);
       outputs.append(std::move(output));
     }
@@ -81,13 +104,21 @@ class Round {
   }
 
  private:
-  struct Part {
-    size_t index;
-    nb::object shape, dtype;
-    bool takes, gives;
-    nb::object check, make;
-    nb::dict makers, bound;
+  struct Step {
+    bool is_there = false, takes = false, gives = false, is_complex = false;
+    nb::object shape, dtype;  // None: not checked
+    nb::object check, make_output;
+    nb::dict bound;
     nb::object bind;
+
+    template <class Visit>
+    int visit(Visit each) const {
+      for (PyObject* held : {check.ptr(), make_output.ptr(), bound.ptr(), bind.ptr()}) {
+        const int stop = held != nullptr ? each(held) : 0;
+        if (stop != 0) return stop;
+      }
+      return 0;
+    }
   };
 
   struct Input {
@@ -96,13 +127,14 @@ class Round {
   };
 
   // An input without memory goes to Python's check, which raises or returns an equal block.
-  Input input_of(const Part& part, const nb::object& x) const {
-    if (part.shape.is_none()) return {x, stride_.call(x), address(x)};
-    const bool plain = shape_.of(x).equal(part.shape) && dtype_.of(x).is(part.dtype) &&
-                       is_here(x) && is_neg_.call(x).is(Py_False) && is_conj_.call(x).is(Py_False);
+  Input input_of(const Step& step, const nb::object& x) const {
+    if (step.shape.is_none()) return {x, stride_.call(x), address(x)};
+    const bool plain = shape_.of(x).equal(step.shape) && dtype_.of(x).is(step.dtype) &&
+                       is_here(x) && is_neg_.call(x).is(Py_False) &&
+                       !(step.is_complex && is_conj_.call(x).is(Py_True));
     const uintptr_t found = plain ? address_if_any(x) : 0;
     if (found != 0) return {x, stride_.call(x), found};
-    const nb::object block = part.check(x);
+    const nb::object block = step.check(x);
     return {block, stride_.call(block), address(block)};
   }
 
@@ -111,17 +143,11 @@ class Round {
     return is_cuda_.of(x).is(Py_True) && nb::cast<int>(get_device_.call(x)) == device_;
   }
 
-  static Stage& stage(const Part& part, const nb::object& strides) {
-    PyObject* found = PyDict_GetItemWithError(part.bound.ptr(), strides.ptr());
-    if (found != nullptr) return nb::cast<Stage&>(nb::handle(found));
-    const nb::object made = part.bind(strides);  // `bind` stores it in `bound`
-    return nb::cast<Stage&>(made);
-  }
-
-  static nb::object maker(const Part& part, const nb::object& strides) {
-    if (PyDict_GET_SIZE(part.makers.ptr()) == 0) return part.make;
-    PyObject* found = PyDict_GetItemWithError(part.makers.ptr(), strides.ptr());
-    return found != nullptr ? nb::borrow(found) : part.make;
+  // The bound stage, and the callable that makes its output.
+  static nb::tuple bound_to(const Step& step, const nb::object& strides) {
+    PyObject* found = PyDict_GetItemWithError(step.bound.ptr(), strides.ptr());
+    // `bind` stores what it returns in `bound`.
+    return found != nullptr ? nb::borrow<nb::tuple>(found) : nb::tuple(step.bind(strides));
   }
 
   uintptr_t address(const nb::object& tensor) const {
@@ -136,13 +162,30 @@ class Round {
     return 0;
   }
 
+  static int traverse(PyObject* self, visitproc visit, void* arg) {
+    Py_VISIT(Py_TYPE(self));
+    if (!nb::inst_ready(self)) return 0;
+    const Round& round = *nb::inst_ptr<Round>(self);
+    Py_VISIT(round.wire_.held());
+    for (const Step& step : round.steps_) {
+      const int stop = step.visit([&](PyObject* held) { return visit(held, arg); });
+      if (stop != 0) return stop;
+    }
+    return 0;
+  }
+
+  static int clear(PyObject* self) {
+    if (nb::inst_ready(self)) std::exchange(nb::inst_ptr<Round>(self)->steps_, {});
+    return 0;
+  }
+
   const Name shape_{"shape"}, dtype_{"dtype"}, is_cpu_{"is_cpu"}, is_cuda_{"is_cuda"},
       get_device_{"get_device"}, is_neg_{"is_neg"}, is_conj_{"is_conj"}, stride_{"stride"},
       data_ptr_{"data_ptr"};
 
   Wire wire_;
   const int device_;
-  std::vector<Part> parts_;
+  std::vector<Step> steps_;
 };
 
 }  // namespace gpudist

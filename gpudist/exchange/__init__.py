@@ -1,8 +1,9 @@
 """Execute plans: pack, post, unpack. Only this package moves the bytes of tensors."""
 
-from gpudist.exchange.carry import InFlight, add_into, all_reduce, carry_out, start
-from gpudist.exchange.movement import Movement, MovementStep, bind
-from gpudist.exchange.rounds import output_form
+from gpudist.exchange.carry import add_into, all_reduce, carry_out, start
+from gpudist.exchange.in_flight import InFlight
+from gpudist.exchange.movement import Movement, bind, output_form
+from gpudist.exchange.step import MovementStep
 
 __all__ = [
     "InFlight",

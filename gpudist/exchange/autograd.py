@@ -11,7 +11,13 @@ from torch.autograd import forward_ad
 from gpudist.checks.storage import PLAIN
 from gpudist.errors import ShapeError
 from gpudist.exchange import Movement, all_reduce, carry_out
-from gpudist.exchange.torch_library import handles_of, has_modes, is_recorded, refuse_vmap
+from gpudist.exchange.torch_library import (
+    handles_of,
+    has_modes,
+    is_eager as is_eager,
+    is_recorded,
+    refuse_vmap,
+)
 from gpudist.transport.base import ReduceOp
 from gpudist.world.partition import Partition
 
@@ -45,13 +51,21 @@ def move(movements: Sequence[Movement], inputs: Sequence[torch.Tensor]) -> tuple
     Source:
         Hewett & Grady 2020, arXiv:2006.03108.
     """
+    if is_eager(*inputs):
+        return move_eagerly(movements, inputs)
     if is_recorded() or any([type(x) not in PLAIN for x in inputs]):
         return _moved_by_library(movements, inputs)
-    if _transforms_active():
-        return apply(_MoveNode, tuple(movements), *inputs)
-    learns = torch.is_grad_enabled() and any([x.requires_grad for x in inputs])
-    if learns or forward_ad._current_level >= 0:  # pyright: ignore
-        return apply(_MoveNode, tuple(movements), *inputs)
+    return apply(_MoveNode, tuple(movements), *inputs)
+
+
+def move_eagerly(
+    movements: Sequence[Movement], inputs: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
+    """Move inputs for which :func:`is_eager` is true; see :func:`move`."""
+    if torch.is_grad_enabled():
+        for x in inputs:
+            if x.requires_grad:
+                return apply(_MoveNode, tuple(movements), *inputs)
     return carry_out(movements, inputs)
 
 
@@ -94,15 +108,6 @@ def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
     else:
         applied = super(torch.autograd.Function, function)
     return applied.apply(*args)
-
-
-def is_eager(x: torch.Tensor | None = None) -> bool:
-    """Return whether only reverse mode is active, so that a node may have a custom backward.
-
-    Otherwise a composition of operators is required: under torch.compile, forward mode, torch.func,
-    dispatch modes, or if ``x`` is a tensor subclass with its own operations.
-    """
-    return not (is_recorded(x) or has_tangents() or _transforms_active())
 
 
 def has_tangents() -> bool:

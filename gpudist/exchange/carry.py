@@ -7,17 +7,20 @@ and so on.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import partial
+from typing import NamedTuple
 
 import torch
 
 from gpudist.checks.digest import digest_of
 from gpudist.checks.storage import storage_problem, with_memory
 from gpudist.errors import ShapeError
+from gpudist.exchange.in_flight import Blocks, InFlight
 from gpudist.exchange.movement import Movement
-from gpudist.exchange.reference_executor import plain
-from gpudist.exchange.rounds import Blocks, InFlight, Round
-from gpudist.transport.base import ReduceOp, Signature
+from gpudist.exchange.reference_executor import plain, run_steps
+from gpudist.exchange.step import MovementStep
+from gpudist.transport.base import ReduceOp, RunSteps, Signature, StageCall, Transport
+from gpudist.transport.flight_recorder import Activity
 from gpudist.world.partition import Partition, require_one_world
 
 
@@ -32,11 +35,10 @@ def carry_out(
         ShapeError: an input does not have the shape or dtype its movement was bound to.
         PlanMismatch: ranks execute different movements.
     """
-    rounds = _rounds_of(movements)
-    results = rounds[0].run(inputs)
-    for later in rounds[1:]:
-        for part, y in zip(later.parts, later.run(results), strict=True):
-            results[part.index] = y
+    first, others = movements[0], tuple(movements[1:])
+    results: Sequence[torch.Tensor | None] = inputs
+    for run in first.kept.get(others) or _bind(first, others):
+        results = run(results)
     return tuple(results)  # pyright: ignore[reportReturnType]
 
 
@@ -61,18 +63,35 @@ def start(
             not fit the tensor to which it is added.
         PlanMismatch: ranks execute different movements; :meth:`InFlight.wait` may raise it too.
     """
-    only, *later = _rounds_of(movements)
-    if later:
-        labels = " + ".join(movement.label for movement in movements)
-        raise ShapeError(
-            f"{labels} has {1 + len(later)} stages, but only movements of one stage can be "
-            "started; carry it out instead"
-        )
-    blocks: Blocks = [part.block(x) for part, x in zip(only.parts, inputs, strict=True)]
-    targets: Blocks = list(into) if into is not None else [None] * len(blocks)
-    for part, target in zip(only.parts, targets, strict=True):
-        part.check_target(target)
-    return only.start(blocks, targets)
+    targets: Blocks = list(into) if into is not None else [None] * len(movements)
+    adds = tuple([target is not None for target in targets])
+    common: _Common = movements[0].kept.made(
+        (adds, *movements[1:]), lambda: _common(tuple(movements), 0, adds)
+    )
+    wire, signature, activity, steps = common
+    blocks = [step.block(x) for step, x in zip(steps, inputs, strict=True)]
+    for step, target in zip(steps, targets, strict=True):
+        step.check_target(target)
+    communicates = any([step.stage.communicates for step in steps])
+    if not (communicates and _adds_in_place(targets)):
+        results = list(carry_out(movements, blocks))
+        for i, (result, target) in enumerate(zip(results, targets, strict=True)):
+            if target is not None:
+                results[i] = target.add_(result)
+        return InFlight([*results], wire)
+    if not wire.packs:
+        return InFlight(run_steps(wire, signature, steps, blocks, targets), wire)
+    calls: list[StageCall] = []
+    outputs: Blocks = []
+    numbers: dict[int, int] = {}
+    for i, (step, x, target) in enumerate(zip(steps, blocks, targets, strict=True)):
+        y, call = step.call(x, target)
+        outputs.append(y)
+        if call is not None:
+            numbers[i] = len(calls)
+            calls.append(call)
+    stages = wire.start_stages(signature, calls, activity)
+    return InFlight(outputs, wire, signature.label, stages, numbers, (blocks, calls))
 
 
 def add_into(
@@ -106,27 +125,66 @@ def all_reduce(x: torch.Tensor, partition: Partition, op: ReduceOp = "sum") -> t
     return output
 
 
-def _rounds_of(movements: Sequence[Movement]) -> tuple[Round, ...]:
-    remembered = _passing_rounds if movements[0].is_passing else _rounds
-    return remembered(tuple(movements))
+class _Common(NamedTuple):
+    """Properties that the steps of several movements share.
+
+    Attributes:
+        activity: activity that counts their calls, ``None`` if nothing is exchanged or the
+            transport only carries messages, which it counts one by one.
+    """
+
+    wire: Transport
+    signature: Signature
+    activity: Activity | None
+    steps: tuple[MovementStep, ...]
 
 
-def _make_rounds(movements: tuple[Movement, ...]) -> tuple[Round, ...]:
-    first, *others = [movement.steps[0].partition for movement in movements]
-    require_one_world(movements[0].label, first, *others)
-    wire = first.wire
-    depths = max(len(movement.steps) for movement in movements)
-    return tuple(
-        Round(wire, movements, depth, _signature(movements, depth)) for depth in range(depths)
-    )
+def _bind(first: Movement, others: tuple[Movement, ...]) -> tuple[RunSteps, ...]:
+    """Return a function per stage that executes one step of each movement, cached.
+
+    It is kept by the first movement, and ends with it.
+    """
+    movements = (first, *others)
+    depths = max(len(movement.stages) for movement in movements)
+    runs: list[RunSteps] = []
+    for depth in range(depths):
+        wire, signature, activity, _ = _common(movements, depth)
+        steps = [m.steps[depth] if depth < len(m.stages) else None for m in movements]
+        if wire.packs:
+            runs.append(wire.bind_steps(signature, activity, steps))
+        else:
+            runs.append(partial(run_steps, wire, signature, steps))
+    return first.kept.made(others, lambda: tuple(runs))
 
 
-# Rounds hold stages bound by the transport. Those of dynamic shapes are evicted sooner.
-_rounds = lru_cache(maxsize=4096)(_make_rounds)
-_passing_rounds = lru_cache(maxsize=256)(_make_rounds)
-
-
-def _signature(movements: tuple[Movement, ...], depth: int) -> Signature:
-    now = [movement for movement in movements if depth < len(movement.steps)]
+def _common(
+    movements: tuple[Movement, ...], depth: int, adds: Sequence[bool] | None = None
+) -> _Common:
+    # ``adds``: whether the output of each is added to a tensor, if they are started.
+    at_first, *others = [movement.stages[0][1] for movement in movements]
+    require_one_world(movements[0].label, at_first, *others)
+    wire = at_first.wire
+    if adds is not None and any(len(movement.stages) > 1 for movement in movements):
+        most = max(len(movement.stages) for movement in movements)
+        labels = " + ".join(movement.label for movement in movements)
+        raise ShapeError(
+            f"{labels} has {most} stages, but only movements of one stage can be started; carry it "
+            "out instead"
+        )
+    now = [movement for movement in movements if depth < len(movement.stages)]
+    steps = tuple([movement.steps[depth] for movement in now])
     label = " + ".join(movement.label for movement in now)
-    return Signature(label, digest_of(*(movement.identity for movement in now), b"%d" % depth))
+    digest = digest_of(*(movement.identity for movement in now), b"%d" % depth)
+    activity = None
+    if wire.packs and any(step.stage.communicates for step in steps):
+        pairs = zip(steps, adds or (False,) * len(steps), strict=True)
+        posts = [post for step, accumulates in pairs for post in step.posts(accumulates)]
+        activity = wire.recorder.new_activity(label, posts)
+    return _Common(wire, Signature(label, digest), activity, steps)
+
+
+def _adds_in_place(into: Blocks) -> bool:
+    # Each 16-bit tensor is accumulated in its own float32 copy, so no tensor may occur twice.
+    there = [y for y in into if y is not None]
+    narrow = [y.data_ptr() for y in there if y.dtype in (torch.float16, torch.bfloat16)]
+    return all(y.is_contiguous() for y in there) and len(narrow) == len(set(narrow))

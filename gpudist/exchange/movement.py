@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any
 
 import torch
 
+from gpudist.cache import Cache
 from gpudist.checks.digest import digest_of
 from gpudist.errors import ShapeError
+from gpudist.exchange.step import MovementStep, kept_form
 from gpudist.geometry.boxes import Plan, Stage
 from gpudist.world.partition import Partition
-
-
-class MovementStep(NamedTuple):
-    """Stage of a plan and the partition to which the ranks in its messages refer."""
-
-    stage: Stage
-    partition: Partition
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,26 +24,31 @@ class Movement:
     Attributes:
         label: description of the operator and its partitions.
         identity: 16-byte digest, equal on all ranks of the operator.
-        steps: steps in order; their number is equal on all ranks.
+        stages: stages in order, each with the partition to which the ranks in its messages refer;
+            their number is equal on all ranks.
         input_shape, output_shape: shapes of this rank's tensors or zero-volume placeholders.
         dtype: dtype of the data that moves.
         input_dtype, output_dtype: dtypes of this rank's tensors; a placeholder keeps its own.
         fill: value of output cells that receive nothing; constant, so the adjoint fills with zero.
-        is_passing: whether the shapes belong to a single call and may not recur, so that stages
-            bound by the transport are evicted early.
+        kept: what repeated calls reuse, see :mod:`gpudist.exchange.carry`.
     """
 
     label: str
     identity: bytes
-    steps: tuple[MovementStep, ...]
+    stages: tuple[tuple[Stage, Partition], ...]
     input_shape: tuple[int, ...]
     output_shape: tuple[int, ...]
     dtype: torch.dtype
     input_dtype: torch.dtype
     output_dtype: torch.dtype
     fill: float = 0.0
-    is_passing: bool = False
     _forward: Movement | None = field(default=None, repr=False)
+    kept: Cache[object, Any] = field(default_factory=Cache, init=False, repr=False)
+
+    @cached_property
+    def steps(self) -> tuple[MovementStep, ...]:
+        """Steps in order, one per stage."""
+        return tuple(MovementStep(self, depth) for depth in range(len(self.stages)))
 
     @cached_property
     def T(self) -> Movement:
@@ -58,13 +59,12 @@ class Movement:
         return Movement(
             f"adjoint of {self.label}",
             digest_of(self.identity, b"T"),
-            tuple(MovementStep(step.stage.T, step.partition) for step in reversed(self.steps)),
+            tuple((stage.T, partition) for stage, partition in reversed(self.stages)),
             self.output_shape,
             self.input_shape,
             self.dtype,
             self.output_dtype,
             self.input_dtype,
-            is_passing=self.is_passing,
             _forward=linear,
         )
 
@@ -73,19 +73,14 @@ class Movement:
         return Movement(
             f"{self.label}, then {other.label}",
             digest_of(self.identity, other.identity),
-            self.steps + other.steps,
+            self.stages + other.stages,
             self.input_shape,
             other.output_shape,
             self.dtype,
             self.input_dtype,
             other.output_dtype,
             self.fill,
-            self.is_passing or other.is_passing,
         )
-
-    def passing(self) -> Movement:
-        """Return the same movement, marked for the shapes of a single call."""
-        return replace(self, is_passing=True)
 
 
 def bind(
@@ -124,7 +119,7 @@ def bind(
     return Movement(
         f"{label} of {dtype}",
         digest_of(repr(key).encode()),
-        tuple(MovementStep(stage, partition) for stage in plan.stages),
+        tuple((stage, partition) for stage in plan.stages),
         plan.input_shape if plan.input_shape is not None else tuple(placeholder),
         plan.output_shape if plan.output_shape is not None else tuple(empty),
         dtype,
@@ -132,3 +127,13 @@ def bind(
         dtype if has_output else placeholder_dtype,
         fill,
     )
+
+
+def output_form(movement: Movement, strides: Sequence[int]) -> torch.memory_format:
+    """Return the memory format of a movement's output for an input with these strides."""
+    form = None
+    for stage, partition in movement.stages:
+        form = kept_form(stage, partition, strides)
+        shape = stage.output_shape or ()
+        strides = torch.empty(shape, device="meta", memory_format=form).stride()
+    return form if form is not None else torch.contiguous_format

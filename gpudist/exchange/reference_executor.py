@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 
-from gpudist.exchange.movement import Movement
+from gpudist.exchange.step import MovementStep
 from gpudist.geometry.boxes import Box, Collective, Stage
 from gpudist.geometry.messages import MessageStage, as_messages
 from gpudist.recycling import maker
-from gpudist.world.partition import Partition
+from gpudist.transport.base import Signature, Transport
 
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
@@ -28,17 +29,51 @@ class Arrival(NamedTuple):
     whole: bool
 
 
-def post(
-    stage: Stage, partition: Partition, movement: Movement, x: torch.Tensor | None
-) -> list[Arrival]:
-    """Post the messages of ``stage`` in the open group."""
+@torch.no_grad()
+def run_steps(
+    wire: Transport,
+    signature: Signature,
+    steps: Sequence[MovementStep | None],
+    tensors: Sequence[torch.Tensor | None],
+    into: Sequence[torch.Tensor | None] | None = None,
+) -> list[torch.Tensor | None]:
+    """Execute a step of each of several movements; return their outputs.
+
+    Args:
+        wire: transport that carries the messages.
+        signature: common signature of the steps.
+        steps: one per tensor, ``None`` for a tensor that is returned as it is.
+        tensors: inputs.
+        into: per step, a tensor to which its output is added, or ``None`` for a new tensor.
+    """
+    inputs = [
+        x if x is None or step is None or step.input_shape is None else step.block(x)
+        for step, x in zip(steps, tensors, strict=True)
+    ]
+    arrivals: list[list[Arrival]] = [[] for _ in steps]
+    if any(step is not None and step.stage.communicates for step in steps):
+        with wire.group(signature):
+            arrivals = [
+                [] if step is None else _post(step, x)
+                for step, x in zip(steps, inputs, strict=True)
+            ]
+    targets = into if into is not None else [None] * len(steps)
+    return [
+        x if step is None else _finish(step, x, arrived, target)
+        for step, x, arrived, target in zip(steps, inputs, arrivals, targets, strict=True)
+    ]
+
+
+def _post(step: MovementStep, x: torch.Tensor | None) -> list[Arrival]:
+    # Post the messages of the step in the open group.
+    stage, partition = step.stage, step.partition
     if not stage.communicates:
         return []
     if stage.collectives:
-        arrivals = [_post_collective(c, stage, partition, movement, x) for c in stage.collectives]
+        arrivals = [_post_collective(c, step, x) for c in stage.collectives]
     else:
         arrivals = []
-    boxes = _messages(stage, partition.plan_rank, movement.dtype, False)
+    boxes = _messages(stage, partition.plan_rank, step.dtype, False)
     for message in boxes.sends:
         assert x is not None
         partition.communicator.send(_pack(x, message.boxes), message.peer)
@@ -46,42 +81,41 @@ def post(
     expected += [(s.peer, s.destinations) for s in boxes.sums if s.peer is not None]
     for peer, parts in expected:
         cells = sum(box.volume for box in parts)
-        buffer = maker((cells,), movement.dtype, partition.device)()
+        buffer = maker((cells,), step.dtype, partition.device)()
         partition.communicator.recv(buffer, peer)
         arrivals.append(Arrival(peer, buffer, False))
     return [arrival for arrival in arrivals if arrival is not None]
 
 
-def finish(
-    stage: Stage,
-    partition: Partition,
-    movement: Movement,
+def _finish(
+    step: MovementStep,
     x: torch.Tensor | None,
     arrivals: list[Arrival],
-    into: torch.Tensor | None = None,
+    into: torch.Tensor | None,
 ) -> torch.Tensor | None:
-    """Return the output of ``stage``, or ``None`` if this rank has none.
+    """Return the output of the step, or its placeholder.
 
     If ``into`` is given, each part of the output is added to it in order, so that the result is
     bitwise equal to that of a transport that packs.
     """
+    stage, partition = step.stage, step.partition
     shape = stage.output_shape
     if shape is None:
-        return None
+        return step.make_output()
     for arrival in arrivals:
         if arrival.whole:
             return arrival.buffer if into is None else into.add_(arrival.buffer)
-    boxes = _messages(stage, partition.plan_rank, movement.dtype, into is not None)
-    wide = _WIDER.get(movement.dtype) if boxes.sums else None
+    boxes = _messages(stage, partition.plan_rank, step.dtype, into is not None)
+    wide = _WIDER.get(step.dtype) if boxes.sums else None
     if into is not None:
         output = into if wide is None else into.to(wide)
     elif wide is not None:
         output = torch.zeros(shape, dtype=wide, device=partition.device)
     else:
-        output = maker(shape, movement.dtype, partition.device)()
+        output = maker(shape, step.dtype, partition.device)()
     came = {arrival.rank: arrival.buffer for arrival in arrivals}
     for box in boxes.fills:
-        output[box.slices] = movement.fill
+        output[box.slices] = step.fill
     for move in boxes.moves:
         assert x is not None
         output[move.destination.slices] = x[move.source.slices]
@@ -95,16 +129,13 @@ def finish(
             buffer = came[contribution.peer]
         adds = i > 0 or not boxes.starts_with_copy
         _unpack(output, contribution.destinations, buffer, adds)
-    return output.to(movement.dtype) if into is None else into.copy_(output)
+    return output.to(step.dtype) if into is None else into.copy_(output)
 
 
 def _post_collective(
-    collective: Collective,
-    stage: Stage,
-    partition: Partition,
-    movement: Movement,
-    x: torch.Tensor | None,
+    collective: Collective, step: MovementStep, x: torch.Tensor | None
 ) -> Arrival | None:
+    stage, partition = step.stage, step.partition
     communicator = partition.wire.communicator([partition.ranks[r] for r in collective.members])
     root = collective.members.index(collective.root)
     is_root = communicator.rank == root
@@ -115,7 +146,7 @@ def _post_collective(
     output = None
     if takes:
         assert stage.output_shape is not None
-        output = maker(stage.output_shape, movement.dtype, partition.device)()
+        output = maker(stage.output_shape, step.dtype, partition.device)()
     if collective.kind == "broadcast":
         if not is_root:
             assert output is not None

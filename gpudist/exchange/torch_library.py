@@ -29,6 +29,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._library import simple_registry
 from torch._library.autograd import Info, make_autograd_impl
 from torch._library.effects import EffectType
+from torch.autograd import forward_ad
 from torch.autograd.forward_ad import unpack_dual
 from torch.compiler import is_dynamo_compiling
 from torch.fx.node import has_side_effect
@@ -63,8 +64,9 @@ _private: Any = torch._C
 _functorch: Any = _private._functorch
 _has_transforms: Callable[[], bool] = _private._are_functorch_transforms_active
 _count_modes: Callable[[], int] = _private._len_torch_dispatch_stack
-# Modes that record above autograd.
-_count_early_modes: Callable[[], int] = torch._ops._len_torch_dispatch_stack_pre_dispatch
+# Torch includes this key while there are modes that record above autograd.
+_is_included: Callable[[Any], bool] = _private._dispatch_tls_is_dispatch_key_included
+_EARLY = _private.DispatchKey.PreDispatch
 _early_mode: Callable[[Any], Any] = torch._ops._get_dispatch_mode_pre_dispatch
 _script_tracer: Callable[[], object] = _private._get_tracing_state
 
@@ -106,9 +108,28 @@ def is_recorded(x: torch.Tensor | None = None) -> bool:
 
 def has_modes() -> bool:
     """Return whether a dispatch mode is active that may record or replace operations."""
-    if _count_modes() > 0 and _count_modes() > _thread.watching_modes:
+    modes = _count_modes()
+    return (modes > 0 and modes > _thread.watching_modes) or _is_included(_EARLY)
+
+
+def is_eager(*inputs: torch.Tensor | None) -> bool:
+    """Return whether only reverse mode is active, so that a node may have a custom backward.
+
+    Otherwise a composition of operators is required: under torch.compile, forward mode, torch.func,
+    dispatch modes, or if an input is a tensor subclass with its own operations.
+    """
+    # On the path of every call, so it calls nothing of ours that does not matter.
+    if is_dynamo_compiling() or _has_transforms() or forward_ad._current_level >= 0:  # pyright: ignore
+        return False
+    if _count_modes() > 0 or _is_included(_EARLY) or _script_tracer() is not None:
+        return not is_recorded() and _are_plain(inputs)
+    if len(inputs) == 1 and type(inputs[0]) in PLAIN:
         return True
-    return _count_early_modes() > 0
+    return _are_plain(inputs)
+
+
+def _are_plain(inputs: Sequence[torch.Tensor | None]) -> bool:
+    return all([x is None or type(x) in PLAIN for x in inputs])
 
 
 class Watching(TorchDispatchMode):

@@ -41,6 +41,7 @@ class MessageStage:
         starts_with_copy: whether the first of the sums overwrites.
         relays: messages with boxes of the output, sent when their sums are complete.
         relayed: relayed messages from other ranks, which overwrite boxes of the output.
+        collectives: collectives that the transport has a verb for, beside the messages.
     """
 
     fills: tuple[Box, ...] = ()
@@ -51,6 +52,7 @@ class MessageStage:
     starts_with_copy: bool = False
     relays: tuple[Message, ...] = ()
     relayed: tuple[Message, ...] = ()
+    collectives: tuple[Collective, ...] = ()
 
     @property
     def same_cells(self) -> bool:

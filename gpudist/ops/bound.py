@@ -52,6 +52,10 @@ class Bound(Generic[T]):
         """Return ``make(x, *numbers)``, cached for tensors like ``x`` and the same numbers."""
         if is_traced():
             return self._traced(x, make, *numbers)
+        return self.found(x, make, *numbers)
+
+    def found(self, x: torch.Tensor, make: Callable[..., T], *numbers: int) -> T:
+        """Do the same outside of traces."""
         if not self._remembers:
             return _made(make, x, *numbers)
         try:

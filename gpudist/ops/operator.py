@@ -15,7 +15,7 @@ from gpudist.checks.arguments import Checked, as_plain, check, checked, refusal_
 from gpudist.checks.storage import TORCH_ERRORS, explain
 from gpudist.errors import PartitionError
 from gpudist.exchange import Movement
-from gpudist.exchange.autograd import is_eager, move
+from gpudist.exchange.autograd import is_eager, move, move_eagerly
 from gpudist.exchange.torch_library import constant_when_traced, handle_of
 from gpudist.ops.bound import Bound
 from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, ShapeMode
@@ -119,11 +119,15 @@ class Operator(Checked, torch.nn.Module):
         if not self._takes_part:
             return x.clone()
         try:
-            if self._is_dynamic and is_eager(x):
+            if not is_eager(x):
+                return move((self.movement(x),), (x,))[0]
+            if self._is_dynamic:
                 layout = self.agreement(x)
                 x = _with_agreed_grad(x, layout)
-                return move((self._bind_recent(layout, x),), (x,))[0]
-            return move((self.movement(x),), (x,))[0]
+                movement = self._bind_recent(layout, x)
+            else:
+                movement = self._bound.found(x, self._agree_and_bind)[1]
+            return move_eagerly((movement,), (x,))[0]
         except TORCH_ERRORS as error:
             explain(type(self).__name__, error, (x,))
             raise
@@ -148,7 +152,7 @@ class Operator(Checked, torch.nn.Module):
 
     def _bind_recent(self, layout: BlockLayout, x: torch.Tensor) -> Movement:
         key = (layout.identity, x.shape, x.dtype)
-        return self._recent.made(key, lambda: self._bind(layout, x).passing())
+        return self._recent.made(key, lambda: self._bind(layout, x))
 
     def empty_shape(self, x: torch.Tensor) -> tuple[int, ...]:
         """Return the shape of this rank's output if it receives no block."""
@@ -177,12 +181,13 @@ def remembered(
         args = tuple([_constant(value) for value in args])
         kwargs = {name: _constant(value) for name, value in kwargs.items()}
         return getattr(P_x, _remember_while_tracing(make, P_x, *args, **kwargs))
-    key: Any = (make, P_x, args, tuple(sorted(kwargs.items())))
+    values = [tuple(x) if type(x) is list else x for x in (*args, *kwargs.values())]
+    key: Any = (make, P_x, *kwargs, *values)
     try:
         operators = P_x.wire.remembered
         found = operators.get(key)
     except (AttributeError, TypeError):
-        # Lists have no hash; everything else is an invalid argument.
+        # Nested lists have no hash; everything else is an invalid argument.
         try:
             key = as_plain(key)
             operators = P_x.wire.remembered
@@ -192,8 +197,7 @@ def remembered(
             raise
     if found is None:
         found = make(P_x, *args, **kwargs)
-        values = (P_x, *args, *kwargs.values())
-        partitions = tuple(value for value in values if isinstance(value, Partition))
+        partitions = (P_x, *[value for value in values if isinstance(value, Partition)])
         order: Any = operators.setdefault(("order", partitions), deque())
         if len(order) >= _REMEMBERED_OPERATORS:
             del operators[order.popleft()]

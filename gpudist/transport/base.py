@@ -22,16 +22,16 @@ import torch
 from gpudist import errors
 from gpudist.checks.digest import digest_of
 from gpudist.geometry.boxes import Stage
-from gpudist.geometry.messages import as_messages
+from gpudist.geometry.messages import MessageStage, as_messages
 from gpudist.transport.failure.channel import Failure, FailureChannel
 from gpudist.transport.failure.forks import keep_for_good, leave_to_parent_after_fork
-from gpudist.transport.flight_recorder import Activity, FlightRecorder, Post, posts_between
+from gpudist.transport.flight_recorder import Activity, FlightRecorder
 from gpudist.transport.world_facts import WorldFacts
 
 ReduceOp = Literal["sum", "max", "min", "prod"]
 # Bound stage with the addresses of its input and output, whose tensors the caller keeps alive.
 StageCall = tuple[object, int, int]
-RoundRunner = Callable[[Sequence["torch.Tensor | None"]], "list[torch.Tensor | None]"]
+RunSteps = Callable[[Sequence["torch.Tensor | None"]], "list[torch.Tensor | None]"]
 
 
 @dataclass(frozen=True)
@@ -59,33 +59,6 @@ class StagesInFlight(Protocol):
     def wait(self, call: int) -> None:
         """Wait until call number ``call`` is complete."""
         ...
-
-
-class RoundPart(Protocol):
-    """Stage of one movement, with everything that its calls need.
-
-    Attributes:
-        index: position of its movement in the round.
-        movement: movement; gives the shape and dtype of an input that ``comes_from_outside``.
-        comes_from_outside: whether the input is given by the caller, not by an earlier stage.
-        takes, gives: whether this rank has an input, and an output.
-        bound: bound stages by input strides, filled by :meth:`bind`.
-        makers: functions that create an output of matching layout, by input strides.
-        make_output: creates an output, or its placeholder, if ``makers`` has no entry.
-    """
-
-    index: int
-    movement: Any
-    comes_from_outside: bool
-    takes: bool
-    gives: bool
-    bound: dict[tuple[int, ...], object]
-    makers: dict[tuple[int, ...], Callable[[], torch.Tensor]]
-    make_output: Callable[[], torch.Tensor | None]
-
-    def posts(self, accumulates: bool = False) -> tuple[Post, ...]: ...
-    def block(self, x: torch.Tensor) -> torch.Tensor: ...
-    def bind(self, strides: tuple[int, ...], accumulates: bool = False) -> object: ...
 
 
 class Communicator(ABC):
@@ -336,33 +309,34 @@ class Transport(ABC):
             f"the {self.name} transport does not pack stages; check its attribute packs"
         )
 
-    def bind_round(self, signature: Signature | None, parts: Sequence[RoundPart]) -> RoundRunner:
-        """Return a function that executes one stage of each of several movements.
+    def bind_steps(
+        self, signature: Signature, activity: Activity | None, steps: Sequence[Any]
+    ) -> RunSteps:
+        """Return a function that executes one step of each of several movements together.
 
         The function maps input tensors to output tensors: it checks, packs, exchanges and unpacks.
         It raises the same errors as :meth:`group`.
 
         Args:
-            signature: signature of the round, ``None`` for stages that exchange nothing.
-            parts: stages with everything that their calls need.
+            signature: common signature of the steps.
+            activity: activity that counts the calls, ``None`` if nothing is exchanged.
+            steps: a :class:`~gpudist.exchange.MovementStep` per tensor, ``None`` for a tensor that
+                is returned as it is.
         """
         raise NotImplementedError(
             f"the {self.name} transport does not pack stages; check its attribute packs"
         )
 
-    def posts_of(
-        self,
-        stage: Stage,
-        ranks: Sequence[int],
-        rank: int,
-        dtype: torch.dtype,
-        accumulates: bool = False,
-    ) -> tuple[Post, ...]:
-        """Return the messages of a stage; for the arguments see :meth:`bind_stage`."""
+    def carried(
+        self, stage: Stage, rank: int, dtype: torch.dtype, accumulates: bool
+    ) -> MessageStage:
+        """Express a stage by messages and the collectives that this transport has verbs for.
+
+        Args:
+            stage ... accumulates: see :meth:`bind_stage`.
+        """
         narrow = dtype in (torch.float16, torch.bfloat16)
-        return posts_between(
-            as_messages(stage, rank, dtype.itemsize, narrow, accumulates), ranks, dtype
-        )
+        return as_messages(stage, rank, dtype.itemsize, narrow, accumulates)
 
     def start_stages(
         self, signature: Signature, calls: Sequence[StageCall], activity: Activity

@@ -7,19 +7,19 @@ one processor. The messages are those of the plans that would move the data.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal, Protocol
 
 import torch
 
 from gpudist.geometry.boxes import Box, CollectiveKind, Message, Stage
-from gpudist.geometry.messages import MessageStage, as_messages
-from gpudist.transport.base import RoundPart, RoundRunner, Signature
+from gpudist.geometry.messages import MessageStage
+from gpudist.transport.base import RunSteps, Signature
 from gpudist.transport.failure.channel import Failure, FailureChannel
 from gpudist.transport.flight_recorder import Activity
 from gpudist.transport.message_header import MessageHeader
-from gpudist.transport.nccl.stages import collectives_by_nccl
+from gpudist.transport.nccl.stages import carried_by_nccl, collectives_by_nccl
 from gpudist.transport.point_to_point import PointToPointTransport
 
 META = torch.device("meta")
@@ -147,29 +147,24 @@ class DryTransport(PointToPointTransport):
         accumulates: bool = False,
         output_strides: Sequence[int] | None = None,
     ) -> Traffic:
-        if self._posting == "nccl":
-            own = tuple(c for c in stage.collectives if collectives_by_nccl(c, dtype))
-            rest = tuple(c for c in stage.collectives if c not in own)
-            messages = as_messages(
-                replace(stage, collectives=rest), rank, dtype.itemsize,
-                accumulates=accumulates, scatters=False,
-            )  # fmt: skip
-            cells = prod(stage.output_shape or stage.input_shape or (0,))
-            shared = tuple(
-                SharedCollective(
-                    c.kind, tuple(ranks[member] for member in c.members), cells * dtype.itemsize
-                )
-                for c in own
-            )
-            return replace(traffic_of(messages, ranks, dtype), collectives=shared)
-        narrow = dtype in (torch.float16, torch.bfloat16)
-        messages = as_messages(stage, rank, dtype.itemsize, narrow, accumulates)
-        return traffic_of(messages, ranks, dtype)
+        return traffic_of(self.carried(stage, rank, dtype, accumulates), stage, ranks, dtype)
 
-    def bind_round(self, signature: Signature | None, parts: Sequence[RoundPart]) -> RoundRunner:
-        def run(blocks: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    def carried(
+        self, stage: Stage, rank: int, dtype: torch.dtype, accumulates: bool
+    ) -> MessageStage:
+        if self._posting == "nccl":
+            return carried_by_nccl(stage, rank, dtype, accumulates, collectives_by_nccl)
+        return super().carried(stage, rank, dtype, accumulates)
+
+    def bind_steps(
+        self, signature: Signature, activity: Activity | None, steps: Sequence[Any]
+    ) -> RunSteps:
+        def run(tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
             found: list[Traffic] = []
-            outputs = [_carried(part, blocks[part.index], found) for part in parts]
+            outputs = [
+                x if step is None else _carried_out(step, x, found)
+                for step, x in zip(steps, tensors, strict=True)
+            ]
             if found:
                 self._listener.exchanged(_together(found))
             return outputs
@@ -203,19 +198,26 @@ class _DryStages:
         self._listener.waited(self._started)
 
 
-def traffic_of(stage: MessageStage, ranks: Sequence[int], dtype: torch.dtype) -> Traffic:
-    """Return the traffic of a stage between world ``ranks``."""
+def traffic_of(
+    carried: MessageStage, stage: Stage, ranks: Sequence[int], dtype: torch.dtype
+) -> Traffic:
+    """Return the traffic between world ``ranks`` of what the transport carries for ``stage``."""
 
     def posted(message: Message) -> Posted:
         size_bytes = message.volume * dtype.itemsize
         return Posted(ranks[message.peer], size_bytes, sum(map(rows_of, message.boxes)))
 
-    own = [contribution for contribution in stage.sums if contribution.peer is None]
-    copied = [move.source for move in stage.moves]
+    own = [contribution for contribution in carried.sums if contribution.peer is None]
+    copied = [move.source for move in carried.moves]
     copied += [box for contribution in own for box in contribution.sources]
+    whole_bytes = prod(stage.output_shape or stage.input_shape or (0,)) * dtype.itemsize
     return Traffic(
-        tuple(map(posted, (*stage.sends, *stage.relays))),
-        tuple(map(posted, (*stage.incoming, *stage.relayed))),
+        tuple(map(posted, (*carried.sends, *carried.relays))),
+        tuple(map(posted, (*carried.incoming, *carried.relayed))),
+        tuple(
+            SharedCollective(c.kind, tuple(ranks[member] for member in c.members), whole_bytes)
+            for c in carried.collectives
+        ),
         copied_bytes=sum(box.volume for box in copied) * dtype.itemsize,
     )
 
@@ -225,18 +227,18 @@ def rows_of(box: Box) -> int:
     return box.volume // max(1, box.shape[-1]) if box.shape else 1
 
 
-def _carried(
-    part: RoundPart, block: torch.Tensor | None, found: list[Traffic]
-) -> torch.Tensor | None:
-    x = part.block(block) if part.comes_from_outside and block is not None else block
+def _carried_out(step: Any, x: torch.Tensor | None, found: list[Traffic]) -> torch.Tensor | None:
+    if x is not None and step.input_shape is not None:
+        x = step.block(x)
     strides: tuple[int, ...] = ()
-    if part.takes:
+    if step.takes:
         assert x is not None
         strides = x.stride()
-    if part.takes or part.gives:
-        stage: Any = part.bound.get(strides) or part.bind(strides)
-        found.append(stage)
-    return part.make_output()
+    if not (step.takes or step.gives):
+        return step.make_output()
+    traffic, make = step.bound.get(strides) or step.bind(strides)
+    found.append(traffic)
+    return make()
 
 
 def _together(parts: Sequence[Traffic]) -> Traffic:

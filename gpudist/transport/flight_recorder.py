@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from math import prod
 from time import monotonic
 from typing import Any, Literal, NamedTuple, Protocol
 from weakref import WeakSet
@@ -11,6 +12,7 @@ from weakref import WeakSet
 import torch
 
 from gpudist.cache import Cache
+from gpudist.geometry.boxes import Stage
 from gpudist.geometry.messages import MessageStage
 from gpudist.transport.labels import operator_and_partition
 
@@ -275,13 +277,26 @@ def _state(operation: Operation, now: float) -> str:
 
 
 def posts_between(
-    stage: MessageStage, ranks: Sequence[int], dtype: torch.dtype
+    carried: MessageStage, stage: Stage, ranks: Sequence[int], rank: int, dtype: torch.dtype
 ) -> tuple[Post, ...]:
-    """Return the messages of ``stage`` between world ``ranks``, in posting order."""
+    """Return what ``rank`` posts between world ``ranks`` for ``stage``, in posting order.
+
+    Args:
+        carried: what the transport carries for ``stage``.
+    """
     item_bytes = dtype.itemsize
-    sends = [(ranks[m.peer], m.volume * item_bytes) for m in (*stage.sends, *stage.relays)]
-    receives = [(ranks[m.peer], m.volume * item_bytes) for m in (*stage.incoming, *stage.relayed)]
-    return (
-        *(Post("send", peer, size_bytes, 0) for peer, size_bytes in sends),
-        *(Post("receive", peer, 0, size_bytes) for peer, size_bytes in receives),
-    )
+    posts = [
+        *(Post("send", ranks[m.peer], m.volume * item_bytes, 0)
+          for m in (*carried.sends, *carried.relays)),
+        *(Post("receive", ranks[m.peer], 0, m.volume * item_bytes)
+          for m in (*carried.incoming, *carried.relayed)),
+    ]  # fmt: skip
+    given = prod(stage.input_shape or (0,)) * item_bytes
+    taken = prod(stage.output_shape or (0,)) * item_bytes
+    for collective in carried.collectives:
+        is_root, kind = rank == collective.root, collective.kind
+        gives = kind == "all_reduce" or is_root == (kind == "broadcast")
+        takes = kind == "all_reduce" or is_root == (kind == "reduce")
+        root = ranks[collective.root]
+        posts.append(Post(kind, root, given if gives else 0, taken if takes else 0))
+    return tuple(posts)

@@ -51,7 +51,8 @@ class Partition:
     def __init__(
         self, wire: Transport, ranks: Sequence[int], shape: Sequence[int] | None = None
     ) -> None:
-        self._wire = wire
+        # An attribute, not a property: every call of an operator reads it.
+        self.wire = self._wire = wire
         self.ranks = tuple(ranks)
         self.shape: tuple[int, ...] = tuple(shape) if shape is not None else (len(self.ranks),)
         # These are not cached properties, which take a lock that torch.compile cannot trace.
@@ -92,11 +93,6 @@ class Partition:
     def transport(self) -> str:
         """Name of the transport that carries this partition's messages, see ``TRANSPORTS``."""
         return self._wire.name
-
-    @property
-    def wire(self) -> Transport:
-        """This rank's end of the transport, shared by all partitions of a world."""
-        return self._wire
 
     @cached_property
     def communicator(self) -> Communicator:

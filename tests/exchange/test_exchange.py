@@ -8,6 +8,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -89,26 +92,42 @@ def test_each_stage_has_its_own_signature(P_world: Partition) -> None:
     short = ops.AllGather(P_x, [0]).movement(x)
     halo = ops.HaloExchange(P_x, halo=((1, 1),), periodic=True).movement(x)
     both = halo.then(halo.T)
-    first, second = carry._rounds_of([short, both])
-    assert first.signature.label == f"{short.label} + {both.label}"
-    assert second.signature.label == both.label
-    first, second = carry._rounds_of([both])
-    assert first.signature.label == second.signature.label
-    assert first.signature.digest != second.signature.digest
+    first, second = [carry._common((short, both), depth).signature for depth in range(2)]
+    assert first.label == f"{short.label} + {both.label}"
+    assert second.label == both.label
+    first, second = [carry._common((both,), depth).signature for depth in range(2)]
+    assert first.label == second.label
+    assert first.digest != second.digest
 
 
-@distributed(ranks=2, transports=["loopback"])
-def test_what_passes_is_remembered_apart(P_world: Partition) -> None:
-    """Shapes of one call do not drive out those of a network."""
+@distributed(ranks=2)
+def test_what_is_bound_ends_with_its_movement(P_world: Partition) -> None:
+    """Nothing else keeps it, so that shapes of one call drive out no others."""
     P_x = P_world.create_cartesian_topology_partition([2])
     x = cells((3,))
-    kept = ops.AllGather(P_x, [0]).movement(x)
-    for movement, remembered in ((kept, carry._rounds), (kept.passing(), carry._passing_rounds)):
-        made = carry._rounds_of([movement])
-        assert remembered((movement,)) is made
-        assert carry._rounds_of([movement]) is made
-    assert carry._rounds_of([kept]) is not carry._rounds_of([kept.passing()])
-    P_world.barrier()
+    kept, other = [ops.AllGather(P_x, [0]).movement(x) for _ in range(2)]
+    for movements in ((kept,), (kept, other), (kept,)):
+        carry_out(movements, [x] * len(movements))
+    assert list(kept.kept) == [(), (other,)] and not other.kept
+    bound = weakref.ref(kept.steps[0])
+    del kept, movements
+    gc.collect()
+    assert bound() is None
+
+
+@distributed(ranks=3)
+def test_a_movement_that_has_ended_waits_for_the_others(P_world: Partition) -> None:
+    """Its output passes the later stages as it is."""
+    P_x = P_world.create_cartesian_topology_partition([3])
+    x = cells((2,)) + P_world.rank
+    short = ops.AllGather(P_x, [0]).movement(x)
+    there = ops.HaloExchange(P_x, halo=((1, 1),)).movement(x)
+    long = there.then(there.T)
+    expected = [carry_out([movement], [x])[0] for movement in (short, long)]
+    for order in ((0, 1), (1, 0)):
+        moved = carry_out([(short, long)[i] for i in order], [x, x])
+        for i, y in zip(order, moved, strict=True):
+            assert_same(y, expected[i])
 
 
 @distributed(ranks=2)

@@ -64,17 +64,6 @@ def test_truth_values_have_no_sum(P_world: Partition, adding: Stage, adds: bool)
 
 
 @distributed(ranks=2, transports=["loopback"])
-def test_what_becomes_of_a_passing_movement(P_world: Partition) -> None:
-    """The adjoint of a movement for one call, and all that contain it, are for one call too."""
-    P_x = P_world.create_cartesian_topology_partition([2])
-    kept = ops.HaloExchange(P_x, halo=((1, 1),)).movement(cells((3,)))
-    passing = kept.passing()
-    assert passing.is_passing and passing.T.is_passing
-    assert kept.T.then(passing).is_passing and passing.T.then(kept).is_passing
-    assert not (kept.is_passing or kept.T.is_passing or kept.T.then(kept).is_passing)
-
-
-@distributed(ranks=2, transports=["loopback"])
 def test_a_movement_in_words(P_world: Partition) -> None:
     """An adjoint does not print what it is the adjoint of once more."""
     P_x = P_world.create_cartesian_topology_partition([2])

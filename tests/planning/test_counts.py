@@ -80,18 +80,18 @@ class Sent:
 
     def __init__(self, wire: Any) -> None:
         self.messages = self.size_bytes = 0
-        post_send, bind_round, start_stages = wire._post_send, wire.bind_round, wire.start_stages
+        post_send, bind_steps, start_stages = wire._post_send, wire.bind_steps, wire.start_stages
 
         def count_payload(payload: torch.Tensor, *rest: Any) -> Any:
             self._add(payload.numel())
             return post_send(payload, *rest)
 
-        def count_round(signature: Any, parts: Sequence[Any]) -> Any:
-            run = bind_round(signature, parts)
+        def count_steps(signature: Any, activity: Any, steps: Sequence[Any]) -> Any:
+            run = bind_steps(signature, activity, steps)
 
             def counted(blocks: Any) -> Any:
-                for part in parts:
-                    self._add_stage(part.stage, part.partition, part.movement.dtype)
+                for step in filter(None, steps):
+                    self._add_stage(step.stage, step.partition, step.dtype)
                 return run(blocks)
 
             return counted
@@ -112,7 +112,7 @@ class Sent:
                     self._add_messages(stage, rank, dtype)
                 return start_stages(signature, calls, activity)
 
-            wire.bind_stage, wire.bind_round, wire.start_stages = bound, count_round, count_started
+            wire.bind_stage, wire.bind_steps, wire.start_stages = bound, count_steps, count_started
 
     def since(self, before: Counts) -> Counts:
         return self.messages - before[0], self.size_bytes - before[1]

@@ -6,7 +6,6 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
-from gpudist.exchange import carry
 from gpudist.transport.base import Transport
 from tests.transport.worlds import Outcome, ProcessRanks
 
@@ -51,8 +50,7 @@ class Mortals:
         self._ranks.kill()
 
 
-def forget_rounds() -> None:
-    """Drop bound stages, and with them references to ended worlds."""
-    carry._rounds.cache_clear()
+def collect() -> None:
+    """Free ended worlds, and what was bound to them."""
     while gc.collect():
         pass

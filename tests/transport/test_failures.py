@@ -269,7 +269,7 @@ def test_what_belongs_in_a_group_or_in_a_transport_that_packs() -> None:
     activity = Activity("a test", OperatorTotals("a test", "a partition"))
     bound: list[Callable[[], object]] = [
         lambda: alone.bind_stage(Stage(None, None), [0], 0, [], torch.float32, 0.0, False),
-        lambda: alone.bind_round(None, []),
+        lambda: alone.bind_steps(Signature("a test", bytes(16)), None, []),
         lambda: alone.start_stages(Signature("a test", bytes(16)), [], activity),
     ]
     with pytest.raises(NotImplementedError, match="the loopback transport does not carry pieces"):

@@ -17,8 +17,7 @@ import torch.distributed as dist
 from gpudist import ops
 from gpudist.errors import NotBuiltError, ShapeError, TransportError
 from gpudist.exchange import carry
-from gpudist.exchange.rounds import MovementPart
-from gpudist.transport.base import Transport
+from gpudist.transport.base import Signature, Transport
 from gpudist.transport.failure.channel import Failure
 from gpudist.transport.nccl.transport import NcclTransport
 from gpudist.world import runtime
@@ -37,7 +36,7 @@ from tests.doubles.nccl import (
 )
 from tests.doubles.ranks import run_all
 from tests.patience import allowed_s
-from tests.transport.mortals import Mortals, forget_rounds
+from tests.transport.mortals import Mortals, collect
 from tests.transport.nccl_actions import (
     all_sum_reduce,
     backward,
@@ -94,7 +93,7 @@ def live_on_second_gpu(transport: Transport, fails: bool) -> tuple[dict[int, str
     """The contexts of a world that does something in several threads, perhaps fails, and ends."""
     clear()
     configure("register_limit", 10**9)
-    forget_rounds()  # with worlds that were on GPU 0
+    collect()  # with worlds that were on GPU 0
     forget_contexts()
     second = on_second_gpu(transport)
     P_second = runtime.world_of(second)
@@ -147,7 +146,7 @@ def end_on_a_broken_device(transport: Transport, is_closed: bool) -> str:
         with suppress(TransportError):
             second.close()
         del second
-        forget_rounds()
+        collect()
 
     in_thread(end)
     clear()
@@ -185,9 +184,8 @@ def test_tensor_on_another_gpu() -> None:
     P_x = runtime.world_of(wire).create_cartesian_topology_partition([1])
     x = torch.ones(4)
     movement = ops.HaloExchange(P_x, halo=((1, 1),)).movement(x)
-    part = MovementPart(movement, 0, 0)
     wire.device = torch.device("cuda", 1)
-    run = wire.bind_round(None, [part])
+    run = wire.bind_steps(Signature("a test", bytes(16)), None, movement.steps)
     blocks: list[Any] = [OnGpu(x, 0)]
     with pytest.raises(ShapeError, match="the tensor is on cuda:0, its partition is on cuda:1"):
         run(blocks)
@@ -270,7 +268,7 @@ def call_at_once(P_x: CartesianPartition, cells: int) -> None:
 def test_threads_that_call_a_local_operator_first() -> None:
     """They get right numbers, and no table is made that nobody gives back."""
     use_doubles()
-    forget_rounds()
+    collect()
     before, made = living(), count("allocate")
     wire = runtime.connect("nccl", dist.HashStore(), 0, 1, LONG_S, "local")
     P_x = runtime.world_of(wire).create_cartesian_topology_partition([1, 1, 1])
@@ -279,7 +277,7 @@ def test_threads_that_call_a_local_operator_first() -> None:
     assert count("allocate") > made, "no table is in the device's memory"
     wire.close()
     del wire, P_x
-    forget_rounds()
+    collect()
     deadline_s = time.monotonic() + allowed_s(5.0)
     while living() != before and time.monotonic() < deadline_s:
         time.sleep(0.01)  # a thread gives them back

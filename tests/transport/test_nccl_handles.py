@@ -15,7 +15,7 @@ from gpudist.world import runtime
 from tests.doubles.device import device, finish, is_complete, make
 from tests.doubles.graphs import Graph
 from tests.doubles.nccl import clear, inject, violations
-from tests.transport.mortals import forget_rounds
+from tests.transport.mortals import collect
 from tests.transport.nccl_actions import block_of, halo, halo_of
 from tests.transport.worlds import results
 
@@ -30,7 +30,7 @@ def stream_with_the_same_handle(transport: Transport) -> list[str]:
     operator, current = halo_of(P_world), [0]
     x, negative = block_of(P_world), -block_of(P_world)
     transport.stream = lambda: current[0]
-    forget_rounds()  # which ask the transport for its stream
+    collect()  # which ask the transport for its stream
     first = make("stream")
     inject("delay")
     current[0] = first

@@ -13,7 +13,6 @@ import torch
 
 from gpudist import ops
 from gpudist.errors import GpudistError
-from gpudist.exchange import carry
 from gpudist.transport.base import Signature, Transport
 from gpudist.transport.nccl.transport import NcclTransport
 from gpudist.world import runtime
@@ -136,7 +135,7 @@ def test_memory_that_torch_has_cached_is_asked_for(failures: int) -> None:
 def come_and_go(transport: Transport) -> dict[str, int]:
     """Return what another world made and did not free by its end."""
     assert isinstance(transport, NcclTransport)
-    _forget_rounds()
+    _collect()
     clear()
     before = {}
     for number in range(2):
@@ -150,13 +149,12 @@ def come_and_go(transport: Transport) -> dict[str, int]:
             action(P_second)
         second.close()
         del P_second, second
-        _forget_rounds()
+        _collect()
     assert violations() == []
     return {name: left - before[name] for name, left in living().items()}
 
 
-def _forget_rounds() -> None:
-    carry._rounds.cache_clear()
+def _collect() -> None:
     # References held by native objects become garbage only when those are collected.
     while gc.collect():
         pass

@@ -90,7 +90,7 @@ def test_a_thread_inside_a_group_keeps_others_out(P_world: Partition) -> None:
 
 @distributed(ranks=1, transports=("host", "nccl"))
 def test_stages_bound_by_two_threads_at_once_stay(P_world: Partition) -> None:
-    """A round that exchanges nothing may run in several threads, and none lets go of a stage."""
+    """A step that exchanges nothing may run in several threads, and none lets go of a stage."""
     wire = P_world.wire
     P = P_world.create_cartesian_topology_partition([1])
     bind, barrier = wire.bind_stage, threading.Barrier(2)
@@ -103,13 +103,14 @@ def test_stages_bound_by_two_threads_at_once_stay(P_world: Partition) -> None:
     wire.bind_stage = bind_together  # pyright: ignore[reportAttributeAccessIssue]
     try:
         movement = gpudist.ops.HaloExchange(P, halo=((1, 1),), periodic=True).movement
-        (only,) = carry._make_rounds((movement(torch.ones(8)),))
-        results = run_all([lambda: only.run([torch.ones(8)])] * 2)
+        bound = movement(torch.ones(8))
+        (run,) = carry._bind(bound, ())
+        results = run_all([lambda: run([torch.ones(8)])] * 2)
     finally:
         del wire.bind_stage
     assert all(torch.equal(y, torch.ones(10)) for (y,) in results)
-    (stage,) = only.parts[0].bound.values()
-    assert only.parts[0].bind((1,)) is stage
+    (stage,) = bound.steps[0].bound.values()
+    assert bound.steps[0].bind((1,)) is stage
 
 
 @distributed(ranks=2, transports=("host",))

@@ -14,15 +14,13 @@ import torch.distributed as dist
 
 from gpudist.errors import NotBuiltError, ShapeError
 from gpudist.geometry.boxes import Box, Message, Stage
-from gpudist.geometry.messages import as_messages
-from gpudist.transport.base import RoundPart, RoundRunner, Signature
+from gpudist.transport.base import RunSteps, Signature
 from gpudist.transport.failure.channel import Failure, FailureChannel
 from gpudist.transport.failure.store import STORE_ERRORS, store_gone
 from gpudist.transport.flight_recorder import END_S, START_S, Activity, Operation, Post
 from gpudist.transport.host.meeting import HostMeeting
 from gpudist.transport.host.processes import forbidden_call
 from gpudist.transport.message_header import MessageHeader
-from gpudist.transport.native_round import native_part
 from gpudist.transport.point_to_point import PointToPointTransport
 from gpudist.transport.world_facts import WorldFacts
 
@@ -150,8 +148,7 @@ class HostTransport(PointToPointTransport):
         output_strides: Sequence[int] | None = None,
     ) -> Any:
         assert _native is not None
-        narrow = dtype in (torch.float16, torch.bfloat16)
-        boxes = as_messages(stage, rank, dtype.itemsize, narrow, accumulates)
+        boxes = self.carried(stage, rank, dtype, accumulates)
         output_shape = stage.output_shape or ()
         own = [contribution for contribution in boxes.sums if contribution.peer is None]
         return _native.BoundStage(
@@ -180,18 +177,17 @@ class HostTransport(PointToPointTransport):
             relayed=_messages(boxes.relayed, ranks),
         )
 
-    def bind_round(self, signature: Signature | None, parts: Sequence[RoundPart]) -> RoundRunner:
+    def bind_steps(
+        self, signature: Signature, activity: Activity | None, steps: Sequence[Any]
+    ) -> RunSteps:
         assert _native is not None
-        given = [native_part(part) for part in parts]
-        if signature is None:
-            return _native.Round(None, None, given).run
-        run_round = _native.Round(self._core, _native_signature(signature), given).run
-        posts = [post for part in parts for post in part.posts()]
-        activity = self.recorder.new_activity(signature.label, posts)
+        if activity is None:
+            return _native.Round(None, None, steps).run
+        run_native = _native.Round(self._core, _native_signature(signature), steps).run
         recorder, end_with = self.recorder, self.end_with
         remember = recorder.remember
 
-        def run(blocks: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        def run(tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
             observed = recorder.observers
             if observed:
                 operation = recorder.begin(activity)
@@ -199,7 +195,7 @@ class HostTransport(PointToPointTransport):
                 operation = [activity, monotonic(), None]
                 remember(operation)
             try:
-                outputs = run_round(blocks)
+                outputs = run_native(tensors)
             except ShapeError:
                 recorder.leave(operation)
                 recorder.drop(operation)

@@ -16,7 +16,6 @@ from gpudist.errors import TransportError
 from gpudist.geometry.boxes import Box, Collective, Message, Stage
 from gpudist.geometry.combines import Combine, Source, combines
 from gpudist.geometry.messages import MessageStage, as_messages
-from gpudist.transport.flight_recorder import Post, posts_between
 from gpudist.transport.nccl.program import (
     BufferName,
     BufferView,
@@ -47,6 +46,19 @@ def collectives_by_messages(collective: Collective, dtype: torch.dtype) -> bool:
     return False
 
 
+def carried_by_nccl(
+    stage: Stage, rank: int, dtype: torch.dtype, accumulates: bool, strategy: Strategy
+) -> MessageStage:
+    """Express a stage by messages, and the collectives of NCCL that ``strategy`` selects."""
+    own = tuple(c for c in stage.collectives if strategy(c, dtype))
+    rest = tuple(c for c in stage.collectives if c not in own)
+    messages = as_messages(
+        replace(stage, collectives=rest), rank, dtype.itemsize,
+        accumulates=accumulates, scatters=False,
+    )  # fmt: skip
+    return replace(messages, collectives=own)
+
+
 def lower(
     stage: Stage,
     ranks: Sequence[int],
@@ -75,49 +87,17 @@ def lower(
             NCCL registers some kinds of memory automatically, and both sides of a message must use
             the same kind.
     """
-    own = tuple(c for c in stage.collectives if strategy(c, dtype))
-    rest = tuple(c for c in stage.collectives if not strategy(c, dtype))
-    boxes = as_messages(
-        replace(stage, collectives=rest), rank, dtype.itemsize,
-        accumulates=accumulates, scatters=False,
-    )  # fmt: skip
+    boxes = carried_by_nccl(stage, rank, dtype, accumulates, strategy)
     lowered = Lowered(dtype, in_graph=in_graph)
     strides = tuple(input_strides)
     output = tuple(output_strides or contiguous_strides(stage.output_shape or ()))
     for message in boxes.sends:
         _send(lowered, message, ranks[message.peer], strides)
+    own = boxes.collectives
     filled = _collectives(lowered, own, stage, ranks, rank, strides, output, accumulates)
     if stage.output_shape is not None and not filled:
         _receive(lowered, boxes, ranks, strides, output, accumulates)
     return lowered
-
-
-def lowered_posts(
-    stage: Stage,
-    ranks: Sequence[int],
-    rank: int,
-    dtype: torch.dtype,
-    accumulates: bool,
-    strategy: Strategy,
-) -> tuple[Post, ...]:
-    """Return the messages and NCCL collectives of the program that :func:`lower` returns."""
-    own = tuple(c for c in stage.collectives if strategy(c, dtype))
-    rest = tuple(c for c in stage.collectives if c not in own)
-    boxes = as_messages(
-        replace(stage, collectives=rest), rank, dtype.itemsize,
-        accumulates=accumulates, scatters=False,
-    )  # fmt: skip
-    given = prod(stage.input_shape or (0,)) * dtype.itemsize
-    taken = prod(stage.output_shape or (0,)) * dtype.itemsize
-    posts = list(posts_between(boxes, ranks, dtype))
-    for collective in own:
-        is_root, kind = rank == collective.root, collective.kind
-        gives = kind == "all_reduce" or is_root == (kind == "broadcast")
-        takes = kind == "all_reduce" or is_root == (kind == "reduce")
-        posts.append(
-            Post(kind, ranks[collective.root], given if gives else 0, taken if takes else 0)
-        )
-    return tuple(posts)
 
 
 def _send(lowered: Lowered, message: Message, peer: int, strides: tuple[int, ...]) -> None:

@@ -13,24 +13,24 @@ import torch.distributed as dist
 from gpudist.checks.digest import digest_of
 from gpudist.errors import GpudistError, NotBuiltError, ShapeError, TransportError
 from gpudist.geometry.boxes import Stage
-from gpudist.transport.base import Communicator, RoundPart, RoundRunner, Signature, Transport
+from gpudist.geometry.messages import MessageStage
+from gpudist.transport.base import Communicator, RunSteps, Signature, Transport
 from gpudist.transport.failure.channel import Failure
 from gpudist.transport.failure.forks import words_of_child
 from gpudist.transport.failure.store import StoreFailureChannel
-from gpudist.transport.flight_recorder import Activity, Post
+from gpudist.transport.flight_recorder import Activity
 from gpudist.transport.gloo import GlooTransport
 from gpudist.transport.host.meeting import NotOneNode
 from gpudist.transport.host.processes import forbidden_call
 from gpudist.transport.host.transport import HostTransport, what_is_missing
-from gpudist.transport.native_round import native_part
 from gpudist.transport.nccl.library import keep_memory_unregistered, wheel_libraries
 from gpudist.transport.nccl.program import native_call, native_signature
 from gpudist.transport.nccl.rendezvous import Rendezvous
 from gpudist.transport.nccl.stages import (
+    carried_by_nccl,
     collectives_by_messages,
     collectives_by_nccl,
     lower,
-    lowered_posts,
 )
 from gpudist.transport.nccl.streams import StagesOnStream, stream_of
 from gpudist.transport.nccl.verbs import NcclCall, NcclCommunicator, run_alone
@@ -229,27 +229,21 @@ class NcclTransport(Transport):
             captured = as_called(in_graph=True).bind(self._core, self.native, fill)
         return lowered.bind(self._core, self.native, fill, captured)
 
-    def bind_round(self, signature: Signature | None, parts: Sequence[RoundPart]) -> RoundRunner:
+    def bind_steps(
+        self, signature: Signature, activity: Activity | None, steps: Sequence[Any]
+    ) -> RunSteps:
         assert _native is not None
-        given = [native_part(part) for part in parts]
-        exchanged = native_signature(signature) if signature is not None else None
-        run_round = _native.DeviceRound(
-            self._core,
-            exchanged,
-            -1 if self.device.index is None else self.device.index,
-            given,
-            self.stream,
-        ).run
-        if signature is None:
-            return run_round
-        posts = [post for part in parts for post in part.posts()]
-        activity = self.recorder.new_activity(signature.label, posts)
+        index = -1 if self.device.index is None else self.device.index
+        exchanged = native_signature(signature) if activity is not None else None
+        run_native = _native.DeviceRound(self._core, exchanged, index, steps, self.stream).run
+        if activity is None:
+            return run_native
         recorder, end_with = self.recorder, self.end_with
 
-        def run(blocks: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        def run(tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
             operation = recorder.begin(activity) if recorder.observers else None
             try:
-                outputs = run_round(blocks)
+                outputs = run_native(tensors)
             except BaseException as error:
                 if operation is not None:
                     recorder.leave(operation)
@@ -264,15 +258,10 @@ class NcclTransport(Transport):
 
         return run
 
-    def posts_of(
-        self,
-        stage: Stage,
-        ranks: Sequence[int],
-        rank: int,
-        dtype: torch.dtype,
-        accumulates: bool = False,
-    ) -> tuple[Post, ...]:
-        return lowered_posts(stage, ranks, rank, dtype, accumulates, self.strategy)
+    def carried(
+        self, stage: Stage, rank: int, dtype: torch.dtype, accumulates: bool
+    ) -> MessageStage:
+        return carried_by_nccl(stage, rank, dtype, accumulates, self.strategy)
 
     def start_stages(
         self, signature: Signature, calls: Sequence[tuple[Any, int, int]], activity: Activity

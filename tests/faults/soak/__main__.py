@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gpudist.exchange import carry
 from gpudist.testing.rank_pool import RankPool
 from tests.faults.figures import RESULTS, Figure, environment, growth, spread, worst, write
 from tests.faults.soak import layers, mixture, worlds
@@ -90,8 +89,7 @@ def layer_figures(options: argparse.Namespace) -> list[Figure]:
         Figure("layers: networks made and dropped", options.networks, "networks"),
         Figure("layers: outlived their last use", sum(alive for _, alive, _ in answers), "layers",
                0),
-        Figure("layers: rounds remembered, most", max(most for _, _, most in answers), "rounds",
-               carry._rounds.cache_info().maxsize),
+        Figure("layers: steps kept, most", max(most for _, _, most in answers), "steps", 4096),
         *leak_figures("layers", [samples for samples, _, _ in answers]),
     ]  # fmt: skip
 

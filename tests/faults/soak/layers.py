@@ -9,7 +9,7 @@ import weakref
 import torch
 
 from gpudist import nn
-from gpudist.exchange import carry
+from gpudist.exchange import MovementStep
 from gpudist.world.partition import Partition
 from tests.faults.soak.samples import Sample, take
 
@@ -25,7 +25,7 @@ def run(
 
     Returns:
         This rank's samples, how many layers outlived their last use, and the largest number of
-        rounds that were remembered.
+        steps of movements that were kept.
     """
     rng = random.Random(seed)
     taken = [take(P_world, 0)]
@@ -37,8 +37,7 @@ def run(
             gc.collect()
             alive += sum(ref() is not None for ref in died)
             died.clear()
-            rounds = carry._rounds.cache_info(), carry._passing_rounds.cache_info()
-            most = max(most, *(info.currsize for info in rounds))
+            most = max(most, sum(isinstance(thing, MovementStep) for thing in gc.get_objects()))
         if (number + 1) * samples // count > number * samples // count:
             taken.append(take(P_world, number + 1))
     return taken, alive, most
