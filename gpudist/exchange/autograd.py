@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 
 from gpudist.checks.storage import PLAIN
 from gpudist.errors import ShapeError
-from gpudist.exchange import Movement, all_reduce, carry_out
+from gpudist.exchange import Movement, all_reduce, carry_out, carry_out_one
 from gpudist.exchange.torch_library import (
     handles_of,
     has_modes,
@@ -52,21 +52,19 @@ def move(movements: Sequence[Movement], inputs: Sequence[torch.Tensor]) -> tuple
         Hewett & Grady 2020, arXiv:2006.03108.
     """
     if is_eager(*inputs):
-        return move_eagerly(movements, inputs)
+        if torch.is_grad_enabled() and any([x.requires_grad for x in inputs]):
+            return apply(_MoveNode, tuple(movements), *inputs)
+        return carry_out(movements, inputs)
     if is_recorded() or any([type(x) not in PLAIN for x in inputs]):
         return _moved_by_library(movements, inputs)
     return apply(_MoveNode, tuple(movements), *inputs)
 
 
-def move_eagerly(
-    movements: Sequence[Movement], inputs: Sequence[torch.Tensor]
-) -> tuple[torch.Tensor, ...]:
-    """Move inputs for which :func:`is_eager` is true; see :func:`move`."""
-    if torch.is_grad_enabled():
-        for x in inputs:
-            if x.requires_grad:
-                return apply(_MoveNode, tuple(movements), *inputs)
-    return carry_out(movements, inputs)
+def move_one(movement: Movement, x: torch.Tensor) -> torch.Tensor:
+    """Move one input for which :func:`is_eager` is true; see :func:`move`."""
+    if x.requires_grad and torch.is_grad_enabled():
+        return apply(_MoveNode, (movement,), x)[0]
+    return carry_out_one(movement, x)
 
 
 def moved(

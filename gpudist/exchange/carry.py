@@ -42,6 +42,15 @@ def carry_out(
     return tuple(results)  # pyright: ignore[reportReturnType]
 
 
+def carry_out_one(movement: Movement, x: torch.Tensor) -> torch.Tensor:
+    """Execute one movement; the same as :func:`carry_out`, a little faster."""
+    runs = movement.kept.get(()) or _bind(movement, ())
+    results: list[torch.Tensor | None] = runs[0]((x,))
+    for run in runs[1:]:
+        results = run(results)
+    return results[0]  # pyright: ignore[reportReturnType]
+
+
 def start(
     movements: Sequence[Movement],
     inputs: Sequence[torch.Tensor],

@@ -47,7 +47,8 @@ def applied(operator: Any, x: Array | None) -> Array:
             waiting ranks raise it too.
     """
     if isinstance(x, torch.Tensor):
-        return operator(x)
+        # Not a call of a module: the operator behind a function has no hooks.
+        return operator.forward(x)
     return _applied_to_array(operator, x)
 
 

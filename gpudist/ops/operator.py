@@ -15,7 +15,7 @@ from gpudist.checks.arguments import Checked, as_plain, check, checked, refusal_
 from gpudist.checks.storage import TORCH_ERRORS, explain
 from gpudist.errors import PartitionError
 from gpudist.exchange import Movement
-from gpudist.exchange.autograd import is_eager, move, move_eagerly
+from gpudist.exchange.autograd import is_eager, move, move_one
 from gpudist.exchange.torch_library import constant_when_traced, handle_of
 from gpudist.ops.bound import Bound
 from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, ShapeMode
@@ -127,7 +127,7 @@ class Operator(Checked, torch.nn.Module):
                 movement = self._bind_recent(layout, x)
             else:
                 movement = self._bound.found(x, self._agree_and_bind)[1]
-            return move_eagerly((movement,), (x,))[0]
+            return move_one(movement, x)
         except TORCH_ERRORS as error:
             explain(type(self).__name__, error, (x,))
             raise
@@ -181,8 +181,11 @@ def remembered(
         args = tuple([_constant(value) for value in args])
         kwargs = {name: _constant(value) for name, value in kwargs.items()}
         return getattr(P_x, _remember_while_tracing(make, P_x, *args, **kwargs))
-    values = [tuple(x) if type(x) is list else x for x in (*args, *kwargs.values())]
-    key: Any = (make, P_x, *kwargs, *values)
+    # Everyone who makes such an operator passes the same keywords in the same order.
+    values = (*args, *kwargs.values())
+    if list in map(type, values):
+        values = tuple([tuple(x) if type(x) is list else x for x in values])
+    key: Any = (make, P_x, *values)
     try:
         operators = P_x.wire.remembered
         found = operators.get(key)
