@@ -176,6 +176,8 @@ def halo_exchange(
         Hewett & Grady 2020, arXiv:2006.03108, section 3.
     """
     windows = window if not is_dynamo_compiling() else _numbers(window)
+    if type(halo) is list:
+        halo = tuple(halo)  # has a hash, so that the look-up below is fast
     operator = remembered(
         HaloExchange if not is_dynamo_compiling() else _of_numbers, P_x, windows,
         halo=halo, periodic=periodic, padding_value=padding_value, nested=nested,

@@ -114,12 +114,14 @@ class Operator(Checked, torch.nn.Module):
         self._bound = Bound[tuple[BlockLayout, Movement]]("dynamic", agreement)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not isinstance(x, torch.Tensor):
-            self.require_tensor(x)
         if not self._takes_part:
+            if not isinstance(x, torch.Tensor):
+                self.require_tensor(x)
             return x.clone()
         try:
             if not is_eager(x):
+                if not isinstance(x, torch.Tensor):
+                    self.require_tensor(x)
                 return move((self.movement(x),), (x,))[0]
             if self._is_dynamic:
                 layout = self.agreement(x)
@@ -183,14 +185,12 @@ def remembered(
         return getattr(P_x, _remember_while_tracing(make, P_x, *args, **kwargs))
     # Everyone who makes such an operator passes the same keywords in the same order.
     values = (*args, *kwargs.values())
-    if list in map(type, values):
-        values = tuple([tuple(x) if type(x) is list else x for x in values])
-    key: Any = (make, P_x, *values)
+    key: Any = (make, P_x, values)
     try:
         operators = P_x.wire.remembered
         found = operators.get(key)
     except (AttributeError, TypeError):
-        # Nested lists have no hash; everything else is an invalid argument.
+        # Lists have no hash; everything else is an invalid argument.
         try:
             key = as_plain(key)
             operators = P_x.wire.remembered

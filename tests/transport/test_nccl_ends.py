@@ -22,7 +22,7 @@ from gpudist.world.partition import Partition
 from tests.doubles.graphs import Graph
 from tests.doubles.nccl import clear, configure, count, inject, log, violations
 from tests.patience import allowed_s
-from tests.transport.mortals import Mortals, forget_rounds
+from tests.transport.mortals import Mortals, collect
 from tests.transport.nccl_actions import Fate, block_of, fate_of, halo, halo_of
 
 RANKS = 2
@@ -64,7 +64,7 @@ def close(transport: Transport) -> float:
 def fail_with_a_graph(transport: Transport) -> Fate:
     P_world = runtime.world_of(transport)
     nccl_transport._CLOSING_S = CLOSING_S
-    forget_rounds()
+    collect()
     clear()
     expected = halo(P_world)
     with Graph() as graph:
@@ -232,7 +232,7 @@ def another_world(transport: Transport) -> Partition:
 
 def drop_while_a_kernel_hangs(transport: Transport, is_closed: bool) -> tuple[float, list[str]]:
     """Operators of this world, or of another that was closed before."""
-    forget_rounds()
+    collect()
     clear()
     P_world = runtime.world_of(transport)
     halo(P_world)
@@ -244,7 +244,7 @@ def drop_while_a_kernel_hangs(transport: Transport, is_closed: bool) -> tuple[fl
     inject("stall")
     in_flight = started_halo(P_world)
     begin_s = time.monotonic()
-    forget_rounds()
+    collect()
     forgetting_s = time.monotonic() - begin_s
     give_up(transport)
     let_go([in_flight])
@@ -262,7 +262,7 @@ def test_dropped_operators_do_not_wait_for_kernels(mortals: Mortals, is_closed: 
 
 def drop_in_a_capture(transport: Transport, closes: bool) -> list[str]:
     """Python frees a world whenever it likes."""
-    forget_rounds()
+    collect()
     clear()
     P_world = runtime.world_of(transport)
     halo(P_world)
@@ -272,7 +272,7 @@ def drop_in_a_capture(transport: Transport, closes: bool) -> list[str]:
     with Graph() as graph:
         halo(P_world)
         del P_second
-        forget_rounds()
+        collect()
     graph.launch()
     graph.destroy()
     return violations()
@@ -313,7 +313,7 @@ def test_data_that_the_host_reads_in_a_capture(mortals: Mortals) -> None:
 
 def replay_what_was_dropped(transport: Transport) -> list[str]:
     P_world = runtime.world_of(transport)
-    forget_rounds()
+    collect()
     clear()
     configure("register_limit", 10**9)
     x = torch.arange(16.0).reshape(4, 4) + 100 * transport.rank
@@ -323,7 +323,7 @@ def replay_what_was_dropped(transport: Transport) -> list[str]:
     assert count("allocate") > before, "no table is in the device's memory"
     with Graph() as graph:
         y = operator(x)
-    forget_rounds()
+    collect()
     operator(x)
     y.fill_(-1.0)
     graph.launch()

@@ -16,7 +16,7 @@ from gpudist.world import runtime
 from gpudist.world.partition import Partition
 from tests.doubles.graphs import Graph
 from tests.doubles.nccl import clear, configure, violations
-from tests.transport.mortals import forget_rounds
+from tests.transport.mortals import collect
 from tests.transport.nccl_actions import ACTIONS
 from tests.transport.worlds import results
 
@@ -105,7 +105,7 @@ def in_a_world_that_registers(
                 del os.environ[variable]
             else:
                 os.environ[variable] = value
-    forget_rounds()
+    collect()
     clear()
     P_world, movement = runtime.world_of(second), MOVEMENTS[name]
     configure("register_limit", 10**9)
