@@ -17,7 +17,7 @@ def one_call(movement: Movement, x: torch.Tensor, y: torch.Tensor) -> Callable[[
     """Execute the only stage of ``movement`` from ``x`` into existing memory ``y``."""
     wire = movement.steps[0].partition.wire
     assert isinstance(wire, HostTransport)
-    stage, _ = movement.steps[0].bind(x.stride())
+    stage: Any = movement.steps[0].bind(x.stride())[0]
     calls = [(stage, x.data_ptr(), y.data_ptr())]
     signature, run = _native_signature(_common((movement,), 0).signature), wire._core.run
 
@@ -31,7 +31,7 @@ def one_call(movement: Movement, x: torch.Tensor, y: torch.Tensor) -> Callable[[
 def local_part(movement: Movement, x: torch.Tensor, y: torch.Tensor) -> Callable[[], torch.Tensor]:
     """Execute the local part of that call: fill cells without messages, and copy own cells."""
     assert _native is not None
-    stage, partition = movement.steps[0]
+    stage, partition = movement.stages[0]
     own = replace(stage, sends=(), receives=())
     bound: Any = partition.wire.bind_stage(
         own, partition.ranks, partition.plan_rank, x.stride(), movement.dtype, movement.fill

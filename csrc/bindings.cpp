@@ -245,7 +245,7 @@ NB_MODULE(_native, m) {
           },
           "communicator"_a.none(), "signature"_a.none(), "steps"_a, nb::keep_alive<1, 2>(),
           nb::keep_alive<1, 3>())
-      .def("run", &HostRound::run, "blocks"_a);
+      .def("run", &HostRound::run, "tensors"_a);
 
   nb::class_<Unlocked<Exchange>>(m, "Exchange", "Stages that are in flight together.")
       .def(

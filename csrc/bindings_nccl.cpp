@@ -258,7 +258,7 @@ void bind_nccl(nb::module_& m) {
           },
           "world"_a, "signature"_a.none(), "device"_a, "steps"_a, "current_stream"_a,
           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
-      .def("run", &DeviceRound::run, "blocks"_a);
+      .def("run", &DeviceRound::run, "tensors"_a);
 }
 
 }  // namespace gpudist

@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Callable, Sequence
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import torch
 
@@ -151,10 +151,10 @@ class DeviceRound:
         world: NcclWorld,
         signature: Signature | None,
         device: int,
-        parts: Sequence[_Part],
+        steps: Sequence[Any],
         current_stream: Callable[[], int],
     ) -> None: ...
-    def run(self, blocks: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]: ...
+    def run(self, tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]: ...
 
 def device_missing() -> str: ...
 
@@ -185,20 +185,6 @@ class HostCommunicator:
     def close(self) -> None: ...
     def leave_to_parent(self) -> None: ...
 
-# Index, shape and dtype (None: not checked), takes, gives, check, make, makers, bound, bind.
-_Part = tuple[
-    int,
-    tuple[int, ...] | None,
-    torch.dtype | None,
-    bool,
-    bool,
-    Callable[[torch.Tensor], torch.Tensor],
-    Callable[[], torch.Tensor | None],
-    dict[tuple[int, ...], Callable[[], torch.Tensor]],
-    dict[tuple[int, ...], object],
-    Callable[[tuple[int, ...]], object],
-]
-
 class Round:
     """One stage of each of several movements."""
 
@@ -206,9 +192,9 @@ class Round:
         self,
         communicator: HostCommunicator | None,
         signature: Signature | None,
-        parts: Sequence[_Part],
+        steps: Sequence[Any],
     ) -> None: ...
-    def run(self, blocks: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]: ...
+    def run(self, tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]: ...
 
 class Exchange:
     """Stages in flight together."""

@@ -88,7 +88,7 @@ def start(
             if target is not None:
                 results[i] = target.add_(result)
         return InFlight([*results], wire)
-    if not wire.packs:
+    if activity is None:
         return InFlight(run_steps(wire, signature, steps, blocks, targets), wire)
     calls: list[StageCall] = []
     outputs: Blocks = []

@@ -33,7 +33,10 @@ def test_all_sides_are_right_and_checked(P_world: Partition) -> None:
 
 @distributed(ranks=2, transports=["host"])
 def test_traffic(P_world: Partition) -> None:
-    """Two linear layers: four parameters, of which two are too large to be copied together."""
+    """Two linear layers: four parameters, of which two are too large to be copied together.
+
+    Each rank sums half of a large gradient and sends it on: two messages instead of one.
+    """
     network = NETWORKS["large linear"]
     P_x = P_world.create_cartesian_topology_partition(network.grid(2))
     x = own_block(random_like_all((4, 2048), 1).float(), P_x)
@@ -41,8 +44,8 @@ def test_traffic(P_world: Partition) -> None:
     expected = {
         "gpudist": ([1, 3, nbytes], [1, 3, nbytes]),
         "one owner, each layer": ([2, 4, nbytes], [2, 4, nbytes]),
-        "replicated, fused": ([0, 0, 0], [1, 6, 2 * nbytes]),
-        "replicated, each layer": ([0, 0, 0], [2, 8, 2 * nbytes]),
+        "replicated, fused": ([0, 0, 0], [1, 10, 2 * nbytes]),
+        "replicated, each layer": ([0, 0, 0], [2, 12, 2 * nbytes]),
     }
     for name, how in SIDES.items():
         module = network.distributed(P_x, *how)
