@@ -68,6 +68,10 @@ class Movement:
             _forward=linear,
         )
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Movement:
+        # Immutable but for what it keeps, which belongs to the transport: copies of layers share.
+        return self
+
     def then(self, other: Movement) -> Movement:
         """Return the composition of this movement, applied first, and ``other``."""
         return Movement(

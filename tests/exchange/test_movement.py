@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
 from gpudist import ops
 from gpudist.errors import ShapeError
-from gpudist.exchange import carry_out
+from gpudist.exchange import carry_out, start
 from gpudist.exchange.movement import bind
 from gpudist.geometry.boxes import Collective, Plan, Stage
 from gpudist.world.partition import Partition
-from tests.ops.dense import cells
+from tests.ops.dense import assert_same, cells
 from tests.pool import distributed
 
 SHAPE, PLACEHOLDER = (2, 3), (7,)
@@ -69,3 +71,15 @@ def test_a_movement_in_words(P_world: Partition) -> None:
     P_x = P_world.create_cartesian_topology_partition([2])
     adjoint = ops.AllGather(P_x, [0]).movement(cells((3,))).T
     assert repr(adjoint).count("adjoint of") == 1 and "_forward" not in repr(adjoint)
+
+
+@distributed(ranks=2)
+def test_copies_of_layers_share_movements(P_world: Partition) -> None:
+    """Also after they were carried out and started, when they keep what the transport bound."""
+    P_x = P_world.create_cartesian_topology_partition([2])
+    x = cells((3,))
+    movement = ops.HaloExchange(P_x, halo=((1, 1),)).movement(x)
+    (y,) = carry_out([movement], [x])
+    start([movement], [x]).wait(0)
+    copied = copy.deepcopy({"layer": movement})["layer"]
+    assert_same(carry_out([copied], [x])[0], y)
