@@ -106,8 +106,9 @@ class Values:
             if not 0 < items <= _MAX_ITEMS:
                 _check_size(shape)
             values[i] = TensorSpec(dtype, shape, items * itemsize)
-        rest = data[form.size :]
-        plain = unpacked(rest) if rest else ()
+        if not self._plain and len(data) == form.size:
+            return values
+        plain = unpacked(data[form.size :])
         if type(plain) is not tuple or not PLAIN.issuperset(map(type, plain)):
             raise malformed("its plain values are of other types")
         if len(plain) != len(self._plain):

@@ -220,11 +220,11 @@ def _build(node: Any, values: Iterator[Any]) -> Any:
         return next(values)
     kind, made_of, children = node
     parts = [_build(child, values) for child in children]
+    if kind == Kind.DICT:
+        return dict(zip(made_of, parts, strict=True))
     if kind == Kind.LIST:
         return parts
     if kind == Kind.TUPLE:
         return tuple(parts)
-    if kind == Kind.DICT:
-        return dict(zip(made_of, parts, strict=True))
     cls, fields = made_of
     return rebuild(cls, fields, parts)
