@@ -257,7 +257,7 @@ def test_arguments_that_do_not_fit_are_refused(P_world: Partition) -> None:
         DistributedConv1d(P_x, 4, 4, 3, stride=2, padding="same")
     with pytest.raises(ShapeError, match="padding is 'full'"):
         DistributedConv1d(P_x, 4, 4, 3, padding="full")
-    with pytest.raises(ShapeError, match="kernel_size has 2 entries but the layer has 1 dims"):
+    with pytest.raises(ShapeError, match="kernel_size has 2 entries, but the layer has 1 dims"):
         DistributedConv1d(P_x, 4, 4, (3, 3))
     with pytest.raises(ShapeError, match="in_channels 3 must be divisible by groups 2"):
         DistributedConv1d(P_x, 3, 4, 3, groups=2)

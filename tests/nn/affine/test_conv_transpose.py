@@ -250,7 +250,7 @@ def test_partitions_that_do_not_fit_are_refused(P_world: Partition) -> None:
             {"padding": "same"},
             "padding is 'same' .str.; it takes an integer or a",
         ),
-        ({"kernel_size": (3, 3)}, "kernel_size has 2 entries but the layer has 1 dims"),
+        ({"kernel_size": (3, 3)}, "kernel_size has 2 entries, but the layer has 1 dims"),
         ({"in_channels": 3, "groups": 2}, "in_channels 3 must be divisible by groups 2"),
         ({"out_channels": 3, "groups": 2}, "out_channels 3 must be divisible by groups 2"),
         ({"groups": 0}, "groups 0 must be at least 1"),
