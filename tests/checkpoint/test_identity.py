@@ -49,7 +49,7 @@ def test_file_of_another_save_is_not_put_in_place(tmp_path: Path) -> None:
 
     with (
         mock.patch("gpudist.checkpoint.dcp.require_of_one_save", mixed),
-        pytest.raises(CheckpointError, match=r"rank 0: .*__1_0\.distcp is of save"),
+        pytest.raises(CheckpointError, match=r"rank 0: .*__1_0\.distcp belongs to save"),
     ):
         run_distributed(save, 2, target, (2, "features"), 2)
     run_distributed(assert_loads, 2, target, (2, "features"), 1)
