@@ -230,6 +230,21 @@ def _resuming(fn: Any, scope: Scope) -> Any:
     return run
 
 
+_autocast_init: Callable[..., None] = torch.autocast.__init__
+
+
+def _init_autocast(
+    self: torch.autocast,
+    device_type: str,
+    dtype: torch.dtype | None = None,
+    enabled: bool = True,
+    cache_enabled: bool | None = None,
+) -> None:
+    """Replace ``autocast.__init__``: it may be disabled for the meta tensors of a dry run."""
+    device_type = "cpu" if device_type == "meta" and not enabled else device_type
+    _autocast_init(self, device_type, dtype, enabled, cache_enabled)
+
+
 @contextmanager
 def intercepted(scope: Scope) -> Iterator[Scope]:
     """Make ``scope`` the current scope of this thread, and intercept its calls."""
@@ -247,6 +262,7 @@ def _installed() -> Iterator[None]:
             _Function.apply = classmethod(_applied)
             torch.utils.checkpoint._checkpoint_without_reentrant_generator = _checkpointed
             _modules.BackwardHook = _BackwardHook
+            torch.autocast.__init__ = _init_autocast
     try:
         yield
     finally:
@@ -256,3 +272,4 @@ def _installed() -> Iterator[None]:
                 _Function.apply = classmethod(_apply)
                 torch.utils.checkpoint._checkpoint_without_reentrant_generator = _checkpoint
                 _modules.BackwardHook = torch.utils.hooks.BackwardHook
+                torch.autocast.__init__ = _autocast_init

@@ -303,3 +303,16 @@ def test_arguments_of_any_number_are_planned(by_name: bool) -> None:
     plan = plan_of(net, (1, 1, 2, 1), *([] if by_name else [shape]), **given)
     assert plan.outputs.shape == (1, 3, 8, 6)
     assert plan.sent_bytes == 2 * 6 * 4
+
+
+class _WithoutAutocast(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(device_type=x.device.type, enabled=False):
+            return x.roll(1, 2)
+
+
+def test_forwards_that_disable_autocast_are_planned() -> None:
+    init = torch.autocast.__init__
+    plan = plan_of(_WithoutAutocast(), (1, 1, 2, 1), (1, 1, 4, 3))
+    assert plan.sent_bytes == 12
+    assert torch.autocast.__init__ is init
