@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from hashlib import blake2b
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -35,14 +36,18 @@ def bound(
     """
     wire = P_world.wire
     assert isinstance(wire, NcclTransport) and _native is not None
-    stages: dict[tuple[int, ...], Any] = {x.stride(): lowered.bind(wire._core, wire.native, fill)}
+    stage = lowered.bind(wire._core, wire.native, fill)
+    bound = {x.stride(): (stage, make_output)}
     signature = None
     if label:
         digest = blake2b(label.encode(), digest_size=16).digest()
         signature = native_signature(Signature(label, digest))
-    part = (0, None, None, True, True, _itself, make_output, {}, stages, stages.__getitem__)
+    step = SimpleNamespace(
+        takes=True, gives=True, dtype=x.dtype, input_shape=None, input_dtype=None, block=_itself,
+        make_output=make_output, bound=bound, bind=bound.__getitem__,
+    )  # fmt: skip
     device = -1 if P_world.device.index is None else P_world.device.index
-    run = _native.DeviceRound(wire._core, signature, device, [part], wire.stream).run
+    run = _native.DeviceRound(wire._core, signature, device, [step], wire.stream).run
     blocks = (x,)
     return lambda: run(blocks)[0]  # pyright: ignore[reportReturnType]
 

@@ -119,7 +119,7 @@ class Operator(Checked, torch.nn.Module):
                 self.require_tensor(x)
             return x.clone()
         try:
-            if not is_eager(x):
+            if x is None or not is_eager(x):
                 if not isinstance(x, torch.Tensor):
                     self.require_tensor(x)
                 return move((self.movement(x),), (x,))[0]

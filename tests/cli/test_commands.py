@@ -134,7 +134,7 @@ def test_draw_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([*HALO, "-o", "a.jpg"], "a.jpg: a picture is"),
+        ([*HALO, "-o", "a.jpg"], "a.jpg: the suffix of a picture must be"),
         ([*HALO, "-o", "/nowhere/a.png"], "/nowhere/a.png"),
         ([*HALO, "--stride", "1", "1", "1"], "--stride has 3 numbers, but --kernel has 2"),
         (["draw", "--shape", "8", "--grid", "2", "2"], "one axis per dim"),

@@ -146,7 +146,7 @@ def test_axes_are_a_set():
 @pytest.mark.parametrize("axes", [[2], [-1], [0, 5]])
 def test_axes_that_the_partition_lacks_are_refused(axes: list[int]):
     inputs = Decomposition.balanced((4, 4), (2, 2))
-    with pytest.raises(PartitionError, match="2 axes of the partition"):
+    with pytest.raises(PartitionError, match="the partition has 2 axes"):
         plan_all_gather(inputs, axes, (0, 0))
 
 

@@ -136,7 +136,7 @@ def test_composite() -> None:
 
 def test_names_and_keys() -> None:
     assert torch.add in forms("add") and torch.Tensor.add in forms("add")
-    with pytest.raises(AttributeError, match="no function 'no_such'"):
+    with pytest.raises(AttributeError, match="have no 'no_such'"):
         forms("no_such")
     assert name_of(torch.matmul) == "torch.matmul" and name_of(shares) == "shares"
     assert key_of(1) != key_of(True) and key_of(1) != key_of(1.0) and key_of([1]) != key_of((1,))

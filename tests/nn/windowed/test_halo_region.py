@@ -301,7 +301,7 @@ def test_refused_at_construction_on_every_rank(P_world: Partition) -> None:
         with pytest.raises(error, match=words):
             nn.HaloRegion(P_x, layers)
     grouped = nn.DistributedConv1d(grid(P_world, [1, 2, 1]), 4, 4, 3, groups=2)
-    with pytest.raises(PartitionError, match=r"DistributedConv1d, dim 1.*whole channels"):
+    with pytest.raises(PartitionError, match=r"DistributedConv1d, dim 1.*must not split channels"):
         nn.HaloRegion(grid(P_world, [1, 2, 1]), [grouped])
 
 
