@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from hashlib import blake2b
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 
