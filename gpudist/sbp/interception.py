@@ -240,7 +240,7 @@ def _init_autocast(
     enabled: bool = True,
     cache_enabled: bool | None = None,
 ) -> None:
-    """Replace ``autocast.__init__``: it may be disabled for the meta tensors of a dry run."""
+    # Torch has no autocast for the meta tensors of a dry run; to disable it there is harmless.
     device_type = "cpu" if device_type == "meta" and not enabled else device_type
     _autocast_init(self, device_type, dtype, enabled, cache_enabled)
 
