@@ -12,7 +12,7 @@ namespace gpudist {
 
 namespace {
 
-template <class T = void>
+template <class T = float>
 T* at(uintptr_t address) {
   return reinterpret_cast<T*>(address);
 }
@@ -23,14 +23,14 @@ void bind_norm(nb::module_& m) {
   nb::class_<NormLines>(m, "NormLines", "The normalization of blocks of one shape, by lines.")
       .def(
           "__init__",
-          [](NormLines* self, Dtype dtype, int64_t lines, int64_t channels, int64_t cells,
+          [](NormLines* self, int64_t lines, int64_t channels, int64_t cells,
              const std::vector<int64_t>& statistic_of, int64_t statistics, double count, double eps,
              bool subtracts_mean, bool parameters_of_cells) {
-            new (self) NormLines(NormLayout{dtype, lines, channels, cells, statistic_of, statistics,
-                                            count, eps, subtracts_mean, parameters_of_cells});
+            new (self) NormLines(NormLayout{lines, channels, cells, statistic_of, statistics, count,
+                                            eps, subtracts_mean, parameters_of_cells});
           },
-          "dtype"_a, "lines"_a, "channels"_a, "cells"_a, "statistic_of"_a, "statistics"_a,
-          "count"_a, "eps"_a, "subtracts_mean"_a, "parameters_of_cells"_a)
+          "lines"_a, "channels"_a, "cells"_a, "statistic_of"_a, "statistics"_a, "count"_a, "eps"_a,
+          "subtracts_mean"_a, "parameters_of_cells"_a)
       .def(
           "sums",
           [](const NormLines& self, uintptr_t x, uintptr_t sums) {

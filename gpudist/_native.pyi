@@ -236,11 +236,10 @@ def run_local(stage: BoundStage, input: int, output: int) -> None:
     """Run a stage that exchanges no messages."""
 
 class NormLines:
-    """Normalization of blocks of one shape, line by line."""
+    """Normalization of float32 blocks of one shape, line by line."""
 
     def __init__(
         self,
-        dtype: Dtype,
         lines: int,
         channels: int,
         cells: int,

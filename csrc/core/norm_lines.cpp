@@ -5,25 +5,23 @@
 #include <utility>
 #include <vector>
 
-#include "core/errors.h"
 #include "core/lane_sums.h"
 
 namespace gpudist {
 
 namespace {
 
-// Cells per chunk. A chunk is summed in the block's dtype, chunks are added in float64. A chunk
+// Cells per chunk. A chunk is summed in float32, chunks are added in float64. A chunk
 // fits in the L1 cache, so reading it a second time is almost free.
 constexpr int64_t kChunk = 2048;
-// Number of lines whose cells are summed in the block's dtype before the sum is added in float64.
+// Number of lines whose cells are summed in float32 before the sum is added in float64.
 constexpr int64_t kLinesTogether = 64;
 
-// Statistics of a line. `mean` is `shift + error`, where `shift` is the mean rounded to T.
-template <class T>
+// Statistics of a line. `mean` is `shift + error`, where `shift` is the mean rounded to float32.
 struct Moments {
   double mean = 0;
   double inverse;
-  T shift = 0;
+  float shift = 0;
   double error = 0;
 
   Moments(const NormLayout& layout, const double* totals, int64_t statistic) {
@@ -35,7 +33,7 @@ struct Moments {
       variance -= mean * mean;
       // Rounding can make the variance of equal values far from zero negative.
       if (variance < 0) variance = 0;
-      shift = static_cast<T>(mean);
+      shift = static_cast<float>(mean);
       error = mean - static_cast<double>(shift);
     }
     inverse = 1 / std::sqrt(variance + layout.eps);
@@ -47,22 +45,22 @@ int64_t statistic_of(const NormLayout& layout, int64_t line) {
 }
 
 struct SumLines {
-  template <class T>
-  GPUDIST_INLINE static void run(const NormLayout& layout, const T* x, double* sums) {
+  GPUDIST_INLINE static void run(const NormLayout& layout, const float* x, double* sums) {
     const int64_t parts = layout.subtracts_mean ? 2 : 1;
     std::fill_n(sums, parts * layout.statistics, 0.0);
     for (int64_t line = 0; line < layout.lines; ++line) {
       double* own = sums + parts * statistic_of(layout, line);
       for (int64_t start = 0; start < layout.cells; start += kChunk) {
-        const T* chunk = x + line * layout.cells + start;
+        const float* chunk = x + line * layout.cells + start;
         const int64_t count = std::min(kChunk, layout.cells - start);
         // Squares of `x - mean` are more precise than squares of `x`.
         double shift = 0;
         if (layout.subtracts_mean) {
-          const double mean = sums_of<T>(ShiftedTerms<T>{chunk, 0}, count).first / count;
-          shift = static_cast<double>(static_cast<T>(mean));
+          const double mean = sums_of<float>(ShiftedTerms<float>{chunk, 0}, count).first / count;
+          shift = static_cast<double>(static_cast<float>(mean));
         }
-        const LineSums found = sums_of<T>(ShiftedTerms<T>{chunk, static_cast<T>(shift)}, count);
+        const LineSums found =
+            sums_of<float>(ShiftedTerms<float>{chunk, static_cast<float>(shift)}, count);
         const double moved = static_cast<double>(count) * shift;
         if (layout.subtracts_mean) own[0] += found.first + moved;
         own[parts - 1] += found.second + shift * (2 * found.first + moved);
@@ -72,13 +70,12 @@ struct SumLines {
 };
 
 struct NormalizeLines {
-  template <class T>
-  GPUDIST_INLINE static void run(const NormLayout& layout, const T* all_x, const double* totals,
-                                 const T* weight, const T* bias, T* all_y) {
+  GPUDIST_INLINE static void run(const NormLayout& layout, const float* all_x, const double* totals,
+                                 const float* weight, const float* bias, float* all_y) {
     for (int64_t line = 0; line < layout.lines; ++line) {
-      const T* x = all_x + line * layout.cells;
-      T* __restrict y = all_y + line * layout.cells;
-      const Moments<T> moments(layout, totals, statistic_of(layout, line));
+      const float* x = all_x + line * layout.cells;
+      float* __restrict y = all_y + line * layout.cells;
+      const Moments moments(layout, totals, statistic_of(layout, line));
       double factor = moments.inverse, offset = -moments.error * factor;
       if (!layout.parameters_of_cells) {
         const int64_t channel = line % layout.channels;
@@ -88,7 +85,8 @@ struct NormalizeLines {
         }
         if (bias != nullptr) offset += static_cast<double>(bias[channel]);
       }
-      const T shift = moments.shift, scale = static_cast<T>(factor), add = static_cast<T>(offset);
+      const float shift = moments.shift, scale = static_cast<float>(factor),
+                  add = static_cast<float>(offset);
       const int64_t cells = layout.cells;
       if (!layout.parameters_of_cells || (weight == nullptr && bias == nullptr)) {
         for (int64_t i = 0; i < cells; ++i) y[i] = (x[i] - shift) * scale + add;
@@ -106,33 +104,33 @@ struct NormalizeLines {
 };
 
 // Sum over cells of a line the gradient, and its product with `x - shift`.
-template <class T>
-GPUDIST_INLINE void add_products(const T* gradient, const T* x, const T* weight, int64_t cells,
-                                 T shift, LineSums& sums) {
+GPUDIST_INLINE void add_products(const float* gradient, const float* x, const float* weight,
+                                 int64_t cells, float shift, LineSums& sums) {
   for (int64_t start = 0; start < cells; start += kChunk) {
     const int64_t count = std::min(kChunk, cells - start);
-    const T *of = gradient + start, *from = x + start;
+    const float *of = gradient + start, *from = x + start;
     const LineSums found =
-        weight != nullptr ? sums_of<T>(Products<T, true>{of, from, weight + start, shift}, count)
-                          : sums_of<T>(Products<T, false>{of, from, nullptr, shift}, count);
+        weight != nullptr
+            ? sums_of<float>(Products<float, true>{of, from, weight + start, shift}, count)
+            : sums_of<float>(Products<float, false>{of, from, nullptr, shift}, count);
     sums.first += found.first;
     sums.second += found.second;
   }
 }
 
 // Sums over all lines for each cell: the gradients of per-cell parameters.
-template <class T>
 struct CellSums {
-  T weights[kChunk], biases[kChunk];
+  float weights[kChunk], biases[kChunk];
   double all_weights[kChunk] = {}, all_biases[kChunk] = {};
 
   GPUDIST_INLINE void clear(int64_t count) {
-    std::fill_n(weights, count, T(0));
-    std::fill_n(biases, count, T(0));
+    std::fill_n(weights, count, float(0));
+    std::fill_n(biases, count, float(0));
   }
-  GPUDIST_INLINE void add(const T* gradient, const T* x, int64_t count, const Moments<T>& moments) {
-    const T scale = static_cast<T>(moments.inverse), shift = moments.shift;
-    const T add = static_cast<T>(-moments.error * moments.inverse);
+  GPUDIST_INLINE void add(const float* gradient, const float* x, int64_t count,
+                          const Moments& moments) {
+    const float scale = static_cast<float>(moments.inverse), shift = moments.shift;
+    const float add = static_cast<float>(-moments.error * moments.inverse);
     for (int64_t i = 0; i < count; ++i) {
       weights[i] += gradient[i] * ((x[i] - shift) * scale + add);
       biases[i] += gradient[i];
@@ -147,20 +145,19 @@ struct CellSums {
 };
 
 struct SumGradients {
-  template <class T>
-  GPUDIST_INLINE static void run(const NormLayout& layout, const T* gradient, const T* x,
-                                 const double* totals, const T* weight, double* of_sums,
-                                 T* of_weight, T* of_bias) {
+  GPUDIST_INLINE static void run(const NormLayout& layout, const float* gradient, const float* x,
+                                 const double* totals, const float* weight, double* of_sums,
+                                 float* of_weight, float* of_bias) {
     std::vector<LineSums> of_lines(layout.lines);
     if (layout.parameters_of_cells) {
       by_cells(layout, gradient, x, totals, weight, of_lines, of_weight, of_bias);
       weight = nullptr;
     } else {
       for (int64_t line = 0; line < layout.lines; ++line) {
-        const Moments<T> moments(layout, totals, statistic_of(layout, line));
+        const Moments moments(layout, totals, statistic_of(layout, line));
         const int64_t start = line * layout.cells;
-        add_products<T>(gradient + start, x + start, nullptr, layout.cells, moments.shift,
-                        of_lines[line]);
+        add_products(gradient + start, x + start, nullptr, layout.cells, moments.shift,
+                     of_lines[line]);
       }
     }
     const int64_t parts = layout.subtracts_mean ? 2 : 1;
@@ -168,7 +165,7 @@ struct SumGradients {
     std::vector<LineSums> of_channels(layout.channels);
     for (int64_t line = 0; line < layout.lines; ++line) {
       const int64_t statistic = statistic_of(layout, line), channel = line % layout.channels;
-      const Moments<T> moments(layout, totals, statistic);
+      const Moments moments(layout, totals, statistic);
       const double inverse = moments.inverse;
       const double factor = weight != nullptr ? static_cast<double>(weight[channel]) : 1;
       const double first = of_lines[line].first;
@@ -183,49 +180,49 @@ struct SumGradients {
     }
     if (layout.parameters_of_cells) return;
     for (int64_t channel = 0; channel < layout.channels; ++channel) {
-      if (of_weight != nullptr) of_weight[channel] = static_cast<T>(of_channels[channel].second);
-      if (of_bias != nullptr) of_bias[channel] = static_cast<T>(of_channels[channel].first);
+      if (of_weight != nullptr)
+        of_weight[channel] = static_cast<float>(of_channels[channel].second);
+      if (of_bias != nullptr) of_bias[channel] = static_cast<float>(of_channels[channel].first);
     }
   }
 
   // One chunk of all lines at a time, so that sums over lines and over cells take one pass.
-  template <class T>
-  GPUDIST_INLINE static void by_cells(const NormLayout& layout, const T* all_gradients,
-                                      const T* all_x, const double* totals, const T* weight,
-                                      std::vector<LineSums>& of_lines, T* of_weight, T* of_bias) {
+  GPUDIST_INLINE static void by_cells(const NormLayout& layout, const float* all_gradients,
+                                      const float* all_x, const double* totals, const float* weight,
+                                      std::vector<LineSums>& of_lines, float* of_weight,
+                                      float* of_bias) {
     const bool learns = of_weight != nullptr || of_bias != nullptr;
     for (int64_t start = 0; start < layout.cells; start += kChunk) {
       const int64_t count = std::min(kChunk, layout.cells - start);
-      const T* factors = weight == nullptr ? nullptr : weight + start;
-      CellSums<T> cells;
+      const float* factors = weight == nullptr ? nullptr : weight + start;
+      CellSums cells;
       for (int64_t line = 0; line < layout.lines; ++line) {
-        const Moments<T> moments(layout, totals, statistic_of(layout, line));
-        const T* x = all_x + line * layout.cells + start;
-        const T* gradient = all_gradients + line * layout.cells + start;
-        add_products<T>(gradient, x, factors, count, moments.shift, of_lines[line]);
+        const Moments moments(layout, totals, statistic_of(layout, line));
+        const float* x = all_x + line * layout.cells + start;
+        const float* gradient = all_gradients + line * layout.cells + start;
+        add_products(gradient, x, factors, count, moments.shift, of_lines[line]);
         if (!learns) continue;
         if (line % kLinesTogether == 0) cells.clear(count);
         cells.add(gradient, x, count, moments);
         if ((line + 1) % kLinesTogether == 0 || line + 1 == layout.lines) cells.widen(count);
       }
       for (int64_t i = 0; i < count; ++i) {
-        if (of_weight != nullptr) of_weight[start + i] = static_cast<T>(cells.all_weights[i]);
-        if (of_bias != nullptr) of_bias[start + i] = static_cast<T>(cells.all_biases[i]);
+        if (of_weight != nullptr) of_weight[start + i] = static_cast<float>(cells.all_weights[i]);
+        if (of_bias != nullptr) of_bias[start + i] = static_cast<float>(cells.all_biases[i]);
       }
     }
   }
 };
 
 struct GradientOfLines {
-  template <class T>
-  GPUDIST_INLINE static void run(const NormLayout& layout, const T* all_gradients, const T* all_x,
-                                 const double* totals, const double* of_totals, const T* weight,
-                                 T* of_all_x) {
+  GPUDIST_INLINE static void run(const NormLayout& layout, const float* all_gradients,
+                                 const float* all_x, const double* totals, const double* of_totals,
+                                 const float* weight, float* of_all_x) {
     const int64_t parts = layout.subtracts_mean ? 2 : 1, cells = layout.cells;
     const bool weighs_cells = layout.parameters_of_cells && weight != nullptr;
     for (int64_t line = 0; line < layout.lines; ++line) {
       const int64_t statistic = statistic_of(layout, line);
-      const Moments<T> moments(layout, totals, statistic);
+      const Moments moments(layout, totals, statistic);
       double factor = moments.inverse;
       if (weight != nullptr && !weighs_cells) {
         factor *= static_cast<double>(weight[line % layout.channels]);
@@ -234,11 +231,11 @@ struct GradientOfLines {
       const double slope = 2 * own[parts - 1];
       double offset = slope * static_cast<double>(moments.shift);
       if (parts == 2) offset += own[0];
-      const T scale = static_cast<T>(factor), times = static_cast<T>(slope);
-      const T shift = moments.shift, add = static_cast<T>(offset);
-      const T* x = all_x + line * cells;
-      const T* gradient = all_gradients + line * cells;
-      T* __restrict of_x = of_all_x + line * cells;
+      const float scale = static_cast<float>(factor), times = static_cast<float>(slope);
+      const float shift = moments.shift, add = static_cast<float>(offset);
+      const float* x = all_x + line * cells;
+      const float* gradient = all_gradients + line * cells;
+      float* __restrict of_x = of_all_x + line * cells;
       if (weighs_cells) {
         for (int64_t i = 0; i < cells; ++i) {
           of_x[i] = gradient[i] * weight[i] * scale + ((x[i] - shift) * times + add);
@@ -252,82 +249,46 @@ struct GradientOfLines {
   }
 };
 
-template <class T>
-const T* items(const void* address) {
-  return static_cast<const T*>(address);
-}
-
-template <class T>
-T* items(void* address) {
-  return static_cast<T*>(address);
-}
-
 #if defined(__x86_64__)
 const bool has_wide_lanes = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 
 // The same kernel compiled for AVX2 registers.
-template <class Kernel, class T, class... Arguments>
+template <class Kernel, class... Arguments>
 [[gnu::target("avx2,fma")]] void run_wide(const NormLayout& layout, Arguments... arguments) {
-  Kernel::template run<T>(layout, arguments...);
+  Kernel::run(layout, arguments...);
 }
 #endif
 
-template <class Kernel, class T, class... Arguments>
+template <class Kernel, class... Arguments>
 void run(const NormLayout& layout, Arguments... arguments) {
 #if defined(__x86_64__)
-  if (has_wide_lanes) return run_wide<Kernel, T>(layout, arguments...);
+  if (has_wide_lanes) return run_wide<Kernel>(layout, arguments...);
 #endif
-  Kernel::template run<T>(layout, arguments...);
+  Kernel::run(layout, arguments...);
 }
 
 }  // namespace
 
-NormLines::NormLines(NormLayout layout) : layout_(std::move(layout)) {
-  if (layout_.dtype != Dtype::kFloat32 && layout_.dtype != Dtype::kFloat64) {
-    throw TransportError("lines are normalized in float32 or float64");
-  }
+NormLines::NormLines(NormLayout layout) : layout_(std::move(layout)) {}
+
+void NormLines::sums(const float* x, double* sums) const {
+  run<SumLines>(layout_, x, sums);
 }
 
-// Call `function` with a value of the block's dtype.
-template <class Function>
-void NormLines::with_items(const Function& function) const {
-  if (layout_.dtype == Dtype::kFloat32) return function(float());
-  function(double());
+void NormLines::normalize(const float* x, const double* totals, const float* weight,
+                          const float* bias, float* y) const {
+  run<NormalizeLines>(layout_, x, totals, weight, bias, y);
 }
 
-void NormLines::sums(const void* x, double* sums) const {
-  with_items([&](auto item) {
-    using T = decltype(item);
-    run<SumLines, T>(layout_, items<T>(x), sums);
-  });
+void NormLines::gradient_sums(const float* gradient, const float* x, const double* totals,
+                              const float* weight, double* of_sums, float* of_weight,
+                              float* of_bias) const {
+  run<SumGradients>(layout_, gradient, x, totals, weight, of_sums, of_weight, of_bias);
 }
 
-void NormLines::normalize(const void* x, const double* totals, const void* weight, const void* bias,
-                          void* y) const {
-  with_items([&](auto item) {
-    using T = decltype(item);
-    run<NormalizeLines, T>(layout_, items<T>(x), totals, items<T>(weight), items<T>(bias),
-                           items<T>(y));
-  });
-}
-
-void NormLines::gradient_sums(const void* gradient, const void* x, const double* totals,
-                              const void* weight, double* of_sums, void* of_weight,
-                              void* of_bias) const {
-  with_items([&](auto item) {
-    using T = decltype(item);
-    run<SumGradients, T>(layout_, items<T>(gradient), items<T>(x), totals, items<T>(weight),
-                         of_sums, items<T>(of_weight), items<T>(of_bias));
-  });
-}
-
-void NormLines::gradient(const void* gradient, const void* x, const double* totals,
-                         const double* of_totals, const void* weight, void* of_x) const {
-  with_items([&](auto item) {
-    using T = decltype(item);
-    run<GradientOfLines, T>(layout_, items<T>(gradient), items<T>(x), totals, of_totals,
-                            items<T>(weight), items<T>(of_x));
-  });
+void NormLines::gradient(const float* gradient, const float* x, const double* totals,
+                         const double* of_totals, const float* weight, float* of_x) const {
+  run<GradientOfLines>(layout_, gradient, x, totals, of_totals, weight, of_x);
 }
 
 }  // namespace gpudist

@@ -1,17 +1,14 @@
-// Normalization of a block stored as contiguous lines. Forward and backward take two passes each:
-// one for the sums, one for the values.
+// Normalization of a float32 block stored as contiguous lines. Forward and backward take two passes
+// each: one for the sums, one for the values.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
-#include "core/packing.h"
-
 namespace gpudist {
 
 // Properties shared by all blocks of one shape. Line `l` belongs to channel `l % channels`.
 struct NormLayout {
-  Dtype dtype;  // float32 or float64: of the block, of its parameters and of their gradients
   int64_t lines;
   int64_t channels;
   int64_t cells;  // in a line
@@ -32,20 +29,17 @@ class NormLines {
  public:
   explicit NormLines(NormLayout layout);
 
-  void sums(const void* x, double* sums) const;
-  void normalize(const void* x, const double* totals, const void* weight, const void* bias,
-                 void* y) const;
+  void sums(const float* x, double* sums) const;
+  void normalize(const float* x, const double* totals, const float* weight, const float* bias,
+                 float* y) const;
   // Gradients of this block's sums and of the parameters.
-  void gradient_sums(const void* gradient, const void* x, const double* totals, const void* weight,
-                     double* of_sums, void* of_weight, void* of_bias) const;
+  void gradient_sums(const float* gradient, const float* x, const double* totals,
+                     const float* weight, double* of_sums, float* of_weight, float* of_bias) const;
   // Gradient of the block.
-  void gradient(const void* gradient, const void* x, const double* totals, const double* of_totals,
-                const void* weight, void* of_x) const;
+  void gradient(const float* gradient, const float* x, const double* totals,
+                const double* of_totals, const float* weight, float* of_x) const;
 
  private:
-  template <class Function>
-  void with_items(const Function& function) const;
-
   NormLayout layout_;
 };
 

@@ -109,7 +109,7 @@ class DistributedBatchNorm(RunningNorm):
     ) -> torch.Tensor:
         normalized = normalize(bound, x, self.own_parameters())
         if learns and bound.cells > 0:
-            mean, variance = bound.moments(normalized.totals)
+            mean, variance = bound.moments(normalized.totals, normalized.shift)
             assert mean is not None and self.num_batches_tracked is not None
             factor = self.momentum
             if factor is None:

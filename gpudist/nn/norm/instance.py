@@ -88,9 +88,9 @@ class _DistributedInstanceNorm(RunningNorm):
         self._require_values(bound.cells, "spatial element")
         if not self.track_running_stats:
             return normalized(bound, input, self.own_parameters())
-        y, totals = normalize(bound, input, self.own_parameters())
+        y, totals, shift = normalize(bound, input, self.own_parameters())
         if bound.samples > 0 and bound.cells > 0:
-            mean, variance = bound.moments(totals)
+            mean, variance = bound.moments(totals, shift)
             assert mean is not None
             unbiased = variance * (bound.cells / (bound.cells - 1))
             self._remember_mean(mean, unbiased, bound)

@@ -1,4 +1,4 @@
-"""Normalization of contiguous blocks on a CPU by the native core, in as few passes as possible."""
+"""Normalization of contiguous float32 blocks on a CPU by the native core, in few passes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ try:
 except ImportError:
     _native = None
 
-_DTYPES = (torch.float32, torch.float64)
 # The native core uses one thread; with several threads, torch's kernels are as fast.
 MOST_THREADS = 4
 # For shorter lines of channels, the overhead per line exceeds the work per cell.
@@ -34,7 +33,7 @@ def fits(normalization: Normalization, x: torch.Tensor, parameters: Parameters) 
         and _native is not None
         and normalization.total is not None
         and x.device.type == "cpu"
-        and x.dtype in _DTYPES
+        and x.dtype == torch.float32
         and x.numel() > 0
         and x.is_contiguous()
         and all([p is not None and p.dtype == x.dtype for p in parameters])
@@ -107,17 +106,15 @@ def _address(tensor: torch.Tensor | None) -> int:
 
 
 def _lines_of(normalization: Normalization, x: torch.Tensor) -> NormLines:
-    found = normalization.native.get(x.dtype)
-    if found is None:
-        found = normalization.native[x.dtype] = _bind_lines(normalization, x)
-    return found
+    if not normalization.native:
+        normalization.native.append(_bind_lines(normalization, x))
+    return normalization.native[0]
 
 
 def _bind_lines(normalization: Normalization, x: torch.Tensor) -> NormLines:
     assert _native is not None
     first = 2 if normalization.per_channel else normalization.dims[0]
     return _native.NormLines(
-        getattr(_native.Dtype, str(x.dtype).removeprefix("torch.")),
         lines=prod(x.shape[:first]),
         channels=x.shape[1] if normalization.per_channel else 1,
         cells=prod(x.shape[first:]),

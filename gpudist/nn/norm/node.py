@@ -18,10 +18,14 @@ from gpudist.nn.norm.normalization import Normalization, Parameters, Summing
 
 
 class Normalized(NamedTuple):
-    """Normalized block ``y``, and the sums over all workers as a constant."""
+    """Normalized block ``y``, and constants: sums over all workers, and the shift of the summed.
+
+    The last two are the arguments of :meth:`Normalization.moments`.
+    """
 
     y: torch.Tensor
     totals: torch.Tensor
+    shift: torch.Tensor | None
 
 
 def normalize(
@@ -32,14 +36,15 @@ def normalize(
     """Normalize a block; for the arguments see :meth:`Normalization.compose`.
 
     Cost:
-        One group of messages with the sums and the parameters; one of their adjoints in backward.
+        One group of messages with the sums and the parameters, and before it one with sums if the
+        block is float64 and its mean is subtracted; one of their adjoints in backward.
     """
     # A block that shares no statistics may be empty; it is treated as by torch's layer.
     if normalization.total is None or not is_eager(x):
         composed = normalization.compose(x, parameters)
-        return Normalized(composed.y, composed.totals.detach())
+        return Normalized(composed.y, composed.totals.detach(), composed.shift)
     by = (ByLines if fits(normalization, x, parameters) else _ByTorch)(normalization)
-    return Normalized(apply_handwritten(by, x, *parameters), by.totals)
+    return Normalized(apply_handwritten(by, x, *parameters), by.totals, by.shift)
 
 
 def normalized(
@@ -56,9 +61,9 @@ class _ByTorch(Summing):
         self, x: torch.Tensor, *parameters: torch.Tensor | None
     ) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
         found = self.normalization.compose(x, parameters)
-        self.totals = found.totals
+        self.totals, self.shift = found.totals, found.shift
         weight = found.parameters[0] if parameters else None
-        return found.y, [found.own_mean, found.mean, found.error, found.inverse, weight]
+        return found.y, [*found[3:8], weight]
 
     def backward(
         self,
@@ -78,6 +83,7 @@ class _Adjoint:
         normalization: Normalization,
         x: torch.Tensor,
         own_mean: torch.Tensor | None,
+        offset: torch.Tensor | None,
         mean: torch.Tensor | None,
         error: torch.Tensor | None,
         inverse: torch.Tensor,
@@ -86,7 +92,7 @@ class _Adjoint:
         self._by = normalization
         self._dtype = x.dtype
         self._rest, _ = normalization.centred(x, own_mean)
-        self._own_mean, self._mean, self._error = own_mean, mean, error
+        self._offset, self._mean, self._error = offset, mean, error
         self._inverse, self._weight = inverse, weight
 
     def __call__(self, gradient: torch.Tensor, needs: Sequence[bool]) -> list[torch.Tensor | None]:
@@ -148,8 +154,8 @@ class _Adjoint:
         # If no mean is subtracted, ``rest`` may be the input itself: do not overwrite it.
         x = rest * factor if self._error is None else rest.mul_(factor)
         x.addcmul_(gradient, scale.to(gradient.dtype))
-        if self._own_mean is not None:
-            of_sum = of_lines[..., 0] + 2 * self._own_mean.double() * of_square
+        if self._offset is not None:
+            of_sum = of_lines[..., 0] + 2 * self._offset * of_square
             x.add_(of_sum.to(gradient.dtype))
         return x.to(self._dtype)
 

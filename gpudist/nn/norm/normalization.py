@@ -28,18 +28,23 @@ class Composed(NamedTuple):
 
     Attributes:
         y: normalized block, in the dtype of the input.
+        totals: sums over all workers of values minus their shift, in the layout in which they are
+            sent.
+        shift: shift of each statistic; ``None`` for 0.
         own_mean: mean of the block's cells in each line, subtracted first, in the dtype of sums
-            over the block. ``None``, like ``mean`` and ``error``, if no mean is subtracted.
-        totals: sums over all workers, in the layout in which they are sent.
-        mean: mean of each statistic.
+            over the block. ``None``, like the next three, if no mean is subtracted.
+        offset: ``own_mean`` minus the shift of each line.
+        mean: mean of each statistic, minus its shift.
         error: mean of each line minus ``own_mean``.
         inverse: reciprocal of the standard deviation of each line.
         parameters: parameters used on this worker.
     """
 
     y: torch.Tensor
-    own_mean: torch.Tensor | None
     totals: torch.Tensor
+    shift: torch.Tensor | None
+    own_mean: torch.Tensor | None
+    offset: torch.Tensor | None
     mean: torch.Tensor | None
     error: torch.Tensor | None
     inverse: torch.Tensor
@@ -53,7 +58,8 @@ class Normalization:
     Each block first subtracts its own means, so that sums of squares remain precise if a mean is
     large. Sums over the block have its dtype, or float32 for 16-bit dtypes; sums over workers, and
     the statistics computed from them, are float64. With a mean of 1e4 standard deviations, the
-    variance has 8 correct digits.
+    variance has 8 correct digits, more than a float32 block can use. Values of a float64 block are
+    summed minus their mean, which takes one more group of messages.
 
     A line is the set of cells of the block that are summed into one number.
 
@@ -72,7 +78,7 @@ class Normalization:
             that every worker holds; may be empty if none moves.
         samples: global number of samples, if moments are averaged over them.
         batch: sum of the averages over workers; ``None`` if samples are not split.
-        native: cached objects of the native core, by the dtype of the block.
+        native: cached object of the native core, if it is used.
     """
 
     dims: tuple[int, ...]
@@ -86,7 +92,7 @@ class Normalization:
     parameters: tuple[Movement | None, ...] = ()
     samples: int = 0
     batch: Movement | None = None
-    native: dict[torch.dtype, NormLines] = field(default_factory=dict)
+    native: list[NormLines] = field(default_factory=list)
 
     def bind(
         self,
@@ -138,6 +144,11 @@ class Normalization:
         """
         rest, own_mean = self.centred(x)
         offset = None if own_mean is None else own_mean.double()
+        shift = None
+        if x.dtype == torch.float64:
+            shift = self._mean_over_workers(rest.detach(), offset)
+        if offset is not None and shift is not None:
+            offset = offset - self.of_lines(shift, x.dim())
         totals, moved = self.move(self._sums(rest, offset), parameters)
         mean, variance = self.moments(totals)
         inverse = self.of_lines(torch.rsqrt(variance + self.eps), x.dim())
@@ -145,7 +156,7 @@ class Normalization:
         if mean is not None and offset is not None:
             error = self.of_lines(mean, x.dim()) - offset
         y = self._scaled(rest, error, inverse, moved).to(x.dtype)
-        return Composed(y, own_mean, totals, mean, error, inverse, moved)
+        return Composed(y, totals, shift, own_mean, offset, mean, error, inverse, moved)
 
     def centred(
         self, x: torch.Tensor, own_mean: torch.Tensor | None = None
@@ -237,14 +248,30 @@ class Normalization:
         sums = torch.stack([plain + moved, squares + offset * (2 * plain + moved)], -1)
         return self.of_statistics(sums)
 
-    def moments(self, totals: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Return the mean of each statistic, if it is subtracted, and the variance."""
+    def _mean_over_workers(
+        self, rest: torch.Tensor, offset: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        if offset is None:
+            return None
+        sums = self._sums(rest, offset)
+        return self.moments(sums if self.total is None else move((self.total,), (sums,))[0])[0]
+
+    def moments(
+        self, totals: torch.Tensor, shift: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """Return the mean of each statistic, if it is subtracted, and the variance.
+
+        Args:
+            totals: sums over all workers of values minus ``shift``.
+            shift: shift of each statistic; 0 by default.
+        """
         means = totals / max(1, self.cells)
         if not self.subtracts_mean:
             return None, means[..., 0]
         mean = means[..., 0]
         # For equal values far from zero, rounding may make the difference negative.
-        return mean, (means[..., 1] - mean.square()).clamp(min=0)
+        variance = (means[..., 1] - mean.square()).clamp(min=0)
+        return mean if shift is None else mean + shift, variance
 
     def of_statistics(self, sums: torch.Tensor) -> torch.Tensor:
         """Add the two sums of all lines that share a statistic."""
@@ -293,10 +320,12 @@ class Summing:
     """Normalization of one block as a handwritten operator, which keeps the sums it moved.
 
     Attributes:
-        totals: sums over all workers, as a constant; set by ``forward``.
+        totals: sums over all workers, as a constant; set by ``forward``, like ``shift``.
+        shift: shift of each statistic, which was subtracted from the summed values; ``None`` for 0.
     """
 
     totals: torch.Tensor
+    shift: torch.Tensor | None = None
 
     def __init__(self, normalization: Normalization) -> None:
         self.normalization = normalization

@@ -136,12 +136,12 @@ def _bind(call: Call, where: Where) -> Compute:
         x = tensors[0]
         if by.total is None and x.numel():
             return call(tensors)
-        y, totals = normalize(by, x, parameters_at(call, tensors, 1))
+        y, totals, shift = normalize(by, x, parameters_at(call, tensors, 1))
         if not returns_moments:
             return y
         if by.total is None:
             return y, *(x.new_zeros(moment_shape, dtype=dtype) for _ in range(2))
-        mean, variance = by.moments(totals)
+        mean, variance = by.moments(totals, shift)
         assert mean is not None
         unbiased = variance * (by.cells / max(by.cells - 1, 1))
         return y, *(one.reshape(moment_shape).to(dtype) for one in (mean, unbiased))

@@ -54,29 +54,57 @@ def skip_without_core() -> None:
         pytest.skip(what_is_missing())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
 @pytest.mark.parametrize("last", ["contiguous", "strided"])
 @pytest.mark.parametrize("kind", WHOLE)
 @distributed(ranks=3, transports=["loopback"])
-def test_same_as_sequential(P_world: Partition, kind: str, last: str) -> None:
+def test_same_as_sequential(P_world: Partition, kind: str, last: str, dtype: torch.dtype) -> None:
     """The last worker's block may need the composition, which moves the same sums."""
     skip_without_core()
     P_x = grid(P_world, [1, 1, 1, 3])
     owned = owner(P_x, parameter_axes(kind))
-    sequential, layer = make_both(lambda: WHOLE[kind](F64), lambda: CUT[kind](P_x, F64), owned)
-    whole = random_like_all(SHAPE, 1).requires_grad_()
+    sequential, layer = make_both(lambda: WHOLE[kind](dtype), lambda: CUT[kind](P_x, dtype), owned)
+    whole = random_like_all(SHAPE, 1).to(dtype).requires_grad_()
+    tolerance = 1e-10 if dtype == F64 else 1e-3
     x = own_block(whole, P_x, requires_grad=False)
     if last == "strided" and P_world.rank == 2:
         x = x.mT.contiguous().mT
     x.requires_grad_()
-    weights = random_like_all(SHAPE, 2)
+    weights = random_like_all(SHAPE, 2).to(dtype)
     expected = sequential(whole)
     (expected.square() * weights).sum().backward()
     y, where = layer(x), own_slices(SHAPE, P_x)
     assert where is not None
     (y.square() * weights[where]).sum().backward()
-    assert_block_of(y, expected, where, "output")
-    assert_block_of(x.grad, gradient_of(whole), where, "input gradient")
-    assert_parameter_gradients(sequential, layer, owned)
+    assert_block_of(y, expected, where, "output", tolerance)
+    assert_block_of(x.grad, gradient_of(whole), where, "input gradient", tolerance)
+    assert_parameter_gradients(sequential, layer, owned, tolerance)
+
+
+@pytest.mark.parametrize("kind", ["batch", "group", "instance", "layer"])
+@distributed(ranks=2, transports=["loopback"])
+def test_large_means_in_float64(P_world: Partition, kind: str) -> None:
+    """Only the digits are lost that the mean takes from the values themselves."""
+    P_x, shape = grid(P_world, [1, 1, 1, 2]), (2, 4, 3, 6)
+    owned = owner(P_x, parameter_axes(kind))
+    kinds = {**WHOLE, "layer": lambda dtype: torch.nn.LayerNorm(list(shape[2:]), dtype=dtype)}
+    cut = {**CUT, "layer": lambda P, dtype: nn.DistributedLayerNorm(P, shape[2:], dtype=dtype)}
+    sequential, layer = make_both(lambda: kinds[kind](F64), lambda: cut[kind](P_x, F64), owned)
+    # Binary fractions: adding the mean rounds nothing.
+    small = (random_like_all(shape, 1) * 64).round() / 64
+    whole = (small + 2.0**20).requires_grad_()
+    centred = small.requires_grad_()
+    x = own_block(whole, P_x)
+    g = random_like_all(shape, 2)
+    where = own_slices(shape, P_x)
+    assert where is not None
+    expected = sequential(centred)
+    expected.backward(g)
+    layer(x).backward(g[where])
+    for _ in range(2):  # a warm call too
+        assert_block_of(layer(x), expected, where, "output", 1e-9)
+    assert_block_of(x.grad, gradient_of(centred), where, "input gradient", 1e-9)
+    assert_parameter_gradients(sequential, layer, owned, 1e-8)
 
 
 @pytest.mark.parametrize("mean", [0.0, 1e4])
