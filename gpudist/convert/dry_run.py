@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from math import prod
 from typing import Any
 
@@ -144,7 +146,13 @@ def _planned(
     record = conversion.scope.record = Record(lambda: counter.sent_bytes)
     made = convert(without_cells(network), conversion, [method], plan)
     try:
-        with nothing_remembered(), values, torch.device(META), torch.no_grad():
+        with (
+            nothing_remembered(),
+            values,
+            torch.device(META),
+            torch.no_grad(),
+            _without_compiling(),
+        ):
             call = made if method == "forward" else getattr(made, method)
             outputs = call(*given, **others)
     except GpudistError:
@@ -158,6 +166,13 @@ def _planned(
             f"plan_of: the network cannot be planned for these inputs: {_place_of(error)}{why}"
         ) from error
     return NetworkPlan(record.rows, plan.repartitions, plan.weights, without_wait(outputs))
+
+
+def _without_compiling() -> AbstractContextManager[object]:
+    # Importing the compiler takes a second; as long as nobody has, nothing is compiled.
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    return torch.compiler.set_stance("force_eager")
 
 
 class _DryConversion(Conversion):

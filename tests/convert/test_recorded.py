@@ -101,3 +101,22 @@ def test_what_cannot_be_recorded(P_world: Partition) -> None:
             fast(block, float(scale))
     with pytest.raises(ConversionError, match="is not a converted network"):
         gpudist.compiled(Small(), block)
+
+
+class _PartlyCompiled(nn.Module):
+    """Network one of whose functions is compiled, by its author."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 3, 3, padding=1)
+        self.scaled = torch.compile(lambda x: x.sin() * 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scaled(self.conv(x))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")
+def test_a_plan_compiles_nothing() -> None:
+    plan = gpudist.plan_of(_PartlyCompiled(), (1, 1, 2, 1), (2, 2, 8, 8))
+    assert plan.sent_bytes == 2 * 2 * 1 * 8 * 4  # one row to the neighbor
+    assert [row.function.split(".")[-1] for row in plan.rows] == ["conv2d", "sin", "mul"]
