@@ -17,8 +17,7 @@ from tests.zoo.network import BATCH, Network
 Record = dict[str, dict[str, torch.Tensor | None]]
 
 _SEED = 11
-# A large epsilon keeps the noise of a gradient that is zero out of the step.
-_OPTIMIZER: dict[str, Any] = {"lr": 1e-2, "eps": 1e-3, "weight_decay": 1e-2}
+_OPTIMIZER: dict[str, Any] = {"lr": 1e-2, "weight_decay": 1e-2}
 # Below this part of the largest number of its kind, a tensor's own numbers are noise.
 _NOISE = 1e-4
 
@@ -44,7 +43,6 @@ def record_of(
         tamper: called between backward and the step, to see that errors are found.
     """
     given = {n: x.detach().clone().requires_grad_(n in learned) for n, x in given.items()}
-    optimizer = torch.optim.AdamW(net.parameters(), **_OPTIMIZER)
     outputs, loss = _trained(network, net, given)
     if tamper is not None:
         tamper(net)
@@ -58,6 +56,12 @@ def record_of(
     }
     # The optimizer writes into what was found.
     found = {kind: {n: _whole(x) for n, x in these.items()} for kind, these in found.items()}
+    parameters = list(net.parameters())
+    if not parameters:
+        return found
+    # As large an epsilon keeps the noise of a gradient that is zero out of the step.
+    largest = max(map(_largest, found["gradient"].values())) or 1.0
+    optimizer = torch.optim.AdamW(parameters, eps=largest, **_OPTIMIZER)
     optimizer.step()
     found["parameter"] = {name: _whole(p) for name, p in net.named_parameters()}
     found["second step"] = _continued(network, net, optimizer, fresh, whole)

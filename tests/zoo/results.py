@@ -13,7 +13,7 @@ from tests.zoo.judge import Mode, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "zoo"
-# How many of the 80 networks may be refused.
+# How many networks may be refused.
 REFUSED_AT_MOST = 4
 _ORDER = ("wrong", "failed", "refused", "right")
 
