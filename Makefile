@@ -35,6 +35,8 @@ FUZZ_SECONDS ?= 300
 ROOMS ?= geometry exchange
 MUTANTS ?=
 SURVIVORS ?=
+# Of `make tidy`: `quick` without the static analyzer.
+QUICK ?=
 # Of `make coverage`: which tests; all if empty.
 COVERAGE_TESTS ?=
 
@@ -133,9 +135,9 @@ coverage: $(ANALYSIS)
 	$(PYTHON) -m coverage report --skip-covered --show-missing | tee build/coverage/report.txt
 	$(PYTHON) -m tests.untested_errors | tee build/coverage/errors.txt
 
-# clang-tidy over the C++ core, with the checks of .clang-tidy.
+# clang-tidy over the C++ core, with the checks of .clang-tidy. QUICK=quick leaves out the analyzer.
 tidy: $(ANALYSIS)
-	sh tests/csrc/tidy.sh $(abspath $(PYTHON))
+	sh tests/csrc/tidy.sh $(abspath $(PYTHON)) $(QUICK)
 
 # Ranks that die, stop, raise or are slow, at every point of every operator, within 15 minutes; ten
 # workers killed while they train; then docs/reliability.md. N=200 tries as many.
@@ -211,8 +213,8 @@ check: lint $(ZOO)
 
 # Behind everything else that runs.
 analysis: $(TOOLS)
-	nice -n 19 $(MAKE) -j1 types tidy sanitize-core
-	nice -n 19 $(MAKE) mutants ROOMS=geometry MUTANTS=16 SURVIVORS=3
+	nice -n 19 $(MAKE) -j1 types tidy sanitize-core QUICK=quick
+	nice -n 19 $(MAKE) mutants ROOMS=geometry MUTANTS=8 SURVIVORS=2
 
 format: $(TOOLS)
 	$(PYTHON) -m ruff check --fix .

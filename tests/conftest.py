@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections import Counter
 from typing import Any
 
 # Imported modules and collected tests stay alive, so the garbage collector may skip them.
@@ -43,9 +44,13 @@ LONG = (
 )
 
 
+# Rooms whose tests of a single case run on every transport.
+ON_EVERY_TRANSPORT = ("exchange/", "faults/", "transport/")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not item.nodeid.removeprefix("tests/").startswith(LONG))
+    items.sort(key=lambda item: not _room(item).startswith(LONG))
     if not EVERY:
         chosen = _chosen(items)
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
@@ -55,8 +60,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _chosen(items: list[pytest.Item]) -> set[pytest.Item]:
     """Return the tests that run without ``EVERY=1``.
 
-    Each case of a ``distributed`` test runs on one transport, in turn; each transport runs at least
-    one. A test marked with ``one_in(n)`` runs one of ``n`` of these.
+    Each case of a ``distributed`` test runs on one transport. Transports take turns, from another
+    one in each test of a file; a test of a single case runs on two, and in the rooms that depend on
+    them on all. Beyond one case per transport, every second runs. A test marked with ``one_in(n)``
+    runs one of ``n`` cases.
     """
     tests: dict[Any, dict[str, list[pytest.Item]]] = {}
     for item in items:
@@ -66,18 +73,32 @@ def _chosen(items: list[pytest.Item]) -> set[pytest.Item]:
         test = (item.parent, item.function)
         transport = str(parameters["transport"]) if hasattr(item.function, "body") else ""
         tests.setdefault(test, {}).setdefault(transport, []).append(item)
-    return {item for cases in tests.values() for item in _in_turn(list(cases.values()))}
+    chosen: set[pytest.Item] = set()
+    numbers: Counter[Any] = Counter()
+    for (file, _), transports in tests.items():
+        chosen.update(_in_turn(list(transports.values()), numbers[file]))
+        numbers[file] += 1
+    return chosen
 
 
-def _in_turn(transports: list[list[pytest.Item]]) -> list[pytest.Item]:
-    turns = range(max(len(transports), *map(len, transports)))
-    cases = [transports[_shifted(i, len(transports))] for i in turns]
+def _in_turn(transports: list[list[pytest.Item]], number: int) -> list[pytest.Item]:
+    one = transports[0][0]
+    fewest = len(transports) if _room(one).startswith(ON_EVERY_TRANSPORT) else 2
+    turns = range(max(min(fewest, len(transports)), *map(len, transports)))
+    cases = [transports[_shifted(i + number, len(transports))] for i in turns]
     found = [of_one[i % len(of_one)] for i, of_one in zip(turns, cases, strict=True)]
-    marker = found[0].get_closest_marker("one_in")
-    if marker is None:
+    marker = one.get_closest_marker("one_in")
+    if marker is not None:
+        (count,) = marker.args
+        return [item for i, item in enumerate(found) if _shifted(i, count) == 0]
+    if not hasattr(one, "function") or not hasattr(one.function, "body"):
         return found
-    (count,) = marker.args
-    return [item for i, item in enumerate(found) if _shifted(i, count) == 0]
+    rest = found[len(transports) :]
+    return [*found[: len(transports)], *rest[::2]]
+
+
+def _room(item: pytest.Item) -> str:
+    return item.nodeid.removeprefix("tests/")
 
 
 def _shifted(i: int, count: int) -> int:

@@ -33,7 +33,7 @@ fi
 # Its shadow memory does not fit every random layout of an address space.
 if setarch -R true 2>/dev/null; then
     echo "test_core, thread sanitizer"
-    setarch -R "$tree/thread/test_core"
+    setarch -R "$tree/thread/test_core" threads
 else
     echo "test_core, thread sanitizer: left out, since this system does not let setarch fix addresses"
 fi

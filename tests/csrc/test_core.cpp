@@ -1,6 +1,7 @@
 // Tests of the C++ core. Ranks are threads, so that sanitizers see a single mapping of every
-// segment.
+// segment. With the argument `threads`, only tests of several threads run.
 #include <cstdio>
+#include <cstring>
 
 #include "test.h"
 
@@ -17,14 +18,17 @@ void test_failures();
 void test_stages();
 void test_recycling();
 
-int main() {
-  test_half();
-  test_packing();
-  test_combine();
+int main(int count, char** arguments) {
+  const bool only_threads = count > 1 && std::strcmp(arguments[1], "threads") == 0;
+  if (!only_threads) {
+    test_half();
+    test_packing();
+    test_combine();
+    test_norm_lines();
+  }
   test_device_api();
   test_messages();
   test_hostile();
-  test_norm_lines();
   test_failures();
   test_nccl();
   test_nccl_world();

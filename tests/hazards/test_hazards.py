@@ -35,6 +35,7 @@ def _grids() -> list[tuple[str, Grid]]:
     return chosen
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "grid"), _grids(), ids=str)
 def test_forward(name: str, grid: Grid) -> None:
     entry = ENTRIES[name]
