@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import zlib
 from contextlib import suppress
 from functools import reduce
+from html import unescape
 from importlib.util import find_spec
 from inspect import ismodule
 from pathlib import Path
@@ -18,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from tests.docs.pages import ROOT
+from tests.docs.pages import ROOT, read
 
 ROOMS = (
     *("gpudist", "gpudist.nn", "gpudist.nn.utils", "gpudist.ops", "gpudist.sbp", "gpudist.data"),
@@ -45,6 +47,14 @@ def test_the_site_is_built_and_whole(tmp_path: Path) -> None:
         for source, link in LOADED.findall(text):
             loaded = source or ("stylesheet" in link and link)
             assert not loaded or "//" not in loaded, f"{page} loads {loaded}"
+    copied = re.findall(r'data-copy="([^"]*)"', (tmp_path / "tutorial.html").read_text("utf-8"))
+    shown = [block.commands for block in read("docs/tutorial.md").blocks if block.commands]
+    assert [unescape(text).splitlines() for text in copied] == [
+        [command.rstrip("\n") for command, _ in commands] for commands in shown
+    ]
+    # The search of a site that is opened from a folder.
+    index = (tmp_path / "search" / "search_index.js").read_text("utf-8")
+    assert len(json.loads(index.removeprefix("var __index = "))["docs"]) > len(pages)
     inventory = (tmp_path / "objects.inv").read_bytes().split(b"\n", 4)[4]
     modules = re.findall(rb"^(\S+) py:module ", zlib.decompress(inventory), re.MULTILINE)
     assert not modules, f"instead of their functions, the reference has the modules {modules}"
