@@ -60,6 +60,16 @@ def test_the_site_is_built_and_whole(tmp_path: Path) -> None:
     assert not modules, f"instead of their functions, the reference has the modules {modules}"
 
 
+def test_the_index_for_language_models_links_to_pages() -> None:
+    text = (ROOT / "docs" / "llms.txt").read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert len(links) > 30
+    missing = [link for link in links if not (ROOT / "docs" / link).with_suffix(".md").is_file()]
+    assert not missing
+    calls = re.findall(r"`(?:\w+ = )?gpudist\.([\w.]+)", text)
+    assert all(resolve(f"gpudist.{name}") for name in calls)
+
+
 def test_every_public_name_is_in_the_reference() -> None:
     hooks: Any = importlib.import_module("docs.hooks")
     files = (ROOT / "docs/reference").glob("*.md")
