@@ -50,6 +50,10 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Rewrite the page's links to the files' places on the site."""
     here = page.file.src_uri
+    # Measurements and lists of layers name everything, and would come first in the search.
+    is_list = here.startswith((OUTSIDE, "reference/layers_"))
+    if is_list or getattr(page.parent, "title", "") == "Results":
+        page.meta.setdefault("search", {"boost": 0.02})
     path = repository_path(here)
 
     def lead(found: re.Match[str]) -> str:
