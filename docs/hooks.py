@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from html import escape, unescape
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -14,6 +15,10 @@ ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"(\]\()([^)#\s:]+)((?:#[^)\s]*)?\))")
 # Placeholder for all layers of the gpudist.nn modules with these prefixes.
 LAYERS_OF = re.compile(r"<!-- layers: (.+) -->")
+# Console block, a tag, and the prompt of a command or of its next line.
+CONSOLE = re.compile(r'<div class="highlight">(<pre>.*?</pre>)</div>', re.DOTALL)
+TAG = re.compile(r"<[^>]+>")
+PROMPT = re.compile(r'(?:<pre>|<code>|<span></span>)*<span class="gp">[$>] ?</span>')
 # Folder on the site for files outside docs/.
 OUTSIDE = "repository"
 
@@ -45,6 +50,10 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Rewrite the page's links to the files' places on the site."""
     here = page.file.src_uri
+    # Measurements and lists of layers name everything, and would come first in the search.
+    is_list = here.startswith((OUTSIDE, "reference/layers_"))
+    if is_list or getattr(page.parent, "title", "") == "Results":
+        page.meta.setdefault("search", {"boost": 0.02})
     path = repository_path(here)
 
     def lead(found: re.Match[str]) -> str:
@@ -55,6 +64,25 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return found[1] + there + found[3]
 
     return LINK.sub(lead, with_operators(with_layers(markdown)))
+
+
+def on_page_content(content: str, **_: Any) -> str:
+    """Make the copy button of a console block copy its commands alone."""
+
+    def lead(found: re.Match[str]) -> str:
+        commands = commands_of(found[1])
+        if not commands:
+            return found[0]
+        copied = escape("\n".join(commands))
+        return f'<div class="highlight" data-copy="{copied}">{found[1]}</div>'
+
+    return CONSOLE.sub(lead, content)
+
+
+def commands_of(block: str) -> list[str]:
+    """Return the commands of a highlighted console block, without prompts and output."""
+    prompts = ((PROMPT.match(line), line) for line in block.splitlines())
+    return [unescape(TAG.sub("", line[p.end() :])) for p, line in prompts if p is not None]
 
 
 def with_layers(markdown: str) -> str:

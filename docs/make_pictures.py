@@ -10,7 +10,10 @@ from torch import nn
 
 import gpudist
 from gpudist.geometry import SlidingWindow
-from gpudist.pictures import save
+from gpudist.pictures import halo_scene, save
+from gpudist.pictures.ghosts import ghosts_panel
+from gpudist.pictures.maps import owners_panel
+from gpudist.pictures.page import figure_of
 from gpudist.planning import picture_of, plan
 
 FOLDER = Path(__file__).parent / "pictures"
@@ -20,6 +23,16 @@ FIVE = SlidingWindow(5, padding=(2, 2))
 
 def line_of_2(path: Path) -> None:
     gpudist.draw([20], [2], window=[FIVE], path=path)
+
+
+def halo_over_4(path: Path) -> None:
+    """Draw the picture of the first page: blocks, and what one worker needs of the others."""
+    scene = halo_scene([64, 48], [2, 2], [THREE, THREE])
+    panels = [
+        owners_panel(scene.source, (0, 1), scene.source_ranks, scene.names, "Four workers"),
+        ghosts_panel(scene, (0, 1), 2),
+    ]
+    save(figure_of(panels, "A 64 x 48 image on four workers"), path)
 
 
 def images_over_4(path: Path) -> None:
@@ -51,6 +64,7 @@ def plan_for_64(path: Path) -> None:
 
 PICTURES: dict[str, Callable[[Path], None]] = {
     "line-2.svg": line_of_2,
+    "halo-4.svg": halo_over_4,
     "images-4.svg": images_over_4,
     "nested-64.svg": nested_over_64,
     "volume-64.svg": volume_over_64,

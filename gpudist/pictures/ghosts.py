@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gpudist.geometry.boxes import Box, Plan, uncovered
 from gpudist.geometry.cartesian import index_of
 from gpudist.pictures.maps import color_at
-from gpudist.pictures.page import Panel, box, label
+from gpudist.pictures.page import WIDEST_PANEL_IN, Panel, box, label
 from gpudist.pictures.scene import Scene
 
 if TYPE_CHECKING:
@@ -34,21 +34,23 @@ def ghosts_panel(scene: Scene, dims: tuple[int, ...], rank: int) -> Panel:
     slices = steps[0] if len(dims) == 3 else _Steps((0, 1), (OWN_IN,))
     left, top = (MARGIN_IN, CAPTION_IN if len(dims) == 3 else 0.0)
     pitch = left + columns.length_in + 0.35, top + rows.length_in + 0.35
+    count = len(slices.edges) - 1
+    on_a_line = max(1, min(count, int(WIDEST_PANEL_IN / pitch[0])))
 
     def paint(axes: Axes) -> None:
         for number, (low, high) in enumerate(pairwise(slices.edges)):
-            origin = (number * pitch[0] + left, top)
+            line, place = divmod(number, on_a_line)
+            origin = (place * pitch[0] + left, line * pitch[1] + top)
             if len(dims) == 3:
                 text = f"dim {dims[0]}: {low + first[dims[0]]}:{high + first[dims[0]]}"
-                at = (origin[0] + columns.length_in / 2, 0.1)
-                label(axes, at, (pitch[0], 0.2), text, 8, weight="bold")
+                at = (origin[0] + columns.length_in / 2, origin[1] - top + 0.1)
+                label(axes, at, (pitch[0], 0.21), text, weight="bold")
             for cells, owner in parts:
                 if len(dims) < 3 or cells.start[dims[0]] <= low < cells.stop[dims[0]]:
                     _paint_part(axes, scene, owner, cells, dims, origin, rows, columns)
             _paint_edges(axes, first, dims, origin, rows, columns)
 
-    width = (len(slices.edges) - 1) * pitch[0]
-    return Panel(title, width, pitch[1], paint)
+    return Panel(title, on_a_line * pitch[0], -(-count // on_a_line) * pitch[1], paint)
 
 
 class _Steps:
@@ -106,7 +108,7 @@ def _paint_part(
     box(axes, corner, size, facecolor=color)
     text = str(scene.names[owner])
     center = (corner[0] + width / 2, corner[1] + height / 2)
-    label(axes, center, (width * 0.9, height * 0.9), text, 11)
+    label(axes, center, (width * 0.9, height * 0.9), text)
 
 
 def _paint_edges(
@@ -119,9 +121,9 @@ def _paint_edges(
 ) -> None:
     """Write the global cell number at each edge."""
     for edge, x in zip(columns.edges, columns.at_in, strict=True):
-        at = (origin[0] + x, origin[1] + rows.length_in + 0.13)
-        label(axes, at, (GHOST_IN * 0.92, 0.2), str(edge + first[dims[-1]]), 7)
+        at = (origin[0] + x, origin[1] + rows.length_in + 0.2)
+        label(axes, at, (GHOST_IN * 0.92, 0.2), str(edge + first[dims[-1]]))
     if len(dims) > 1:
         for edge, y in zip(rows.edges, rows.at_in, strict=True):
             at = (origin[0] - 0.26, origin[1] + y)
-            label(axes, at, (0.42, 0.2), str(edge + first[dims[-2]]), 7)
+            label(axes, at, (0.42, 0.2), str(edge + first[dims[-2]]))

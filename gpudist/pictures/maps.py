@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.boxes import Stage
 from gpudist.geometry.cartesian import index_of
-from gpudist.pictures.page import Panel, box, label, short
+from gpudist.pictures.page import WIDEST_PANEL_IN, Panel, box, label, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SLOT_IN = (0.62, 0.5)
-WIDEST_MAP_IN = 13.4
+# Width of a slot in a large map and in a small one, height by width, and width of a small map.
+LEAST_SLOT_IN, MOST_SLOT_IN, SLOT_HEIGHT, SMALL_MAP_IN = 0.62, 1.05, 0.8, 2.4
 # Shares of a slot that the largest block fills, and a block with hardly any cells.
 FILLED, LEAST_FILLED = 0.92, 0.4
-WHOLE_IN = (SLOT_IN[0] * FILLED, SLOT_IN[1] * FILLED)
 # Neighbours, including diagonal ones, have different colours.
 COLORS = (
     *("#8dd3c7", "#ffffb3", "#bebada", "#fb8072", "#80b1d3", "#fdb462"),
@@ -56,23 +55,35 @@ class GridMap:
         return (self.blocks[-2].parts, self.blocks[-1].parts) if len(self.dims) > 1 else (1, 1)
 
     @property
+    def slot_in(self) -> tuple[float, float]:
+        """Width and height of a slot."""
+        longest = max(blocks.parts for blocks in self.blocks[-2:])
+        width = min(MOST_SLOT_IN, max(LEAST_SLOT_IN, SMALL_MAP_IN / longest))
+        return width, width * SLOT_HEIGHT
+
+    @property
+    def whole_in(self) -> tuple[float, float]:
+        """Width and height of the largest block in its slot."""
+        return self.slot_in[0] * FILLED, self.slot_in[1] * FILLED
+
+    @property
     def _slices(self) -> int:
         return self.blocks[0].parts if len(self.dims) != 2 else 1
 
     @property
     def _margins(self) -> tuple[float, float]:
-        return {1: (0.0, 0.0), 2: (0.62, 0.3), 3: (0.62, 0.5)}[len(self.dims)]
+        return {1: (0.0, 0.0), 2: (0.7, 0.34), 3: (0.7, 0.58)}[len(self.dims)]
 
     @property
     def _pitch(self) -> tuple[float, float]:
         rows, columns = self._table
         gap = 0.2 if len(self.dims) == 3 else 0.0
         left, top = self._margins
-        return columns * SLOT_IN[0] + left + gap, rows * SLOT_IN[1] + top + gap
+        return columns * self.slot_in[0] + left + gap, rows * self.slot_in[1] + top + gap
 
     @property
     def _on_a_line(self) -> int:
-        return max(1, min(self._slices, int(WIDEST_MAP_IN / self._pitch[0])))
+        return max(1, min(self._slices, int(WIDEST_PANEL_IN / self._pitch[0])))
 
     @property
     def size_in(self) -> tuple[float, float]:
@@ -84,7 +95,7 @@ class GridMap:
         at = [index[d] for d in self.dims]
         x, y = self._origin(at[0] if len(at) != 2 else 0)
         row, column = at[-2:] if len(at) > 1 else (0, 0)
-        return x + column * SLOT_IN[0], y + row * SLOT_IN[1]
+        return x + column * self.slot_in[0], y + row * self.slot_in[1]
 
     def _origin(self, number: int) -> tuple[float, float]:
         line, place = divmod(number, self._on_a_line)
@@ -96,7 +107,7 @@ class GridMap:
     def filled(self, index: Sequence[int]) -> tuple[float, float]:
         """Return width and height of the block in its slot, which grow with its number of cells."""
         sizes = [1.0, 1.0, *(self._share(d, index[d]) for d in self.dims)][-2:]
-        return sizes[1] * SLOT_IN[0] * FILLED, sizes[0] * SLOT_IN[1] * FILLED
+        return sizes[1] * self.whole_in[0], sizes[0] * self.whole_in[1]
 
     def _share(self, dim: int, i: int) -> float:
         blocks = self.cut.dims[dim]
@@ -112,15 +123,16 @@ class GridMap:
         for number in range(self._slices):
             x, y = self._origin(number)
             for row in range(self._table[0]):
-                at = (x - 0.33, y + (row + FILLED / 2) * SLOT_IN[1])
-                label(axes, at, (0.58, 0.45), range_text(self.blocks[-2], row), 7)
+                at = (x - 0.37, y + (row + FILLED / 2) * self.slot_in[1])
+                label(axes, at, (0.66, 0.45), range_text(self.blocks[-2], row))
             for column in range(self._table[1]):
-                at = (x + (column + FILLED / 2) * SLOT_IN[0], y - 0.14)
-                label(axes, at, (0.55, 0.26), range_text(self.blocks[-1], column), 7)
+                at = (x + (column + FILLED / 2) * self.slot_in[0], y - 0.16)
+                room = (self.slot_in[0] * 0.9, 0.3)
+                label(axes, at, room, range_text(self.blocks[-1], column))
             if len(self.dims) == 3:
-                width = self._table[1] * SLOT_IN[0]
+                width = self._table[1] * self.slot_in[0]
                 text = f"dim {self.dims[0]}: {range_text(self.blocks[0], number)}"
-                label(axes, (x + width / 2, y - 0.38), (width + 0.6, 0.2), text, 8, weight="bold")
+                label(axes, (x + width / 2, y - 0.45), (width + 0.6, 0.21), text, weight="bold")
 
 
 def range_text(blocks: Blocks, i: int) -> str:
@@ -148,7 +160,7 @@ def owners_panel(
             if len(dims) == 1:
                 text += "\n" + range_text(cut.dims[dims[0]], index[dims[0]])
             size = grid_map.filled(index)
-            _paint_slot(axes, grid_map.corner(index), size, color_at(index), text, 9)
+            _paint_slot(axes, grid_map, index, size, color_at(index), text)
 
     return Panel(f"{title}: rank, and the cells of its block", *grid_map.size_in, paint)
 
@@ -180,7 +192,7 @@ def messages_panel(
             else:
                 text, color = str(names[peer]), "white"
             wide = 1.8 if peer == rank else 0.6
-            _paint_slot(axes, grid_map.corner(index), WHOLE_IN, color, text, 7.5, wide)
+            _paint_slot(axes, grid_map, index, grid_map.whole_in, color, text, wide)
 
     return Panel(title, *grid_map.size_in, paint)
 
@@ -194,17 +206,18 @@ def _exchanged(name: int, received: int, sent: int) -> str:
 
 def _paint_slot(
     axes: Axes,
-    corner: tuple[float, float],
+    grid_map: GridMap,
+    index: Sequence[int],
     size: tuple[float, float],
     color: str,
     text: str,
-    size_pt: float,
     linewidth: float = 0.6,
 ) -> None:
+    corner = grid_map.corner(index)
     # An empty block is a dashed slot.
     if 0 in size:
-        size = WHOLE_IN
+        size = grid_map.whole_in
         box(axes, corner, size, facecolor="none", linestyle="--", edgecolor="0.6")
     else:
         box(axes, corner, size, facecolor=color, linewidth=linewidth)
-    label(axes, (corner[0] + size[0] / 2, corner[1] + size[1] / 2), size, text, size_pt)
+    label(axes, (corner[0] + size[0] / 2, corner[1] + size[1] / 2), size, text)

@@ -11,8 +11,8 @@ from gpudist.pictures.scene import StageTraffic
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MARGIN_IN = 0.55
-LARGE_IN, LEAST_IN, WIDEST_IN = 0.55, 0.012, 3.6
+MARGIN_IN = 0.6
+LARGE_IN, LEAST_IN, WIDEST_IN = 0.62, 0.012, 3.6
 WRITTEN_RANKS = 8
 NAME_EVERY_IN = 0.3
 COLOR = (0.12, 0.35, 0.65)
@@ -42,7 +42,7 @@ def matrix_panel(moved: StageTraffic, names: Sequence[int], itemsize: int, title
                 center = (corner[0] + side / 2, corner[1] + side / 2)
                 color = "white" if share > 0.55 else "black"
                 text = short(cells * itemsize)
-                label(axes, center, (side * 0.9, side), text, 7, color=color)
+                label(axes, center, (side * 0.9, side), text, color=color)
         _paint_names(axes, names, side)
 
     extent = MARGIN_IN + side * len(names) + 0.1
@@ -54,12 +54,12 @@ def _paint_names(axes: Axes, names: Sequence[int], side: float) -> None:
     for rank in range(0, len(names), step):
         at = MARGIN_IN + (rank + 0.5) * side
         room = (step * side * 0.85, 0.2)
-        label(axes, (at, MARGIN_IN - 0.12), room, str(names[rank]), 7)
-        label(axes, (MARGIN_IN - 0.17, at), (0.24, 0.2), str(names[rank]), 7)
+        label(axes, (at, MARGIN_IN - 0.12), room, str(names[rank]))
+        label(axes, (MARGIN_IN - 0.17, at), (0.24, 0.2), str(names[rank]))
     middle = MARGIN_IN + side * len(names) / 2
     length = max(1.1, side * len(names))
-    label(axes, (max(middle, 0.6), 0.17), (length, 0.2), "receives", 8)
-    label(axes, (0.14, max(middle, 0.6)), (length, 0.2), "sends", 8, rotation=90)
+    label(axes, (max(middle, 0.6), 0.17), (length, 0.2), "receives")
+    label(axes, (0.14, max(middle, 0.6)), (length, 0.2), "sends", rotation=90)
 
 
 def _shade(share: float) -> tuple[float, ...]:

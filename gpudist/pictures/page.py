@@ -17,10 +17,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 GAP_IN = 0.35
-TITLE_PT = 9.0
-LINE_IN = 0.19
-WIDEST_PAGE_IN = 14.2
-LEAST_PANEL_IN = 2.6
+HEADING_PT, HEADING_LINE_IN = 13.0, 0.26
+TITLE_PT, LINE_IN = 10.5, 0.21
+# Largest text in panels: 15 px on a page of the largest width that is shown 700 px wide.
+TEXT_PT = 12.0
+WIDEST_PAGE_IN = 7.5
+WIDEST_PANEL_IN = WIDEST_PAGE_IN - 2 * GAP_IN
+LEAST_PANEL_IN = 2.9
 SMALLEST_PT = 4.5
 # For DejaVu Sans, whose digits are 0.636 of the font size wide.
 _CHARACTER = 0.66
@@ -62,13 +65,13 @@ def figure_of(panels: Sequence[Panel], title: str) -> Figure:
 
     lines = _lines(panels)
     width = max(sum(p.outer_width_in + GAP_IN for p in line) for line in lines) + GAP_IN
-    heading = wrap(title, int(width * 72 / (12 * 0.62)))
-    top = GAP_IN + 0.24 * len(heading)
+    heading = wrap(title, int((width - 2 * GAP_IN) * 72 / (HEADING_PT * 0.62)))
+    top = GAP_IN + HEADING_LINE_IN * len(heading)
     height = top + sum(max(p.outer_height_in for p in line) + GAP_IN for line in lines)
     figure = Figure(figsize=(width, height), facecolor="white")
     for number, text in enumerate(heading):
-        y = 1 - (0.2 + 0.24 * number) / height
-        figure.text(GAP_IN / width, y, text, fontsize=12, va="center", weight="bold")
+        y = 1 - (0.2 + HEADING_LINE_IN * number) / height
+        figure.text(GAP_IN / width, y, text, fontsize=HEADING_PT, va="center", weight="bold")
     for line in lines:
         x = GAP_IN
         for panel in line:
@@ -83,7 +86,7 @@ def label(
     center: tuple[float, float],
     room: tuple[float, float],
     text: str,
-    size_pt: float = 8.0,
+    size_pt: float = TEXT_PT,
     **style: Any,
 ) -> None:
     """Write ``text`` around ``center``, as large as its ``room`` allows and at most ``size_pt``.

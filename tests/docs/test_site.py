@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zlib
 from contextlib import suppress
 from functools import reduce
+from html import unescape
 from importlib.util import find_spec
 from inspect import ismodule
 from pathlib import Path
@@ -18,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from tests.docs.pages import ROOT
+from tests.docs.pages import ROOT, read
 
 ROOMS = (
     *("gpudist", "gpudist.nn", "gpudist.nn.utils", "gpudist.ops", "gpudist.sbp", "gpudist.data"),
@@ -30,24 +33,65 @@ NO_NETWORK = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0
 LOADED = re.compile(r"<(?:script|img|iframe|source)[^>]*\ssrc=\"?([^\s\">]+)|<link([^>]+)>")
 
 
-@pytest.mark.skipif(find_spec("mkdocs") is None, reason="mkdocs is not installed: make docs")
-def test_the_site_is_built_and_whole(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the site without a network."""
+    if find_spec("mkdocs") is None:
+        pytest.skip("mkdocs is not installed: make docs")
+    folder = tmp_path_factory.mktemp("site")
     built = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
         cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1", **NO_NETWORK},
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert built.returncode == 0, built.stderr
-    pages = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.html")}
+    return folder
+
+
+def test_the_site_is_whole(site: Path) -> None:
+    pages = {path.relative_to(site).as_posix() for path in site.rglob("*.html")}
     assert {"index.html", "tutorial.html", "reference/ops.html", "howto/distdl.html"} <= pages
     for page in pages:
-        text = (tmp_path / page).read_text(encoding="utf-8")
+        text = (site / page).read_text(encoding="utf-8")
         for source, link in LOADED.findall(text):
             loaded = source or ("stylesheet" in link and link)
             assert not loaded or "//" not in loaded, f"{page} loads {loaded}"
-    inventory = (tmp_path / "objects.inv").read_bytes().split(b"\n", 4)[4]
+    inventory = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]
     modules = re.findall(rb"^(\S+) py:module ", zlib.decompress(inventory), re.MULTILINE)
     assert not modules, f"instead of their functions, the reference has the modules {modules}"
+    assert (site / "llms.txt").is_file()
+
+
+def test_copy_buttons_copy_commands_alone(site: Path) -> None:
+    copied = re.findall(r'data-copy="([^"]*)"', (site / "tutorial.html").read_text("utf-8"))
+    shown = [block.commands for block in read("docs/tutorial.md").blocks if block.commands]
+    assert [unescape(text).splitlines() for text in copied] == [
+        [command.rstrip("\n") for command, _ in commands] for commands in shown
+    ]
+
+
+def test_search_in_a_folder(site: Path) -> None:
+    index = (site / "search" / "search_index.js").read_text("utf-8")
+    assert len(json.loads(index.removeprefix("var __index = "))["docs"]) > 100
+    browser = shutil.which("chromium")
+    if browser is None:
+        pytest.skip("chromium is not installed")
+    shown = subprocess.run(
+        [browser, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=30000",
+         "--dump-dom", f"{(site / 'index.html').as_uri()}?q=halo"],
+        capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert re.search(r"\d+ matching documents", shown.stdout), shown.stderr[-2000:]
+
+
+def test_the_index_for_language_models_links_to_pages() -> None:
+    text = (ROOT / "docs" / "llms.txt").read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert len(links) > 30
+    missing = [link for link in links if not (ROOT / "docs" / link).with_suffix(".md").is_file()]
+    assert not missing
+    calls = re.findall(r"`(?:\w+ = )?gpudist\.([\w.]+)", text)
+    assert all(resolve(f"gpudist.{name}") for name in calls)
 
 
 def test_every_public_name_is_in_the_reference() -> None:

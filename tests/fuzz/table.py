@@ -1,14 +1,12 @@
-"""The table of docs/layers.md: which feature of which layer works under which partition.
+"""The pages docs/layers.md and docs/layer_features.md: what works under which partition.
 
-``python -m tests.fuzz.table > docs/layers.md``
-
-Every cell is run: the layer is compared with torch's, or refuses.
+``python -m tests.fuzz.table`` writes both. Every cell of the second is run: the layer is compared
+with torch's, or refuses. The first summarizes them.
 """
 
 from __future__ import annotations
 
 import re
-import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -22,26 +20,65 @@ from tests.fuzz.run import Configuration, Runner
 
 KINDS = ("batch", "channels", "features", "mixed")
 RANKS = 8
-FILE = Path(__file__).resolve().parents[2] / "docs" / "layers.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+MATRIX, FILE = DOCS / "layers.md", DOCS / "layer_features.md"
+# Reference page of the layers of each module of gpudist.nn; the first prefix that fits counts.
+PAGES = {
+    "affine.conv": "layers_conv",
+    "windowed": "layers_conv",
+    "affine": "layers_linear",
+    "attention": "layers_linear",
+    "norm": "layers_norm",
+    "random": "layers_norm",
+    "pool": "layers_pool",
+    "loss": "layers_loss",
+}
 # Layer, feature and kind of partition, and what becomes of it.
 Key = tuple[str, str, str]
 Cells = dict[Key, str]
+# Layers of modules that begin so share a row of the summary.
+TOGETHER = ("affine.conv", "loss", "norm.softmax", "norm", "pool")
 
 INTRODUCTION = """\
-# Layers, features and partitions
+# Features of every layer
 
-Which features of each layer of `gpudist.nn` work under which partition. The columns say what the
-partition splits: `batch` (or other leading dims), `channels`, `features` (spatial dims; of a linear
-layer or a normalization, its features), or `mixed`, several of these at once.
+Which features of each layer of `gpudist.nn` work under which partition. [The table of
+layers](layers.md) explains the columns and has a summary.
 
 - `tested`: on up to 8 ranks, output, input gradient and parameter gradients equal those of torch's
   layer.
 - `[1]`: the layer raises on every rank, with error 1 of the list below the table.
 - `-`: the layer has no such case.
 
-`python -m tests.fuzz.table > docs/layers.md` runs every cell and writes this file. `make fuzz` runs
+`python -m tests.fuzz.table` runs every cell and writes this page. `make fuzz` runs
 random configurations of all layers of `gpudist.nn.LAYERS`; a layer without a row is compared with
 torch's on its sample call, split along each dim and each pair of dims.
+"""
+
+MATRIX_INTRODUCTION = """\
+---
+hide: [toc]
+---
+
+# The table of layers
+
+Dims of the input that a partition may split, for every `Distributed` layer of `gpudist.nn`:
+
+<div class="compact" markdown>
+"""
+
+MATRIX_LEGEND = """\
+</div>
+
+- `batch`: the batch or other leading dims; `features`: spatial dims, and of a linear layer or a
+  normalization its features; `mixed`: several of these at once.
+- *yes*: on up to 8 ranks, output, input gradient and parameter gradients equal those of torch's
+  layer. `-`: there is no such case. `[1]`: note 1 says which call raises, on every rank.
+- [Features of every layer](layer_features.md) has a row for each argument, such as strides, padding
+  modes and reductions, and for uneven and empty blocks.
+- [Tensor-parallel layers](tensor_parallel.md), [ring and all-to-all attention](attention.md) and
+  [operators](reference/ops.md) have pages of their own. Activations and other functions of single
+  cells need no distributed layer.
 """
 
 
@@ -101,6 +138,54 @@ def document(cells: Mapping[Key, str]) -> str:
     return "\n".join(parts)
 
 
+def matrix(cells: Mapping[Key, str]) -> str:
+    """Return the page with a row for similar layers; refusals are notes below it."""
+    notes: dict[tuple[str, str], list[str]] = {}
+    lines = [f"| layers | {' | '.join(KINDS)} |", "|---|" + ":-:|" * len(KINDS)]
+    for names in _layers_by_row():
+        row = [f"[{_briefly(names)}](reference/{_page_of(names[0])}.md)"]
+        for kind in KINDS:
+            said: dict[str, None] = {}
+            for (layer, feature, where), text in cells.items():
+                if layer in names and where == kind and text == "tested":
+                    said = {"yes": None, **said}
+                elif layer in names and where == kind:
+                    features = notes.setdefault((layer, text), [])
+                    features += [feature] if feature not in features else []
+                    said[f"[{list(notes).index((layer, text)) + 1}]"] = None
+            row.append(", ".join(said) or "-")
+        lines.append(f"| {' | '.join(row)} |")
+    listed = [
+        f"{number}. {', '.join(features)}: `{text}`"
+        for number, ((_, text), features) in enumerate(notes.items(), 1)
+    ]
+    return "\n".join([MATRIX_INTRODUCTION, *lines, "", MATRIX_LEGEND, *_section("Notes", listed)])
+
+
+def _layers_by_row() -> list[list[str]]:
+    found: dict[str, list[str]] = {}
+    for row in nn.LAYERS:
+        module = row.kind.__module__.removeprefix("gpudist.nn.")
+        start = next((start for start in TOGETHER if module.startswith(start)), module)
+        found.setdefault(start, []).append(row.name.removeprefix("Distributed"))
+    return [*found.values(), ["HaloRegion"]]
+
+
+def _page_of(layer: str) -> str:
+    module = getattr(nn, _class_of(layer)).__module__.removeprefix("gpudist.nn.")
+    return next(page for start, page in PAGES.items() if module.startswith(start))
+
+
+def _briefly(names: list[str]) -> str:
+    if all(name.endswith("Loss") for name in names):
+        return f"all {len(names)} losses"
+    # Conv1d, Conv2d and Conv3d are Conv1d to 3d.
+    three = [n[:-2] for n in names if n.endswith("1d") and f"{n[:-2]}3d" in names]
+    hidden = {f"{stem}{dims}" for stem in three for dims in ("2d", "3d")}
+    shown = [f"{n} to 3d" if n[:-2] in three else n for n in names if n not in hidden]
+    return ", ".join(shown)
+
+
 def read(text: str) -> Cells:
     """Return the cells of a file that `document` wrote."""
     notes = dict(re.findall(r"^(\d+)\. `(.*)`$", text, re.MULTILINE))
@@ -131,7 +216,9 @@ def _one_line(text: str) -> str:
 
 def main() -> None:
     warnings.simplefilter("ignore")
-    sys.stdout.write(document(carried_out(cases(), Runner(_no_pool))))
+    cells = carried_out(cases(), Runner(_no_pool))
+    FILE.write_text(document(cells), encoding="utf-8")
+    MATRIX.write_text(matrix(cells), encoding="utf-8")
 
 
 def _no_pool() -> RankPool:

@@ -1,4 +1,4 @@
-"""The page docs/layers.md agrees with the behaviour of the layers."""
+"""The pages docs/layers.md and docs/layer_features.md agree with the behaviour of the layers."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ def test_the_file_has_a_cell_for_every_feature() -> None:
     keys = [key for key in table.cases() if key in cells or key[0] not in samples.LAYERS]
     assert list(cells) == keys, "make it anew: python -m tests.fuzz.table"
     assert table.document(cells) == text
+    assert table.matrix(cells) == table.MATRIX.read_text(), "python -m tests.fuzz.table"
 
 
 def test_the_cells_are_true() -> None:
