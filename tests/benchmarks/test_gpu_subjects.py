@@ -39,6 +39,7 @@ def P_alone() -> Iterator[Partition]:
     torch_messages.end()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("subject", SUBJECTS)
 @torch.no_grad()
 def test_all_sides_of_all_cases_are_right(subject: str, P_alone: Partition) -> None:
@@ -51,6 +52,7 @@ def test_all_sides_of_all_cases_are_right(subject: str, P_alone: Partition) -> N
                 assert side.is_right(side.call()), (case.name, name)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("subject", SUBJECTS)
 @torch.no_grad()
 def test_what_is_wrong_is_seen(subject: str, P_alone: Partition) -> None:

@@ -19,7 +19,7 @@ from tests.ptx.launches import LEAST_COVERED, launch
 from tests.ptx.machine_code import NoTool
 from tests.ptx.mutants import Mutant, run
 
-LAUNCHES = 2000 if EVERY else 800  # `make ptx` carries out more
+LAUNCHES = 2000 if EVERY else 500  # `make ptx` carries out more
 # Registers per thread: a multiprocessor has 65536, so 1024 threads run at once.
 MOST_REGISTERS = 64
 # Interiors and adjoints of halos, read + write. An H100's memory copies 3.0 TB/s: it is the limit.

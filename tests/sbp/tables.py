@@ -21,7 +21,7 @@ GRIDS: list[Any] = [range(8), [[0, 1, 2], [3, 4, 5]], [[[0, 1], [2, 3]], [[4, 5]
 Row = tuple[Sequence[Sbp], Sbp]
 
 # Part of the drawn layouts that is tried.
-DRAWS = 1.0 if EVERY else 0.25
+DRAWS = 1.0 if EVERY else 0.125
 
 
 def attributes(x: torch.Tensor, axes: int = 1) -> list[NdSbp]:

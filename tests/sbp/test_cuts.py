@@ -302,6 +302,7 @@ def test_every_operator_on_two(P_world: Partition, part: int, table: dict[Any, l
     assert_every(Placement("cpu", [0, 1], P_world), {f: table[f] for f in EVERY[part::2]})
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("part", range(2))
 @distributed(ranks=3, transports=("loopback",), timeout_s=300)
 def test_every_operator_on_three(

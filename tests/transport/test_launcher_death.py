@@ -48,6 +48,7 @@ def awaited(path: Path, process: subprocess.Popen[bytes] | None = None) -> str:
     return path.read_text()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("transport", "does"),
     [("host", "busy"), ("host", "waits"), ("gloo", "busy"), ("gloo", "waits"), ("nccl", "waits")],
