@@ -25,7 +25,7 @@ SIZE = 3
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[RankPool]:
-    with RankPool(SIZE, timeout_s=20) as pool:
+    with RankPool(SIZE, timeout_s=20, start_method="forkserver") as pool:
         yield pool
 
 
@@ -161,7 +161,7 @@ def test_wrong_number_of_ranks(pool: RankPool, size: int) -> None:
 
 
 def test_processes_that_do_not_start_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    with RankPool(2, timeout_s=20) as pool:
+    with RankPool(2, timeout_s=20, start_method="forkserver") as pool:
         with monkeypatch.context() as patch:
             patch.setattr("gpudist.testing.rank_pool.pool.START_S", 0.3)
             patch.setattr("gpudist.testing.rank_pool.pool.serve", serve_nobody)
@@ -177,7 +177,7 @@ def test_processes_that_do_not_start_are_replaced(monkeypatch: pytest.MonkeyPatc
 def test_processes_that_end_while_they_start_are_replaced(
     monkeypatch: pytest.MonkeyPatch, serve: Any, how: str
 ) -> None:
-    with RankPool(3, timeout_s=20) as pool:
+    with RankPool(3, timeout_s=20, start_method="forkserver") as pool:
         before = assert_serves(pool, 1)
         with monkeypatch.context() as patch:
             patch.setattr("gpudist.testing.rank_pool.pool.serve", serve)
