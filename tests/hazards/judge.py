@@ -110,7 +110,8 @@ def _differences(
 
 def verdict_of(error: BaseException) -> Verdict:
     """Refused if gpudist itself raised, and not because ranks lost each other."""
-    text = f"{type(error).__name__}: {str(error).strip()[:500]}"
+    longest = None if isinstance(error, CollectiveTimeout) else 500  # of a hang, all stacks
+    text = f"{type(error).__name__}: {str(error).strip()[:longest]}"
     lost = isinstance(error, CollectiveTimeout | PeerFailure | PlanMismatch)
     if isinstance(error, GpudistError) and not lost:
         return Verdict("refused", text)
