@@ -214,7 +214,7 @@ check: lint $(ZOO)
 # Behind everything else that runs.
 analysis: $(TOOLS)
 	nice -n 19 $(MAKE) -j1 types tidy sanitize-core QUICK=quick
-	nice -n 19 $(MAKE) mutants ROOMS=geometry MUTANTS=8 SURVIVORS=2
+	nice -n 19 $(MAKE) mutants ROOMS=geometry MUTANTS=4 SURVIVORS=1
 
 format: $(TOOLS)
 	$(PYTHON) -m ruff check --fix .
