@@ -36,7 +36,7 @@ def train(example: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     program = ["-m", "tests.examples.trainers", f"examples/{example}.py"]
     return subprocess.run(
         [warm.python(), *LAUNCH, *program, *map(str, arguments)],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240,
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
 
 
