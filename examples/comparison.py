@@ -78,6 +78,31 @@ def show_results(ours: Result, theirs: Result | None) -> None:
         )
 
 
+def verdict(
+    ours: dict[str, list[float]], theirs: dict[str, list[float]] | None, tolerance: float
+) -> list[str]:
+    """Print the last value of every series side by side, and return what differs too much.
+
+    Args:
+        ours: series by name, such as the losses of all steps, of the distributed program.
+        theirs: those of the sequential one; ``None`` if it did not run.
+        tolerance: largest difference of any value of a series.
+    """
+    table = Table("", "distributed", *([] if theirs is None else ["sequential", "difference"]))
+    found: list[str] = []
+    for name, values in ours.items():
+        row = [name, f"{values[-1]:.6f}"]
+        if theirs is not None:
+            pairs = zip(values, theirs[name], strict=True)
+            apart = max((math.inf if math.isnan(a - b) else abs(a - b) for a, b in pairs))
+            row += [f"{theirs[name][-1]:.6f}", f"{apart:.1e}"]
+            if apart > tolerance:
+                found.append(f"{name} differs by {apart:.1e}, more than {tolerance:g}")
+        table.add_row(*row)
+    Console().print(table)
+    return found
+
+
 def write_json(path: Path, ours: Result, theirs: Result | None, facts: dict[str, Any]) -> None:
     """Write both results, with ``facts`` about the run; nulls without a sequential result."""
     record = {

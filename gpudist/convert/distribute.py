@@ -43,8 +43,9 @@ def distribute(
         inputs: kinds of inputs by argument name, where the default does not fit. By default, a
             plain tensor with one dim for each axis of ``P_x`` is this worker's block, and any other
             is the whole tensor. Kinds are ``"block"``, ``"whole"``, ``"dynamic"`` (a block whose
-            global shape the ranks agree on at every call), or the global shape of a block, which
-            saves agreeing on it.
+            global shape the ranks agree on at every call), ``"split"`` (the whole tensor on every
+            rank, of which each worker takes its block), or the global shape of a block, which saves
+            agreeing on it.
         methods: all methods that are called from outside the network, such as
             ``("encode", "decode")``.
         unknown: treatment of functions without a rule: ``"gather"`` gathers their inputs on every

@@ -256,7 +256,7 @@ def _block(name: str, x: Any, P_x: CartesianPartition, kinds: dict[str, Any]) ->
     if not isinstance(x, torch.Tensor):
         return x
     kind = kinds.get(name, "block" if x.dim() == P_x.dim else "whole")
-    if kind == "whole":
+    if kind in ("whole", "split"):
         return x
     kinds[name] = tuple(x.shape)
     assert P_x.index is not None

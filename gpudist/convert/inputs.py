@@ -15,7 +15,7 @@ from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.placement import Placement
 from gpudist.world.partition import CartesianPartition
 
-Kind = Literal["block", "whole", "dynamic"]
+Kind = Literal["block", "whole", "dynamic", "split"]
 Inputs = Mapping[str, Kind | Sequence[int]]
 
 
@@ -28,8 +28,8 @@ class Entrance:
     Args:
         P_x: partition of the inputs that are blocks, one axis for each of their dims.
         inputs: kinds of inputs by name, where the default does not fit: ``"block"``, ``"whole"``,
-            ``"dynamic"`` (a block whose global shape the ranks agree on at every call), or the
-            global shape of a block.
+            ``"dynamic"`` (a block whose global shape the ranks agree on at every call), ``"split"``
+            (equal on every worker, which takes its block of it), or the global shape of a block.
     """
 
     def __init__(self, P_x: CartesianPartition, inputs: Inputs) -> None:
@@ -51,6 +51,10 @@ class Entrance:
         is_placeholder = not self.P_x.active and not x.numel()
         return "block" if is_placeholder or x.dim() == self.P_x.dim else "whole"
 
+    def is_held_by_all(self, name: str, x: torch.Tensor) -> bool:
+        """Return whether every worker passes the whole tensor."""
+        return not isinstance(x, GlobalTensor) and self.kind_of(name, x) in ("whole", "split")
+
     def __call__(self, name: str, x: torch.Tensor, is_first: bool = False) -> torch.Tensor:
         """Return a block as a global tensor, and any other input unchanged.
 
@@ -71,6 +75,8 @@ class Entrance:
         kind = self.kind_of(name, x)
         if kind == "whole":
             return x
+        if kind == "split":
+            return self._cut(name, x)
         layout = self._agreed(name, kind)(x)
         blocks = layout.decomposition
         if not is_first and name not in self.inputs:
@@ -84,6 +90,19 @@ class Entrance:
                 local = local.detach().requires_grad_(bool(layout.requires_grad))
         how = global_spec(self.placement, sbp or (broadcast,), shape, local.dtype)
         return wrapped(GlobalTensor, local, how)
+
+    def _cut(self, name: str, x: torch.Tensor) -> GlobalTensor:
+        """Return a tensor that every worker holds as balanced blocks."""
+        if x.dim() != self.P_x.dim:
+            raise ShapeError(
+                f"input {name!r} has shape {list(x.shape)}; 'split' needs one dim for each of the "
+                f"{self.P_x.dim} axes of P_x, which has the shape {list(self.P_x.shape)}"
+            )
+        copies = (broadcast,) * self.placement.axes
+        local = x.view_as(x) if self.P_x.active else x.reshape(-1)[:0]
+        how = global_spec(self.placement, copies, tuple(x.shape), x.dtype)
+        whole = wrapped(GlobalTensor, local, how)
+        return whole.to_global(sbp=tuple(split(axis) for axis in self.axes) or copies)
 
     @staticmethod
     def _sizes(blocks: Any) -> list[int]:
@@ -126,8 +145,8 @@ def require_known(inputs: Inputs, names: Sequence[str], takes_any: bool) -> None
         )
     for name, kind in inputs.items():
         is_shape = not isinstance(kind, str) and all(hasattr(n, "__index__") for n in kind)
-        if not is_shape and kind not in ("block", "whole", "dynamic"):
+        if not is_shape and kind not in ("block", "whole", "dynamic", "split"):
             raise ConversionError(
-                f"distribute: inputs[{name!r}] is {kind!r}; use 'block', 'whole', 'dynamic' or "
-                "the global shape of the tensor"
+                f"distribute: inputs[{name!r}] is {kind!r}; use 'block', 'whole', 'dynamic', "
+                "'split' or the global shape of the tensor"
             )

@@ -110,12 +110,12 @@ class Conversion:
                 nonlocal blocks
                 if not isinstance(leaf, torch.Tensor):
                     return leaf
+                if self.entrance.is_held_by_all(name, leaf) and torch.is_grad_enabled():
+                    (leaf,) = copies_of([leaf], [holders]) if leaf.requires_grad else (leaf,)
                 leaf = self.entrance(name, leaf, is_first=not blocks)
                 if isinstance(leaf, GlobalTensor):
                     blocks += 1
                     self.scope.seen(leaf.global_layout, leaf.element_size())
-                elif leaf.requires_grad and torch.is_grad_enabled():
-                    (leaf,) = copies_of([leaf], [holders])
                 return leaf
 
             return tree_map(one, x, is_leaf=_is_size)

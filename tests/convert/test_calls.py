@@ -136,6 +136,29 @@ def test_inputs_decide(P_world: Partition, kind: str) -> None:
         assert_whole(y, (x * mask).cumsum(1), "output")
 
 
+@pytest.mark.parametrize("shape", [[1, 1, 2, 1], [1, 1, 2, 2], [1, 1, 1, 1]], ids=str)
+@distributed(ranks=5, transports=["loopback", "host"])
+def test_input_that_the_network_splits(P_world: Partition, shape: Any) -> None:
+    """Every rank passes the whole image; its gradient is whole, and no message cuts it."""
+    torch.manual_seed(3)
+    alone = nn.Conv2d(2, 3, 1).double()
+    net: Any = distribute(alone, grid(P_world, shape), inputs={"input": "split"})
+    x = random_like_all(SHAPE, 1).requires_grad_()
+    expected = alone(x)
+    expected.square().sum().backward()
+    gradient, x.grad = x.grad, None
+    y = net(x)
+    assert_whole(y, expected, "output")
+    y.square().sum().backward()
+    if net.P_x.active:
+        assert y.to_local().shape == own_block(expected, net.P_x).shape
+        torch.testing.assert_close(x.grad, gradient)
+    plan = gpudist.plan_of(alone, shape, SHAPE, inputs={"input": "split"})
+    assert plan.rows[-1].sent_bytes == 0 and plan.outputs.shape == expected.shape
+    with pytest.raises(ShapeError, match=r"shape \[2, 9, 7\]; 'split' needs one dim for each of"):
+        net(x[0])
+
+
 @distributed(ranks=3, transports=["loopback", "host"])
 def test_dynamic_inputs_may_change(P_world: Partition) -> None:
     P_x = grid(P_world, [1, 3])

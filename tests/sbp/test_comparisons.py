@@ -64,7 +64,7 @@ def test_attributes_of_results(P_world: Partition) -> None:
     assert torch.zeros_like(terms).sbp == (P,) and torch.ones_like(terms).sbp == (B,)
     for y in ((terms > 0), terms.int(), torch.where(mask, terms, 1.0)):
         assert y.sbp != (P,)
-    assert terms.to("cpu") is terms
+    assert terms.to("cpu") is terms.cpu() is terms
     with pytest.raises(NotImplementedError, match="the device type of its placement"):
         terms.to("meta")
     assert_global(terms.new_full((3, 2), 1.5), torch.full((3, 2), 1.5, dtype=torch.float64))

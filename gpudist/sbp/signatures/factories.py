@@ -56,6 +56,11 @@ def to(x: Tensor, *args: Any, copy: bool = False, **kwargs: Any) -> Tensor:
     return x.clone() if copy else x
 
 
+@compose(Tensor.cpu)
+def cpu(x: Tensor, memory_format: Any = None) -> Tensor:
+    return to(x, "cpu")
+
+
 @compose(Tensor.type_as)
 def type_as(x: Tensor, other: Tensor) -> Tensor:
     return to(x, other.dtype)

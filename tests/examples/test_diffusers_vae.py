@@ -1,0 +1,34 @@
+"""The example of a pipeline of diffusers with a split autoencoder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.examples import trainers
+
+trainers.needs("diffusers", "transformers")
+
+SMALL = ("--size", 32, "--steps", 2, "--inference-steps", 2)
+
+
+def test_image_is_the_sequential_pipelines_and_training_goes_on(tmp_path: Path) -> None:
+    kept, picture = tmp_path / "checkpoint", tmp_path / "picture.png"
+    done = trainers.train(
+        "diffusers_vae", *SMALL, "--compare", "--save", kept, "--picture", picture
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(trainers.losses(done)) == len(trainers.losses(done, "sequential")) == 2
+    assert "pixels" in done.stdout and picture.stat().st_size > 0
+    # Elsewhere, after the last step.
+    grid = ("--grid", 4, 1)
+    done = trainers.train("diffusers_vae", *SMALL, *grid, "--bf16", "--resume", kept)
+    assert done.returncode == 0, done.stderr
+    assert "sequential" not in done.stdout
+    assert trainers.losses(done)[0] < 0.9 * 0.79
+
+
+def test_difference_is_a_failure() -> None:
+    done = trainers.train("diffusers_vae", *SMALL, "--compare", "--tolerance", -1)
+    assert done.returncode == 1
+    assert "diffusers_vae.py: loss differs by" in done.stderr
+    assert "diffusers_vae.py: pixels differs by" in done.stderr

@@ -1,0 +1,53 @@
+"""Start an example that uses other packages, with 4 workers.
+
+``python -m tests.examples.trainers FILE ARGUMENTS`` is ``python FILE ARGUMENTS`` for packages that
+import torchvision, whose wheel cannot load its operators beside a torch for the CPU.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import subprocess
+import sys
+from importlib import util
+from pathlib import Path
+
+import pytest
+
+from tests import warm
+from tests.zoo.operators import declare_missing_operators
+
+ROOT = Path(__file__).resolve().parents[2]
+LAUNCH = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+
+
+def needs(*packages: str) -> None:
+    """Skip the tests of a module if a package is missing; all are given by the name imported."""
+    missing = [name for name in ("rich", *packages) if util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}", allow_module_level=True)
+
+
+def train(example: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run an example of the folder ``examples`` as a user does."""
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "COLUMNS": "80"}
+    program = ["-m", "tests.examples.trainers", f"examples/{example}.py"]
+    return subprocess.run(
+        [warm.python(), *LAUNCH, *program, *map(str, arguments)],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+
+
+def losses(done: subprocess.CompletedProcess[str], name: str = "split") -> list[float]:
+    """Return the losses that the progress of a run reports on standard error."""
+    lines = [line for line in done.stderr.splitlines() if line.startswith(f"{name}: step ")]
+    return [float(line.split()[-1]) for line in lines]
+
+
+if __name__ == "__main__":
+    declare_missing_operators()
+    del sys.argv[0]
+    sys.path.insert(0, str(Path(sys.argv[0]).parent.resolve()))
+    runpy.run_path(sys.argv[0], run_name="__main__")
