@@ -91,7 +91,8 @@ def _in_turn(transports: list[list[pytest.Item]], number: int) -> list[pytest.It
     if marker is not None:
         (count,) = marker.args
         return [item for i, item in enumerate(found) if _shifted(i, count) == 0]
-    if not hasattr(one, "function") or not hasattr(one.function, "body"):
+    assert isinstance(one, pytest.Function)
+    if not hasattr(one.function, "body"):
         return found
     rest = found[len(transports) :]
     return [*found[: len(transports)], *rest[::2]]
