@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.every import EVERY
 from tests.zoo.judge import GRIDS, Verdict, judge
 from tests.zoo.networks import missing_packages
 from tests.zoo.record import Record, differences
@@ -26,8 +25,6 @@ DOZEN = (
     "transformers/gpt2",
     "neuraloperator/tfno",
 )
-# One of each package.
-FEW = tuple({name.partition("/")[0]: name for name in reversed(DOZEN)}.values())
 LIMIT_S = 60.0
 
 needs_packages = pytest.mark.skipif(
@@ -39,7 +36,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @needs_packages
-@pytest.mark.parametrize("name", DOZEN if EVERY else FEW)
+@pytest.mark.parametrize("name", DOZEN)
 def test_converted_network_is_right(name: str) -> None:
     found = judge(name, _grid_of(name), limit_s=LIMIT_S)
     assert found.verdict == "right", (found.what, found.error, found.text)
