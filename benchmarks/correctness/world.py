@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import warnings
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
@@ -58,7 +59,9 @@ class Library:
 
         A verdict other than right comes from processes that have run nothing before.
         """
-        right = expected(case, layout)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            right = expected(case, layout)
         verdict = self._judged(right, case, layout)
         if verdict.kind not in ("right", "not offered") and not self._is_fresh:
             self._is_fresh = True
