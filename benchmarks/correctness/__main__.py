@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks.correctness.case import LAYOUTS, Case, Layout
 from benchmarks.correctness.cases import CASES
-from benchmarks.correctness.judge import KINDS, Verdict
+from benchmarks.correctness.judge import KINDS
 from benchmarks.correctness.libraries import ABSENT, FOLDER, LIBRARIES, Peer
 from benchmarks.correctness.world import CannotStart, Library
 from benchmarks.document import RESULTS
@@ -63,18 +63,13 @@ def runs(name_contains: str = "") -> list[tuple[Case, Layout]]:
     return [(case, each) for each in layouts for case in cases if each in case.layouts()]
 
 
-def rows_of(
-    peer: Peer, chosen: Sequence[tuple[Case, Layout]], limit_s: float, step: Any = lambda text: None
-) -> list[Row]:
-    """Run cases by a library; ``step`` hears the name of each."""
-    rows: list[Row] = []
+def rows_of(peer: Peer, chosen: Sequence[tuple[Case, Layout]], limit_s: float) -> Iterator[Row]:
+    """Run cases by a library; yield the row of each."""
     with Library(peer.adapter, peer.python, FOLDER / f"{peer.file}.log", limit_s) as library:
         for case, layout in chosen:
-            step(f"{peer.name}: {case.name}, {layout.name}")
-            found: Verdict = library.verdict(case, layout)
+            found = library.verdict(case, layout)
             where = (case.name, layout.name)
-            rows.append(Row(peer.name, library.version, library.commit, *where, **asdict(found)))
-    return rows
+            yield Row(peer.name, library.version, library.commit, *where, **asdict(found))
 
 
 def counts(rows: Sequence[Row]) -> list[int]:
@@ -107,19 +102,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     present = [peer for peer in peers if peer.is_installed]
     with Progress(*columns, console=errors, transient=True) as progress:
         task = progress.add_task("starting", total=len(present) * len(chosen))
-
-        def step(text: str) -> None:
-            progress.update(task, description=text, advance=1)
-
         for peer in present:
             before = environment(" ".join(["python -m benchmarks.correctness", *sys.argv[1:]]), 1)
+            path = None if options.json is None else options.json / f"{peer.file}.jsonl"
+            rows = read(path)[1] if options.resume and path is not None and path.exists() else []
+            known = {(row.case, row.layout) for row in rows}
+            missing = [each for each in chosen if (each[0].name, each[1].name) not in known]
+            progress.update(task, description=peer.name, advance=len(rows))
+            if path is not None and not rows:
+                _start(path, before)
             try:
-                found[peer.name] = rows_of(peer, chosen, options.limit, step)
+                for row in rows_of(peer, missing, options.limit) if missing else ():
+                    rows.append(row)
+                    progress.update(
+                        task, description=f"{peer.name}: {row.case}, {row.layout}", advance=1
+                    )
+                    if path is not None:
+                        _add(path, asdict(row))
             except CannotStart as failure:
                 errors.print(f"error: {peer.name}: {failure}", style="red", markup=False)
                 return 2
-            if options.json is not None:
-                _write(options.json / f"{peer.file}.jsonl", before, found[peer.name])
+            found[peer.name] = rows
     print_columns(("", "version", *KINDS), table(found))
     for peer in peers:
         if not peer.is_installed:
@@ -133,10 +136,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if wrong else 0
 
 
-def _write(path: Path, before: dict[str, Any], rows: Sequence[Row]) -> None:
+def read(path: Path) -> tuple[dict[str, Any], list[Row]]:
+    """Return the environment and the rows of a file."""
+    first, *rest = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    return first["environment"], [Row(**fields) for fields in rest]
+
+
+def _start(path: Path, before: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [{"environment": before}, *(asdict(row) for row in rows)]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    path.write_text("", encoding="utf-8")
+    _add(path, {"environment": before})
+
+
+def _add(path: Path, line: dict[str, Any]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -156,6 +170,11 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--json", type=Path, nargs="?", const=FILES, metavar="FOLDER",
         help="folder for a file per library; default: benchmarks/results/correctness",
     )  # fmt: skip
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="keep the rows that the files have, and add the others",
+    )
     options = parser.parse_args(arguments)
     if options.cases and options.json == FILES:
         parser.error("--cases is not for the committed results, whose files have every case")

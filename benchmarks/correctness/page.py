@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from benchmarks.correctness.__main__ import FILES, Row, counts, table
+from benchmarks.correctness.__main__ import FILES, Row, counts, read, table
 from benchmarks.correctness.cases import CASES
 from benchmarks.correctness.judge import KINDS
 from benchmarks.correctness.libraries import ABSENT, LIBRARIES
@@ -20,16 +19,15 @@ MOST_REASONS = 8
 REASON = 110  # characters
 
 
-def read(folder: Path = FILES) -> tuple[dict[str, list[Row]], list[str]]:
+def read_all(folder: Path = FILES) -> tuple[dict[str, list[Row]], list[str]]:
     """Return the rows by library, and the environments that they were found in."""
     rows: dict[str, list[Row]] = {}
     environments: list[str] = []
     for peer in LIBRARIES:
         path = folder / f"{peer.file}.jsonl"
         if path.exists():
-            first, *rest = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-            environments.append(f"{peer.name}: {words(first['environment'])}")
-            rows[peer.name] = [Row(**fields) for fields in rest]
+            environment, rows[peer.name] = read(path)
+            environments.append(f"{peer.name}: {words(environment)}")
     return rows, environments
 
 
@@ -87,7 +85,7 @@ def _table(heading: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def main() -> int:
-    PAGE.write_text(page(*read()), encoding="utf-8")
+    PAGE.write_text(page(*read_all()), encoding="utf-8")
     return 0
 
 

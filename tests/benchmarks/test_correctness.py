@@ -15,7 +15,7 @@ from benchmarks.correctness.case import LAYOUTS, Case
 from benchmarks.correctness.cases import CASES
 from benchmarks.correctness.judge import Verdict
 from benchmarks.correctness.libraries import ABSENT, LIBRARIES, Peer
-from benchmarks.correctness.page import cell, page, read
+from benchmarks.correctness.page import cell, page, read_all
 from benchmarks.correctness.world import CannotStart, Library
 
 ROWS = LAYOUTS[0]
@@ -70,7 +70,7 @@ def test_each_way_to_fail_has_its_verdict(
 def test_gpudist_is_right(name: str):
     (peer,) = (each for each in LIBRARIES if each.name == name)
     chosen = [(case(name), layout) for name in HANDFUL for layout in LAYOUTS[:2]]
-    rows = rows_of(peer, chosen, limit_s=60)
+    rows = [*rows_of(peer, chosen, limit_s=60)]
     assert [row for row in rows if row.kind != "right"] == []
     assert all(row.error is not None and row.error < 1e-9 for row in rows)
     assert rows[0].version.startswith("0.")
@@ -116,11 +116,16 @@ def test_the_command_writes_a_file_for_each_library(
     options = ["--library", "gpudist.nn", "--cases", "mean of a column", "--json", str(tmp_path)]
     assert main(options) == 0
     assert "gpudist.nn" in capsys.readouterr().out
-    rows, environments = read(tmp_path)
+    rows, environments = read_all(tmp_path)
     assert {row.kind for row in rows["gpudist.nn"]} == {"not offered"}
     assert len(environments) == 1
-    first = (tmp_path / "gpudist_layers.jsonl").read_text(encoding="utf-8").splitlines()[0]
+    file = tmp_path / "gpudist_layers.jsonl"
+    first, *lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
     assert json.loads(first)["environment"]["commit"]
+    assert len(lines) == 4
+    file.write_text("".join([first, *lines[:-1]]), encoding="utf-8")
+    assert main([*options, "--resume"]) == 0
+    assert file.read_text(encoding="utf-8").splitlines(keepends=True)[1:] == lines
     with pytest.raises(SystemExit):
         main(["--cases", "conv", "--json"])
 
