@@ -32,6 +32,7 @@ from gpudist.cli.tables import print_columns
 
 FILES = RESULTS / "correctness"
 LIMIT_S = 60.0
+HEADING = ("", "version", "runs", *KINDS)
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,9 @@ def counts(rows: Sequence[Row]) -> list[int]:
 
 
 def table(of: dict[str, Sequence[Row]]) -> list[tuple[str, ...]]:
-    """Return a line per library: its name, its version, and its counts."""
+    """Return a line per library, under ``HEADING``."""
     return [
-        (name, rows[0].version, *(str(count) for count in counts(rows)))
+        (name, rows[0].version, str(len(rows)), *(str(count) for count in counts(rows)))
         for name, rows in of.items()
         if rows
     ]
@@ -123,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 errors.print(f"error: {peer.name}: {failure}", style="red", markup=False)
                 return 2
             found[peer.name] = rows
-    print_columns(("", "version", *KINDS), table(found))
+    print_columns(HEADING, table(found))
     for peer in peers:
         if not peer.is_installed:
             print(f"not installed here: {peer.name}; --install makes {peer.python.parents[1]}")

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from benchmarks.correctness.__main__ import FILES, Row, counts, read, table
+from benchmarks.correctness.__main__ import FILES, HEADING, Row, counts, read, runs, table
 from benchmarks.correctness.cases import CASES
 from benchmarks.correctness.judge import KINDS
 from benchmarks.correctness.libraries import ABSENT, LIBRARIES
@@ -37,9 +37,9 @@ def page(rows: dict[str, list[Row]], environments: Sequence[str]) -> str:
     lines = [[name, *(cell(name, of) for of in rows.values())] for name in names]
     absent = [f"- **{name}**: {reason}.\n" for name, reason in ABSENT.items()]
     return TEMPLATE.read_text(encoding="utf-8").format(
-        libraries=_table(("", "version", *KINDS), table(dict(rows))),
+        libraries=_table(HEADING, table(dict(rows))),
         cases=len(CASES),
-        runs=max(len(of) for of in rows.values()),
+        runs=len(runs()),
         absent="".join(absent),
         verdicts=_table(("case", *rows), lines),
         reasons=_table(("library", "exception", "times"), _reasons(rows)),

@@ -105,7 +105,7 @@ def test_the_page_names_layouts_that_differ():
     assert cell("conv 3", [lost]) == "**crash/hang** (SIGABRT)"
     refused = row("rows", Verdict("refused", "ValueError: a | b"))
     made = page({"L": [*right, refused]}, ["here"])
-    assert "| L | 1 | 2 | 1 | 0 | 0 | 0 |" in made
+    assert "| L | 1 | 3 | 2 | 1 | 0 | 0 | 0 |" in made
     assert "| L | `ValueError: a / b` | 1 |" in made
     assert all(name in made for name in ABSENT)
 
