@@ -1,0 +1,1 @@
+"""Adapters: how a user of each library would run a case."""
