@@ -1,7 +1,8 @@
 # Every target works as the first command in a fresh clone: it makes .venv when there is none.
 VENV := .venv
 PYTHON := $(VENV)/bin/python
-PIP := $(PYTHON) -m pip install --disable-pip-version-check
+# Python compiles what is imported when it first is.
+PIP := $(PYTHON) -m pip install --disable-pip-version-check --no-compile
 INSTALLED := $(VENV)/.installed
 TOOLS := $(VENV)/.tools
 DOCS := $(VENV)/.docs
@@ -214,7 +215,6 @@ check: lint $(ZOO)
 # Behind everything else that runs.
 analysis: $(TOOLS)
 	nice -n 19 $(MAKE) -j1 types tidy sanitize-core QUICK=quick
-	nice -n 19 $(MAKE) mutants ROOMS=geometry MUTANTS=4 SURVIVORS=1
 
 format: $(TOOLS)
 	$(PYTHON) -m ruff check --fix .

@@ -40,7 +40,11 @@ LONG = (
     "docs/",
     "examples/",
     "faults/",
+    "hazards/",
+    "nn/test_co",
     "ptx/",
+    "sbp/test_cuts",
+    "zoo/",
 )
 
 
@@ -61,9 +65,8 @@ def _chosen(items: list[pytest.Item]) -> set[pytest.Item]:
     """Return the tests that run without ``EVERY=1``.
 
     Each case of a ``distributed`` test runs on one transport. Transports take turns, from another
-    one in each test of a file; a test of a single case runs on two, and in the rooms that depend on
-    them on all. Beyond one case per transport, every second runs. A test marked with ``one_in(n)``
-    runs one of ``n`` cases.
+    one in each test of a file; in the rooms that depend on them, a test runs on all. Beyond one
+    case per transport, every third runs. A test marked with ``one_in(n)`` runs one of ``n`` cases.
     """
     tests: dict[Any, dict[str, list[pytest.Item]]] = {}
     for item in items:
@@ -83,7 +86,7 @@ def _chosen(items: list[pytest.Item]) -> set[pytest.Item]:
 
 def _in_turn(transports: list[list[pytest.Item]], number: int) -> list[pytest.Item]:
     one = transports[0][0]
-    fewest = len(transports) if _room(one).startswith(ON_EVERY_TRANSPORT) else 2
+    fewest = len(transports) if _room(one).startswith(ON_EVERY_TRANSPORT) else 1
     turns = range(max(min(fewest, len(transports)), *map(len, transports)))
     cases = [transports[_shifted(i + number, len(transports))] for i in turns]
     found = [of_one[i % len(of_one)] for i, of_one in zip(turns, cases, strict=True)]
@@ -95,7 +98,7 @@ def _in_turn(transports: list[list[pytest.Item]], number: int) -> list[pytest.It
     if not hasattr(one.function, "body"):
         return found
     rest = found[len(transports) :]
-    return [*found[: len(transports)], *rest[::2]]
+    return [*found[: len(transports)], *rest[::3]]
 
 
 def _room(item: pytest.Item) -> str:
@@ -112,6 +115,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def little_garbage() -> None:
+    """Leave what earlier files made out of the searches for garbage of the next."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -24,6 +24,8 @@ MAX_RANKS = 12
 # Below a test's own limit, so that ranks that wait for each other report it themselves.
 WAIT_S = 30.0
 start_method: StartMethod = "forkserver"
+# What a process imports at its first compilation.
+PRELOAD = ("torch._dynamo", "torch._functorch.aot_autograd", "torch._inductor.compile_fx")
 
 
 @functools.cache
@@ -31,7 +33,7 @@ def the_pool() -> RankPool:
     """Return the one pool of the pytest run, started by the first test that needs it."""
     with suppress(pytest.skip.Exception):
         use_doubles()
-    return RankPool(MAX_RANKS, WAIT_S, start_method)
+    return RankPool(MAX_RANKS, WAIT_S, start_method, PRELOAD)
 
 
 def close_pool() -> None:

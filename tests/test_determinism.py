@@ -46,6 +46,7 @@ def require_same_bytes(found: list[Results], expected: list[Results]) -> None:
         assert [name for name in mine if mine[name] != theirs[name]] == [], f"on rank {rank}"
 
 
+@pytest.mark.one_in(2)
 @every_body
 @pytest.mark.parametrize("transport", ["host", "gloo", "nccl"])
 def test_the_same_bits_over_every_transport(body: str, transport: str) -> None:

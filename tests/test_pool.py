@@ -170,6 +170,7 @@ def test_processes_that_do_not_start_are_replaced(monkeypatch: pytest.MonkeyPatc
         assert_serves(pool, 2)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("serve", "how"),
     [(exit_at_start, "exit code 7"), (raise_at_start, "exit code 1"), (die_at_start, "SIGKILL")],

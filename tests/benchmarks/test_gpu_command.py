@@ -27,6 +27,7 @@ from tests.doubles import use_doubles
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("arguments", [[], ["--subject", "copy"]], ids=["all", "copy"])
 def test_without_a_gpu_nothing_is_measured(tmp_path: Path, arguments: list[str]) -> None:

@@ -80,6 +80,7 @@ def test_rows(P_alone: Partition) -> None:
     assert isinstance(row, GpuRow) and row.gbps is None
 
 
+@pytest.mark.one_in(3)
 @distributed(ranks=2, transports=["nccl"])
 @pytest.mark.parametrize("subject", SEVERAL_RANKS)
 @torch.no_grad()

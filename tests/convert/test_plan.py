@@ -84,6 +84,7 @@ def test_plan_of_many_ranks_without_a_world() -> None:
     assert all(p.device.type == "cpu" for p in network.parameters())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.filterwarnings("ignore:.*are gathered")
 @pytest.mark.parametrize("name", NETWORKS)
 @distributed(ranks=3, transports=["loopback", "host"])

@@ -44,6 +44,7 @@ def networks(P_world: Partition, p: float = 0.0) -> tuple[Any, Any, torch.Tensor
     return a, b, whole, own_block(whole, P_x)
 
 
+@pytest.mark.one_in(2)
 @distributed(ranks=(2, 3), transports=["host"], timeout_s=300)
 def test_graphs_are_the_network(P_world: Partition) -> None:
     a, b, _, block = networks(P_world)

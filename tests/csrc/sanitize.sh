@@ -14,14 +14,14 @@ export ASAN_OPTIONS=detect_leaks=0
 export TSAN_OPTIONS=halt_on_error=1:suppressions=$root/tests/csrc/thread_sanitizer.txt
 
 build() { # tree, sanitizers, optimization, further arguments
-    folder=$1 sanitizers=$2 flags="$3 -g -DNDEBUG"
+    folder=$1 sanitizers=$2 flags="$3 -g1 -DNDEBUG"
     shift 3
     cmake -S . -B "$folder" -GNinja -DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_FLAGS="$flags" \
         -DGPUDIST_CUDA=OFF -DGPUDIST_SANITIZE="$sanitizers" "$@" >/dev/null
     cmake --build "$folder"
 }
 
-build "$tree/thread" thread -O1 -DGPUDIST_PYTHON=OFF -DGPUDIST_TESTS=ON
+build "$tree/thread" thread -O0 -DGPUDIST_PYTHON=OFF -DGPUDIST_TESTS=ON
 if [ "$part" = core ]; then
     # To optimize with these sanitizers takes longer than all that the core's tests do.
     build "$tree/address" address,undefined -O0 -DGPUDIST_PYTHON=OFF -DGPUDIST_TESTS=ON

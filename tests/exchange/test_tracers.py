@@ -154,6 +154,7 @@ def _check_tracer(P_world: Partition, tracer: str) -> None:
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12, msg=made.__name__)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("tracer", list(TRACERS))
 @distributed(ranks=2, transports=ON_PROCESSES)
 def test_a_tracer_gives_the_right_numbers(P_world: Partition, tracer: str) -> None:
@@ -237,6 +238,7 @@ def test_a_script_cannot_be_traced(P_world: Partition) -> None:
             torch.jit.trace(function, x, check_trace=False)
 
 
+@pytest.mark.one_in(2)
 @distributed(ranks=2, transports=ON_PROCESSES)
 def test_a_fused_network_is_compiled_after_it_ran(P_world: Partition) -> None:
     function, x = _network(P_world), _input(P_world, 1)

@@ -11,7 +11,7 @@ from tests.pool import the_pool
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 # Cells that the suite carries out; of a larger table, every second one, or third, ...
-MOST = 300
+MOST = 150
 
 
 def test_the_file_has_a_cell_for_every_feature() -> None:

@@ -11,6 +11,7 @@ from tests.pool import distributed
 PLANS = 300
 
 
+@pytest.mark.one_in(2)
 @distributed([2, RANKS], transports=("host",))
 @pytest.mark.parametrize("seed", [0])
 def test_random_plans_are_bitwise_those_of_plain_loops(P_world: Partition, seed: int) -> None:

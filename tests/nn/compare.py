@@ -90,10 +90,10 @@ def build_both(
     owned: Callable[[str, torch.Size], Slices | None],
 ) -> tuple[torch.nn.Module, torch.nn.Module]:
     """Return both layers, drawn under one seed; assert that their values are equal."""
-    torch.manual_seed(SEED)
+    torch.default_generator.manual_seed(SEED)
     sequential = make_sequential()
     state = torch.get_rng_state()
-    torch.manual_seed(SEED)
+    torch.default_generator.manual_seed(SEED)
     distributed = make_distributed()
     assert torch.equal(torch.get_rng_state(), state), "the generator has advanced differently"
     blocks = dict(distributed.named_parameters())

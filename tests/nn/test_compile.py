@@ -170,6 +170,7 @@ def losses(P_world: Partition) -> Made:
     return Losses(), (own_block(whole, P_x), expected)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "make",
     [

@@ -39,6 +39,7 @@ def test_rule_of_global_tensors_on_every_grid(row: Layer) -> None:
     check_on(row, every, contract.rule, len(every))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("question", QUESTIONS)
 @by_layer
 def test_question(row: Layer, question: str) -> None:
@@ -49,7 +50,7 @@ def alone(row: Layer) -> list[Grid]:
     return [(1,) * len(row.inputs[0].shape)]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @by_layer
 def test_compiles_whole(row: Layer) -> None:
     check_on(row, alone(row), contract.compiled, 1)

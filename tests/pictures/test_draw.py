@@ -71,6 +71,7 @@ def overlapping(found: list[tuple[Text, Bbox]]) -> list[tuple[str, str]]:
     ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", PICTURES)
 def test_labels_can_be_read(name: str) -> None:
     figure = gpudist.draw(**PICTURES[name])

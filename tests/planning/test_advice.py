@@ -169,6 +169,7 @@ def test_a_step_that_cannot_be_followed_says_why(
         plan(Calls(function), (1, 1, 5), 2)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("ranks", [3, 4])
 def test_squeeze_and_excitation_is_planned_for_every_rank(ranks: int):
     advice = plan(Classifier(), (3, 3, 18, 14), ranks)

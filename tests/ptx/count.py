@@ -64,11 +64,14 @@ class Counted:
         return self.bytes / self.warps * MULTIPROCESSORS * SCHEDULERS * clock_ghz / 1e3
 
 
-def counted(architecture: int) -> list[Counted]:
+def counted(architecture: int, blocks: int = 200) -> list[Counted]:
+    """Count instructions, in about so many blocks of each launch."""
     path, environment = program([HERE / "count_launches.cpp"], architecture)
     text = (compiled_kernels() / f"sm_{architecture}.ptx").read_text()
     instructions = {one.line: one for kernel in read(text) for one in kernel.instructions}
-    done = subprocess.run([path], check=True, env=environment, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        [path, str(blocks)], check=True, env=environment, stdout=subprocess.PIPE, text=True
+    )
     return [_counted(line.split("\t"), instructions) for line in done.stdout.splitlines()]
 
 

@@ -1,7 +1,7 @@
 // Run halo exchanges and copies and print how often each instruction was executed. Each line is
 // CASE DTYPE BYTES_PER_CELL_MOVED CELLS LANE_BYTES BLOCKS BLOCKS_EXECUTED THREADS KERNEL, followed
 // by LINE:THREADS:WARPS for each instruction. tests/ptx/count.py builds this program and reads its
-// output.
+// output. The argument is the approximate number of blocks to execute per launch.
 #include <sys/mman.h>
 
 #include <cstdio>
@@ -36,8 +36,8 @@ namespace {
 
 using Shape = std::vector<int64_t>;
 
-// Approximate number of blocks to execute per launch; the other blocks are similar.
-constexpr uint32_t kSampledBlocks = 200;
+// The other blocks of a launch are similar.
+uint32_t sampled_blocks = 1;
 constexpr int kAlignment = 16;
 
 struct Type {
@@ -87,7 +87,7 @@ void run(const std::string& name, const Type& type, const CombineBox& box, int64
 
   ptx::forget_counts();
   // Odd, so that sampled blocks do not always lie at the same place of a plane.
-  const uint32_t stride = (table.blocks / kSampledBlocks) | 1u;
+  const uint32_t stride = (table.blocks / sampled_blocks) | 1u;
   ptx::manner().block_stride = stride;
   ptx::manner().counts_warps = true;
   if (cuda_api()->launch_combine(arguments, nullptr) != 0) std::abort();
@@ -172,7 +172,9 @@ void run_cases(const Type& type) {
 
 }  // namespace gpudist
 
-int main() {
+int main(int count, char** arguments) {
+  if (count != 2) return 2;
+  gpudist::sampled_blocks = static_cast<uint32_t>(std::atoi(arguments[1]));
   for (const gpudist::Type& type : gpudist::kTypes) gpudist::run_cases(type);
   return 0;
 }

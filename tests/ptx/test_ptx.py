@@ -19,7 +19,7 @@ from tests.ptx.launches import LEAST_COVERED, launch
 from tests.ptx.machine_code import NoTool
 from tests.ptx.mutants import Mutant, run
 
-LAUNCHES = 2000 if EVERY else 500  # `make ptx` carries out more
+LAUNCHES, BLOCKS = (2000, 200) if EVERY else (500, 40)  # `make ptx` carries out more
 # Registers per thread: a multiprocessor has 65536, so 1024 threads run at once.
 MOST_REGISTERS = 64
 # Interiors and adjoints of halos, read + write. An H100's memory copies 3.0 TB/s: it is the limit.
@@ -224,7 +224,7 @@ def test_results_that_no_store_can_see_are_told(text: str, changed: int, expecte
 def test_issue_does_not_bound_halos():
     bounds = {
         (one.case, one.dtype): one.bound_tbps(CLOCK_GHZ)
-        for one in counted(90)
+        for one in counted(90, BLOCKS)
         if "of a halo" in one.case and one.dtype in LEAST_BOUND_TBPS
     }
     assert len(bounds) == 36

@@ -75,7 +75,7 @@ def samples_of(op: Any, count: int) -> tuple[bool, list[Any]]:
 
 
 def _drawn(op: Any, count: int) -> tuple[bool, list[Any]]:
-    torch.manual_seed(len(op.name))
+    torch.default_generator.manual_seed(len(op.name))
     known = op.supported_dtypes("cpu")
     options = (torch.float64, torch.float32, torch.complex128, torch.int64, torch.bool)
     dtype = next((one for one in options if one in known), None)

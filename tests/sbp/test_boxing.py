@@ -55,6 +55,7 @@ GRIDS: list[tuple[Ranks, Ranks, Ranks, Ranks, tuple[int, ...]]] = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", GRIDS, ids=str)
 @distributed(ranks=4, transports=("loopback",))
 def test_every_pair(P_world: Partition, case: tuple[tuple[int, ...], ...]) -> None:

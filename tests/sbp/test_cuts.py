@@ -296,6 +296,7 @@ def test_what_is_boxed(P_world: Partition) -> None:
     assert "80 bytes boxed" in lines[0], lines
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("part", range(2))
 @distributed(ranks=2, transports=("loopback",), timeout_s=300)
 def test_every_operator_on_two(P_world: Partition, part: int, table: dict[Any, list[Case]]) -> None:

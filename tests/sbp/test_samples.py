@@ -16,7 +16,7 @@ KNOWN = {"narrow", "tensor_split", "nn.functional.pad"}
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 @distributed(ranks=2, transports=("loopback",), timeout_s=200)
 def test_samples(P_world: Partition, chunk: int) -> None:

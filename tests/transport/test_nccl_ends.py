@@ -251,6 +251,7 @@ def drop_while_a_kernel_hangs(transport: Transport, is_closed: bool) -> tuple[fl
     return forgetting_s, violations()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("is_closed", [False, True], ids=["its own", "a closed world's"])
 def test_dropped_operators_do_not_wait_for_kernels(mortals: Mortals, is_closed: bool) -> None:
     """Their device memory is freed later, while Python continues and detects deaths."""
@@ -278,6 +279,7 @@ def drop_in_a_capture(transport: Transport, closes: bool) -> list[str]:
     return violations()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("closes", [True, False])
 def test_world_that_is_dropped_in_a_capture(mortals: Mortals, closes: bool) -> None:
     """A call that a capture forbids would end it."""

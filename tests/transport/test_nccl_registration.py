@@ -128,7 +128,7 @@ def in_a_world_that_registers(
     return misuses
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", MOVEMENTS)
 @pytest.mark.parametrize(
     ("is_captured", "expandable"),

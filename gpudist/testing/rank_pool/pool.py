@@ -45,6 +45,7 @@ class RankPool:
             program had when its first pool started the server; ``"spawn"`` takes 2 s, with the
             current environment; ``"fork"`` inherits everything this program has imported, and is
             only for programs without other threads.
+        preload: modules that the forkserver imports besides torch and gpudist, for all processes.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class RankPool:
         max_size: int = 64,
         timeout_s: float = 60.0,
         start_method: StartMethod = "forkserver",
+        preload: Sequence[str] = (),
     ) -> None:
         self.max_size = max_size
         self.timeout_s = timeout_s
@@ -63,8 +65,8 @@ class RankPool:
         self._context: Any = multiprocessing.get_context(start_method)
         if start_method == "forkserver":
             # The server imports these modules once, and forked processes inherit them.
-            preload = ["torch", "torch.distributed", "gpudist", "gpudist.checkpoint", __name__]
-            self._context.set_forkserver_preload(preload)
+            first = ["torch", "torch.distributed", "gpudist", "gpudist.checkpoint", __name__]
+            self._context.set_forkserver_preload([*first, *preload])
 
     def __enter__(self) -> RankPool:
         return self

@@ -39,6 +39,7 @@ SHORT = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("cell", SHORT, ids=[", ".join(cell) for cell in SHORT])
 def test_survivors_raise_what_they_should(cell: tuple[str, str, str, str]) -> None:
     use_doubles()
@@ -48,6 +49,7 @@ def test_survivors_raise_what_they_should(cell: tuple[str, str, str, str]) -> No
     assert verdict.how == good, f"{tried.words()}\n{verdict.text}"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("transport", ["host", "gloo"])
 def test_a_store_that_stands_still_while_ranks_join_hangs_nobody(transport: str) -> None:
     """The store's host is stopped while ranks join, and never answers again."""

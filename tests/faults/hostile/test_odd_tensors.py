@@ -198,7 +198,7 @@ def on_two(body: Callable[[Partition], Any]) -> list[Any]:
     return LoopbackWorld(2, 5.0).run(lambda wire: body(Partition(wire, range(2))))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("run", [on_one, on_two])
 @pytest.mark.parametrize(("name", "parameter"), OF_FUNCTIONS + OF_LAYERS)
 def test_tensors(name: str, parameter: str, run: Callable[..., list[Any]], tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import random
 import pytest
 import torch
 
+from gpudist import ops
 from gpudist.testing import run_distributed
 from gpudist.world.partition import Partition
 from tests.faults import random_calls
@@ -67,6 +68,8 @@ def test_worlds_made_and_closed(transport: str) -> None:
 
 @distributed(2, transports=("loopback",))
 def test_layers_made_and_dropped(P_world: Partition) -> None:
+    held = ops.HaloExchange(P_world.create_cartesian_topology_partition([2]), halo=[(1, 1)])
+    held(torch.ones(3))
     samples, alive, most = layers.run(P_world, 20, SEED, samples=2)
     assert alive == 0 and most > 0 and samples[-1].operators == 20
 

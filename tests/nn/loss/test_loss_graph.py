@@ -49,6 +49,7 @@ def both(P_x: CartesianPartition, kind: str) -> tuple[Any, Any, torch.Tensor, tu
     return lambda x: sequential(x, *others), distributed, whole, own
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["bce", "bce, logits", "kl", "gauss", "nll", "indices", "cosine"])
 @distributed(ranks=3, transports=["host"])
 def test_compiled(P_world: Partition, kind: str) -> None:

@@ -269,6 +269,7 @@ def test_modules_that_are_not_distributed(P_world: Partition, fails: bool, repli
     assert_same_gradients(model, sequential, P_x)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("fullgraph", [False, True])
 @distributed(ranks=4, transports=["host"], timeout_s=120)
 def test_a_graph_does_not_leave_gradients_unsummed(P_world: Partition, fullgraph: bool) -> None:
