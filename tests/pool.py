@@ -24,8 +24,11 @@ MAX_RANKS = 12
 # Below a test's own limit, so that ranks that wait for each other report it themselves.
 WAIT_S = 30.0
 start_method: StartMethod = "forkserver"
-# What a process imports at its first compilation.
-PRELOAD = ("torch._dynamo", "torch._functorch.aot_autograd", "torch._inductor.compile_fx")
+# What tests import, and torch at the first compilation.
+PRELOAD = (
+    "pytest", "hypothesis", "torch._dynamo", "torch._functorch.aot_autograd",
+    "torch._inductor.compile_fx",
+)  # fmt: skip
 
 
 @functools.cache

@@ -1,16 +1,10 @@
-// Recycled memory as DLPack tensors, which torch imports; the core does not link to torch.
+// How torch describes a tensor to the core, which does not link to torch: declarations of DLPack's
+// C exchange API, copied from dlpack.h of DLPack 1.2.
 #pragma once
 
 #include <cstdint>
-#include <memory>
-#include <vector>
 
-#include "core/packing.h"
-
-namespace gpudist {
-
-// Declarations copied from dlpack.h of DLPack 1.0.
-namespace dlpack {
+namespace gpudist::dlpack {
 
 struct Version {
   uint32_t major;
@@ -38,16 +32,8 @@ struct Tensor {
   uint64_t byte_offset;
 };
 
-struct ManagedTensorVersioned {
-  Version version;
-  void* manager_ctx;
-  void (*deleter)(ManagedTensorVersioned* self);
-  uint64_t flags;
-  Tensor dl_tensor;
-};
-
-// Functions of the library that owns a type of tensors (DLPack 1.2), of which only the last but one
-// is used: it describes the tensor `object`, whose type must be that one, without owning it.
+// Functions of the library that owns a type of tensors, of which only the last but one is used: it
+// describes the tensor `object`, whose type must be that one, without owning it.
 struct ExchangeApi {
   Version version;
   ExchangeApi* previous;
@@ -58,29 +44,6 @@ struct ExchangeApi {
   void* current_stream;
 };
 
-constexpr const char* kCapsuleName = "dltensor_versioned";
 constexpr const char* kExchangeCapsuleName = "dlpack_exchange_api";
-constexpr int32_t kCpuDevice = 1;
-constexpr int32_t kCudaDevice = 2;
 
-}  // namespace dlpack
-
-// Return a contiguous tensor of undefined content. Its deleter returns the memory to the process's
-// pool and may be called from any thread. Throws std::invalid_argument, std::bad_alloc.
-dlpack::ManagedTensorVersioned* recycled_tensor(const std::vector<int64_t>& shape, Dtype dtype);
-
-// Memory of undefined content that several tensors share, aligned to 64 bytes. With `recycles` it
-// is taken from the process's pool and returned when the last tensor is gone. Throws
-// std::bad_alloc.
-struct SharedMemory {
-  SharedMemory(size_t bytes, bool recycles);
-
-  std::shared_ptr<char> data;
-  size_t bytes;
-};
-
-// Return a contiguous tensor in that memory. Throws std::invalid_argument if it does not fit.
-dlpack::ManagedTensorVersioned* tensor_in(const SharedMemory& memory, size_t offset,
-                                          const std::vector<int64_t>& shape, Dtype dtype);
-
-}  // namespace gpudist
+}  // namespace gpudist::dlpack

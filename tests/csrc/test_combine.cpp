@@ -72,8 +72,8 @@ void check_launch(Case& given, const CombineTable& table, const CombinePlan& pla
       are_equal(output.data(), expected.data(), static_cast<int64_t>(output.size()), given.dtype));
 }
 
-void does_what_loops_over_the_cells_do() {
-  for (int round = 0; round < 2400; ++round) {
+void does_what_loops_over_the_cells_do(int rounds) {
+  for (int round = 0; round < rounds; ++round) {
     Case given = random_case(kDtypes[round % 12], between(0, 119) == 0);
     const bool splits = between(0, 4) == 0;
     const int64_t most_bytes = splits ? between(32, 1000) : CombinePlan::kMostBytes;
@@ -237,8 +237,8 @@ void refuses_what_it_cannot_do() {
 
 }  // namespace
 
-void test_combine() {
-  does_what_loops_over_the_cells_do();
+void test_combine(int rounds) {
+  does_what_loops_over_the_cells_do(rounds);
   moves_rows_of_every_alignment();
   moves_more_rows_beside_a_large_box();
   cells_that_are_there_take_one_block();

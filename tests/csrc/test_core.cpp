@@ -1,5 +1,6 @@
 // Tests of the C++ core. Ranks are threads, so that sanitizers see a single mapping of every
-// segment. With the argument `threads`, only tests of several threads run.
+// segment. With the argument `threads`, only tests of several threads run; with `quick`, a fifth of
+// the random combinations.
 #include <cstdio>
 #include <cstring>
 
@@ -7,7 +8,7 @@
 
 void test_packing();
 void test_half();
-void test_combine();
+void test_combine(int rounds);
 void test_device_api();
 void test_hostile();
 void test_messages();
@@ -19,11 +20,13 @@ void test_stages();
 void test_recycling();
 
 int main(int count, char** arguments) {
-  const bool only_threads = count > 1 && std::strcmp(arguments[1], "threads") == 0;
-  if (!only_threads) {
+  const auto is_given = [&](const char* word) {
+    return count > 1 && std::strcmp(arguments[1], word) == 0;
+  };
+  if (!is_given("threads")) {
     test_half();
     test_packing();
-    test_combine();
+    test_combine(is_given("quick") ? 480 : 2400);
     test_norm_lines();
   }
   test_device_api();

@@ -38,10 +38,11 @@ from gpudist.transport.host.transport import is_built, what_is_missing
 from gpudist.world.partition import Partition
 from tests import warm
 from tests.convert.networks import Classifier
+from tests.every import EVERY
 from tests.patience import allowed_s
 from tests.pool import distributed
 
-# Processor time on one core, since the machine of a test may be busy.
+# Processor time on one core for eight grids, since the machine of a test may be busy.
 PLANNING_LIMIT_S = 20.0
 
 
@@ -57,9 +58,10 @@ def test_grids_are_all_products_on_the_axes_given():
 
 def test_unet_on_4096_ranks_is_planned_in_time():
     start_s = time.process_time()
-    advice = plan(UNet3d(1, 3, 8), (1, 1, 512, 512, 512), 4096, "h100")
-    assert time.process_time() - start_s < allowed_s(PLANNING_LIMIT_S)
-    assert len(advice) == 8
+    count = 8 if EVERY else 2
+    advice = plan(UNet3d(1, 3, 8), (1, 1, 512, 512, 512), 4096, "h100", best=count)
+    assert time.process_time() - start_s < allowed_s(PLANNING_LIMIT_S * count / 8)
+    assert len(advice) == count
     assert all(prod(one.grid) == 4096 for one in advice)
     assert [one.seconds for one in advice] == sorted(one.seconds for one in advice)
     assert all(one.slowest.forward.messages > 0 for one in advice)
