@@ -120,7 +120,7 @@ def subjects() -> tuple[str, ...]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     if subjects():
-        parser.epilog = fill(f"Subjects: {', '.join(subjects())}.", 80)
+        parser.epilog = fill(f"Subjects: {', '.join(subjects())}.", 78)
     add = parser.add_argument
     add("subject", help="such as halo, repartition or conv; all; compare; plot; or profile")
     add("files", nargs="*", type=Path, help="result files or folders, for compare and plot")
@@ -136,9 +136,10 @@ BENCH = Command(
     "bench",
     "measure operators and layers beside their peers",
     """\
-Measure a subject of the benchmarks in a checkout of the repository; its docs/benchmarks.md says
-what is measured and how. The exit status is 1 if a result was wrong. compare and plot read earlier
-results. profile measures the rates of this machine for gpudist plan, and needs no checkout.
+Measure a subject of the benchmarks in a checkout of the repository; its
+docs/benchmarks.md says what is measured and how. The exit status is 1 if a
+result was wrong. compare and plot read earlier results. profile measures the
+rates of this machine for gpudist plan, and needs no checkout.
 
   gpudist bench halo --ranks 2
   gpudist bench compare before/ after/ --fail-above 1.1

@@ -127,14 +127,15 @@ DRAW = Command(
     "draw",
     "draw a partition, its ghosts and its messages",
     """\
-Draw who owns which box of a tensor, one rank's ghosts, its messages in each stage, and the matrix
-of all messages, from the plans that programs run. Needs neither a launcher nor other ranks.
+Draw who owns which box of a tensor, one rank's ghosts, its messages in each
+stage, and the matrix of all messages, from the plans that programs run. Needs
+neither a launcher nor other ranks.
 
   gpudist draw --shape 64 64 --grid 2 2 --kernel 3 --padding 1 -o conv.svg
   gpudist draw --shape 64 64 --grid 4 1 --to 1 4 -o repartition.png
 
-A single number for --kernel, --halo and the options of the kernel applies to every dim from the
-first that is cut to the last.""",
+A single number for --kernel, --halo and the options of the kernel applies to
+every dim from the first that is cut to the last.""",
     add_arguments,
     run,
 )

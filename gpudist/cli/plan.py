@@ -13,20 +13,22 @@ from torch import nn
 
 from gpudist.cli.command import Command, print_json
 from gpudist.cli.progress import Progress
-from gpudist.cli.tables import print_columns
+from gpudist.cli.tables import print_columns, print_text
 from gpudist.errors import ShapeError
 from gpudist.pictures.draw import require_picture, save
 from gpudist.planning.advice import Advice, plan
 from gpudist.planning.hardware import BUILT_IN, Profile, profile_of
 from gpudist.planning.picture import picture_of
 from gpudist.planning.table import (
-    HEADING,
     MEMORY_HEADING,
+    MESSAGE_HEADING,
+    TIME_HEADING,
     choice,
     evidence,
     facts,
     memory_rows,
-    rows,
+    message_rows,
+    time_rows,
 )
 
 
@@ -52,16 +54,20 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show(advice: Sequence[Advice], profile: Profile) -> None:
-    print_columns(HEADING, rows(advice))
-    print()
-    print_columns(MEMORY_HEADING, memory_rows(advice))
-    print(f"\n{choice(advice)}")
-    print(f"Times are predictions from: {profile.source}.")
+    for heading, rows in (
+        (TIME_HEADING, time_rows(advice)),
+        (MESSAGE_HEADING, message_rows(advice)),
+        (MEMORY_HEADING, memory_rows(advice)),
+    ):
+        print_columns(heading, rows)
+        print()
+    print_text(choice(advice))
+    print_text(f"Times are predictions from: {profile.source}.")
     for kind, names in evidence(advice, profile).items():
         if names:
-            print(f"{kind.capitalize()}: {', '.join(names)}.")
+            print_text(f"{kind.capitalize()}: {', '.join(names)}.")
     if not all(one.is_total for one in advice):
-        print("<= is a bound, as if all ranks sent as much as the busiest; see --every-rank.")
+        print_text("<= is a bound, as if all ranks sent as much as the busiest; see --every-rank.")
 
 
 def _network(name: str) -> Any:
@@ -121,7 +127,7 @@ Rehearse a training step of a network on the Cartesian partitions of its input, 
 messages, memory and predicted times, the fastest first. Above 4 ranks, a quick estimate chooses 8.
 Says which numbers were validated. No other process is started and no tensor is made.
 
-  gpudist plan --network mynet:make --shape 1 1 256 256 256 --ranks 64 --profile h100
+  gpudist plan --network mynet:make --shape 1 1 256 256 256 --ranks 64
   gpudist plan --network mynet:make --shape 8 3 512 512 --ranks 4 -o plan.svg""",
     add_arguments,
     run,
