@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from gpudist.cli.command import Command, print_json
+from gpudist.cli.command import Command, extent, print_json
 from gpudist.cli.progress import Progress
 from gpudist.cli.tables import print_columns, print_text
 from gpudist.errors import ShapeError
@@ -37,12 +38,17 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output is not None:
         require_picture(arguments.output)
     profile = profile_of(arguments.profile)
-    advice = plan(
-        _network(arguments.network), arguments.shape, arguments.ranks, profile,
-        best=arguments.best, replicate_parameters=not arguments.one_owner,
-        optimizer_slots=arguments.optimizer_slots, every_rank=arguments.every_rank,
-        progress=Progress(),
-    )  # fmt: skip
+    network = _network(arguments.network)
+    # Rehearsals of all partitions give the same warnings, from lines that are not the user's.
+    with warnings.catch_warnings(record=True) as caught:
+        advice = plan(
+            network, arguments.shape, arguments.ranks, profile,
+            best=arguments.best, replicate_parameters=not arguments.one_owner,
+            optimizer_slots=arguments.optimizer_slots, every_rank=arguments.every_rank,
+            progress=Progress(),
+        )  # fmt: skip
+    for text in dict.fromkeys(str(warning.message) for warning in caught):
+        print(f"gpudist plan: warning: {text}", file=sys.stderr)
     if arguments.output is not None:
         words = f"{arguments.network}, {arguments.shape} on {arguments.ranks} ranks, {profile.name}"
         save(picture_of(advice, words), arguments.output)
@@ -106,7 +112,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--network", required=True, metavar="MODULE:NAME",
         help="a torch module, a list of layers, or a function that makes one")  # fmt: skip
-    add("--shape", required=True, type=int, nargs="+", help="global shape of its input")
+    add(
+        "--shape",
+        required=True,
+        type=extent,
+        nargs="+",
+        metavar="N",
+        help="global shape of its input",
+    )
     add("--ranks", required=True, type=int, help="workers, all of which are used")
     add("--profile", default="h100",
         help=f"{', '.join(BUILT_IN)}, or a file that gpudist bench profile wrote")  # fmt: skip
