@@ -27,7 +27,7 @@ CHECKOUT = Path(gpudist.errors.__file__).resolve().parents[1]
 
 def run(arguments: argparse.Namespace) -> int:
     """Run benchmarks or read their results, and return the exit status."""
-    if arguments.subject != "profile" and arguments.subject not in _READERS and arguments.files:
+    if arguments.subject not in _READERS and arguments.files:
         raise gpudist.errors.ShapeError(
             f"{arguments.subject} takes no files, and got {' '.join(map(str, arguments.files))}; "
             f"{' and '.join(_READERS)} do"
@@ -36,6 +36,12 @@ def run(arguments: argparse.Namespace) -> int:
         return _profile(arguments)
     if arguments.subject in _READERS:
         return _read_results(arguments)
+    require_benchmarks()
+    if arguments.subject not in ("all", *subjects()):
+        raise gpudist.errors.ShapeError(
+            f"no subject {arguments.subject!r}; choose all, {', '.join(_READERS)}, profile, or one "
+            f"of {', '.join(subjects())}"
+        )
     return _measure(arguments)
 
 
@@ -120,10 +126,16 @@ def subjects() -> tuple[str, ...]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     if subjects():
-        parser.epilog = fill(f"Subjects: {', '.join(subjects())}.", 80)
+        parser.epilog = fill(f"Subjects: {', '.join(subjects())}.", 78)
     add = parser.add_argument
     add("subject", help="such as halo, repartition or conv; all; compare; plot; or profile")
-    add("files", nargs="*", type=Path, help="result files or folders, for compare and plot")
+    add(
+        "files",
+        nargs="*",
+        type=Path,
+        default=[],
+        help="result files or folders, for compare and plot",
+    )
     add("--ranks", type=int, action="append", help="number of processes; may be repeated")
     add("--iterations", type=int, help="timed iterations, after warm-up")
     add("--fail-above", type=float, metavar="RATIO",
@@ -136,9 +148,10 @@ BENCH = Command(
     "bench",
     "measure operators and layers beside their peers",
     """\
-Measure a subject of the benchmarks in a checkout of the repository; its docs/benchmarks.md says
-what is measured and how. The exit status is 1 if a result was wrong. compare and plot read earlier
-results. profile measures the rates of this machine for gpudist plan, and needs no checkout.
+Measure a subject of the benchmarks in a checkout of the repository; its
+docs/benchmarks.md says what is measured and how. The exit status is 1 if a
+result was wrong. compare and plot read earlier results. profile measures the
+rates of this machine for gpudist plan, and needs no checkout.
 
   gpudist bench halo --ranks 2
   gpudist bench compare before/ after/ --fail-above 1.1

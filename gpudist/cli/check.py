@@ -9,7 +9,7 @@ from dataclasses import asdict
 from gpudist.cli.command import Command, print_json
 from gpudist.cli.progress import Progress
 from gpudist.cli.self_check import LinkSpeed, Report, Result, check, of_failure, verdict
-from gpudist.cli.tables import print_columns, print_table
+from gpudist.cli.tables import print_columns, print_table, print_text
 from gpudist.errors import PartitionError, TransportError
 from gpudist.testing import run_distributed
 from gpudist.world import runtime
@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.json:
             print_json({"passed": False, "verdict": words, "remedies": remedies})
         else:
-            print(f"verdict: {words}")
+            print_text(f"verdict: {words}")
             _print_remedies(remedies)
         return 1
     if speaks:
@@ -81,13 +81,14 @@ def _show(report: Report, as_json: bool) -> None:
             [_link(*both) for both in zip(report.links, report.kinds, strict=True)],
         )
         print()
-    print(f"verdict: {verdict(report)}")
+    print_text(f"verdict: {verdict(report)}")
     _print_remedies(report.remedies)
     if report.transport == "loopback":
-        print(
+        print_text(
             "note: these ranks were threads of one process that take turns. To check the transport "
-            "that training would use: torchrun --standalone --nproc-per-node 4 -m gpudist check"
+            "that training would use:"
         )
+        print("  torchrun --standalone --nproc-per-node 4 -m gpudist check")
 
 
 def _link(link: LinkSpeed, kind: str) -> tuple[str, ...]:
@@ -97,7 +98,7 @@ def _link(link: LinkSpeed, kind: str) -> tuple[str, ...]:
 
 def _print_remedies(remedies: Sequence[str]) -> None:
     for remedy in remedies:
-        print(f"remedy: {remedy}")
+        print_text(f"remedy: {remedy}")
 
 
 def _line(result: Result) -> tuple[str, ...]:

@@ -30,6 +30,16 @@ class Command:
     run: Callable[[argparse.Namespace], int]
 
 
+def extent(text: str) -> int:
+    """Convert one number of a shape or a grid, for argparse."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number; separate numbers by spaces, as in 1 1 64 64"
+        ) from None
+
+
 def print_json(value: Any) -> None:
     """Print ``value`` as JSON; NaN and infinity become null."""
     print(json.dumps(_plain(value), indent=2))

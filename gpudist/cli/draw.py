@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gpudist.cli.command import Command, print_json
+from gpudist.cli.command import Command, extent, print_json
 from gpudist.cli.progress import Progress
 from gpudist.cli.tables import print_table
 from gpudist.errors import ShapeError
@@ -39,6 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _scene(arguments: argparse.Namespace) -> Scene:
+    _require_fitting(arguments)
     halo = window = None
     dims = _moved_dims(arguments)
     if arguments.halo is not None:
@@ -49,6 +51,49 @@ def _scene(arguments: argparse.Namespace) -> Scene:
         arguments.shape, arguments.grid, arguments.to, window, halo, arguments.periodic,
         arguments.nested,
     )  # fmt: skip
+
+
+def _require_fitting(arguments: argparse.Namespace) -> None:
+    """Check the shape and what is given per dim against it, in the words of the command line."""
+    shape, dims = arguments.shape, len(arguments.shape)
+    if min(shape) < 1:
+        raise ShapeError(f"--shape {_words(shape)} has no cells; give positive extents")
+    for name, grid in (("--grid", arguments.grid), ("--to", arguments.to)):
+        if grid is not None and len(grid) != dims:
+            raise ShapeError(
+                f"--shape has {dims} numbers, but {name} has {len(grid)}; give {name} one axis per "
+                "dim of the tensor, 1 for dims that are not cut"
+            )
+    for name, widths in (("--kernel", arguments.kernel), ("--halo", arguments.halo)):
+        if widths is not None and len(widths) > dims:
+            raise ShapeError(
+                f"--shape has {dims} numbers, but {name} has {len(widths)}; give one for all dims "
+                "that are cut, or at most one per dim"
+            )
+    if arguments.halo is not None and min(arguments.halo) < 0:
+        raise ShapeError(f"--halo {_words(arguments.halo)}: give at least 0 cells per dim")
+    for dim in arguments.dims or ():
+        if not -dims <= dim < dims:
+            raise ShapeError(f"--dims {dim}: --shape has {dims} dims, numbered 0 to {dims - 1}")
+    _require_owner(arguments)
+
+
+def _require_owner(arguments: argparse.Namespace) -> None:
+    """Check that no option is given without the movement that it belongs to."""
+    has_kernel, has_halo = arguments.kernel is not None, arguments.halo is not None
+    for name, is_given, fits, owner in (
+        ("--stride", arguments.stride != [1], has_kernel, "--kernel"),
+        ("--dilation", arguments.dilation != [1], has_kernel, "--kernel"),
+        ("--padding", arguments.padding != [0], has_kernel, "--kernel"),
+        ("--periodic", arguments.periodic, has_kernel or has_halo, "--kernel or --halo"),
+        ("--nested", arguments.nested, has_kernel or has_halo, "--kernel or --halo"),
+    ):
+        if is_given and not fits:
+            raise ShapeError(f"{name} belongs to {owner}, which is not given")
+
+
+def _words(numbers: Sequence[int]) -> str:
+    return " ".join(map(str, numbers))
 
 
 def _moved_dims(arguments: argparse.Namespace) -> int:
@@ -104,7 +149,7 @@ def _found(scene: Scene, arguments: argparse.Namespace) -> dict[str, Any]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    several: dict[str, Any] = dict(type=int, nargs="+", metavar="N")
+    several: dict[str, Any] = dict(type=extent, nargs="+", metavar="N")
     add = parser.add_argument
     add("--shape", required=True, help="shape of the global tensor", **several)
     add("--grid", required=True, help="workers along each dim", **several)
@@ -127,14 +172,15 @@ DRAW = Command(
     "draw",
     "draw a partition, its ghosts and its messages",
     """\
-Draw who owns which box of a tensor, one rank's ghosts, its messages in each stage, and the matrix
-of all messages, from the plans that programs run. Needs neither a launcher nor other ranks.
+Draw who owns which box of a tensor, one rank's ghosts, its messages in each
+stage, and the matrix of all messages, from the plans that programs run. Needs
+neither a launcher nor other ranks.
 
   gpudist draw --shape 64 64 --grid 2 2 --kernel 3 --padding 1 -o conv.svg
   gpudist draw --shape 64 64 --grid 4 1 --to 1 4 -o repartition.png
 
-A single number for --kernel, --halo and the options of the kernel applies to every dim from the
-first that is cut to the last.""",
+A single number for --kernel, --halo and the options of the kernel applies to
+every dim from the first that is cut to the last.""",
     add_arguments,
     run,
 )

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 
 from gpudist.cli.command import Command, print_json
-from gpudist.cli.tables import print_table
+from gpudist.cli.tables import print_table, print_text
 from gpudist.world.environment import Environment, TransportState, describe
 from gpudist.world.links import GpuLink
 
@@ -19,7 +19,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     print_table(rows(environment))
     for warning in environment.warnings:
-        print(f"warning: {warning}")
+        print_text(f"warning: {warning}")
     return 0
 
 

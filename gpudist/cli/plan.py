@@ -5,28 +5,31 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from gpudist.cli.command import Command, print_json
+from gpudist.cli.command import Command, extent, print_json
 from gpudist.cli.progress import Progress
-from gpudist.cli.tables import print_columns
+from gpudist.cli.tables import print_columns, print_text
 from gpudist.errors import ShapeError
 from gpudist.pictures.draw import require_picture, save
 from gpudist.planning.advice import Advice, plan
 from gpudist.planning.hardware import BUILT_IN, Profile, profile_of
 from gpudist.planning.picture import picture_of
 from gpudist.planning.table import (
-    HEADING,
     MEMORY_HEADING,
+    MESSAGE_HEADING,
+    TIME_HEADING,
     choice,
     evidence,
     facts,
     memory_rows,
-    rows,
+    message_rows,
+    time_rows,
 )
 
 
@@ -35,12 +38,17 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output is not None:
         require_picture(arguments.output)
     profile = profile_of(arguments.profile)
-    advice = plan(
-        _network(arguments.network), arguments.shape, arguments.ranks, profile,
-        best=arguments.best, replicate_parameters=not arguments.one_owner,
-        optimizer_slots=arguments.optimizer_slots, every_rank=arguments.every_rank,
-        progress=Progress(),
-    )  # fmt: skip
+    network = _network(arguments.network)
+    # Rehearsals of all partitions give the same warnings, from lines that are not the user's.
+    with warnings.catch_warnings(record=True) as caught:
+        advice = plan(
+            network, arguments.shape, arguments.ranks, profile,
+            best=arguments.best, replicate_parameters=not arguments.one_owner,
+            optimizer_slots=arguments.optimizer_slots, every_rank=arguments.every_rank,
+            progress=Progress(),
+        )  # fmt: skip
+    for text in dict.fromkeys(str(warning.message) for warning in caught):
+        print(f"gpudist plan: warning: {text}", file=sys.stderr)
     if arguments.output is not None:
         words = f"{arguments.network}, {arguments.shape} on {arguments.ranks} ranks, {profile.name}"
         save(picture_of(advice, words), arguments.output)
@@ -52,16 +60,20 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show(advice: Sequence[Advice], profile: Profile) -> None:
-    print_columns(HEADING, rows(advice))
-    print()
-    print_columns(MEMORY_HEADING, memory_rows(advice))
-    print(f"\n{choice(advice)}")
-    print(f"Times are predictions from: {profile.source}.")
+    for heading, rows in (
+        (TIME_HEADING, time_rows(advice)),
+        (MESSAGE_HEADING, message_rows(advice)),
+        (MEMORY_HEADING, memory_rows(advice)),
+    ):
+        print_columns(heading, rows)
+        print()
+    print_text(choice(advice))
+    print_text(f"Times are predictions from: {profile.source}.")
     for kind, names in evidence(advice, profile).items():
         if names:
-            print(f"{kind.capitalize()}: {', '.join(names)}.")
+            print_text(f"{kind.capitalize()}: {', '.join(names)}.")
     if not all(one.is_total for one in advice):
-        print("<= is a bound, as if all ranks sent as much as the busiest; see --every-rank.")
+        print_text("<= is a bound, as if all ranks sent as much as the busiest; see --every-rank.")
 
 
 def _network(name: str) -> Any:
@@ -100,7 +112,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--network", required=True, metavar="MODULE:NAME",
         help="a torch module, a list of layers, or a function that makes one")  # fmt: skip
-    add("--shape", required=True, type=int, nargs="+", help="global shape of its input")
+    add(
+        "--shape",
+        required=True,
+        type=extent,
+        nargs="+",
+        metavar="N",
+        help="global shape of its input",
+    )
     add("--ranks", required=True, type=int, help="workers, all of which are used")
     add("--profile", default="h100",
         help=f"{', '.join(BUILT_IN)}, or a file that gpudist bench profile wrote")  # fmt: skip
@@ -121,7 +140,7 @@ Rehearse a training step of a network on the Cartesian partitions of its input, 
 messages, memory and predicted times, the fastest first. Above 4 ranks, a quick estimate chooses 8.
 Says which numbers were validated. No other process is started and no tensor is made.
 
-  gpudist plan --network mynet:make --shape 1 1 256 256 256 --ranks 64 --profile h100
+  gpudist plan --network mynet:make --shape 1 1 256 256 256 --ranks 64
   gpudist plan --network mynet:make --shape 8 3 512 512 --ranks 4 -o plan.svg""",
     add_arguments,
     run,

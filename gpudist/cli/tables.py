@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from textwrap import fill
 
-from gpudist.checks.columns import columns
+from gpudist.checks.columns import columns, split_columns
 
 _NARROWEST = 20
 # Never break long words: users copy paths from the terminal.
@@ -20,9 +20,9 @@ def print_table(lines: Sequence[tuple[str, str]]) -> None:
     width = max(len(name) for name, _ in lines)
     if sys.stdout.isatty():
         indent = " " * (width + 2)
-        columns = max(shutil.get_terminal_size().columns, len(indent) + _NARROWEST)
+        wide = max(terminal_width(), len(indent) + _NARROWEST)
         lines = [
-            (name, _fill(text, columns, initial_indent=indent, subsequent_indent=indent).lstrip())
+            (name, _fill(text, wide, initial_indent=indent, subsequent_indent=indent).lstrip())
             for name, text in lines
         ]
         try:
@@ -39,26 +39,38 @@ def print_table(lines: Sequence[tuple[str, str]]) -> None:
         print(f"{name:<{width}}  {text}")
 
 
+def print_text(text: str) -> None:
+    """Print a paragraph; on a terminal, it is wrapped to its width."""
+    print(_fill(text, terminal_width()) if sys.stdout.isatty() else text)
+
+
 def print_columns(heading: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    """Print columns under their headings: the first left-aligned, the others right-aligned."""
-    if sys.stdout.isatty() and _print_rich_columns(heading, lines):
-        return
-    print(columns([heading, *lines]))
+    """Print columns under their headings: the first left-aligned, the others right-aligned.
+
+    Columns beyond the terminal's width, or beyond 80 characters in a file, become further tables,
+    which repeat the first column.
+    """
+    for number, table in enumerate(split_columns([heading, *lines], terminal_width())):
+        if number:
+            print()
+        head, *body = columns(table).splitlines()
+        _print_heading(head)
+        print("\n".join(body))
 
 
-def _print_rich_columns(heading: Sequence[str], lines: Sequence[Sequence[str]]) -> bool:
-    """Print with rich; return whether it is installed."""
-    try:
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-    except ImportError:
-        return False
-    table = Table(box=None, header_style="bold cyan", pad_edge=False)
-    for number, name in enumerate(heading):
-        table.add_column(name, justify="right" if number else "left")
-    for line in lines:
-        # Print as plain text, because rich would parse a grid in brackets as markup.
-        table.add_row(*map(Text, line))
-    Console().print(table)
-    return True
+def _print_heading(text: str) -> None:
+    if sys.stdout.isatty():
+        try:
+            from rich.console import Console
+            from rich.text import Text
+        except ImportError:
+            pass
+        else:
+            Console(soft_wrap=True).print(Text(text, "bold cyan"))
+            return
+    print(text)
+
+
+def terminal_width() -> int:
+    """Return the number of characters in a line; 80 if the output is a file."""
+    return shutil.get_terminal_size().columns

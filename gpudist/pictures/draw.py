@@ -173,6 +173,12 @@ def _grid(given: Grid) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
 def _drawn_dims(scene: Scene, asked: Sequence[int] | None) -> tuple[int, ...]:
     both = list(zip(scene.source.grid, scene.target.grid, strict=True))
     partitioned = [d for d, parts in enumerate(both) if max(parts) > 1]
+    outside = [d for d in asked or () if not -len(both) <= d < len(both)]
+    if outside:
+        raise PartitionError(
+            f"draw: dims {outside} are not among the {len(both)} dims of the tensor; give dims "
+            f"from {-len(both)} to {len(both) - 1}"
+        )
     dims = sorted({d % len(both) for d in asked}) if asked else partitioned or [len(both) - 1]
     missing = sorted(set(partitioned) - set(dims))
     if missing or len(dims) > 3:

@@ -153,7 +153,7 @@ def plan(
     if not advice:
         raise ShapeError(
             f"no partition of {list(dry.global_shape)} over {ranks} ranks: "
-            + ("; ".join(reasons) or "the dims do not have enough cells")
+            + ("; ".join(reasons) or _too_many(ranks, [dry.global_shape[axis] for axis in axes]))
         )
     candidates = len(found) - (len(reasons) - len(refusals))
     ranked = sorted(advice, key=lambda a: (a.fits is False, a.seconds))
@@ -176,6 +176,13 @@ def advice_on(dry: DryNetwork, grid: Sequence[int], every_rank: bool = False) ->
     fits = memory_bytes <= limit if limit else None
     uneven = imbalance(dry, grid)
     return Advice(grid, slowest, rehearsed, overlaps, memory_bytes, uneven, fits)
+
+
+def _too_many(ranks: int, extents: Sequence[int]) -> str:
+    return (
+        f"{ranks} is not a product of one factor per dim that can be cut, each at most the dim's "
+        f"extent, and these are {list(extents)}; use another number of ranks"
+    )
 
 
 def _axes(dry: DryNetwork, refusals: dict[int, str]) -> list[int]:

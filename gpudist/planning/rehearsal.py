@@ -20,6 +20,7 @@ from gpudist.geometry.blocks import Decomposition
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.planning.clock import Clock, Kernels, Phase
 from gpudist.planning.hardware import Profile
+from gpudist.planning.layer_inputs import misfit
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.transport.dry import META, DryTransport
 from gpudist.world.partition import Partition
@@ -125,6 +126,7 @@ class DryNetwork:
         self._slots = optimizer_slots
         self._dtype = next((p.dtype for p in network.parameters()), torch.float32)
         self.layers: list[tuple[int, tuple[int, ...]]] = []
+        self._unfinished: tuple[nn.Module, tuple[int, ...]] | None = None
         clock = Clock(profile, 0)
         try:
             x = torch.empty(self.global_shape, dtype=self._dtype, device=META)
@@ -134,7 +136,7 @@ class DryNetwork:
         except Exception as error:
             raise ShapeError(
                 f"the network cannot be called with an input of shape {list(self.global_shape)}: "
-                f"{error}"
+                f"{self._in_layer() or error}"
             ) from error
         self.sequential = clock.phase
         self.itemsize = self._dtype.itemsize
@@ -208,14 +210,31 @@ class DryNetwork:
             widest = max(kernel) if isinstance(kernel, tuple) else int(kernel)
             shapes = [tuple(x.shape) for x in args if isinstance(x, torch.Tensor)]
             self.layers += [(widest - 1, shape) for shape in shapes[:1]]
+            self._unfinished = (module, shapes[0]) if shapes else None
+
+        def finish(module: nn.Module, args: Any, output: Any) -> None:
+            self._unfinished = None
 
         leaves = [m for m in self.network.modules() if not any(m.children())]
         handles = [module.register_forward_pre_hook(note) for module in leaves]
+        handles += [module.register_forward_hook(finish) for module in leaves]
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
+
+    def _in_layer(self) -> str:
+        """Return which layer failed, what it expects and what it got; ``""`` if unknown."""
+        if self._unfinished is None:
+            return ""
+        layer, shape = self._unfinished
+        expected = misfit(layer, shape)
+        path = next(name for name, module in self.network.named_modules() if module is layer)
+        name = f"layer {path!r}" if path else "it"
+        kind = type(layer).__name__
+        got = f"and got an input of shape {list(shape)}"
+        return f"{name}, a {kind}, expects {expected}, {got}" if expected else ""
 
 
 @contextmanager

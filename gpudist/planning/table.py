@@ -12,10 +12,8 @@ from gpudist.planning.advice import Advice
 from gpudist.planning.clock import Phase
 from gpudist.planning.hardware import Profile
 
-HEADING = (
-    "grid", "step", "no overlap", "forward", "backward", "messages", "sent", "collectives",
-    "all messages", "all sent", "imbalance",
-)  # fmt: skip
+TIME_HEADING = ("grid", "step", "no overlap", "forward", "backward", "imbalance")
+MESSAGE_HEADING = ("grid", "messages", "sent", "collectives", "all messages", "all sent")
 MEMORY_HEADING = (
     "grid", "memory", "parameters", "gradients", "optimizer", "activations",
 )  # fmt: skip
@@ -52,9 +50,14 @@ def evidence(advice: Sequence[Advice], profile: Profile) -> dict[str, list[str]]
     return {"validated": validated, "extrapolated": extrapolated}
 
 
-def rows(advice: Sequence[Advice]) -> list[tuple[str, ...]]:
-    """Return the rows under ``HEADING``, one per partition, with messages of the slowest rank."""
-    return [_row(one) for one in advice]
+def time_rows(advice: Sequence[Advice]) -> list[tuple[str, ...]]:
+    """Return the rows under ``TIME_HEADING``, one per partition, for the slowest rank."""
+    return [_time_row(one) for one in advice]
+
+
+def message_rows(advice: Sequence[Advice]) -> list[tuple[str, ...]]:
+    """Return the rows under ``MESSAGE_HEADING``, for the slowest rank and for all ranks."""
+    return [_message_row(one) for one in advice]
 
 
 def memory_rows(advice: Sequence[Advice]) -> list[tuple[str, ...]]:
@@ -63,8 +66,9 @@ def memory_rows(advice: Sequence[Advice]) -> list[tuple[str, ...]]:
 
 
 def text(advice: Sequence[Advice]) -> str:
-    """Format rows in columns under their heading."""
-    return columns([HEADING, *rows(advice)])
+    """Format times and messages as two tables."""
+    tables = ((TIME_HEADING, time_rows(advice)), (MESSAGE_HEADING, message_rows(advice)))
+    return "\n\n".join(columns([heading, *rows]) for heading, rows in tables)
 
 
 def facts(one: Advice) -> dict[str, Any]:
@@ -95,21 +99,27 @@ def _phase(phase: Phase) -> dict[str, float]:
     return {**asdict(phase), "serial_s": phase.serial_s}
 
 
-def _row(one: Advice) -> tuple[str, ...]:
+def _time_row(one: Advice) -> tuple[str, ...]:
     phases = (one.slowest.forward, one.slowest.backward)
-    most = "" if one.is_total else "<= "
     times = [p.overlapped_s if one.overlaps else p.serial_s for p in phases]
     return (
         str(list(one.grid)),
         seconds_of(one.seconds),
         seconds_of(one.slowest.seconds(overlapped=False)),
         *map(seconds_of, times),
+        f"{one.imbalance:.2f}",
+    )
+
+
+def _message_row(one: Advice) -> tuple[str, ...]:
+    most = "" if one.is_total else "<= "
+    return (
+        str(list(one.grid)),
         str(one.slowest.messages),
         bytes_of(one.slowest.message_bytes),
-        str(sum(p.collectives for p in phases)),
+        str(one.slowest.forward.collectives + one.slowest.backward.collectives),
         most + str(one.all_messages),
         most + bytes_of(one.all_message_bytes),
-        f"{one.imbalance:.2f}",
     )
 
 

@@ -49,7 +49,8 @@ def test_check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
         "verdict: All 1 operators are right on 4 ranks over loopback, and fast enough: the "
         "slowest, gather, reaches 50% of a plain copy's speed.",
         "note: these ranks were threads of one process that take turns. To check the transport "
-        "that training would use: torchrun --standalone --nproc-per-node 4 -m gpudist check",
+        "that training would use:",
+        "  torchrun --standalone --nproc-per-node 4 -m gpudist check",
     ]
 
 

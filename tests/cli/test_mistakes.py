@@ -58,6 +58,19 @@ def test_help_of_benchmarks_lists_their_subjects(capsys: pytest.CaptureFixture[s
         ([*PLAN, "--shape", "1", "1", "8", "-8", "--ranks", "2"], "has no cells"),
         ([*PLAN, "--shape", "1", "1", "8", "1" + "0" * 20, "--ranks", "2"], "cannot be called"),
         ([*PLAN, "--shape", "8", "--ranks", "2"], "cannot be called with an input of shape [8]"),
+        ([*PLAN, "--shape", "1,1,8,8", "--ranks", "2"], "separate numbers by spaces"),
+        (
+            [*PLAN, "--shape", "1", "3", "8", "8", "--ranks", "2"],
+            "layer '0', a Conv2d, expects 1 channels in dim 1, and got an input of shape [1, 3, 8,",
+        ),
+        (
+            [*PLAN, "--shape", "8", "8", "--ranks", "2"],
+            "layer '0', a Conv2d, expects 4 dims: batch, 1 channels, 2 of space, and got",
+        ),
+        (
+            [*PLAN, "--shape", "1", "1", "8", "8", "--ranks", "11"],
+            "11 is not a product of one factor per dim that can be cut",
+        ),
         ([*PLAN, *SMALL, "--best", "0"], "the best 0 partitions"),
         ([*PLAN, *SMALL, "--profile", "v100"], "neither built in"),
         ([*PLAN, *SMALL, "--profile", str(ROOT)], "neither built in"),
@@ -75,13 +88,23 @@ def test_help_of_benchmarks_lists_their_subjects(capsys: pytest.CaptureFixture[s
             ["draw", "--shape", "0", "--grid", "2", "-o", "a.jpg"],
             "a.jpg: the suffix of a picture must be",
         ),
-        (["draw", "--shape", "-8", "--grid", "2"], "error: "),
+        (["draw", "--shape", "-8", "--grid", "2"], "--shape -8 has no cells"),
+        (["draw", "--shape", "0", "--grid", "2"], "--shape 0 has no cells"),
+        (["draw", "--shape", "8,8", "--grid", "2"], "separate numbers by spaces"),
+        (["draw", "--shape", "8", "--grid", "2", "--to", "2", "1"], "but --to has 2"),
+        (["draw", "--shape", "8", "--grid", "2", "--kernel", "3", "3"], "but --kernel has 2"),
+        (["draw", "--shape", "8", "--grid", "2", "--halo", "-1"], "--halo -1: give at least 0"),
+        (["draw", "--shape", "8", "--grid", "2", "--dims", "5"], "numbered 0 to 0"),
+        (["draw", "--shape", "8", "--grid", "2", "--stride", "2"], "belongs to --kernel, which"),
+        (["draw", "--shape", "8", "--grid", "2", "--nested"], "belongs to --kernel or --halo"),
         (["draw", "--shape", "8", "--grid", "2", "--kernel", "0"], "error: "),
         (["draw", "--shape", "8", "--grid", "2", "--kernel", "3", "--rank", "7"], "rank 7"),
         (["draw", "--shape", "8", "--grid", "2", "--kernel", "3", "--itemsize", "0"], "itemsize"),
         (["draw", "--shape", "8", "--grid", "1000"], "at most 512"),
         (["check", "--ranks", "-1"], "both must be at least 1"),
-        (["bench"], "required: subject"),
+        (["bench"], "required: subject\n"),
+        (["bench", "nothing"], "no subject 'nothing'; choose all, compare, plot, profile, or one"),
+        (["bench", "profile", "a"], "profile takes no files, and got a"),
         (["dance"], "invalid choice: 'dance'"),
     ],
 )
@@ -134,6 +157,14 @@ def test_any_numbers_to_draw(
     words = [word for name, given in options for word in (name, *given)]
     command = ["draw", "--shape", *shape, "--grid", *grid, *words, *flags, "-o", str(picture)]
     assert status_of(command) in (0, 2)
+
+
+@pytest.mark.filterwarnings("always")
+def test_a_warning_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*PLAN, "--shape", "1", "8", "8", "--ranks", "4"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert lines and len(set(lines)) == len(lines)
+    assert all(line.startswith("gpudist plan: warning: ") for line in lines)
 
 
 def test_an_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,53 +11,54 @@ import torch
 import gpudist
 from gpudist.testing import run_distributed
 from gpudist.world.partition import Partition
-from tests.docs.pages import ROOT, Block, read
+from tests.docs.pages import ROOT
+from tests.docs.skill import LIMIT_S, PAGE, RANKS, execute, main, outcome, tasks
 
-PAGE = "docs/skill.md"
-CHECK, *TASKS = [block for block in read(PAGE).blocks if block.is_snippet]
-RANKS = 4
-LIMIT_S = 120.0
-
-
-def run(P_world: Partition, *blocks: Block) -> dict[str, Any]:
-    names: dict[str, Any] = {"P_world": P_world, "__name__": "__docs__"}
-    for block in blocks:
-        exec(block.code("P_world"), names)
-    return names
+TASKS = tasks()
+CHECK = TASKS[0].check
 
 
 def test_there_are_ten() -> None:
-    titles = re.findall(r"^### (\d+)\. ", (ROOT / PAGE).read_text(encoding="utf-8"), re.MULTILINE)
-    assert titles == [str(number) for number in range(1, 11)]
-    assert len(TASKS) == 10
+    assert [task.title.split(".")[0] for task in TASKS] == [str(n) for n in range(1, 11)]
 
 
 @pytest.mark.parametrize("number", range(1, 11))
 def test_a_task_alone(number: int) -> None:
-    run_distributed(run, RANKS, CHECK, TASKS[number - 1], timeout=LIMIT_S)
+    found = outcome(TASKS[number - 1])
+    assert found.is_right, found
 
 
 @pytest.mark.parametrize("number", range(1, 11))
 def test_a_task_compares_values_and_gradients(number: int) -> None:
-    text = TASKS[number - 1].text
+    text = TASKS[number - 1].solution.text
     assert "assert_close" in text or "check(net" in text
     assert "check(net" in text or "check_gradients(net" in text or "optimizer.step()" in text
 
 
-def test_a_whole_input_is_found() -> None:
-    def body(P_world: Partition) -> None:
-        names = run(P_world, CHECK, TASKS[0])
-        network, images = names["network"], names["images"]
-        net = gpudist.distribute(network, names["P_x"])
-        with pytest.raises(AssertionError):
-            names["check"](net, network, net(images), network(images))
-
-    run_distributed(body, RANKS, timeout=LIMIT_S)
+@pytest.mark.parametrize(
+    ("solution", "words"),
+    [
+        ("check(net, network, net(images), network(images))", "AssertionError"),
+        ("check(net, network, net(gpudist.scatter(image, P_x)), network(images))", "'image'"),
+        ("net(gpudist.scatter(images, P_x))", "nothing was compared"),
+    ],
+)
+def test_the_command_finds_a_wrong_solution(
+    solution: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right = "check(net, network, net(gpudist.scatter(images, P_x)), network(images))"
+    text = (ROOT / PAGE).read_text(encoding="utf-8")
+    assert right in TASKS[0].solution.text
+    (page := tmp_path / "skill.md").write_text(text.replace(right, solution, 1), encoding="utf-8")
+    assert main(["--page", str(page), "--task", "1"]) == 1
+    printed = capsys.readouterr().out
+    assert re.search(rf"WRONG: .*{words}", printed)
+    assert printed.endswith("0 of 1 tasks equal the sequential network\n")
 
 
 def test_a_loss_of_copies_is_found() -> None:
     def body(P_world: Partition) -> None:
-        names = run(P_world, CHECK)
+        names = execute(P_world, CHECK)
         torch.manual_seed(0)
         network = torch.nn.Conv2d(1, 2, 3, padding=1).double()
         images = torch.randn(1, 1, 8, 8).double()

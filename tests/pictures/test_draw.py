@@ -150,6 +150,7 @@ def test_suffix(tmp_path: Path) -> None:
         (dict(shape=[8], P_x=[2], halo=[(1, 1)], rank=2), PartitionError, "rank 2 is not in"),
         (dict(shape=[8] * 4, P_x=[2] * 4), PartitionError, "at most three"),
         (dict(shape=[8] * 2, P_x=[2] * 2, dims=[0]), PartitionError, "asked for"),
+        (dict(shape=[8] * 2, P_x=[2] * 2, dims=[0, 5]), PartitionError, "not among the 2 dims"),
     ],
 )
 def test_mistakes(arguments: dict[str, Any], error: type[Exception], words: str) -> None:
