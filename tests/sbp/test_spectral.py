@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from gpudist.sbp import Placement, explain, to_global
+import gpudist
+from gpudist.exchange import all_reduce
+from gpudist.geometry.blocks import Blocks
+from gpudist.sbp import Placement, broadcast, explain, to_global
 from gpudist.sbp.registry import signatures
 from gpudist.testing import assert_adjoint
 from gpudist.world.partition import Partition
@@ -132,3 +136,98 @@ def test_workers_share_the_work(P_world: Partition) -> None:
     with explain() as lines:
         y = torch.fft.rfft2(x)
     assert y.sbp == (S(1),), lines
+
+
+def bytes_of(call: Callable[[], Any], P_world: Partition) -> tuple[Any, int]:
+    """Return the result of a call, and the bytes that all ranks sent for it."""
+    before = sum(row.sent_bytes for row in gpudist.stats(P_world=P_world))
+    result = call()
+    sent = sum(row.sent_bytes for row in gpudist.stats(P_world=P_world)) - before
+    return result, int(all_reduce(torch.tensor([sent]), P_world))
+
+
+def moved_cells(shape: tuple[int, ...], source: int, target: int, parts: int) -> int:
+    """Return the cells that leave their worker if ``target`` is split instead of ``source``.
+
+    Worker ``i`` keeps the cells that are in its blocks of both dims: ``1 / parts`` of the tensor if
+    both extents are divisible by ``parts``.
+    """
+    rest = math.prod(shape) // shape[source] // shape[target]
+    pairs = [(Blocks(shape[source], parts), Blocks(shape[target], parts))]
+    kept = sum(a.length(i) * b.length(i) for a, b in pairs for i in range(parts))
+    return math.prod(shape) - rest * kept
+
+
+@pytest.mark.parametrize("shape", [(4, 3, 8, 16), (5, 2, 9, 7)])
+@distributed(ranks=[2, 4], transports=("loopback",))
+def test_bytes_of_a_transform(P_world: Partition, shape: tuple[int, ...]) -> None:
+    """A transform over a split dim moves N (P - 1) / P cells of its input, and nothing else."""
+    parts = P_world.size
+    placement = Placement("cpu", range(parts), P_world)
+    x = random(shape)
+    given = to_global(x, placement, broadcast).to_global(sbp=S(2))
+    y, sent = bytes_of(lambda: torch.fft.rfft2(given), P_world)
+    # The dim with the fewest cells to move is split instead.
+    assert sent == 8 * min(moved_cells(shape, 2, d, parts) for d in (0, 1))
+    if not any(shape[d] % parts for d in (0, 2)):
+        assert y.sbp == (S(0),)
+        assert sent == 8 * math.prod(shape) * (parts - 1) // parts
+    _, sent = bytes_of(lambda: torch.fft.irfft2(y, s=shape[2:]), P_world)
+    assert sent == 0
+
+
+@distributed(ranks=[2, 4], transports=("loopback",))
+def test_bytes_of_kept_modes(P_world: Partition) -> None:
+    """Transformed and sliced dim by dim, whole dims first, only the kept modes of these move."""
+    parts, kept = P_world.size, 3
+    placement = Placement("cpu", range(parts), P_world)
+    x = random((4, 3, 8, 16))
+    given = to_global(x, placement, broadcast).to_global(sbp=S(2))
+
+    def modes(t: Any) -> Any:
+        return torch.fft.fft(torch.fft.rfft(t, dim=3)[..., :kept], dim=2)[:, :, :2]
+
+    found, sent = bytes_of(lambda: modes(given), P_world)
+    assert sent == 16 * moved_cells((4, 3, 8, kept), 2, 0, parts)
+    torch.testing.assert_close(found.full_tensor(), modes(x))
+
+    def back(t: Any, rows: Any) -> Any:
+        """Zeros that pad a dim are added where the dim is whole, after the modes have moved."""
+        return torch.fft.irfft(rows(torch.fft.ifft(t, n=8, dim=2)), n=16, dim=3)
+
+    y, sent = bytes_of(lambda: back(found, lambda t: t.to_global(sbp=S(2))), P_world)
+    assert sent == 16 * moved_cells((4, 3, 8, kept), 0, 2, parts)
+    torch.testing.assert_close(y.full_tensor(), back(modes(x), lambda t: t))
+
+
+@pytest.mark.filterwarnings("ignore:.*are gathered:UserWarning")
+@pytest.mark.parametrize("batch", [4, 1])
+@pytest.mark.parametrize(("extents", "kept"), [((16, 16), (6, 6)), ((8, 8, 8), (4, 4, 4))])
+@distributed(ranks=[2, 4], transports=("loopback",))
+def test_bytes_of_a_spectral_convolution(
+    P_world: Partition, extents: tuple[int, ...], kept: tuple[int, ...], batch: int
+) -> None:
+    """neuralop's layer moves its input once, and the products of the kept modes to all workers.
+
+    Each worker then transforms all modes back, and has the whole result. A batch of fewer samples
+    than workers stays whole; the products of modes of split channels are terms, which are summed.
+    Backward moves the adjoints, and sums the gradients of the parameters.
+    """
+    layers = pytest.importorskip("neuralop.layers.spectral_convolution")
+    parts, channels = P_world.size, 4
+    cells = batch * channels * math.prod(extents)
+    modes = math.prod(kept[:-1]) * (kept[-1] // 2 + 1)
+    P_x = P_world.create_cartesian_topology_partition([1, 1, parts, *[1] * (len(extents) - 1)])
+    layer = layers.SpectralConv(channels, channels, kept)
+    layer = gpudist.distribute(layer, P_x)
+    block = torch.ones(batch, channels, extents[0] // parts, *extents[1:], requires_grad=True)
+    # The first call also agrees on the shape.
+    layer(block).sum().backward()
+    y, sent = bytes_of(lambda: layer(block), P_world)
+    copied = 8 * batch * channels * modes * (parts - 1)
+    there = 4 * cells * (parts - 1) // parts + copied * (1 if batch >= parts else 2)
+    assert sent == there
+    assert y.shape == (batch, channels, *extents)
+    _, sent = bytes_of(lambda: y.sum().backward(), P_world)
+    summed = 8 * channels**2 * modes + 4 * channels
+    assert sent == there + 2 * summed * (parts - 1)
