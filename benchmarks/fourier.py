@@ -22,10 +22,9 @@ from gpudist.world.partition import Partition
 
 # Shape of the input, and kept modes of each transformed dim.
 CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
-    "2-D 64^2": ((4, 16, 64, 64), (16, 8)),
-    "2-D 256^2": ((4, 16, 256, 256), (32, 16)),
-    "3-D 32^3": ((4, 8, 32, 32, 32), (8, 8, 4)),
-    "3-D 64^3": ((4, 8, 64, 64, 64), (16, 16, 8)),
+    "2-D 64^2": ((4, 8, 64, 64), (16, 8)),
+    "2-D 128^2": ((4, 8, 128, 128), (32, 16)),
+    "3-D 32^3": ((4, 4, 32, 32, 32), (8, 8, 4)),
 }
 TOLERANCE = 1e-4
 
