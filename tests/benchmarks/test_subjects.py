@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import benchmarks
-from benchmarks import attention, dispatch, layers, losses, operators, scaling
+from benchmarks import attention, dispatch, fourier, layers, losses, operators, scaling
 from benchmarks.case import Case, Side
 from benchmarks.networks import Step
 from gpudist import nn, ops
@@ -81,6 +81,22 @@ def test_scaling(P_world: Partition) -> None:
         if P_world.rank:
             assert sides[one].call() is None
         require_checked(sides)
+
+
+def fourier_is_checked(P_world: Partition) -> None:
+    for case in fourier.cases(P_world.size):
+        dims = len(case.parameters["kept"])
+        small = smaller(case, shape=(4, 4, *[16] * dims), kept=(8, 4, 2)[:dims])
+        sides = fourier.sides(small, P_world)
+        assert list(sides) == ["gpudist", "all-gather", "gloo all-gather", "dfno partitions"]
+        require_checked(sides)
+
+
+@pytest.mark.skipif(not is_built(), reason="the native core is not built")
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_fourier(ranks: int) -> None:
+    """The counted bytes of every side are those of the formula."""
+    run_distributed(fourier_is_checked, ranks, transport="host", timeout=100)
 
 
 def operators_are_checked(P_world: Partition) -> None:

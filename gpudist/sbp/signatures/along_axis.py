@@ -31,6 +31,7 @@ from gpudist.sbp.signatures.across import (
     stacked,
     together_if,
 )
+from gpudist.sbp.signatures.elementwise import linear_in
 from gpudist.sbp.signatures.reduce import dims_of, kept
 
 Dims = Callable[[Call], Collection[int] | None]
@@ -90,15 +91,20 @@ def _along(position: int, default: int | None) -> Dims:
     return dims
 
 
-def enter_along(functions: Sequence[Function], dims: Dims) -> None:
-    """Register functions of one tensor that work along some of its dims."""
+def enter_along(functions: Sequence[Function], dims: Dims, is_linear: bool = False) -> None:
+    """Register functions of one tensor that work along some of its dims.
+
+    Of dims that cost the same, those with cells for every worker are split first.
+    """
 
     @register(*functions, any_cuts=True)
     def along(call: Call, parts: int) -> list[SbpSignature]:
         found = dims(call)
         if found is None or len(call.tensors) > 1:
             return []
-        return of_others(call, found)
+        shape = call.shapes[0]
+        others = sorted(of_others(call, found), key=lambda one: shape[one.inputs[0].dim] < parts)
+        return [*others, linear_in(call, (0,))] if is_linear else others
 
 
 enter_along(forms("sort", "argsort"), _along(1, -1))

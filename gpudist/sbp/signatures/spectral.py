@@ -35,9 +35,9 @@ def _of_many(call: Call) -> Collection[int]:
     return _dims(call, None)
 
 
-enter_along([getattr(torch.fft, name) for name in _ONE], _of_one)
-enter_along([getattr(torch.fft, f"{name}2") for name in _ONE], _of_two)
-enter_along([getattr(torch.fft, f"{name}n") for name in _ONE], _of_many)
+enter_along([getattr(torch.fft, name) for name in _ONE], _of_one, is_linear=True)
+enter_along([getattr(torch.fft, f"{name}2") for name in _ONE], _of_two, is_linear=True)
+enter_along([getattr(torch.fft, f"{name}n") for name in _ONE], _of_many, is_linear=True)
 
 
 def shift(input: Tensor, dim: Any, sign: int) -> Tensor:
