@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent
 # From Python 3.12 on, one build serves all later versions.
 STABLE_ABI = sys.version_info >= (3, 12) and not sysconfig.get_config_var("Py_GIL_DISABLED")
 WITHOUT_CORE = """
-warning: gpudist is installed WITHOUT ITS NATIVE CORE: {error}
+warning: gpudist is installed WITHOUT ITS NATIVE CORE: {reason}
 Processes of one node will use gloo, which is many times slower, and GPUs cannot be used. Install a
 C++17 compiler (Debian: apt-get install g++), then install gpudist again, which keeps your torch:
 
@@ -47,7 +47,7 @@ class CMakeBuild(build_ext):
             if "on" in (wanted, cuda):
                 raise
             what = "-e ." if self.inplace or (ROOT / ".git").exists() else "gpudist"
-            announce(WITHOUT_CORE.format(error=error, what=what))
+            announce(WITHOUT_CORE.format(reason=_reason(error), what=what))
 
     def _build(self, cuda: str) -> None:
         import nanobind
@@ -82,6 +82,15 @@ def announce(text: str) -> None:
     print(text, file=sys.stderr)
     with suppress(OSError), open("/dev/tty", "w") as terminal:
         terminal.write(text)
+
+
+def _reason(error: Exception) -> str:
+    compilers = (os.environ.get("CXX", ""), "c++", "g++", "clang++")
+    if not any(name and shutil.which(name) for name in compilers):
+        return "there is no C++ compiler in PATH"
+    if isinstance(error, subprocess.CalledProcessError):
+        return f"{' '.join(error.cmd[:2])} failed; pip install -v shows why"
+    return str(error)
 
 
 def _find_nvcc() -> str | None:

@@ -28,9 +28,8 @@ def native_core() -> Any:
     return importlib.import_module("gpudist._native")
 
 
-def exchange(rank: int, peer: Connection) -> None:
+def exchange(native: Any, rank: int, peer: Connection) -> None:
     """Send a block to the other process and compare what arrives with what it sends."""
-    native = native_core()
     core = native.HostCommunicator(rank, 2, TIMEOUT_S, False)
     peer.send(core.address())
     theirs = peer.recv()
@@ -57,7 +56,7 @@ def main() -> None:
     assert native.cuda_information() is not None and native.device_missing() == ""
     fork = multiprocessing.get_context("fork")
     ends = fork.Pipe()
-    ranks = [fork.Process(target=exchange, args=(rank, ends[rank])) for rank in range(2)]
+    ranks = [fork.Process(target=exchange, args=(native, rank, ends[rank])) for rank in range(2)]
     for process in ranks:
         process.start()
     for process in ranks:

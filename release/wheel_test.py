@@ -4,8 +4,8 @@ Each wheel goes into a clean virtual environment of every Python that it is for.
 torch can be had for that Python without CUDA's libraries, ``gpudist check`` runs on threads and on
 processes, and ``gpudist env`` must find the NCCL of both wheels. Otherwise the native core is
 loaded without torch (``--cuda-torch`` installs torch's gigabytes instead). Then the source
-distribution is installed without a compiler, which must be announced. The log goes to
-``build/wheels/test.log``.
+distribution is installed without a compiler, which must be announced, and the announced remedy is
+carried out where there is one. The log goes to ``build/wheels/test.log``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from release.interpreters import NoPython, new_environment
 ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 NCCL = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
-PIP = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+PIP = ("-m", "pip", "install", "-qq", "--disable-pip-version-check")
 LIMIT_S = 1800.0
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
@@ -128,8 +128,10 @@ def main() -> None:
                 check_with_torch(environment, wheel, with_nccl=not has_checked)
                 has_checked = True
             else:
-                log.say(f"{pinned_torch()} for this Python comes with CUDA's libraries: the ")
-                log.say("native core is loaded without torch, and gpudist check does not run.\n")
+                log.say(
+                    f"{pinned_torch()} for this Python comes with CUDA's libraries: the native "
+                    f"core is loaded without torch, and gpudist check does not run.\n"
+                )
                 environment.run(*PIP, "--no-deps", wheel)
                 program = shutil.copy(ROOT / "release/load_native.py", folder)
                 environment.run(program)
@@ -200,6 +202,19 @@ def check_without_compiler(log: Log, dist: Path) -> None:
         assert "WITHOUT ITS NATIVE CORE" in said and "--no-deps" in said
         said = environment.run(*TORCHRUN, "-m", "gpudist", "check")
         assert "using gloo, which is many times slower" in said and "--no-deps" in said
+        environment.variables |= {
+            "PATH": os.pathsep.join([str(environment.python.parent), os.environ["PATH"]]),
+            "GPUDIST_NATIVE": "on",
+            "GPUDIST_CUDA": "off",
+        }
+        (torch,) = Path(folder).glob("venv/lib/*/site-packages/torch-*.dist-info/RECORD")
+        installed = torch.stat().st_mtime_ns
+        log.say("with a compiler, GPUDIST_NATIVE=on and, for a short build, GPUDIST_CUDA=off:\n")
+        remedy = ("--force-reinstall", "--no-deps", "--no-cache-dir", source)
+        environment.run(*PIP, *remedy)
+        assert torch.stat().st_mtime_ns == installed, "torch was installed again"
+        found = environment.run("-m", "gpudist", "env")
+        assert re.search(r"^native core  built$", found, re.MULTILINE), "no native core"
 
 
 if __name__ == "__main__":
