@@ -8,6 +8,8 @@ TOOLS := $(VENV)/.tools
 DOCS := $(VENV)/.docs
 ZOO := $(VENV)/.zoo
 ANALYSIS := $(VENV)/.analysis
+# The tools of a release stay apart: torch is not among them.
+RELEASE := .venv-release
 comma := ,
 SOURCES := pyproject.toml setup.py constraints.txt CMakeLists.txt $(wildcard cmake/* csrc/* csrc/*/*)
 
@@ -50,6 +52,8 @@ ONLY ?=
 SHARD ?=
 GRIDS ?=
 
+# Of `make wheels`: versions of Python; 3.12's wheel serves all later ones.
+PYTHONS ?= 3.10 3.11 3.12
 # Of `make compatibility`: versions of torch; the oldest allowed and the newest on PyPI if empty.
 TORCH ?=
 
@@ -77,6 +81,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: zoo
 .PHONY: fuzz-input mutants coverage tidy analysis
 .PHONY: chaos soak hazards
+.PHONY: wheels wheels-test
 .PHONY: gpu-build gpu-test gpu-bench gpu-first gpu-sanitize gpu-rehearsal ptx
 
 demo: $(INSTALLED)
@@ -278,6 +283,19 @@ docs: $(DOCS)
 newcomer: $(INSTALLED)
 	$(PYTHON) -m pytest tests/docs/test_newcomer.py -m newcomer
 
+# The source distribution and the wheels in dist/, with the CUDA half, and auditwheel's report.
+wheels: $(RELEASE)/.installed
+	$(RELEASE)/bin/python -m release.wheels --pythons $(PYTHONS)
+
+# Installs what is in dist/ into clean environments and checks it; the log is build/wheels/test.log.
+wheels-test: $(RELEASE)/.installed
+	$(RELEASE)/bin/python -m release.wheel_test
+
+$(RELEASE)/.installed: release/requirements.txt
+	test -x $(RELEASE)/bin/python || python3 -m venv $(RELEASE)
+	$(RELEASE)/bin/python -m pip install --disable-pip-version-check -r $<
+	touch $@
+
 clean:
-	rm -rf $(VENV) .bench build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(RELEASE) .bench build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -37,9 +37,10 @@ if(CMAKE_MATCH_1 VERSION_LESS 12.1)
   message(WARNING ${text} "; building without CUDA")
   return()
 endif()
-set(CMAKE_CUDA_ARCHITECTURES 80-real 90)
+# Machine code for each generation, and PTX from which a driver makes that of any later one.
+set(CMAKE_CUDA_ARCHITECTURES 80 90-real)
 if(CMAKE_MATCH_1 VERSION_GREATER_EQUAL 12.8)
-  list(APPEND CMAKE_CUDA_ARCHITECTURES 100-real)
+  list(APPEND CMAKE_CUDA_ARCHITECTURES 100-real 120-real)
 endif()
 
 # The wheel's libraries are in lib, where its nvcc looks in lib64 only.

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("gpudist", "benchmarks", "examples", "docs", "tests")
+FOLDERS = ("gpudist", "benchmarks", "examples", "docs", "release", "tests")
 FIRST = {"Of", "Those", "That", "As", "What", "Itself", "Whose"}
 NEGATIONS = re.compile(r"\bis none of\b|(?<!there )\bis no\b(?! longer| more| later| earlier)")
 MOST_LINES = 6

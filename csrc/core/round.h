@@ -23,9 +23,15 @@ struct Name {
     return nb::steal(found);
   }
   nb::object call(nb::handle x) const {
-    PyObject* found = PyObject_CallMethodNoArgs(x.ptr(), name);
-    if (found == nullptr) nb::raise_python_error();
-    return nb::steal(found);
+    nb::object found = try_call(x);
+    if (!found.is_valid()) nb::raise_python_error();
+    return found;
+  }
+  // Invalid, with Python's error set, if the method raises.
+  nb::object try_call(nb::handle x) const {
+    PyObject* self = x.ptr();
+    constexpr size_t kArguments = 1 | PY_VECTORCALL_ARGUMENTS_OFFSET;
+    return nb::steal(PyObject_VectorcallMethod(name, &self, kArguments, nullptr));
   }
   PyObject* const name;  // never released: modules outlive it
 };
@@ -103,9 +109,9 @@ class Round {
   }
 
   nb::list run(const nb::object& tensors) const {
-    const nb::object blocks = nb::steal(PySequence_Fast(tensors.ptr(), "tensors are a sequence"));
+    const auto blocks = nb::steal<nb::tuple>(PySequence_Tuple(tensors.ptr()));
     if (!blocks.is_valid()) nb::raise_python_error();
-    if (PySequence_Fast_GET_SIZE(blocks.ptr()) != static_cast<Py_ssize_t>(steps_.size())) {
+    if (blocks.size() != steps_.size()) {
       throw nb::value_error("there is one tensor per movement");
     }
     nb::list outputs;
@@ -115,7 +121,7 @@ class Round {
     calls.reserve(steps_.size());
     for (size_t i = 0; i < steps_.size(); ++i) {
       const Step& step = steps_[i];
-      const nb::handle x = PySequence_Fast_GET_ITEM(blocks.ptr(), static_cast<Py_ssize_t>(i));
+      const nb::object x = blocks[i];
       if (!step.is_there) {
         outputs.append(x);
         continue;
@@ -125,7 +131,7 @@ class Round {
         continue;
       }
       Input input;
-      if (step.takes) input = input_of(step, nb::borrow(x));
+      if (step.takes) input = input_of(step, x);
       const nb::tuple bound = input.is_like_last ? step.last_bound : bound_to(step, input.strides);
       if (input.can_be_last) step.last_bound = bound;
       nb::object output = step.gives ? nb::object(bound[1]()) : step.make_output();
@@ -228,7 +234,7 @@ class Round {
 
   // Address of the tensor, or 0 if it has no storage: data_ptr() raises then.
   uintptr_t address_if_any(const nb::object& tensor) const {
-    const nb::object found = nb::steal(PyObject_CallMethodNoArgs(tensor.ptr(), data_ptr_.name));
+    const nb::object found = data_ptr_.try_call(tensor);
     if (found.is_valid()) return nb::cast<uintptr_t>(found);
     PyErr_Clear();
     return 0;

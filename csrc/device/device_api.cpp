@@ -40,8 +40,9 @@ const DeviceApi& device_api(const char* library) {
   if (api == nullptr) {
     throw NotBuiltError(
         "this installation of gpudist was built without CUDA; put nvcc of the CUDA toolkit (12.1 "
-        "or later) into PATH, or name its folder in CUDA_HOME, then GPUDIST_CUDA=on pip install "
-        "--force-reinstall --no-deps gpudist");
+        "or later) into PATH, or name its folder in CUDA_HOME, then install gpudist again, which "
+        "keeps your torch: GPUDIST_CUDA=on pip install --force-reinstall --no-deps --no-cache-dir "
+        "gpudist");
   }
   return *api;
 }

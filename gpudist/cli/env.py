@@ -31,6 +31,7 @@ def rows(environment: Environment) -> list[tuple[str, str]]:
         ("torch", _torch(environment)),
         ("native core", "built" if environment.native_core else environment.native_core_missing),
         ("CUDA half", _cuda(environment)),
+        *([("  needs", environment.cuda.needs)] if environment.cuda else []),
         ("GPUs", _devices(environment)),
         ("NCCL", _nccl(environment)),
         *[("  registers", said) for said in _registration(environment)],

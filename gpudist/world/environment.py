@@ -12,6 +12,7 @@ import torch.distributed as dist
 from gpudist.errors import NotBuiltError
 from gpudist.transport import TRANSPORTS
 from gpudist.transport.host.transport import is_built, what_is_missing
+from gpudist.transport.nccl.driver import cuda_version, oldest_driver, what_this_driver_lacks
 from gpudist.transport.nccl.library import (
     installed_wheels,
     registration,
@@ -37,12 +38,14 @@ class Cuda:
 
     Attributes:
         runtime: CUDA version of the build, such as ``"13.0"``.
+        needs: oldest driver for it, such as ``"driver 580.65.06 or later"``.
         driver: newest CUDA version that the driver supports; ``None`` without a driver.
         devices: number of visible GPUs.
         error: CUDA's error message if no GPU is visible, otherwise ``""``.
     """
 
     runtime: str
+    needs: str
     driver: str | None
     devices: int
     error: str
@@ -150,7 +153,14 @@ def describe(asked: Settings | None = None) -> Environment:
         transport_reason=asked.reason,
         transports=_transports(built(), nccl_missing),
         links=gpu_links(),
-        warnings=tuple(wheel_warnings(installed_wheels(), torch.version.cuda)),
+        warnings=tuple(
+            warning
+            for warning in (
+                *wheel_warnings(installed_wheels(), torch.version.cuda),
+                what_this_driver_lacks(),
+            )
+            if warning
+        ),
     )
 
 
@@ -176,11 +186,6 @@ def _transports(found: Built, nccl_missing: str) -> tuple[TransportState, ...]:
     )
 
 
-def cuda_version(number: int) -> str:
-    """Format CUDA's version number: ``13000`` is ``"13.0"``."""
-    return f"{number // 1000}.{number % 1000 // 10}"
-
-
 def nccl_version(number: int) -> str:
     """Format NCCL's version number: ``22705`` is ``"2.27.5"``."""
     return f"{number // 10000}.{number % 10000 // 100}.{number % 100}"
@@ -200,6 +205,7 @@ def _cuda() -> Cuda | None:
     driver = found["driver_version"]
     return Cuda(
         runtime=cuda_version(found["runtime_version"]),
+        needs=oldest_driver(found["runtime_version"]),
         driver=cuda_version(driver) if driver else None,
         devices=found["device_count"],
         error=found["error"],

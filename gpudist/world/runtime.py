@@ -29,6 +29,7 @@ from gpudist.transport.host.meeting import NotOneNode
 from gpudist.transport.host.processes import await_end_of_parent, has_variable
 from gpudist.transport.host.transport import is_built, what_is_missing
 from gpudist.transport.loopback import LoopbackTransport
+from gpudist.transport.nccl.driver import what_this_driver_lacks
 from gpudist.transport.nccl.library import what_nccl_misses
 from gpudist.transport.report import report_failures, report_on_signal
 from gpudist.transport.world_facts import WorldFacts
@@ -343,7 +344,8 @@ def take_device(transport: str, local_rank: int) -> None:
     """
     if transport != "nccl" or settings().device_library:
         return
-    missing = what_nccl_misses() or ("" if torch.cuda.is_available() else "torch sees no GPU")
+    no_gpu = "" if torch.cuda.is_available() else "torch sees no GPU"
+    missing = what_nccl_misses() or no_gpu or what_this_driver_lacks()
     if missing:
         raise NotBuiltError(f"the nccl transport: {missing}")
     torch.cuda.set_device(local_rank % torch.cuda.device_count())

@@ -31,7 +31,7 @@ FOUND = Environment(
     torch_is_tested=True,
     native_core=True,
     native_core_missing="",
-    cuda=Cuda("13.0", "13.1", 2, ""),
+    cuda=Cuda("13.0", "driver 580 or later", "13.1", 2, ""),
     devices=(Device("H200", 141 * 2**30), Device("H200", 141 * 2**30)),
     nccl=Nccl(
         "2.30.7",
@@ -56,6 +56,7 @@ Python       3.11.7
 torch        2.13.0+cu130, built for CUDA 13.0, within the tested 2.11 to 2.15
 native core  built
 CUDA half    built with CUDA 13.0, driver for CUDA up to 13.1, GPUs: 2
+  needs      driver 580 or later
 GPUs         H200, 141.0 GiB; H200, 141.0 GiB
 NCCL         2.30.7, /site/libnccl.so.2 (nvidia-nccl wheel); windows, others
   registers  NCCL_LOCAL_REGISTER: 0 (set before)

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -23,12 +22,7 @@ from gpudist.world.runtime import connect
 from tests import warm
 from tests.patience import allowed_s
 
-PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 needs_core = pytest.mark.skipif(not is_built(), reason="" if is_built() else what_is_missing())
-
-
-def test_one_version() -> None:
-    assert f'\nversion = "{gpudist.__version__}"\n' in PROJECT.read_text(encoding="utf-8")
 
 
 def agreements(store: dist.Store, *said: str) -> list[WorldAgreement]:

@@ -13,6 +13,7 @@ import torch
 
 from gpudist.errors import NotBuiltError
 from gpudist.transport.nccl import library as nccl_library
+from gpudist.transport.nccl.driver import what_the_driver_lacks
 from gpudist.transport.nccl.library import (
     installed_wheels,
     keep_memory_unregistered,
@@ -191,11 +192,14 @@ def test_what_nccl_registers(monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
+NEEDS = "driver 580.65.06 or later"
+
+
 @pytest.mark.parametrize(
     ("driver", "error", "expected"),
     [
-        (13010, "", Cuda("13.0", "13.1", 4, "")),
-        (0, "insufficient driver", Cuda("13.0", None, 4, "insufficient driver")),
+        (13010, "", Cuda("13.0", NEEDS, "13.1", 4, "")),
+        (0, "insufficient driver", Cuda("13.0", NEEDS, None, 4, "insufficient driver")),
     ],
 )
 def test_cuda(driver: int, error: str, expected: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,6 +208,22 @@ def test_cuda(driver: int, error: str, expected: Cuda, monkeypatch: pytest.Monke
     }  # fmt: skip
     monkeypatch.setattr(environment, "_native", Core(cuda))
     assert describe(ASKED).cuda == expected
+
+
+@pytest.mark.parametrize(
+    ("runtime", "driver", "lacking"),
+    [
+        (13000, 0, ""),
+        (13000, 13010, ""),
+        (12090, 12020, ""),  # every driver of CUDA 12 runs every runtime of CUDA 12
+        (13000, 12080, "needs driver 580.65.06 or later, but this driver supports CUDA up to 12.8"),
+        (15000, 13000, "needs driver for CUDA 15 or later, but this driver"),
+    ],
+)
+def test_a_driver_that_is_too_old(runtime: int, driver: int, lacking: str) -> None:
+    said = what_the_driver_lacks(runtime, driver)
+    assert lacking in said and bool(said) is bool(lacking)
+    assert not said or "--no-deps" in said
 
 
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,8 +41,9 @@ def is_built() -> bool:
 def what_is_missing() -> str:
     """Return why the native core is missing and how to install it."""
     return (
-        f"this installation of gpudist has no native core ({_reason}); install CMake and a C++17 "
-        f"compiler (Debian: apt-get install g++ cmake), then pip install --force-reinstall gpudist"
+        f"this installation of gpudist has no native core ({_reason}); install a C++17 compiler "
+        f"(Debian: apt-get install g++), then install gpudist again, which keeps your torch: "
+        f"GPUDIST_NATIVE=on pip install --force-reinstall --no-deps --no-cache-dir gpudist"
     )
 
 
