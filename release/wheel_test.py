@@ -113,7 +113,8 @@ def main() -> None:
     parser.add_argument("--cuda-torch", action="store_true", help="install torch with CUDA too")
     arguments = parser.parse_args()
     log = Log(arguments.log)
-    has_checked = False
+    checked: list[str] = []
+    loaded: list[str] = []
     for python in arguments.pythons:
         wheel = wheel_for(python, arguments.dist)
         with_torch = arguments.cuda_torch or has_light_torch(python)
@@ -125,8 +126,8 @@ def main() -> None:
                 log.say(f"skipped: {missing}\n")
                 continue
             if with_torch:
-                check_with_torch(environment, wheel, with_nccl=not has_checked)
-                has_checked = True
+                check_with_torch(environment, wheel, with_nccl=not checked)
+                checked.append(python)
             else:
                 log.say(
                     f"{pinned_torch()} for this Python comes with CUDA's libraries: the native "
@@ -135,8 +136,12 @@ def main() -> None:
                 environment.run(*PIP, "--no-deps", wheel)
                 program = shutil.copy(ROOT / "release/load_native.py", folder)
                 environment.run(program)
+                loaded.append(python)
     check_without_compiler(log, arguments.dist)
-    log.say("== all passed" if has_checked else "== passed, but gpudist check ran nowhere")
+    log.say(
+        f"== passed; gpudist check ran on Python {', '.join(checked) or 'none'}, "
+        f"the native core alone on {', '.join(loaded) or 'none'}"
+    )
 
 
 def wheel_for(python: str, dist: Path) -> Path:
