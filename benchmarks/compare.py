@@ -13,14 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.document import FILE_WIDTH
+from benchmarks.case_table import case_table
 from benchmarks.files import BadFile, rows_of
 from benchmarks.intervals import LEVEL, ratio_interval
 from benchmarks.rows import Row
 
 FASTER, SLOWER, EQUAL = "faster", "slower", "no difference"
 NO_SAMPLES, WRONG = "no samples", "wrong"
-COLOURS = {FASTER: "green", SLOWER: "yellow", WRONG: "bold red"}
 Key = tuple[str, int, str]
 
 
@@ -117,27 +116,20 @@ def main() -> int:
 
 
 def _show(found: Sequence[Comparison], alone: Mapping[str, int]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("subject", "ranks", "case")
-    for name in ("A us", "B us", "B/A", f"{LEVEL:.0%} interval", "peers B/A"):
-        table.add_column(name, justify="right")
-    table.add_column("verdict")
-    for each in found:
-        interval = "" if each.low is None else f"{each.low:.2f} to {each.high:.2f}"
-        peers = "" if each.peers_ratio is None else f"{each.peers_ratio:.2f}"
-        colour = COLOURS.get(each.verdict, "default")
-        table.add_row(
-            each.subject, str(each.ranks), each.case, f"{each.a_us:.1f}", f"{each.b_us:.1f}",
-            f"{each.ratio:.2f}", interval, peers, f"[{colour}]{each.verdict}",
-        )  # fmt: skip
-    console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
-    console.print(table)
+    heading = ("A us", "B us", "B/A", f"{LEVEL:.0%} interval", "peers B/A", "verdict")
+    rows = [(f"{each.subject}, {each.ranks} ranks: {each.case}", _row(each)) for each in found]
+    print(case_table(heading, rows, left=0))
     verdicts = [each.verdict for each in found]
     counts = [f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(sorted(verdicts))]
     only = f"only in A: {alone['only_a']}, only in B: {alone['only_b']}"
-    console.print(f"{len(found)} cases: {', '.join(counts)}; {only}", highlight=False)
+    print(f"{len(found)} cases: {', '.join(counts)}; {only}")
+
+
+def _row(each: Comparison) -> tuple[str, ...]:
+    interval = "" if each.low is None else f"{each.low:.2f} to {each.high:.2f}"
+    peers = "" if each.peers_ratio is None else f"{each.peers_ratio:.2f}"
+    times = (f"{each.a_us:.1f}", f"{each.b_us:.1f}", f"{each.ratio:.2f}")
+    return (*times, interval, peers, each.verdict)
 
 
 def _options() -> argparse.Namespace:

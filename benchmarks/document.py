@@ -5,17 +5,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
+from benchmarks.case_table import case_table
 from benchmarks.environment import ROOT, words
 from benchmarks.files import Run, read
 from benchmarks.rows import NO_PEER, Row
 
 RESULTS = ROOT / "benchmarks" / "results"
-FILE_WIDTH = 240
 _INTRODUCTION = (
     "# Results of the benchmarks",
     "[docs/benchmarks.md](../../docs/benchmarks.md) explains the columns and the peers. "
@@ -28,25 +27,21 @@ _INTRODUCTION = (
 
 
 def show(rows: Sequence[Row]) -> None:
-    """Print the rows as a table."""
-    # Imported here so that machines that only measure, such as GPU nodes, do not need rich.
-    from rich.console import Console
-    from rich.table import Table
+    """Print gpudist's times of each case, and under them a table of its peers."""
+    print(case_table(("peer", "peer us", "ratio", ""), [(_ours(r), _peer(r)) for r in rows]))
 
-    table = Table("subject", "ranks", "case", "peer", "correct")
-    for name in ("median us", "p10", "p90", "bus GB/s", "peer us", "ratio"):
-        table.add_column(name, justify="right")
-    table.add_column("")
-    for r in rows:
-        mark = "yes" if r.correct else "[bold red]WRONG"
-        numbers = [f"{n:.1f}" for n in (r.us_median, r.us_p10, r.us_p90)]
-        numbers += ["" if n is None else f"{n:.3g}" for n in (r.busbw_gbps,)]
-        numbers += ["" if r.peer_us_median is None else f"{r.peer_us_median:.1f}"]
-        numbers += ["" if r.ratio is None else f"{r.ratio:.3f}"]
-        behind = "[yellow]behind" if r.is_behind else ""
-        table.add_row(r.subject, str(r.ranks), r.case, r.peer, mark, *numbers, behind)
-    # A file has no width, so give the table as many columns as it needs.
-    Console(width=None if sys.stdout.isatty() else FILE_WIDTH).print(table)
+
+def _ours(r: Row) -> str:
+    bus = "" if r.busbw_gbps is None else f", bus {r.busbw_gbps:.3g} GB/s"
+    times = f"{r.us_median:.1f} us ({r.us_p10:.1f} to {r.us_p90:.1f})"
+    return f"{r.subject}, {r.ranks} ranks: {r.case}: {times}{bus}"
+
+
+def _peer(r: Row) -> tuple[str, ...]:
+    peer_us = "" if r.peer_us_median is None else f"{r.peer_us_median:.1f}"
+    ratio = "" if r.ratio is None else f"{r.ratio:.3f}"
+    mark = "WRONG" if not r.correct else "behind" if r.is_behind else ""
+    return r.peer, peer_us, ratio, mark
 
 
 def document(runs: Sequence[Run]) -> str:

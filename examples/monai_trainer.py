@@ -103,10 +103,11 @@ def run(options: argparse.Namespace, P_x: CartesianPartition | None) -> dict[str
 
     optimizer = torch.optim.SGD(network.parameters(), options.lr, 0.9, nesterov=True)
     inferer = Autocast(device, options.bf16)
-    scores = Average(lambda output: dice(output["pred"], output["label"]).item())
+    # One volume a batch, which MONAI decollates.
+    scores = Average(lambda items: dice(items[0]["pred"][None], items[0]["label"][None]).item())
     evaluator = SupervisedEvaluator(
         device, DataLoader(test, batch_size=1), network, inferer=inferer,
-        key_val_metric={"dice": scores}, decollate=False,
+        key_val_metric={"dice": scores},
     )  # fmt: skip
     # Every worker draws the same order.
     order = torch.Generator().manual_seed(options.seed)

@@ -9,7 +9,8 @@ shapes of the sequential network, so nnU-Net predicts with it as usual.
 
 The program writes a small data set of balls in nnU-Net's format into --folder; nnU-Net's planner
 chooses network and patch, and its preprocessor prepares the data. --resume continues the training
-of an earlier run from its last checkpoint in that folder.
+of an earlier run from its last checkpoint in that folder. --predict then predicts all images by
+sliding windows, each of which is split over the workers too.
 
 --compare also trains the sequential network on rank 0, on the same patches. It exits with 1 if a
 loss or a Dice score of an epoch differs by more than --tolerance: by default 1e-3, and 0.05 with
@@ -26,6 +27,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable
@@ -61,6 +63,9 @@ class ShortTrainer(nnUNetTrainer):
     bf16 = False
     report: Callable[[float], None] = print
     steps = 0
+
+    def plot_network_architecture(self) -> None:
+        """Draw nothing, because rank 0 alone would call the network, on random numbers."""
 
     def train_step(self, batch: Any) -> Any:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
@@ -128,6 +133,44 @@ class SplitTrainer(ShortTrainer):
             found[name] = np.array(self.P_x.allreduce_data(found[name].tolist()))
         return found
 
+    def perform_actual_validation(self, save_probabilities: bool = False) -> None:
+        """Compute every sliding window in blocks; rank 0 alone cuts, joins and writes them."""
+        network = self.network
+        self.network = windows = Windows(network, self.P_x)
+        try:
+            if self.local_rank == 0:
+                super().perform_actual_validation(save_probabilities)
+            else:
+                self.set_deep_supervision_enabled(False)
+                windows.eval().serve()
+                self.set_deep_supervision_enabled(True)
+        finally:
+            windows.end()
+            self.network = network
+
+
+class Windows(nn.Module):
+    """Network whose windows and outputs are whole on rank 0, and blocks on the other workers."""
+
+    def __init__(self, network: Any, P_x: CartesianPartition) -> None:
+        super().__init__()
+        self.network, self.decoder, self.P_x = network, network.decoder, P_x
+
+    def forward(self, x: torch.Tensor | None) -> torch.Tensor:
+        if x is not None:
+            self.P_x.broadcast_data([1])
+        return gpudist.gather(self.network(gpudist.scatter(x, self.P_x)).to_local(), self.P_x)
+
+    def serve(self) -> None:
+        """Compute this worker's blocks until rank 0 ends."""
+        with torch.inference_mode(), torch.autocast("cuda", enabled=self.P_x.device.type == "cuda"):
+            while self.P_x.broadcast_data(None)[0]:
+                self(None)
+
+    def end(self) -> None:
+        if self.P_x.rank == 0:
+            self.P_x.broadcast_data([0])
+
 
 def one_hot(dice: nn.Module, args: Any) -> Any:
     """Pass classes in one channel each, which Dice would otherwise allocate for the whole patch."""
@@ -188,6 +231,7 @@ def write_dataset(folder: Path, size: int) -> None:
             configuration,
             dataset,
         )
+    shutil.copytree(raw / "labelsTr", ready / "gt_segmentations")
 
 
 def run(options: argparse.Namespace, kind: type[ShortTrainer], is_first: bool) -> Any:
@@ -210,7 +254,13 @@ def run(options: argparse.Namespace, kind: type[ShortTrainer], is_first: bool) -
     with progress(name, count, is_first) as trainer.report:
         trainer.run_training()
     names = {"loss": "train_losses", "validation loss": "val_losses", "dice": "mean_fg_dice"}
-    return {name: list(trainer.logger.get_value(key, None)) for name, key in names.items()}
+    found = {name: list(trainer.logger.get_value(key, None)) for name, key in names.items()}
+    if options.predict:
+        trainer.perform_actual_validation()
+        if is_first:
+            scores = json.loads(Path(trainer.output_folder, "validation/summary.json").read_text())
+            found["dice of windows"] = [scores["foreground_mean"]["Dice"]]
+    return found
 
 
 def read_options() -> argparse.Namespace:
@@ -225,6 +275,7 @@ def read_options() -> argparse.Namespace:
     add("--bf16", action="store_true", help="mixed precision: autocast to bfloat16")
     add("--folder", type=Path, help="folder of nnU-Net's data; by default a temporary one")
     add("--resume", action="store_true", help="continue the training in --folder")
+    add("--predict", action="store_true", help="then predict all images by sliding windows")
     add("--compare", action="store_true", help="train the sequential network too, on rank 0")
     add("--tolerance", type=float, help="largest difference of a loss or a Dice score")
     options = parser.parse_args()

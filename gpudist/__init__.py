@@ -1,5 +1,6 @@
 """gpudist: model parallelism for PyTorch, built on data movements with exact adjoints."""
 
+import gpudist.starting as _starting  # noqa: F401 (before those that import torch)
 from gpudist import amp, data, nn, ops, recycling, sbp
 from gpudist.batch import broadcast_batch, stream_batches
 from gpudist.convert import Plan, compiled, distribute, plan_of, sequential

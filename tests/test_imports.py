@@ -25,7 +25,7 @@ FLOORS = [
     ["transport"],
     ["geometry"],
     ["cache", "checks", "recycling"],
-    ["errors", "version"],
+    ["errors", "starting", "version"],
 ]
 HEIGHT = {room: -floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv"}

@@ -14,6 +14,7 @@ from gpudist.cli.command import Command
 from gpudist.cli.draw import DRAW
 from gpudist.cli.env import ENV
 from gpudist.cli.plan import PLAN
+from gpudist.cli.progress import erase_line
 from gpudist.errors import GpudistError
 from gpudist.version import __version__
 
@@ -42,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0: success. 1: the command found an error. 2: wrong usage. 130: interrupted. 141: the reader of
     the output closed it.
     """
+    # The notice of gpudist.starting.
+    erase_line()
     top = parser()
     parsed = top.parse_args(arguments)
     if parsed.command is None:
@@ -56,9 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CUT_OFF
     except (GpudistError, OSError) as error:
+        erase_line()
         print(f"gpudist {parsed.command}: error: {error}", file=sys.stderr)
         return MISTAKE
     except KeyboardInterrupt:
+        erase_line()
         print(f"gpudist {parsed.command}: interrupted", file=sys.stderr)
         return INTERRUPTED
 

@@ -31,6 +31,7 @@ def measure(ranks: int, output: Path) -> Profile:
     elif ranks < 2:
         raise ShapeError(f"a profile needs at least 2 ranks, but there are {ranks}; pass --ranks 2")
     else:
+        Progress()(f"starting {ranks} ranks", 0, 1)
         with RankPool(ranks, _LIMIT_S) as pool:
             profile, *_ = pool.run(ranks, _measured, limit_s=_LIMIT_S, transport="host")
     if P_world.rank == 0:

@@ -21,3 +21,9 @@ class Progress:
         line = f"[{bar}] {done}/{total} {name}" if done < total else ""
         # Erase to the end of the line, since the previous name may have been longer.
         print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def erase_line() -> None:
+    """Erase an unfinished line on the terminal, before an error or at the start."""
+    if sys.stderr.isatty():
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -130,6 +130,8 @@ def plan(
         raise ShapeError(
             f"the input of shape {list(global_shape)} has no cells; give positive extents"
         )
+    if progress is not None:
+        progress("dims that can be cut", 0, 1)
     dry = DryNetwork(network, global_shape, profile, replicate_parameters, optimizer_slots)
     refusals: dict[int, str] = {}
     axes = _axes(dry, refusals)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gpudist import starting
 from gpudist.cli import bench, check, main, progress
 from gpudist.cli.main import COMMANDS
 from gpudist.cli.self_check import Report, Result
@@ -247,3 +248,35 @@ def test_progress(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_progress_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     progress.Progress()("gather", 1, 3)
     assert capsys.readouterr().err == ""
+
+
+def test_an_error_erases_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    plan = ["plan", "--network", "torch.nn:ReLU", "--shape", "2", "--ranks", "3"]
+    assert main(plan) == 2
+    shown, error = terminal.getvalue().split("gpudist plan: error: ")
+    assert "dims that can be cut" in shown and shown.endswith("\r\x1b[K")
+    assert "3 is not a product" in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_command"),
+    [
+        (["python", "/venv/bin/gpudist", "check"], True),
+        (["python", "-X", "dev", "-m", "gpudist", "check"], True),
+        (["python", "-m", "pytest", "gpudist"], False),
+        (["python", "train.py", "gpudist"], False),
+        (["python", "-m"], False),
+        (["python"], False),
+    ],
+)
+def test_loading_is_told_on_a_terminal(
+    arguments: list[str], is_command: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "orig_argv", arguments)
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    starting.show()
+    assert terminal.getvalue() == ("gpudist: loading torch" if is_command else "")
+    monkeypatch.setattr(sys, "stderr", file := io.StringIO())
+    starting.show()
+    assert file.getvalue() == ""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.examples import trainers
 
 trainers.needs(
@@ -33,3 +35,15 @@ def test_trains_as_the_sequential_network_and_goes_on(tmp_path: Path) -> None:
     done = trainers.train("nnunet_trainer", *SMALL, *folder, *elsewhere, "--epochs", 3)
     assert done.returncode == 0, done.stderr
     assert len(trainers.losses(done)) == 2
+
+
+def test_windows_are_those_of_the_sequential_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("nnUNet_def_n_proc", "1")
+    options = (*SMALL, "--folder", tmp_path, "--epochs", 1, "--compare", "--predict")
+    done = trainers.train("nnunet_trainer", *options)
+    assert done.returncode == 0, done.stderr
+    assert "dice of windows" in done.stdout
+    # Every image once by rank 0, and once by the sequential network.
+    assert done.stdout.count("predicting ball_") == 12

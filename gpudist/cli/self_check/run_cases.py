@@ -91,8 +91,7 @@ def check(
     Args:
         P_world: partition of all workers.
         mebibytes: size of each rank's block when speed is measured.
-        progress: called before each operator with its name, the number of finished ones, and the
-            total.
+        progress: called with the next item, the number of finished items, and the total.
 
     Raises:
         TransportError: if a rank failed, or did not answer in time.
@@ -100,10 +99,16 @@ def check(
     rows = max(1, mebibytes * 2**20 // (4 * COLUMNS))
     small = cases(P_world, *SMALL)
     large = cases(P_world, rows, COLUMNS, torch.float32)
+    steps = ["plain copy", *(name for name, _ in small), "links", ""]
+
+    def begin(done: int) -> None:
+        progress(steps[done], done, len(steps) - 1)
+
+    begin(0)
     copied = _copy_gbps(P_world, rows * COLUMNS * 4)
     found: list[tuple[str, bool, float, float, float]] = []
-    for number, ((name, make), (_, make_large)) in enumerate(zip(small, large, strict=True)):
-        progress(name, number, len(small))
+    for number, ((name, make), (_, make_large)) in enumerate(zip(small, large, strict=True), 1):
+        begin(number)
         case = make()
         wrong = 0 if case.is_exact(case.operator(case.x)) else 1
         tested = dot_test(case.operator, case.x, P_world)
@@ -113,9 +118,10 @@ def check(
         time_us, nbytes = _time_us(at_speed.operator, at_speed.x, P_world)
         found.append((name, exact, error, time_us, nbytes / time_us / 1e3))
     copied = max(copied, _copy_gbps(P_world, rows * COLUMNS * 4))
+    begin(len(small) + 1)
     links = link_speeds(P_world, rows * COLUMNS * 4)
     where, wires = rank_environments(P_world), gpu_links() if P_world.device.type == "cuda" else ()
-    progress("done", len(small), len(small))
+    begin(len(steps) - 1)
     return Report(
         P_world.size, P_world.transport, str(P_world.device), copied,
         tuple(Result(*numbers, share=numbers[-1] / copied) for numbers in found),
