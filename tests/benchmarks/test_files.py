@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import environment
+from benchmarks.document import RESULTS
 from benchmarks.files import BadFile, read, rows_of, write
 from benchmarks.measure import rows_of as measured
 from tests.benchmarks.test_rows import CASE, KEYS, series
@@ -34,6 +35,11 @@ def test_files_can_be_joined_and_folders_read(tmp_path: Path) -> None:
     joined.write_text("".join(texts))
     assert [run.environment["cores"] for run in read(joined)] == [2, 4]
     assert rows_of(joined) == [ROWS[0], ROWS[0]]
+
+
+def test_the_folder_of_committed_results_can_be_read() -> None:
+    """The page of all results, and ``--all``, read it whole."""
+    assert rows_of(RESULTS)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tests.zoo.networks import PACKAGES, all_networks
 from tests.zoo.results import ROOT, code_version, kept, verdict_of
 
 PAGE = ROOT / "docs" / "zoo.md"
-RESULTS = ROOT / "benchmarks" / "results" / "zoo.jsonl"
+RESULTS = ROOT / "benchmarks" / "results" / "zoo" / "verdicts.jsonl"
 TEMPLATE = Path(__file__).with_name("page.md")
 
 

@@ -94,7 +94,7 @@ def _along(position: int, default: int | None) -> Dims:
 def enter_along(functions: Sequence[Function], dims: Dims, is_linear: bool = False) -> None:
     """Register functions of one tensor that work along some of its dims.
 
-    Of dims that cost the same, those with cells for every worker are split first.
+    Among dims that cost the same, one with cells for every worker is split first.
     """
 
     @register(*functions, any_cuts=True)
