@@ -1,8 +1,7 @@
-"""Processes for tests in which ranks end or hang, and the leftovers of worlds in a process."""
+"""Processes for tests in which ranks end or hang."""
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -48,9 +47,3 @@ class Mortals:
 
     def kill(self) -> None:
         self._ranks.kill()
-
-
-def collect() -> None:
-    """Free ended worlds, and what was bound to them."""
-    while gc.collect():
-        pass

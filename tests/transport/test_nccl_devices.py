@@ -36,7 +36,7 @@ from tests.doubles.nccl import (
 )
 from tests.doubles.ranks import run_all
 from tests.patience import allowed_s
-from tests.transport.mortals import Mortals, collect
+from tests.transport.mortals import Mortals
 from tests.transport.nccl_actions import (
     all_sum_reduce,
     backward,
@@ -45,7 +45,7 @@ from tests.transport.nccl_actions import (
     halo,
     overlapped,
 )
-from tests.transport.worlds import results
+from tests.transport.worlds import collect, results
 
 RANKS = 2
 LONG_S = 20.0

@@ -22,8 +22,9 @@ from gpudist.world.partition import Partition
 from tests.doubles.graphs import Graph
 from tests.doubles.nccl import clear, configure, count, inject, log, violations
 from tests.patience import allowed_s
-from tests.transport.mortals import Mortals, collect
+from tests.transport.mortals import Mortals
 from tests.transport.nccl_actions import Fate, block_of, fate_of, halo, halo_of
+from tests.transport.worlds import collect
 
 RANKS = 2
 GRID = 4

@@ -15,9 +15,8 @@ from gpudist.world import runtime
 from tests.doubles.device import device, finish, is_complete, make
 from tests.doubles.graphs import Graph
 from tests.doubles.nccl import clear, inject, violations
-from tests.transport.mortals import collect
 from tests.transport.nccl_actions import block_of, halo, halo_of
-from tests.transport.worlds import results
+from tests.transport.worlds import collect, results
 
 RANKS = 2
 

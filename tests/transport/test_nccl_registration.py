@@ -16,9 +16,8 @@ from gpudist.world import runtime
 from gpudist.world.partition import Partition
 from tests.doubles.graphs import Graph
 from tests.doubles.nccl import clear, configure, violations
-from tests.transport.mortals import collect
 from tests.transport.nccl_actions import ACTIONS
-from tests.transport.worlds import results
+from tests.transport.worlds import collect, results
 
 RANKS = 4
 CELLS = 8

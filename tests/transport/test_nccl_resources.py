@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 import time
 from collections.abc import Sequence
@@ -29,7 +28,7 @@ from tests.transport.nccl_actions import (
     overlapped,
     triples,
 )
-from tests.transport.worlds import results
+from tests.transport.worlds import collect, results
 
 RANKS = 4
 MIXED = (halo, broadcast, all_sum_reduce, backward, overlapped, triples)
@@ -135,7 +134,7 @@ def test_memory_that_torch_has_cached_is_asked_for(failures: int) -> None:
 def come_and_go(transport: Transport) -> dict[str, int]:
     """Return what another world made and did not free by its end."""
     assert isinstance(transport, NcclTransport)
-    _collect()
+    collect()
     clear()
     before = {}
     for number in range(2):
@@ -149,15 +148,9 @@ def come_and_go(transport: Transport) -> dict[str, int]:
             action(P_second)
         second.close()
         del P_second, second
-        _collect()
+        collect()
     assert violations() == []
     return {name: left - before[name] for name, left in living().items()}
-
-
-def _collect() -> None:
-    # References held by native objects become garbage only when those are collected.
-    while gc.collect():
-        pass
 
 
 def test_a_world_that_is_gone_leaves_nothing() -> None:

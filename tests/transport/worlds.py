@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import multiprocessing
 import os
@@ -144,9 +145,18 @@ def results(
     return [outcome.value for outcome in ended]
 
 
+def collect() -> None:
+    """Free ended worlds, and what was bound to them."""
+    # References held by native objects become garbage only when those are collected.
+    while gc.collect():
+        pass
+
+
 def _serve(end: Connection, port: int, rank: int, variables: dict[str, str]) -> None:
     runtime.set_variables(variables)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    # What is imported by now lives as long as the process: searches for garbage leave it out.
+    gc.freeze()
     while True:
         try:
             kind, size, prefix, timeout_s, body, args = end.recv()
