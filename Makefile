@@ -21,7 +21,7 @@ EPOCHS ?= 20
 TEST_S ?= 300
 
 # Test files that run at a time, each with up to 16 ranks of its own. Tests wait most of the time.
-JOBS ?= 4
+JOBS ?= 3
 # Not empty: every case of every test, on every transport.
 EVERY ?=
 
