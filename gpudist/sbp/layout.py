@@ -70,3 +70,12 @@ class Layout:
     def same_workers(self, other: Layout) -> bool:
         """Return whether both layouts use the same ranks on the same grid."""
         return self.ranks == other.ranks and self.grid == other.grid
+
+
+def share_at_cuts(sbp: NdSbp, shape: tuple[int, ...], grid: tuple[int, ...]) -> float:
+    """Return the share of a block's cells in one layer at each cut: what neighbours would read."""
+    parts: defaultdict[int, int] = defaultdict(lambda: 1)
+    for one, n in zip(sbp, grid, strict=True):
+        if one.is_split:
+            parts[one.dim] *= n
+    return sum(n / max(shape[dim], 1) for dim, n in parts.items() if n > 1)
