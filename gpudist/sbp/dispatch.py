@@ -21,7 +21,7 @@ from gpudist.sbp.boxing import movement_of
 from gpudist.sbp.derive import Derivation, as_call, derive, key_of
 from gpudist.sbp.explain import is_explaining, say
 from gpudist.sbp.global_spec import on_axes_of
-from gpudist.sbp.layout import Layout
+from gpudist.sbp.layout import Layout, share_at_cuts
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.registry import (
     Call,
@@ -212,16 +212,28 @@ def _on_one_placement(
 _FEWEST_CELLS = 4
 
 
+# Move a tensor only if this makes what neighbours read smaller by this factor.
+_FEWER_CELLS = 2
+
+
 def _cut(kind: type[GlobalTensor], scope: Scope, x: torch.Tensor) -> torch.Tensor:
-    """Split a large, fully replicated ``x`` like the inputs of the network, without messages."""
-    if not isinstance(x, kind) or x.dim() != scope.dims or not x.is_copy_everywhere:
+    """Split ``x`` like the inputs of the network, if windows would read much beyond its blocks.
+
+    A large tensor that every worker holds in full is cut without messages. One whose blocks are
+    thin along a split dim, such as one frame of a video, is moved once, instead of a layer at each
+    cut at every call.
+    """
+    if not isinstance(x, kind) or x.dim() != scope.dims or x.placement != scope.placement:
         return x
-    pairs = list(zip(scope.home, x.placement.shape, strict=False))
-    if not pairs or any(x.shape[d] < _FEWEST_CELLS * n for d, n in pairs if d > 1):
+    grid, shape = x.placement.shape, tuple(x.shape)
+    pairs = list(zip(scope.home, grid, strict=False))
+    if not pairs or any(shape[d] < _FEWEST_CELLS * n for d, n in pairs if d > 1):
         return x
-    if x.placement != scope.placement:
-        return x
-    return x.to_global(sbp=tuple(split(d) for d, _ in pairs))
+    home = tuple(split(d) for d, _ in pairs)
+    is_thin = all(one.is_split and one.dim > 1 for one in x.sbp) and (
+        share_at_cuts(x.sbp, shape, grid) >= _FEWER_CELLS * share_at_cuts(home, shape, grid)
+    )
+    return x.to_global(sbp=home) if x.is_copy_everywhere or is_thin else x
 
 
 def _plain(x: torch.Tensor, placement: Placement) -> torch.Tensor:
