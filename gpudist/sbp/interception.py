@@ -21,8 +21,10 @@ from gpudist.sbp.attributes import broadcast
 from gpudist.sbp.boxing import declared, gradient_layout
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.methods import gradient_of
+from gpudist.sbp.outer import in_blocks
 from gpudist.sbp.registry import mapped, tensors_in
 from gpudist.sbp.scope import Scope, current_scope, entered, resumed
+from gpudist.sbp.signatures.elementwise import ELEMENTWISE
 from gpudist.sbp.unknown import cut_like, settle
 
 T = torch.Tensor
@@ -70,6 +72,9 @@ class _Intercepted(TorchFunctionMode):
             with torch.random.fork_rng():
                 torch.manual_seed(self.scope.number())
                 return func(*args, **kwargs)
+        elif func in ELEMENTWISE:
+            found = in_blocks(self.scope, func, args, kwargs)
+            return func(*args, **kwargs) if found is None else found
         return func(*args, **kwargs)
 
     def _generator(self, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Generator:
