@@ -194,6 +194,16 @@ class ExactType(Conv):
 
 
 @forward(IMAGE)
+class ParameterTests(Conv):
+    """``isinstance(w, nn.Parameter)`` and ``type(w) is nn.Parameter``, as libraries ask."""
+
+    def forward(self, x):
+        w = self.conv.weight
+        y = self.conv(x) * (2 if isinstance(w, nn.Parameter) else 3)
+        return y * 2 if all(type(p) is nn.Parameter for p in self.parameters()) else y
+
+
+@forward(IMAGE)
 class ShapesInPython(Conv):
     """Sizes as Python numbers: products, ``math``, ``torch.Size`` sliced, ``numpy`` of a size."""
 
