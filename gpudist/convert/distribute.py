@@ -100,16 +100,14 @@ def keep_extras(own: torch.Tensor, theirs: torch.Tensor) -> None:
     for name, value in vars(theirs).items():
         vars(own).setdefault(name, value)
     for hook in (theirs._backward_hooks or {}).values():
-        own.register_hook(_if_there(hook))
+        own.register_hook(_only_with_gradient(hook))
     for hook in (theirs._post_accumulate_grad_hooks or {}).values():
         own.register_post_accumulate_grad_hook(hook)
 
 
-def _if_there(hook: Any) -> Any:
-    """Return ``hook`` without its calls for parameters that a call of the network does not use.
-
-    The node that sums the gradients of all parameters passes None for them.
-    """
+def _only_with_gradient(hook: Any) -> Any:
+    # The node that sums the gradients of all parameters passes None for those that a call of the
+    # network does not use.
     return lambda gradient: None if gradient is None else hook(gradient)
 
 
