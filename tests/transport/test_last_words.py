@@ -104,7 +104,7 @@ def test_every_traceback_where_it_is_asked_for(tmp_path: Path, name: str) -> Non
     assert all("Traceback" in text for text in printed)
 
 
-# What torch does if `python -W error` makes an error of the warning of a function that raises another.
+# What torch does if `python -W error` makes an error of the warning of a function that fails.
 PRINTED_BY_C = """
 import warnings
 try:
