@@ -10,11 +10,10 @@ from torch import nn
 
 from gpudist.convert.network_plan import NetworkPlan, Shape, workers_of
 from gpudist.errors import ConversionError
+from gpudist.geometry.layout import Layout, NdSbp, broadcast, split
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement as Blocks, set_placements
-from gpudist.sbp.attributes import NdSbp, broadcast, split
 from gpudist.sbp.global_spec import global_spec, wrapped
 from gpudist.sbp.global_tensor import GlobalTensor
-from gpudist.sbp.layout import Layout
 from gpudist.sbp.placement import Placement
 from gpudist.world.partition import CartesianPartition, Partition
 

@@ -13,9 +13,8 @@ from gpudist.errors import ShapeError
 from gpudist.exchange import Movement, bind
 from gpudist.exchange.autograd import apply, move
 from gpudist.exchange.torch_library import is_recorded
-from gpudist.sbp.attributes import dual
-from gpudist.sbp.layout import Layout
-from gpudist.sbp.routes import least_volume, plan, route, volume
+from gpudist.geometry.layout import Layout
+from gpudist.geometry.routes import least_volume, plan, route, volume
 from gpudist.world.partition import Partition
 
 
@@ -127,8 +126,3 @@ def declared(
         for way in (there, back)
     ]
     return apply(_DeclaredBackward, x, *ways)
-
-
-def gradient_layout(layout: Layout) -> Layout:
-    """Return the layout of the gradient of a tensor with this layout."""
-    return Layout(layout.ranks, layout.grid, dual(layout.sbp), layout.shape)

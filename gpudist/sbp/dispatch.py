@@ -15,13 +15,12 @@ from gpudist.cache import cache_of
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.exchange import Movement
 from gpudist.exchange.autograd import move
+from gpudist.geometry.layout import Layout, broadcast, split
 from gpudist.sbp import views
-from gpudist.sbp.attributes import broadcast, split
 from gpudist.sbp.boxing import movement_of
 from gpudist.sbp.derive import Derivation, as_call, derive, key_of
 from gpudist.sbp.explain import is_explaining, say
 from gpudist.sbp.global_spec import on_axes_of
-from gpudist.sbp.layout import Layout
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.registry import (
     Call,
