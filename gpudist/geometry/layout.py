@@ -191,6 +191,21 @@ class Layout:
         """Cells of each rank."""
         return {rank: self.box(index_of(i, self.grid)) for i, rank in enumerate(self.ranks)}
 
+    @cached_property
+    def blocks(self) -> tuple[Blocks, ...]:
+        """Blocks of each dim, none of which several axes split.
+
+        Raises:
+            ValueError: several axes split a dim, which then has no blocks for each index.
+        """
+        found: list[Blocks] = []
+        for dim, extent in enumerate(self.shape):
+            axes = zip(self.sbp, self.grid, strict=True)
+            cut = [one.blocks(extent, parts) for one, parts in axes if one.dim == dim and parts > 1]
+            (blocks,) = cut or [Blocks(extent, 1)]
+            found.append(blocks)
+        return tuple(found)
+
     def groups(self, inner: str) -> dict[Box, list[list[int]]]:
         """Return, for each block with cells, the groups of ranks that hold it.
 

@@ -23,6 +23,7 @@ from gpudist.exchange import Movement, bind, start
 from gpudist.exchange.autograd import apply, has_tangents, is_eager, moved
 from gpudist.exchange.torch_library import has_modes, is_recorded
 from gpudist.geometry.broadcasting import plan_all_sum_reduce
+from gpudist.geometry.layout import broadcast
 from gpudist.nn.parameters.buckets import BUCKET_BYTES, joined, messages
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.nn.tensor_parallel.invariant import copy_once
@@ -45,7 +46,8 @@ def holders_of(placement: ParameterPlacement) -> Partition | None:
     P = placement.P
     if not P.active or not placement.is_replicated:
         return None
-    same = P.along([axis for axis in range(P.dim) if axis not in placement.axes])
+    grid = P.create_cartesian_topology_partition(P.shape)
+    same = grid.along([axis for axis, one in enumerate(placement.sbp) if one == broadcast])
     # Ascending ranks, so that layers on different grids are summed together.
     return P.world.create_partition_inclusive(sorted(same.ranks))
 
