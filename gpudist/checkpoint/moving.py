@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 
 from gpudist.exchange import Movement, bind, carry_out
 from gpudist.nn.parameters.parameter import bind_parameter
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement, plan_recut
-from gpudist.world.partition import Partition
+from gpudist.world.partition import Partition, kept_by_world
 
 
 def gather_blocks(
@@ -37,7 +35,7 @@ def gather_blocks(
         _share_cell(block, whole, owner, placement.P.world)
         return whole if to_all or placement.P.world.rank == root else None
     P_world = placement.P.world
-    movement = _gathering(placement, block.dtype, tuple(block.shape), root, to_all)
+    movement = _gathering(P_world, placement, block.dtype, tuple(block.shape), root, to_all)
     (whole,) = carry_out((movement,), (block.detach().to(P_world.device),))
     return whole.cpu() if to_all or P_world.rank == root else None
 
@@ -68,7 +66,7 @@ def scatter_blocks(
         kept = block if placement.own_box is not None else block.new_empty(0)
         _share_cell(given, kept, root, P_world)
         return
-    (received,) = carry_out((_scattering(placement, block.dtype, root),), (given,))
+    (received,) = carry_out((_scattering(P_world, placement, block.dtype, root),), (given,))
     if placement.own_box is not None:
         with torch.no_grad():
             block.copy_(received)
@@ -82,8 +80,9 @@ def _share_cell(x: torch.Tensor, kept: torch.Tensor, root: int, P_world: Partiti
             kept.copy_(torch.tensor(values, dtype=torch.uint8).view(x.dtype).view(()))
 
 
-@lru_cache(maxsize=1024)
+@kept_by_world
 def _gathering(
+    P_world: Partition,
     placement: ParameterPlacement,
     dtype: torch.dtype,
     shape: tuple[int, ...],
@@ -94,11 +93,13 @@ def _gathering(
     gathering = _recut("gather", placement.first_copies, whole, dtype, shape)
     if not to_all:
         return gathering
-    return gathering.then(_copying(whole, whole.P.world, dtype))
+    return gathering.then(_copying(whole, P_world, dtype))
 
 
-@lru_cache(maxsize=1024)
-def _scattering(placement: ParameterPlacement, dtype: torch.dtype, root: int) -> Movement:
+@kept_by_world
+def _scattering(
+    P_world: Partition, placement: ParameterPlacement, dtype: torch.dtype, root: int
+) -> Movement:
     first = placement.first_copies
     scattering = _recut("scatter", _whole_on(placement, root), first, dtype, (0,))
     if not placement.is_replicated:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from gpudist.nn.parameters.buckets import BUCKET_BYTES, joined, messages
 from gpudist.nn.parameters.parameter import bind_parameter
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.ops.broadcast import plan_between
-from gpudist.world.partition import Partition
+from gpudist.world.partition import Partition, kept_by_world
 
 
 @dataclass(frozen=True)
@@ -174,11 +174,12 @@ def _moved(
     for i, (_, broadcast) in enumerate(moving):
         sets.setdefault(broadcast.members, []).append(i)
     results = list(tensors)
-    for chosen in sets.values():
+    for members, chosen in sets.items():
         parts = _messages(chosen, moving, tensors, bucket_bytes)
         movements: list[Movement] = []
         for part in parts:
-            movement = _bind(tuple([moving[i] for i in part]), tensors[part[0]].dtype)
+            which = tuple([moving[i] for i in part])
+            movement = _bind(members, which, tensors[part[0]].dtype)
             movements.append(movement.T if to_owners else movement)
         blocks = [joined([tensors[i] for i in part]) for part in parts]
         for part, total in zip(parts, moved(movements, blocks), strict=True):
@@ -204,8 +205,8 @@ def _messages(
     return [part for nbytes in alike.values() for part in messages(nbytes, bucket_bytes)]
 
 
-@lru_cache(maxsize=4096)
-def _bind(moving: tuple[Moving, ...], dtype: torch.dtype) -> Movement:
+@kept_by_world
+def _bind(members: Partition, moving: tuple[Moving, ...], dtype: torch.dtype) -> Movement:
     """Bind the broadcast of the blocks of several parameters, one after the other."""
     first = moving[0].broadcast
     P_owner, P_use = first.owners.P, first.used.P

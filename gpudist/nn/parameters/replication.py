@@ -12,7 +12,6 @@ adds to ``grad``, and would miss gradients that are used elsewhere.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -28,7 +27,7 @@ from gpudist.nn.parameters.buckets import BUCKET_BYTES, joined, messages
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.nn.tensor_parallel.invariant import copy_once
 from gpudist.ops.shape_agreement import refuse
-from gpudist.world.partition import Partition
+from gpudist.world.partition import Partition, kept_by_world
 
 
 class ReplicatedParameter(NamedTuple):
@@ -209,7 +208,7 @@ def _carried_out(
     return tuple([in_flight.wait(0) for in_flight in started])
 
 
-@lru_cache(maxsize=4096)
+@kept_by_world
 def _bind_sum(
     holders: Partition, dtype: torch.dtype, parts: tuple[tuple[int, tuple[int, ...]], ...]
 ) -> Movement:
