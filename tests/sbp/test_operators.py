@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.errors import PartitionError
+from gpudist.geometry.layout import NdSbp
 from gpudist.sbp import GlobalTensor, Placement, explain
-from gpudist.sbp.attributes import NdSbp
 from gpudist.world.partition import Partition
 from tests.pool import distributed
 from tests.sbp.compare import assert_global, assert_matches, global_of
