@@ -45,6 +45,7 @@ NETWORKS = [
         (17, 34),
         image(2),
         tolerance=1e-5,
-        why="computes its transforms in float32",
+        why="is float32, which its forward casts to",
+        single=True,
     ),
 ]
