@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import time
 import traceback
 import warnings
@@ -19,7 +20,7 @@ from gpudist.errors import GpudistError, PlanMismatch, RemoteError, TransportErr
 from gpudist.testing import run_distributed
 from gpudist.world.partition import CartesianPartition, Partition
 from tests.nn.compare import own_block
-from tests.zoo.network import Input, Network
+from tests.zoo.network import Input, Network, Size
 from tests.zoo.networks import network_named
 from tests.zoo.prepare import in_dtype_of, inputs_of, prepared
 from tests.zoo.record import Record, differences, has_drawn, kept_bytes_of, record_of
@@ -109,12 +110,7 @@ def _compare(network: Network, found: Verdict, limit_s: float) -> None:
     case = (network.name, found.grid, found.mode)
     ranks = prod(GRIDS[found.grid])
     began = time.perf_counter()
-    expected = None
-    if not network.random:
-        with in_dtype_of(network.name):
-            expected = _record_alone(network, found.grid)
-        # A drop path may be on that nobody thought of.
-        expected = None if has_drawn() else expected
+    expected, found.alone_kept_bytes = _alone(network.name, _size(network, found.grid))
     body, transport = _judge_rank, "loopback"
     if expected is None:
         (reference,) = run_distributed(
@@ -124,7 +120,6 @@ def _compare(network: Network, found: Verdict, limit_s: float) -> None:
         body, transport = _judge_in_process, "gloo"
     between = time.perf_counter()
     with in_dtype_of(network.name):
-        found.alone_kept_bytes = _kept_alone(network, found.grid)
         told = run_distributed(body, ranks, *case, expected, transport=transport, timeout=limit_s)
     found.alone_seconds = between - began
     found.seconds = time.perf_counter() - between
@@ -140,18 +135,20 @@ def _compare(network: Network, found: Verdict, limit_s: float) -> None:
     found.verdict = "right" if found.error <= network.tolerance else "wrong"
 
 
-def _record_alone(network: Network, grid: str) -> Record:
-    inputs = inputs_of(network.name, _size(network, grid))
-    whole = {name: each.tensor for name, each in inputs.items()}
-    net = copy.deepcopy(prepared(network.name, _size(network, grid)))
-    return record_of(network, net, _fresh(network, grid), whole, whole, _learned(network, inputs))
-
-
-def _kept_alone(network: Network, grid: str) -> int:
-    inputs = inputs_of(network.name, _size(network, grid))
-    whole = {name: each.tensor for name, each in inputs.items()}
-    net = copy.deepcopy(prepared(network.name, _size(network, grid)))
-    return kept_bytes_of(network, net, whole, _learned(network, inputs))
+@functools.cache
+def _alone(name: str, size: Size) -> tuple[Record | None, int]:
+    """Return the record of a network alone, ``None`` if it draws, and the bytes that it keeps."""
+    network, record = network_named(name), None
+    with in_dtype_of(name):
+        inputs = inputs_of(name, size)
+        whole = {key: each.tensor for key, each in inputs.items()}
+        learned = _learned(network, inputs)
+        net = copy.deepcopy(prepared(name, size))
+        if not network.random:
+            record = record_of(network, net, _fresh(name, size), whole, whole, learned)
+            # A drop path may be on that nobody thought of.
+            record = None if has_drawn() else record
+        return record, kept_bytes_of(network, net, whole, learned)
 
 
 def _judge_in_process(
@@ -195,7 +192,7 @@ def _record_of_rank(P_world: Partition, name: str, grid: str, mode: Mode) -> tup
         net = copy.deepcopy(net)
     last = P_world.rank == P_world.size - 1
     tamper = _enlarge_a_gradient if mode == "tampered" and last else None
-    fresh, learned = _fresh(network, grid), _learned(network, inputs)
+    fresh, learned = _fresh(name, _size(network, grid)), _learned(network, inputs)
     step = Sent(P_world)
     record = record_of(network, net, fresh, given, whole, learned, tamper, step)
     numbers = Numbers(step.messages, step.nbytes, step.repartitioned_bytes)
@@ -280,8 +277,8 @@ def _size(network: Network, grid: str) -> tuple[int, ...]:
     return network.odd if GRIDS[grid] == (3,) else network.even
 
 
-def _fresh(network: Network, grid: str) -> nn.Module:
-    fresh = copy.deepcopy(prepared(network.name, _size(network, grid)))
+def _fresh(name: str, size: Size) -> nn.Module:
+    fresh = copy.deepcopy(prepared(name, size))
     with torch.no_grad():
         for parameter in fresh.parameters():
             parameter.fill_(0.5)

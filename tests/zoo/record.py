@@ -119,7 +119,8 @@ def differences(expected: Record, found: Record) -> Iterator[tuple[float, str]]:
                     f"{what}: {list(y.shape)} of {y.dtype}, expected {list(x.shape)} of {x.dtype}",
                 )
             elif x.numel():
-                error = _largest(y.to(torch.complex128) - x.to(torch.complex128))
+                wide = torch.complex128 if x.is_complex() else torch.float64
+                error = _largest(y.to(wide) - x.to(wide))
                 scale = max(_largest(x), floor) or 1.0
                 yield (error / scale if error == error else float("inf")), what
 
