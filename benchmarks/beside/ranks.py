@@ -37,6 +37,8 @@ def main() -> None:
     ranks = int(number)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    # The first step of an optimizer imports it: once here, and in the memory before every case.
+    importlib.import_module("torch._dynamo")
     adapter: Any = importlib.import_module(name)
     versions = {name.rpartition(".")[2]: adapter.start().version}
     context = get_context("fork")

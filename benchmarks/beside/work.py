@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -91,6 +92,7 @@ class Problem:
     Attributes:
         make: returns the network, with equal weights on every rank.
         x, target: whole batch and its target.
+        expected: step of the sequential network, made when it is first compared.
     """
 
     make: Callable[[], nn.Module]
@@ -101,6 +103,7 @@ class Problem:
         """Return training of the sequential network."""
         return Training(self.make(), MeanSquare(), self.x, self.target)
 
+    @cached_property
     def expected(self) -> Step:
         return self.alone().step()
 

@@ -56,7 +56,7 @@ def test_gpudist_is_right_and_what_differs_is_wrong(P_world: Partition, case: Ca
 
 
 def test_a_missing_gradient_is_wrong() -> None:
-    expected = work.unet(SMALL[0]).expected()
+    expected = work.unet(SMALL[0]).expected
     assert work.is_whole_and_right(expected, expected)
     fewer = dict([*expected.gradients.items()][1:])
     assert not work.is_whole_and_right(replace(expected, gradients=fewer), expected)

@@ -24,8 +24,9 @@ def sides(case: Case) -> Mapping[str, Side]:
     is_unet = case.parameters["work"] == work.UNET
     whole = work.unet(case) if is_unet else ours.block(case)
     part = whole.part(work.ROWS if is_unet else 0, int(os.environ["RANK"]), case.ranks)
-    expected = part.expected()
     training = part.alone()
     return {
-        NO_COMMUNICATION: Side(training.step, lambda r: is_right(r, expected), training.start_again)
+        NO_COMMUNICATION: Side(
+            training.step, lambda r: is_right(r, part.expected), training.start_again
+        )
     }

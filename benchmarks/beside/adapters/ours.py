@@ -38,14 +38,15 @@ def side(case: Case, P_world: Partition) -> Side:
 
 def _unet(case: Case, P_world: Partition) -> Side:
     problem = work.unet(case)
-    expected = problem.expected()
     grid = [case.ranks if dim == work.ROWS else 1 for dim in range(problem.x.dim())]
     P_x = P_world.create_cartesian_topology_partition(grid)
     network = gpudist.distribute(problem.make(), P_x)
     x, target = (gpudist.scatter(each, P_x) for each in (problem.x, problem.target))
     target = gpudist.to_global(target, gpudist.placement.of(P_x), _splits(P_x))
     training = Training(network, work.MeanSquare(), x, target)
-    return Side(training.step, lambda r: work.is_whole_and_right(r, expected), training.start_again)
+    return Side(
+        training.step, lambda r: work.is_whole_and_right(r, problem.expected), training.start_again
+    )
 
 
 def _splits(P_x: Any) -> tuple[Any, ...]:
@@ -65,9 +66,12 @@ def _block(case: Case, P_world: Partition) -> Side:
     torch.manual_seed(0)
     network = SplitBlock(Cut(P, split_sequence=False, attention="heads"), width, heads)
     fuse_parameter_movements(network, P)
-    own = transformer.own_step(network, problem.expected())
     training = Training(network, work.MeanSquare(), problem.x, problem.target)
-    return Side(training.step, lambda r: transformer.is_right_apart(r, own), training.start_again)
+    return Side(
+        training.step,
+        lambda r: transformer.is_right_apart(r, transformer.own_step(network, problem.expected)),
+        training.start_again,
+    )
 
 
 def _halo(case: Case, P_world: Partition) -> Side:

@@ -37,7 +37,6 @@ def sides(case: Case) -> Mapping[str, Side]:
 def _unet(case: Case, mesh: Any) -> Mapping[str, Side]:
     domain_parallel = import_module("physicsnemo.domain_parallel")
     problem = work.unet(case)
-    expected = problem.expected()
     x, target = (
         domain_parallel.scatter_tensor(each, 0, mesh, [Shard(work.ROWS)])
         for each in (problem.x, problem.target)
@@ -48,7 +47,7 @@ def _unet(case: Case, mesh: Any) -> Mapping[str, Side]:
 
     def is_right(result: Step) -> bool:
         gradients = {name: whole(each) for name, each in result.gradients.items()}
-        return work.is_whole_and_right(Step(result.loss, gradients), expected)
+        return work.is_whole_and_right(Step(result.loss, gradients), problem.expected)
 
     return {"ShardTensor": Side(training.step, is_right, training.start_again)}
 

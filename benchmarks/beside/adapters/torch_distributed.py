@@ -33,7 +33,6 @@ def sides(case: Case) -> Mapping[str, Side]:
 
 def _block(case: Case) -> Mapping[str, Side]:
     problem = ours.block(case)
-    expected = problem.expected()
     plan = {
         "attention.qkv.*": ColwiseParallel(),
         "attention.out_proj": RowwiseParallel(),
@@ -44,7 +43,9 @@ def _block(case: Case) -> Mapping[str, Side]:
     training = Training(network, work.MeanSquare(), problem.x, problem.target)
     return {
         "DTensor": Side(
-            training.step, lambda r: transformer.is_right_apart(r, expected), training.start_again
+            training.step,
+            lambda r: transformer.is_right_apart(r, problem.expected),
+            training.start_again,
         )
     }
 
