@@ -98,7 +98,7 @@ compatibility: $(INSTALLED)
 	$(PYTHON) -m tests.compatibility --torch $(TORCH) \
 		-n $(JOBS) --dist loadfile --no-loadscope-reorder --timeout $(TEST_S)
 
-# 118 networks of ten packages, unmodified, on three grids of workers against themselves alone.
+# 120 networks of ten packages, unmodified, on three grids of workers against themselves alone.
 # Verdicts on the same code are kept in build/zoo. ONLY=swin SHARD=1/4 judges some.
 zoo: $(ZOO)
 	$(PYTHON) -m tests.zoo $(if $(ONLY),--only '$(ONLY)') $(if $(SHARD),--shard $(SHARD)) \

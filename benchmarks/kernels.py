@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from benchmarks.case import Case, Side
-from benchmarks.networks import Problem, Step, Training, case_of, is_right
+from benchmarks.networks import Problem, case_of
+from benchmarks.training import Step, Training, is_right
 from gpudist import recycling
 from gpudist.nn.norm import lines
 from gpudist.nn.utils import use_onednn

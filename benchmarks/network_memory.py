@@ -22,6 +22,7 @@ from torch import nn
 
 import gpudist
 from benchmarks.halo import grid_of
+from benchmarks.resident import forget_peak, status_mib
 from benchmarks.worlds import NEW, ROOT
 from examples.networks import UNet3d
 from gpudist.nn import DistributedCrossEntropyLoss
@@ -30,7 +31,6 @@ from gpudist.world.partition import Partition
 
 CLASSES = 3
 RUN_S = 500.0
-MIB = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -60,21 +60,13 @@ def step(P_world: Partition, size: int, width: int) -> Peak:
         criterion = DistributedCrossEntropyLoss(P_x)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
     cells = [size // n for n in P_x.shape[2:]]
-    # Reset the peak.
-    Path("/proc/self/clear_refs").write_text("5")
+    forget_peak()
     x, target = torch.randn(1, 1, *cells), torch.randint(CLASSES, (1, *cells))
     y: Any = network(x)
     y = y.to_local() if isinstance(y, gpudist.GlobalTensor) else y
     criterion(y, target).backward()
     optimizer.step()
     return Peak(before_mib, status_mib("VmHWM") - before_mib)
-
-
-def status_mib(name: str) -> float:
-    """Return a number of /proc/self/status, in MiB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    (line,) = [line for line in lines if line.startswith(f"{name}:")]
-    return int(line.split()[1]) * 1024 / MIB
 
 
 def measured(ranks: int, size: int, width: int, system_malloc: bool) -> list[Peak]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from math import prod
 
 import torch
@@ -15,12 +14,10 @@ from benchmarks.case import Case, Side
 from benchmarks.halo import grid_of
 from benchmarks.layers import block_of
 from benchmarks.resnet import ResNet18
+from benchmarks.training import Training, is_right
 from examples.networks import UNet3d
 from gpudist.world.partition import Partition
 
-LR = 0.01
-# Bound of rounding errors of float32 gradients.
-TOLERANCE = 0.01
 # Network, its arguments, shape of its input, number of classes.
 NETWORKS: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...], tuple[int, ...], int]] = {
     "U-Net 32^3": (UNet3d, (1, 3, 8), (1, 1, 32, 32, 32), 3),
@@ -51,41 +48,6 @@ def case_of(subject: str, network: str, ranks: int) -> Case:
     parameters = {"network": network, "shape": shape, "grid": grid}
     name = f"{network}, global [{words[0]}] on [{words[1]}]"
     return Case(subject, name, ranks, prod(shape) * 4 // ranks, parameters)
-
-
-@dataclass(frozen=True)
-class Step:
-    """The loss of a training step, and the gradients by the names of their parameters."""
-
-    loss: float
-    gradients: dict[str, torch.Tensor]
-
-
-class Training:
-    """A network, its training data, and the optimizer."""
-
-    def __init__(
-        self, network: nn.Module, criterion: nn.Module, x: torch.Tensor, target: torch.Tensor
-    ) -> None:
-        self._network, self._criterion = network, criterion
-        self._x, self._target = x, target
-        self._optimizer = torch.optim.SGD(network.parameters(), lr=LR)
-        self._initial = {name: t.detach().clone() for name, t in network.state_dict().items()}
-
-    @torch.enable_grad()
-    def step(self) -> Step:
-        self._optimizer.zero_grad()
-        loss = self._criterion(self._network(self._x), self._target)
-        loss.backward()
-        self._optimizer.step()
-        found = {n: p.grad for n, p in self._network.named_parameters() if p.grad is not None}
-        return Step(loss.item(), found)
-
-    @torch.no_grad()
-    def start_again(self) -> None:
-        """Restore the initial weights."""
-        for name, t in self._network.state_dict().items():
-            t.copy_(self._initial[name])
 
 
 class Problem:
@@ -133,17 +95,3 @@ def sides(case: Case, P_world: Partition) -> dict[str, Side]:
     else:
         side = Side(lambda: None, lambda nothing: nothing is None)
     return found | {"sequential": side}
-
-
-def is_right(result: Step, expected: Step) -> bool:
-    """Whether the losses and gradients agree; a parameter's gradient may be on another rank."""
-    return abs(result.loss - expected.loss) <= TOLERANCE * expected.loss and all(
-        gradient.numel() == 0 or is_close(gradient, expected.gradients[name])
-        for name, gradient in result.gradients.items()
-    )
-
-
-def is_close(gradient: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether the norm of the difference is small relative to the norm."""
-    error = torch.linalg.vector_norm(gradient - expected)
-    return bool(error <= TOLERANCE * torch.linalg.vector_norm(expected))

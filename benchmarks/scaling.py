@@ -18,8 +18,8 @@ import gpudist
 from benchmarks.case import Case, Side, equals, pattern, pattern_sum
 from benchmarks.halo import grid_of
 from benchmarks.layers import are_close, block_of, both_ways, in_double
-from benchmarks.networks import Training, is_right
 from benchmarks.rows import NO_COMMUNICATION, ONE_BLOCK, ONE_RANK
+from benchmarks.training import Training, is_right
 from examples.networks import UNet3d
 from gpudist import SlidingWindow
 from gpudist.nn import DistributedConv2d, DistributedCrossEntropyLoss

@@ -15,6 +15,7 @@ from multiprocessing.connection import Client
 from typing import Any
 
 from benchmarks.case import Case, Side
+from benchmarks.resident import forget_peak, own_mib, own_peak_mib
 
 Prepare = Callable[[Case], Mapping[str, Side]]
 
@@ -46,10 +47,12 @@ class _Rank:
         self._prepare = prepare
         self._begin = begin
         self._sides: Mapping[str, Side] = {}
+        self._before_mib = 0.0
 
     def prepare(self, case: Case) -> list[str]:
         """Build this world's sides of ``case``, replacing the previous ones; return their names."""
         self._sides = {}
+        self._before_mib = own_mib()
         self._sides = self._prepare(case)
         return list(self._sides)
 
@@ -58,6 +61,19 @@ class _Rank:
         side.clear()
         self._barrier()
         return bool(side.is_right(side.call()))
+
+    def peak(self, name: str) -> float:
+        """Return the peak of a call after an earlier one, in MiB above the memory before the case.
+
+        It includes what the side keeps, such as parameters and buffers of messages, but no pages of
+        files.
+        """
+        call = self._sides[name].call
+        call()
+        self._barrier()
+        forget_peak()
+        call()
+        return own_peak_mib() - self._before_mib
 
     def time(self, name: str, calls: int, iterations: int) -> Turn:
         """Time ``iterations``, each started together, after an untimed call."""

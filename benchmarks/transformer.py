@@ -14,8 +14,8 @@ from torch.distributed.tensor.parallel import (
 )
 
 from benchmarks.case import Case, Side
-from benchmarks.networks import Step, Training, is_right
 from benchmarks.peers import dtensor as dtensor_peer
+from benchmarks.training import Step, Training, is_right
 from examples.gpt import GPT, Cut, ParallelGPT, Sizes
 from gpudist.nn import VocabParallelCrossEntropyLoss
 from gpudist.nn.parameters.parameter_placement import placements
@@ -95,27 +95,33 @@ def sides(case: Case, P_world: Partition) -> dict[str, Side]:
     sizes = SIZES[case.parameters["network"]]
     expected = sequential(sizes).step()
     network, ours = parallel(sizes, P_world)
+    own = own_step(network, expected)
+    peer = dtensor(sizes, dtensor_peer.mesh(P_world))
+    found = {
+        "gpudist": Side(ours.step, lambda r: is_right_apart(r, own), ours.start_again),
+        "dtensor": Side(peer.step, lambda r: is_right_apart(r, expected), peer.start_again),
+    }
+    if P_world.rank == 0:
+        alone = sequential(sizes)
+        side = Side(alone.step, lambda r: is_right_apart(r, expected), alone.start_again)
+    else:
+        side = Side(lambda: None, lambda nothing: nothing is None)
+    return found | {"sequential": side}
+
+
+def own_step(network: torch.nn.Module, expected: Step) -> Step:
+    """Return the step with the blocks of gradients that a rank of a split network has."""
     placed = placements(network)
     boxes = {name: placed[name].own_box for name in placed}
     blocks = {
         name: gradient[box.slices] if (box := boxes.get(name)) is not None else gradient
         for name, gradient in expected.gradients.items()
     }
-    own = Step(expected.loss, blocks)
-    peer = dtensor(sizes, dtensor_peer.mesh(P_world))
-    found = {
-        "gpudist": Side(ours.step, lambda r: _is_right(r, own), ours.start_again),
-        "dtensor": Side(peer.step, lambda r: _is_right(r, expected), peer.start_again),
-    }
-    if P_world.rank == 0:
-        alone = sequential(sizes)
-        side = Side(alone.step, lambda r: _is_right(r, expected), alone.start_again)
-    else:
-        side = Side(lambda: None, lambda nothing: nothing is None)
-    return found | {"sequential": side}
+    return Step(expected.loss, blocks)
 
 
-def _is_right(result: Step, expected: Step) -> bool:
+def is_right_apart(result: Step, expected: Step) -> bool:
+    """Whether every gradient, but the bias of keys, is there and agrees."""
     # The bias of keys shifts all scores of a query equally, so its gradient is only rounding error.
     names = [name for name in expected.gradients if not name.endswith("k_proj.bias")]
     gradients = {name: _whole(result.gradients[name]) for name in names}

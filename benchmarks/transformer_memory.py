@@ -19,9 +19,10 @@ from pathlib import Path
 import torch
 
 from benchmarks import transformer
-from benchmarks.network_memory import RUN_S, Peak, status_mib
-from benchmarks.networks import Training
+from benchmarks.network_memory import RUN_S, Peak
 from benchmarks.peers import dtensor
+from benchmarks.resident import forget_peak, status_mib
+from benchmarks.training import Training
 from benchmarks.worlds import NEW, ROOT
 from examples.gpt import Sizes
 from gpudist.testing import run_distributed
@@ -46,8 +47,7 @@ def step(P_world: Partition, side: str) -> Peak:
     training = make(side, LARGE, P_world)
     P_world.barrier()
     before_mib = status_mib("VmRSS")
-    # Reset the peak.
-    Path("/proc/self/clear_refs").write_text("5")
+    forget_peak()
     training.step()
     return Peak(before_mib, status_mib("VmHWM") - before_mib)
 

@@ -152,6 +152,10 @@ class World:
         """Whether the side's result is right on every rank."""
         return all(self._ask("check", name))
 
+    def peak_mib(self, name: str) -> float:
+        """Return the peak memory of the side's call, the maximum over ranks; see ``peak``."""
+        return max(self._ask("peak", name))
+
     def time(self, name: str, calls: int, iterations: int) -> Turn:
         """Return microseconds and new pages per call, the maximum over ranks."""
         turns: list[Turn] = self._ask("time", name, calls, iterations)

@@ -43,7 +43,7 @@ class Cache(dict[Key, Made]):
         return found
 
 
-def cache_of(owner: dict[Any, Any], name: str, limit: int = 256) -> Cache[Any, Any]:
+def cache_of(owner: dict[Any, Any], name: object, limit: int = 256) -> Cache[Any, Any]:
     """Return the cache ``owner[name]``; create it at the first call."""
     found = owner.get(name)
     if found is None:

@@ -48,7 +48,7 @@ LONG = (
 )
 
 
-# Rooms whose tests of a single case run on every transport.
+# Rooms whose tests run on every transport.
 ON_EVERY_TRANSPORT = ("exchange/", "faults/", "transport/")
 
 
@@ -64,9 +64,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _chosen(items: list[pytest.Item]) -> set[pytest.Item]:
     """Return the tests that run without ``EVERY=1``.
 
-    Each case of a ``distributed`` test runs on one transport. Transports take turns, from another
-    one in each test of a file; in the rooms that depend on them, a test runs on all. Beyond one
-    case per transport, every third runs. A test marked with ``one_in(n)`` runs one of ``n`` cases.
+    Of a ``distributed`` test, three cases run, from the first to the last, each on one transport.
+    Transports take turns, from another one in each test of a file; in the rooms that depend on
+    them, four cases run, or a single one on all. Other tests run every case. A test marked with
+    ``one_in(n)`` runs one in ``n`` of all these.
     """
     tests: dict[Any, dict[str, list[pytest.Item]]] = {}
     for item in items:
@@ -85,20 +86,18 @@ def _chosen(items: list[pytest.Item]) -> set[pytest.Item]:
 
 
 def _in_turn(transports: list[list[pytest.Item]], number: int) -> list[pytest.Item]:
-    one = transports[0][0]
-    fewest = len(transports) if _room(one).startswith(ON_EVERY_TRANSPORT) else 1
-    turns = range(max(min(fewest, len(transports)), *map(len, transports)))
-    cases = [transports[_shifted(i + number, len(transports))] for i in turns]
-    found = [of_one[i % len(of_one)] for i, of_one in zip(turns, cases, strict=True)]
-    marker = one.get_closest_marker("one_in")
-    if marker is not None:
-        (count,) = marker.args
-        return [item for i, item in enumerate(found) if _shifted(i, count) == 0]
-    assert isinstance(one, pytest.Function)
-    if not hasattr(one.function, "body"):
-        return found
-    rest = found[len(transports) :]
-    return [*found[: len(transports)], *rest[::3]]
+    found = transports[0]
+    assert isinstance(found[0], pytest.Function)
+    if hasattr(found[0].function, "body"):
+        on_all = _room(found[0]).startswith(ON_EVERY_TRANSPORT)
+        count = min(4, len(found) * len(transports)) if on_all else min(3, len(found))
+        found = [
+            transports[(i + number) % len(transports)][i * len(found) // count]
+            for i in range(count)
+        ]
+    marker = found[0].get_closest_marker("one_in")
+    each = 1 if marker is None else marker.args[0]
+    return [item for i, item in enumerate(found) if _shifted(i, each) == 0]
 
 
 def _room(item: pytest.Item) -> str:

@@ -121,7 +121,7 @@ class Group:
 
     def __init__(self, adapter: Adapter, ranks: int) -> None:
         context = get_context("fork")
-        port = _free_port()
+        port = free_port()
         self._processes: list[Any] = []
         self._connections: list[Any] = []
         for rank in range(ranks):
@@ -171,6 +171,14 @@ def _rank(
 ) -> None:
     for other in others:
         other.close()
+    be_rank(rank, ranks, port)
+    with contextlib.suppress(EOFError):
+        while True:
+            orders.send(_run(adapter, *orders.recv()))
+
+
+def be_rank(rank: int, ranks: int, port: int) -> None:
+    """Set torchrun's variables."""
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -179,9 +187,6 @@ def _rank(
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
-    with contextlib.suppress(EOFError):
-        while True:
-            orders.send(_run(adapter, *orders.recv()))
 
 
 def _run(adapter: Adapter, name: str, layout: Layout) -> Answer:
@@ -195,7 +200,7 @@ def _run(adapter: Adapter, name: str, layout: Layout) -> Answer:
         return Raised(f"{type(error).__name__}: {text}"[:TEXT])
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]

@@ -71,7 +71,7 @@ def full_optimizer_state_dict(
             block = own.get(key)
             if block is None:
                 block = empty_state(parameters[name], about)
-            where = placed.get(name) or ParameterPlacement.everywhere(block.shape, P_world)
+            where = placed.get(name) or ParameterPlacement.on(P_world, block.shape)
             whole[key] = gather_blocks(block, where, to_all=to_all)
         if gets:
             state[number] = whole
@@ -137,7 +137,7 @@ def load_full_optimizer_state_dict(
             if about["kind"] == "value":
                 continue
             block = state[number][key]
-            where = placed.get(name) or ParameterPlacement.everywhere(block.shape, P_world)
+            where = placed.get(name) or ParameterPlacement.on(P_world, block.shape)
             given = None
             if P_world.rank == root and state_dict is not None:
                 given = state_dict["state"][numbers[name]][key]

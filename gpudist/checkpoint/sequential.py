@@ -89,7 +89,7 @@ def load_full_state_dict(
         own = state[name]
         if isinstance(own, torch.Tensor):
             given = state_dict[name] if state_dict is not None and P_world.rank == root else None
-            where = placed.get(name) or ParameterPlacement.everywhere(own.shape, P_world)
+            where = placed.get(name) or ParameterPlacement.on(P_world, own.shape)
             scatter_blocks(given, own, where, root)
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from gpudist.checks.arguments import checked
 from gpudist.convert.inputs import Entrance, require_known
-from gpudist.convert.known import KnownValues, know, value_of
+from gpudist.convert.known import KnownValues, know, know_copy, value_of
 from gpudist.convert.network import (
     Conversion,
     convert,
@@ -238,10 +238,11 @@ def _wholes(
     network: nn.Module, shapes: Sequence[Any], named: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
     dtype = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
+    copies: dict[int, Any] = {}
 
     def whole(x: Any) -> Any:
         if isinstance(x, torch.Tensor):
-            return know(torch.empty_like(x, device=META), x)
+            return know_copy(torch.empty_like(x, device=META), x, copies)
         if isinstance(x, (tuple, list, torch.Size)) and all(hasattr(n, "__index__") for n in x):
             return torch.empty(tuple(x), dtype=dtype, device=META)
         return x
@@ -270,5 +271,8 @@ def without_cells(network: nn.Module) -> nn.Module:
         id(p): nn.Parameter(torch.empty_like(p, device=META), p.requires_grad)
         for p in network.parameters()
     }
-    memo |= {id(b): know(torch.empty_like(b, device=META), b) for b in network.buffers()}
+    copies: dict[int, Any] = {}
+    memo |= {
+        id(b): know_copy(torch.empty_like(b, device=META), b, copies) for b in network.buffers()
+    }
     return copied(network, memo)

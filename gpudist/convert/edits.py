@@ -10,13 +10,12 @@ from torch import nn
 
 from gpudist.convert.network_plan import NetworkPlan, Shape, workers_of
 from gpudist.errors import ConversionError
-from gpudist.nn.parameters.parameter_placement import ParameterPlacement as Blocks, set_placements
-from gpudist.sbp.attributes import NdSbp, broadcast, split
+from gpudist.geometry.layout import NdSbp, broadcast, split
+from gpudist.nn.parameters.parameter_placement import ParameterPlacement, set_placements
 from gpudist.sbp.global_spec import global_spec, wrapped
 from gpudist.sbp.global_tensor import GlobalTensor
-from gpudist.sbp.layout import Layout
 from gpudist.sbp.placement import Placement
-from gpudist.world.partition import CartesianPartition, Partition
+from gpudist.world.partition import CartesianPartition
 
 
 def grid_of(
@@ -90,42 +89,30 @@ class SplitWeight:
         self.placement = Placement.of(self.P)
         self.dims = len(shape) - 2
         rows, columns = self.dims, self.dims + 1
-        self.sbps: dict[str, NdSbp] = {
-            "weight": tuple(
-                split(0) if a == rows else split(1) if a == columns else broadcast for a in axes
+        splits = {axes.index(a): split(d) for d, a in enumerate((rows, columns)) if a in axes}
+        self.placed = {
+            name: ParameterPlacement.on(
+                self.P, p.shape, {a: one for a, one in splits.items() if one.dim < p.dim()}
             )
-            or (broadcast,),
-            "bias": tuple(split(0) if a == rows else broadcast for a in axes) or (broadcast,),
+            for name, p in layer.named_parameters(recurse=False)
         }
         self.input_sbp = tuple(
             broadcast if a == rows else split(self.dims if a == columns else a) for a in axes
         ) or (broadcast,)
-        self.shapes = {name: tuple(p.shape) for name, p in layer.named_parameters(recurse=False)}
         for name, n in zip(("out_features", "in_features"), shape[-2:], strict=True):
             if getattr(layer, name) < n:
                 raise ConversionError(
                     f"{path}: {name} is {getattr(layer, name)}, but the axis of the grid has {n} "
                     "workers; use a smaller grid"
                 )
-        self._cut()
-        full = P_x.world.create_partition_inclusive(list(self.P.ranks))
-        grid = full.create_cartesian_topology_partition(shape)
-        cuts = {"weight": (rows, columns), "bias": (rows,)}
-        placed = {name: Blocks.balanced(of, grid, cuts[name]) for name, of in self.shapes.items()}
-        set_placements(layer, placed)
-        layer.register_forward_pre_hook(self._move_input)
-
-    def layout(self, name: str) -> Layout:
-        return self.placement.layout(self.sbps[name], self.shapes[name])
-
-    def _cut(self) -> None:
-        for name, parameter in list(self.layer.named_parameters(recurse=False)):
-            index = self.placement.index
+        for name, placed in self.placed.items():
+            parameter = getattr(layer, name)
             cells = parameter.detach().reshape(-1)[:0]
-            if index is not None:
-                cells = parameter.detach()[self.layout(name).box(index).slices]
-            own = nn.Parameter(cells.clone(), parameter.requires_grad)
-            self.layer._parameters[name] = own
+            if placed.own_box is not None:
+                cells = parameter.detach()[placed.own_box.slices]
+            layer._parameters[name] = nn.Parameter(cells.clone(), parameter.requires_grad)
+        set_placements(layer, self.placed)
+        layer.register_forward_pre_hook(self._move_input)
 
     def _move_input(self, layer: nn.Module, args: Any) -> Any:
         x = args[0]
@@ -139,20 +126,11 @@ class SplitWeight:
             )
         return (x.to_global(self.placement, self.input_sbp), *args[1:])
 
-    def holders(self, name: str) -> Partition | None:
-        """Return the workers that hold this worker's block; ``None`` if there is no other."""
-        if not self.P.active:
-            return None
-        axes = [i for i, one in enumerate(self.sbps[name]) if one == broadcast]
-        same = self.P.along(axes)
-        if same.size == 1:
-            return None
-        return self.P.world.create_partition_inclusive(sorted(same.ranks))
-
     def as_global(self, name: str, own: torch.Tensor) -> GlobalTensor:
         """Return the global parameter whose block on this worker is ``own``."""
+        placed = self.placed[name]
         return wrapped(
             GlobalTensor,
             own,
-            global_spec(self.placement, self.sbps[name], self.shapes[name], own.dtype),
+            global_spec(self.placement, placed.sbp, placed.shape, own.dtype),
         )

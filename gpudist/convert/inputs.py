@@ -8,8 +8,8 @@ from typing import Any, Literal
 import torch
 
 from gpudist.errors import ConversionError, ShapeError
+from gpudist.geometry.layout import broadcast, split
 from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement
-from gpudist.sbp.attributes import broadcast, split
 from gpudist.sbp.global_spec import global_spec, on_axes_of, wrapped
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.placement import Placement

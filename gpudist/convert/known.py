@@ -8,6 +8,7 @@ finite, because forwards check for that.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -39,9 +40,17 @@ _FINITE = {
 
 def know(x: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """Attach ``value`` to ``x``, which has no data, and return ``x``."""
-    if value.numel() <= _MOST_CELLS and value.device.type == "cpu":
+    if _is_small(value):
         vars(x)[_VALUE] = value.detach()
     return x
+
+
+def know_copy(x: torch.Tensor, value: torch.Tensor, copies: dict[int, Any]) -> torch.Tensor:
+    """Attach a copy of ``value``, into which the dry run may write, to ``x``, and return ``x``.
+
+    ``copies`` is the memo of earlier copies: values that share memory have copies that share it.
+    """
+    return know(x, copy.deepcopy(value.detach(), copies)) if _is_small(value) else x
 
 
 def value_of(x: Any) -> torch.Tensor | None:
@@ -56,6 +65,8 @@ class KnownValues(TorchFunctionMode):
         super().__init__()
         # Memory that received unknown values; the references prevent its reuse.
         self._spoiled: dict[int, torch.UntypedStorage] = {}
+        # Memory of values into which a call that is under way will write.
+        self._written: set[int] = set()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -75,14 +86,12 @@ class KnownValues(TorchFunctionMode):
                     if "meta tensor" not in str(error):
                         raise
             return _of_values(func, args, kwargs)
+        if given and _writes(func):
+            return self._write(func, args, kwargs, known)
         result = func(*args, **kwargs)
         if func in _FINITE and not known:
             answer = torch.tensor(_FINITE[func], device="cpu")
             vars(result)[_VALUE] = answer.expand(result.shape)
-        if given and _writes(func):
-            if not (known and _attempt(func, args, kwargs) is not _FAILED):
-                self._spoil(args[0])
-            return result
         made = list(tensors_in(result))
         is_small = made and max(y.numel() for y in made) <= _MOST_CELLS
         if known and is_small and func not in _DRAW:
@@ -91,6 +100,24 @@ class KnownValues(TorchFunctionMode):
                 for y, value in zip(made, tensors_in(values), strict=False):
                     if _may_be_known(y) and y.shape == value.shape:
                         know(y, value)
+        return result
+
+    def _write(self, func: Any, args: Any, kwargs: Any, known: bool) -> Any:
+        """Call a function that writes into its first tensor, then write into its value once.
+
+        A converted network enters the mode twice, so the call arrives again from within.
+        """
+        value = value_of(args[0])
+        place = None if value is None else value.untyped_storage()._cdata
+        if place is None or place in self._written:
+            return func(*args, **kwargs)
+        self._written.add(place)
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            self._written.discard(place)
+        if not (known and _attempt(func, args, kwargs) is not _FAILED):
+            self._spoil(args[0])
         return result
 
     def _is_known(self, x: torch.Tensor) -> bool:
@@ -102,6 +129,10 @@ class KnownValues(TorchFunctionMode):
         if value is not None:
             storage = value.untyped_storage()
             self._spoiled[storage._cdata] = storage
+
+
+def _is_small(value: torch.Tensor) -> bool:
+    return value.numel() <= _MOST_CELLS and value.device.type == "cpu"
 
 
 def _may_be_known(x: Any) -> bool:

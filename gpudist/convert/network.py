@@ -18,8 +18,8 @@ from gpudist.convert.inputs import Entrance
 from gpudist.convert.network_plan import NetworkPlan
 from gpudist.convert.parameters import Parameters
 from gpudist.errors import ConversionError
+from gpudist.geometry.layout import broadcast, partial_sum
 from gpudist.nn.parameters.replication import copies_of
-from gpudist.sbp.attributes import broadcast, partial_sum
 from gpudist.sbp.global_spec import GlobalSpec, global_spec, spec_of, wrapped
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.interception import intercepted

@@ -15,10 +15,9 @@ from torch import nn
 from gpudist.convert.edits import SplitWeight
 from gpudist.errors import ConversionError
 from gpudist.exchange import all_reduce
-from gpudist.geometry.blocks import Decomposition
 from gpudist.nn.parameters.parameter_broadcast import ParameterBroadcast, copies_of_owned
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement, set_placements
-from gpudist.nn.parameters.replication import copies_of
+from gpudist.nn.parameters.replication import copies_of, holders_of
 from gpudist.nn.partitions import plane
 from gpudist.sbp.unknown import stand_in
 from gpudist.world.partition import CartesianPartition, Partition
@@ -70,21 +69,21 @@ class Parameters:
             for name, parameter in module._parameters.items():
                 if parameter is None or id(parameter) in cut:
                     continue
-                whole = Decomposition.balanced(parameter.shape, [1] * parameter.dim())
-                placed[name] = ParameterPlacement(first, whole, tuple([0] * parameter.dim()))
+                used = ParameterPlacement.on(self.P_x, parameter.shape)
+                placed[name] = used.first_copies
                 if id(parameter) not in owned:
                     own = parameter.detach() if first.active else parameter.detach().new_empty(0)
                     made = nn.Parameter(own, parameter.requires_grad)
                     owned[id(parameter)] = made
                     if not self.P_x.active:
                         self._shapes[id(made)] = parameter.shape
-                    self._note(made, f"{path}.{name}", placed[name])
+                    self._note(made, f"{path}.{name}", used)
                 module._parameters[name] = owned[id(parameter)]
             if placed:
                 set_placements(module, placed)
 
-    def _note(self, parameter: nn.Parameter, name: str, owner: ParameterPlacement) -> None:
-        broadcast = ParameterBroadcast.between(name, owner, self.P_x, self.P_x)
+    def _note(self, parameter: nn.Parameter, name: str, used: ParameterPlacement) -> None:
+        broadcast = ParameterBroadcast.between(name, used.first_copies, used, self.P_x)
         if broadcast is not None:
             self._broadcasts[id(parameter)] = broadcast
         self._owned.append(parameter)
@@ -133,7 +132,7 @@ class Parameters:
         for parameter, broadcast in zip(parameters, broadcasts, strict=True):
             cut = blocks.get(id(parameter))
             if cut is not None:
-                holders.append(cut[0].holders(cut[1]))
+                holders.append(holders_of(cut[0].placed[cut[1]]))
             else:
                 learns = torch.is_grad_enabled() and parameter.requires_grad
                 holders.append(self.holders if learns and broadcast is None else None)

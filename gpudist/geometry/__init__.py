@@ -11,6 +11,7 @@ from gpudist.geometry.broadcasting import (
     plan_broadcast,
 )
 from gpudist.geometry.halo import Face, own_paddings, plan_faces, plan_halo
+from gpudist.geometry.layout import Layout
 from gpudist.geometry.parts import PartsWindow
 from gpudist.geometry.repartition import plan_all_gather, plan_repartition
 from gpudist.geometry.windows import (
@@ -40,6 +41,7 @@ __all__ = [
     "FoldedWindow",
     "HaloWidths",
     "InterpolationWindow",
+    "Layout",
     "Message",
     "Move",
     "PaddingWindow",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -151,14 +151,14 @@ class DryNetwork:
                 cannot follow it.
         """
         network, x, clock = self._converted(grid, rank)
-        saved = _Saved(network)
+        kept = KeptForBackward(network.parameters())
         with _explained(grid, rank), torch.device(META):
             # Makes the layers, which only the first call does.
             network(x)
             with Kernels(clock):
-                forward, backward = self._step(network, x, clock, saved)
+                forward, backward = self._step(network, x, clock, kept)
         parameters = sum(p.numel() * p.element_size() for p in network.parameters())
-        memory = Memory(parameters, self._slots * parameters, saved.nbytes)
+        memory = Memory(parameters, self._slots * parameters, kept.nbytes)
         gbps = self.profile.input_gbps
         input_s = x.numel() * x.element_size() / (gbps * 1e9) if gbps else 0.0
         return Rehearsal(rank, forward, backward, memory, input_s)
@@ -188,10 +188,10 @@ class DryNetwork:
         return network, torch.empty(block.shape, dtype=self._dtype, device=META), clock
 
     def _step(
-        self, network: nn.Module, x: torch.Tensor, clock: Clock, saved: _Saved
+        self, network: nn.Module, x: torch.Tensor, clock: Clock, kept: KeptForBackward
     ) -> tuple[Phase, Phase]:
         forward = clock.begin()
-        with torch.autograd.graph.saved_tensors_hooks(saved.keep, lambda t: t):
+        with kept:
             y = network(x)
         clock.called(len(self.layers))
         backward = clock.begin()
@@ -258,16 +258,30 @@ def _require_sequential(network: nn.Module) -> None:
             )
 
 
-class _Saved:
-    """Counter of the bytes that autograd saves, without parameters."""
+class KeptForBackward:
+    """Counter of the bytes that autograd keeps for what is computed in its ``with`` block.
 
-    def __init__(self, network: nn.Module) -> None:
-        self._parameter_storages = {p.untyped_storage()._cdata for p in network.parameters()}
+    A storage counts once and whole, however many tensors and views of it are kept. Operations of
+    other threads do not count.
+
+    Args:
+        held: tensors whose storages do not count, such as parameters.
+    """
+
+    def __init__(self, held: Iterable[torch.Tensor] = ()) -> None:
+        self._held = {x.untyped_storage()._cdata for x in held}
         self._kept: dict[int, torch.UntypedStorage] = {}
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda x: x)
 
-    def keep(self, x: torch.Tensor) -> torch.Tensor:
+    def __enter__(self) -> None:
+        self._hooks.__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        self._hooks.__exit__(*raised)
+
+    def _keep(self, x: torch.Tensor) -> torch.Tensor:
         storage = x.untyped_storage()
-        if storage._cdata not in self._parameter_storages:
+        if storage._cdata not in self._held:
             self._kept[storage._cdata] = storage
         return x
 

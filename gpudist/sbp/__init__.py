@@ -1,7 +1,7 @@
 """Global tensors: tensors with a placement and a layout on it."""
 
+from gpudist.geometry.layout import Sbp, broadcast, partial_sum, split
 from gpudist.sbp import signatures
-from gpudist.sbp.attributes import Sbp, broadcast, partial_sum, split
 from gpudist.sbp.dtensor import from_dtensor, to_dtensor
 from gpudist.sbp.explain import explain
 from gpudist.sbp.global_tensor import GlobalTensor

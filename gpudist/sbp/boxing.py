@@ -8,15 +8,13 @@ from typing import Any
 
 import torch
 
-from gpudist.cache import cache_of
 from gpudist.errors import ShapeError
 from gpudist.exchange import Movement, bind
 from gpudist.exchange.autograd import apply, move
 from gpudist.exchange.torch_library import is_recorded
-from gpudist.sbp.attributes import dual
-from gpudist.sbp.layout import Layout
-from gpudist.sbp.routes import least_volume, plan, route, volume
-from gpudist.world.partition import Partition
+from gpudist.geometry.layout import Layout
+from gpudist.geometry.routes import least_volume, plan, route, volume
+from gpudist.world.partition import Partition, kept_by_world
 
 
 def box(x: torch.Tensor, source: Layout, target: Layout, P_world: Partition) -> torch.Tensor:
@@ -51,13 +49,11 @@ def movement_of(
     """Return the movement of a boxing on this rank; ``None`` if this rank takes no part."""
     if source == target or P_world.rank not in (*source.ranks, *target.ranks):
         return None
-    remembered: Any = P_world.wire.remembered
-    boxings = cache_of(remembered, "boxings", 4096)
-    key = (source, target, dtype)
-    return boxings.made(key, lambda: _bound(dtype, source, target, P_world))
+    return _bound(P_world, dtype, source, target)
 
 
-def _bound(dtype: torch.dtype, source: Layout, target: Layout, P_world: Partition) -> Movement:
+@kept_by_world
+def _bound(P_world: Partition, dtype: torch.dtype, source: Layout, target: Layout) -> Movement:
     assert P_world.rank is not None
     members = tuple(sorted({*source.ranks, *target.ranks}))
     P_all = P_world.create_partition_inclusive(members)
@@ -127,8 +123,3 @@ def declared(
         for way in (there, back)
     ]
     return apply(_DeclaredBackward, x, *ways)
-
-
-def gradient_layout(layout: Layout) -> Layout:
-    """Return the layout of the gradient of a tensor with this layout."""
-    return Layout(layout.ranks, layout.grid, dual(layout.sbp), layout.shape)

@@ -13,9 +13,8 @@ import torch
 
 from gpudist.cache import Cache
 from gpudist.errors import ShapeError
-from gpudist.sbp.attributes import NdSbp, Sbp, broadcast, partial_sum
+from gpudist.geometry.layout import Layout, NdSbp, Sbp, broadcast, partial_sum, share_at_cuts
 from gpudist.sbp.boxing import boxed_bytes, least_bytes
-from gpudist.sbp.layout import Layout, share_at_cuts
 from gpudist.sbp.registry import (
     AxisPart,
     Bind,
@@ -323,7 +322,7 @@ def _moved(
 ) -> int:
     wanted = zip(*(signature.inputs for signature in path), strict=True)
     return sum(
-        price(layout, Layout(layout.ranks, layout.grid, sbp, layout.shape), spec.dtype)
+        price(layout, layout.with_sbp(sbp), spec.dtype)
         for layout, spec, sbp in zip(layouts, call.tensors, wanted, strict=True)
     )
 
@@ -383,7 +382,7 @@ def block_call(call: Call, signature: SbpSignature, part: AxisPart) -> Call:
     for one, shape in zip(signature.inputs, call.shapes, strict=True):
         extents = list(shape)
         if one.is_split:
-            start, stop = one.cells(shape[one.dim], part.parts, part.index)
+            start, stop = one.blocks(shape[one.dim], part.parts).block(part.index)
             extents[one.dim] = stop - start
         shapes.append(tuple(extents))
     block = call.memo[key] = local.with_shapes(shapes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,13 +15,12 @@ from gpudist.cache import cache_of
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.exchange import Movement
 from gpudist.exchange.autograd import move
+from gpudist.geometry.layout import Layout, broadcast, share_at_cuts, split
 from gpudist.sbp import views
-from gpudist.sbp.attributes import broadcast, split
 from gpudist.sbp.boxing import movement_of
 from gpudist.sbp.derive import Derivation, as_call, derive, key_of
 from gpudist.sbp.explain import is_explaining, say
 from gpudist.sbp.global_spec import on_axes_of
-from gpudist.sbp.layout import Layout, share_at_cuts
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.registry import (
     Call,
@@ -295,6 +294,11 @@ class PreparedCall:
     placement: Placement
     compute: Compute | None
 
+    @cached_property
+    def _shapes(self) -> list[tuple[int, ...]]:
+        index = self.placement.index or ()
+        return [layout.box(index).shape for layout in self.derivation.outputs]
+
     def __call__(self, call: Call, local: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the local results of ``call``; its floats may differ from the prepared ones."""
         derivation = self.derivation
@@ -302,10 +306,9 @@ class PreparedCall:
             return [_placeholder(local, spec) for spec in derivation.results]
         compute = self.compute or derivation.with_arguments(call).local
         results = list(tensors_in(compute(local)))
-        assert self.placement.index is not None
-        for y, layout in zip(results, derivation.outputs, strict=bool(derivation.outputs)):
-            expected = layout.box(self.placement.index).shape
-            if tuple(y.shape) != expected:
+        ends = zip(results, derivation.outputs, self._shapes, strict=bool(derivation.outputs))
+        for y, layout, expected in ends:
+            if y.shape != expected:
                 raise RuntimeError(
                     f"{name_of(call.function)}: the block of {layout.sbp} has shape "
                     f"{list(y.shape)}, but its signature implies {list(expected)}; correct the "

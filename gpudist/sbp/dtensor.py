@@ -12,10 +12,9 @@ from gpudist.checks.arguments import checked, described
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry.boxes import Box
 from gpudist.geometry.cartesian import index_of
-from gpudist.sbp.attributes import NdSbp, Sbp, broadcast, partial_sum, split
-from gpudist.sbp.boxing import declared, gradient_layout
+from gpudist.geometry.layout import Layout, NdSbp, Sbp, broadcast, partial_sum, split
+from gpudist.sbp.boxing import declared
 from gpudist.sbp.global_tensor import GlobalTensor
-from gpudist.sbp.layout import Layout
 from gpudist.sbp.placement import Placement
 from gpudist.world.partition import Partition
 
@@ -62,7 +61,7 @@ def from_dtensor(x: DTensor, P_world: Partition | None = None) -> GlobalTensor:
     _require_alike(layout, "DTensor's", remedy)
     local = _waited(x.to_local())
     local = local if placement.active else local.reshape(-1)[:0]
-    back = [gradient_layout(layout), _gradient_of_dtensor(layout)]
+    back = [layout.dual, _gradient_of_dtensor(layout)]
     local = declared(local, [layout], back, placement.partition.world)
     return GlobalTensor._wrap(local, placement, layout.sbp, layout.shape)
 
@@ -134,7 +133,7 @@ def _placements(sbp: NdSbp) -> list[words.Placement]:
 
 def _gradient_of_dtensor(layout: Layout) -> Layout:
     sbp = tuple(one if one.is_split else broadcast for one in layout.sbp)
-    return Layout(layout.ranks, layout.grid, sbp, layout.shape)
+    return layout.with_sbp(sbp)
 
 
 def _in_chunks(layout: Layout) -> Layout:
@@ -148,10 +147,10 @@ def _in_chunks(layout: Layout) -> Layout:
                 (extent,) = cut
                 ends = [_chunk_of(extent, parts, i) for i in range(parts)]
                 one = split(one.dim, [stop - start for start, stop in ends])
-            cells = [one.cells(extent, parts, i) for extent in cut for i in range(parts)]
-            blocks[one.dim] = {stop - start for start, stop in cells}
+            made = [one.blocks(extent, parts) for extent in cut]
+            blocks[one.dim] = {each.length(i) for each in made for i in range(parts)}
         found.append(one)
-    return Layout(layout.ranks, layout.grid, tuple(found), layout.shape)
+    return layout.with_sbp(tuple(found))
 
 
 def _first_unlike(layout: Layout) -> int | None:

@@ -7,8 +7,7 @@ from typing import Any, TypeVar
 import torch
 
 from gpudist.cache import Cache, cache_of
-from gpudist.sbp.attributes import NdSbp, broadcast
-from gpudist.sbp.layout import Layout
+from gpudist.geometry.layout import Layout, NdSbp, broadcast
 from gpudist.sbp.placement import Placement
 
 _Wrapper = TypeVar("_Wrapper", bound=torch.Tensor)

@@ -9,13 +9,12 @@ import numpy as np
 import torch
 
 from gpudist.checks.arguments import checked
+from gpudist.geometry.layout import Layout, NdSbp, Sbp, broadcast, nd_sbp
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.sbp import methods
-from gpudist.sbp.attributes import NdSbp, Sbp, broadcast, nd_sbp
-from gpudist.sbp.boxing import box, declared, gradient_layout
+from gpudist.sbp.boxing import box, declared
 from gpudist.sbp.call_cache import recalled
 from gpudist.sbp.global_spec import GlobalSpec, global_spec, wrapped
-from gpudist.sbp.layout import Layout
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.scope import PlanRow, current_scope
 from gpudist.sbp.unknown import place_of_call
@@ -132,7 +131,7 @@ class GlobalTensor(torch.Tensor):
             passed = self.placement.layout(
                 nd_sbp(grad_sbp, self.placement.axes, self.dim()), tuple(self.shape)
             )
-            back = [gradient_layout(target), passed, gradient_layout(self.global_layout)]
+            back = [target.dual, passed, self.global_layout.dual]
             local = declared(self._local, [self.global_layout, target], back, world)
         if record is not None and scope is not None and self.global_layout != target:
             record.rows.append(
@@ -159,7 +158,7 @@ class GlobalTensor(torch.Tensor):
         given = self.placement.layout(
             nd_sbp(grad_sbp, self.placement.axes, self.dim()), tuple(self.shape)
         )
-        back = [given, gradient_layout(self.global_layout)]
+        back = [given, self.global_layout.dual]
         return declared(self._local, [self.global_layout], back, self.placement.partition.world)
 
     @checked()

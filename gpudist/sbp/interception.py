@@ -17,8 +17,8 @@ import torch.nn.functional as F
 import torch.utils.checkpoint
 from torch.overrides import TorchFunctionMode
 
-from gpudist.sbp.attributes import broadcast
-from gpudist.sbp.boxing import declared, gradient_layout
+from gpudist.geometry.layout import broadcast
+from gpudist.sbp.boxing import declared
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.methods import gradient_of
 from gpudist.sbp.outer import in_blocks
@@ -198,7 +198,7 @@ def _on_whole(scope: Scope, cls: Any, args: Any, kwargs: Any) -> Any:
         if not x.requires_grad:
             return x
         layout = scope.placement.copies(tuple(x.shape))
-        return declared(x, [layout], [layout, gradient_layout(layout)], world)
+        return declared(x, [layout], [layout, layout.dual], world)
 
     wholes = {id(x): once(x) for x in given}
     result = _apply(
@@ -212,7 +212,7 @@ def _on_whole(scope: Scope, cls: Any, args: Any, kwargs: Any) -> Any:
         if not isinstance(y, torch.Tensor):
             return y
         layout = scope.placement.copies(tuple(y.shape))
-        local = declared(y, [layout], [gradient_layout(layout), layout], world)
+        local = declared(y, [layout], [layout.dual, layout], world)
         return cut_like(_copies(local, scope), like)
 
     return mapped(result, back)

@@ -10,13 +10,12 @@ import torch
 from gpudist.cache import cache_of
 from gpudist.checks.arguments import checked
 from gpudist.errors import PartitionError
+from gpudist.geometry.layout import Layout, NdSbp, broadcast, misfit, split
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.loss.base import DistributedLoss
-from gpudist.sbp.attributes import NdSbp, broadcast, misfit, split
-from gpudist.sbp.boxing import declared, gradient_layout
+from gpudist.sbp.boxing import declared
 from gpudist.sbp.derive import key_of
 from gpudist.sbp.global_tensor import GlobalTensor
-from gpudist.sbp.layout import Layout
 from gpudist.sbp.methods import entry
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.registry import mapped, tensors_in
@@ -169,6 +168,6 @@ def _loss(layer: DistributedLoss, loss: torch.Tensor, tensors: Sequence[Any]) ->
         return _wrapped(loss, spec, any(x.requires_grad for x in tensors))
     copies = placement.copies(())
     local = loss if placement.active else loss.reshape(-1)[:0]
-    back = [gradient_layout(copies), copies]
+    back = [copies.dual, copies]
     local = declared(local, [copies], back, placement.partition.world)
     return GlobalTensor._wrap(local, placement, copies.sbp, ())

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gpudist.sbp.attributes import broadcast, partial_sum
-from gpudist.sbp.boxing import box, gradient_layout
-from gpudist.sbp.layout import Layout
+from gpudist.geometry.layout import Layout, broadcast, partial_sum
+from gpudist.sbp.boxing import box
 from gpudist.sbp.scope import current_scope
 
 if TYPE_CHECKING:
@@ -91,16 +90,16 @@ def watch(x: GlobalTensor) -> None:
     local, layout = x._local, x.global_layout
     if not (local.requires_grad and local.is_leaf) or hasattr(local, "_gpudist_watched"):
         return
-    if gradient_layout(layout) == layout:
+    if layout.dual == layout:
         return
     world = x.placement.partition.world
-    local.register_hook(lambda g: box(g, gradient_layout(layout), layout, world))
+    local.register_hook(lambda g: box(g, layout.dual, layout, world))
     vars(local)["_gpudist_watched"] = True
 
 
 def gradient_of(x: GlobalTensor, local: torch.Tensor) -> GlobalTensor:
     """Wrap ``local`` as the gradient of ``x``: dual attributes, or for a leaf its own."""
-    layout = x.global_layout if x._local.is_leaf else gradient_layout(x.global_layout)
+    layout = x.global_layout if x._local.is_leaf else x.global_layout.dual
     return x._wrap(local, x.placement, layout.sbp, layout.shape)
 
 
@@ -162,7 +161,7 @@ def seed(x: GlobalTensor, gradient: torch.Tensor | None) -> torch.Tensor:
     The initial gradient of a scalar counts once: if ``x`` is a copy, the first rank starts with it
     and the others with zero.
     """
-    target = gradient_layout(x.global_layout)
+    target = x.global_layout.dual
     world = x.placement.partition.world
     if gradient is None:
         if x.numel() != 1:

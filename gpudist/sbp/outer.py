@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gpudist.sbp.attributes import broadcast, split
+from gpudist.geometry.layout import broadcast, split
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.registry import mapped
 from gpudist.sbp.scope import Scope

@@ -11,8 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gpudist.checks.arguments import Checked
 from gpudist.errors import PartitionError, ShapeError
-from gpudist.sbp.attributes import NdSbp, broadcast, misfit
-from gpudist.sbp.layout import Layout
+from gpudist.geometry.layout import Layout, NdSbp, broadcast, misfit
 from gpudist.world import runtime
 from gpudist.world.partition import CartesianPartition, Partition
 

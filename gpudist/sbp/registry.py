@@ -83,7 +83,7 @@ import torch
 from gpudist.exchange.torch_library import outside_torch
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.boxes import Box
-from gpudist.sbp.attributes import NdSbp, Sbp, split
+from gpudist.geometry.layout import NdSbp, split
 from gpudist.sbp.trees import mapped, tensors_in
 from gpudist.world.partition import CartesianPartition
 
@@ -125,7 +125,7 @@ class AxisPart:
 
     def cells(self, extent: int) -> tuple[int, int]:
         """Return start and stop of this worker's block of a dim of ``extent`` cells."""
-        return Sbp("split", 0, self.sizes).cells(extent, self.parts, self.index)
+        return Blocks(extent, self.parts, self.sizes).block(self.index)
 
 
 @dataclass(frozen=True)
@@ -279,10 +279,7 @@ class Where:
         for axis, (one, parts) in enumerate(zip(self.sbps[slot], self.P.shape, strict=True)):
             if one.is_split and parts > 1:
                 axis_of[one.dim] = axis
-                sizes = [
-                    b - a for a, b in (one.cells(shape[one.dim], parts, i) for i in range(parts))
-                ]
-                dims[one.dim] = Blocks.of_sizes(sizes)
+                dims[one.dim] = one.blocks(shape[one.dim], parts)
         order = [axis_of[dim] for dim in sorted(axis_of)]
         rest = [axis for axis in range(self.P.dim) if axis not in order]
         ranks = np.asarray(self.P.ranks).reshape(self.P.shape).transpose(order + rest).flatten()

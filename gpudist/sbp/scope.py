@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from gpudist.sbp.layout import Layout
+from gpudist.geometry.layout import Layout
 from gpudist.sbp.placement import Placement
 
 Unknown = Literal["gather", "refuse"]

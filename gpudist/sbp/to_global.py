@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 from typing import Any, TypeVar, overload
 
 import torch
@@ -12,11 +11,10 @@ from gpudist.checks.arguments import checked
 from gpudist.errors import PartitionError, PlanMismatch, ShapeError
 from gpudist.exchange.autograd import move
 from gpudist.geometry.cartesian import index_of
+from gpudist.geometry.layout import NdSbp, Sbp, nd_sbp
 from gpudist.nn.tensor_parallel.conventions import expect
-from gpudist.sbp.attributes import NdSbp, Sbp, broadcast, nd_sbp
-from gpudist.sbp.boxing import declared, gradient_layout, movement_of
+from gpudist.sbp.boxing import declared, movement_of
 from gpudist.sbp.global_tensor import GlobalTensor
-from gpudist.sbp.layout import Layout
 from gpudist.sbp.placement import Placement
 
 _MAX_DIMS = 16
@@ -106,11 +104,11 @@ def _from_local(
     if not placement.active:
         local = torch.empty(0, dtype=dtype, device=x.device, requires_grad=needs_grad)
         return GlobalTensor._wrap(local, placement, sbp, shape)
-    source = _first_copies(layout)
+    source = layout.first_copies
     world = placement.partition.world
     if grad_sbp is not None:
         given = placement.layout(nd_sbp(grad_sbp, placement.axes, len(shape)), shape)
-        local = declared(x, [source, layout], [gradient_layout(layout), given], world)
+        local = declared(x, [source, layout], [layout.dual, given], world)
         return GlobalTensor._wrap(local, placement, sbp, shape)
     expect("to_global", "dual", x, placement.partition)
     movement = movement_of(dtype, source, layout, world)
@@ -119,25 +117,6 @@ def _from_local(
         part = x if world.rank in source.ranks else x.reshape(-1)[:0]
         (local,) = move((movement,), (part,))
     return GlobalTensor._wrap(local, placement, sbp, shape)
-
-
-def _first_copies(layout: Layout) -> Layout:
-    """Return the layout restricted to the first rank along every axis of copies."""
-    grid = tuple(
-        1 if one == broadcast else n for one, n in zip(layout.sbp, layout.grid, strict=True)
-    )
-    if grid == layout.grid:
-        return layout
-    ranks = [
-        rank
-        for i, rank in enumerate(layout.ranks)
-        if not any(
-            k for k, one in zip(index_of(i, layout.grid), layout.sbp, strict=True)
-            if one == broadcast
-        )
-    ]  # fmt: skip
-    assert len(ranks) == prod(grid)
-    return Layout(tuple(ranks), grid, layout.sbp, layout.shape)
 
 
 def agreed(

@@ -10,9 +10,9 @@ import torch
 from gpudist.checks.arguments import checked
 from gpudist.errors import PartitionError
 from gpudist.exchange.autograd import move
+from gpudist.geometry.layout import NdSbp
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.ops.operator import Operator
-from gpudist.sbp.attributes import NdSbp
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.placement import Placement
 

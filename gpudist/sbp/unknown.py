@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gpudist.errors import ConversionError
+from gpudist.geometry.layout import NdSbp, broadcast
 from gpudist.sbp import views
-from gpudist.sbp.attributes import NdSbp, broadcast
 from gpudist.sbp.boxing import boxed_bytes
 from gpudist.sbp.registry import mapped, name_of, tensors_in
 from gpudist.sbp.scope import PlanRow, Scope

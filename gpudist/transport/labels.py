@@ -6,7 +6,8 @@ import re
 from functools import lru_cache
 
 _LIST = r"\[[\d, ]*\]"
-_DTYPE_OR_SIZE = re.compile(r" of (?:torch\.\w+|\d+ (?:bytes|cells))")
+_DTYPE = r"torch\.(?:bool|b?float\d\w*|u?int\d+|complex\d+)\b"
+_DTYPE_OR_SIZE = re.compile(rf" of (?:{_DTYPE}|\d+ (?:bytes|cells))")
 _MEMBERS = re.compile(rf"\s\w+{_LIST} on (\([\d, ]*\))")
 _PARTITION = re.compile(
     rf"(?: on ({_LIST})| ({_LIST} -> {_LIST})|( over axes {_LIST}) of ({_LIST}))(?: of {_LIST})?"

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, wraps
 from math import prod
 from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from gpudist.cache import cache_of
 from gpudist.checks.arguments import checked
 from gpudist.checks.digest import digest_of
 from gpudist.errors import PartitionError
@@ -26,6 +27,7 @@ from gpudist.world.mesh import mesh_of
 from gpudist.world.shared_numbers import combined, numbers_of, words_of
 
 Number = TypeVar("Number", int, float)
+_Result = TypeVar("_Result")
 
 
 class Partition:
@@ -567,3 +569,17 @@ def require_one_world(where: str, *partitions: Partition) -> None:
             if wire.size > 1:
                 wire.abort(Failure.from_exception(error, wire.rank))
         raise error
+
+
+def kept_by_world(function: Callable[..., _Result]) -> Callable[..., _Result]:
+    """Cache the results of a function of a partition and hashable arguments, until the world ends.
+
+    Arguments are positional, and the partition is the first.
+    """
+
+    @wraps(function)
+    def call(P: Partition, *args: object) -> _Result:
+        results = cache_of(P.wire.remembered, function, 4096)
+        return results.made((P, *args), lambda: function(P, *args))
+
+    return call

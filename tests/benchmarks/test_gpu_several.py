@@ -46,7 +46,6 @@ def sides_of(case: GpuCase, P_world: Partition) -> dict[str, Side]:
     return module.sides(case, P_world, HostMachine())
 
 
-@pytest.mark.one_in(4)
 @distributed(ranks=[2, 4], transports=["nccl"], timeout_s=240.0)
 @pytest.mark.parametrize("subject", several.SUBJECTS)
 @torch.no_grad()

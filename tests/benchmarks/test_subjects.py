@@ -15,7 +15,7 @@ import torch
 import benchmarks
 from benchmarks import attention, dispatch, fourier, layers, losses, operators, scaling
 from benchmarks.case import Case, Side
-from benchmarks.networks import Step
+from benchmarks.training import Step
 from gpudist import nn, ops
 from gpudist.ops.operator import Operator
 from gpudist.testing import run_distributed

@@ -12,7 +12,7 @@ from torch import nn
 
 import gpudist
 from gpudist import ConversionError, ShapeError, distribute
-from gpudist.sbp.attributes import broadcast, split
+from gpudist.geometry.layout import broadcast, split
 from gpudist.sbp.placement import Placement
 from gpudist.world.partition import Partition
 from tests.convert.networks import OneCell, Pyramid, Several

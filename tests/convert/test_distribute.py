@@ -19,7 +19,6 @@ from tests.pool import distributed
 CASES = [(name, shape) for name, (_, _, shapes) in NETWORKS.items() for shape in shapes]
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "shape"), CASES, ids=str)
 @distributed(ranks=5, transports=["loopback"], timeout_s=120)
 def test_trains_as_alone(P_world: Partition, name: str, shape: Sequence[int]) -> None:

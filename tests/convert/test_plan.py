@@ -317,3 +317,30 @@ def test_forwards_that_disable_autocast_are_planned() -> None:
     plan = plan_of(_WithoutAutocast(), (1, 1, 2, 1), (1, 1, 4, 3))
     assert plan.sent_bytes == 12
     assert torch.autocast.__init__ is init
+
+
+class _Writing(nn.BatchNorm2d):
+    """Batch norm that also writes into another buffer, through it a view, and an argument."""
+
+    seen: torch.Tensor
+    first: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.register_buffer("seen", torch.zeros(3))
+        self.register_buffer("first", self.seen[:1])
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        ids.add_(1)
+        self.seen += 1
+        assert self.first.item() == 1 and ids.tolist() == [1, 2, 3, 4]
+        return super().forward(x) * ids.sum()
+
+
+def test_planning_changes_neither_buffers_nor_inputs() -> None:
+    net, ids = _Writing(), torch.arange(4)
+    before = {name: x.clone() for name, x in net.state_dict().items()}
+    plan_of(net, (1, 1, 2, 1), (2, 2, 4, 3), ids, ranks=(0, 1))
+    assert torch.equal(ids, torch.arange(4))
+    for name, x in net.state_dict().items():
+        assert torch.equal(x, before[name]), name

@@ -9,8 +9,8 @@ import torch
 
 import gpudist
 from gpudist import Plan, distribute, sequential
+from gpudist.geometry.layout import broadcast, partial_sum
 from gpudist.nn.parameters.parameter_placement import placements
-from gpudist.sbp.attributes import broadcast, partial_sum
 from gpudist.world.partition import CartesianPartition
 from tests.nn.compare import (
     assert_block_of,

@@ -32,7 +32,7 @@ std::vector<char> receive(HostCommunicator& me, int peer, size_t bytes,
   return data;
 }
 
-bool has(const std::string& text, const std::string& part) {
+bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
@@ -47,8 +47,8 @@ void another_operation_is_a_plan_mismatch() {
   });
   CHECK(!errors[0]);
   const std::string text = text_of<PlanMismatch>(errors[1]);
-  CHECK(has(text, "the operation"));
-  CHECK(has(text, "'repartition'") && has(text, "'halo exchange'"));
+  CHECK(contains(text, "the operation"));
+  CHECK(contains(text, "'repartition'") && contains(text, "'halo exchange'"));
 }
 
 void another_size_is_a_plan_mismatch() {
@@ -61,7 +61,7 @@ void another_size_is_a_plan_mismatch() {
     }
   });
   const std::string text = text_of<PlanMismatch>(errors[1]);
-  CHECK(has(text, "the size") && has(text, "10 bytes") && has(text, "12 bytes"));
+  CHECK(contains(text, "the size") && contains(text, "10 bytes") && contains(text, "12 bytes"));
 }
 
 void a_posted_failure_ends_every_wait() {
@@ -116,7 +116,8 @@ void what_was_sent_before_leaving_is_received() {
   CHECK(received == std::vector<char>(5000, 'b'));
   CHECK(!errors[0]);
   const std::string text = text_of<PeerFailure>(errors[1]);
-  CHECK(has(text, "rank 0") && has(text, "has left the world") && has(text, "'#3 parting'"));
+  CHECK(contains(text, "rank 0") && contains(text, "has left the world") &&
+        contains(text, "'#3 parting'"));
 }
 
 void a_receiver_that_left_is_named() {
@@ -135,7 +136,7 @@ void a_receiver_that_left_is_named() {
     send(me, 1, std::vector<char>(1 << 20), signature);
   });
   CHECK(!errors[1]);
-  CHECK(has(text_of<PeerFailure>(errors[0]), "rank 1"));
+  CHECK(contains(text_of<PeerFailure>(errors[0]), "rank 1"));
 }
 
 void a_deadline_tells_what_every_rank_did() {
@@ -149,9 +150,10 @@ void a_deadline_tells_what_every_rank_did() {
   });
   for (int rank : {0, 2}) {
     const std::string text = text_of<CollectiveTimeout>(errors[rank]);
-    CHECK(has(text, "after 0.3 s"));
-    CHECK(has(text, "rank 1: #1 thinking"));
-    CHECK(has(text, "rank " + std::to_string(rank) + ": #1 waiting on " + std::to_string(rank)));
+    CHECK(contains(text, "after 0.3 s"));
+    CHECK(contains(text, "rank 1: #1 thinking"));
+    CHECK(
+        contains(text, "rank " + std::to_string(rank) + ": #1 waiting on " + std::to_string(rank)));
   }
 }
 
@@ -208,7 +210,7 @@ void refuses_peers_it_has_not() {
     const auto errors = world.run([&](HostCommunicator& me, int rank) {
       if (rank == 0) send(me, peer, {}, signature_of("misdirected"));
     });
-    CHECK(has(text_of<TransportError>(errors[0]), "no mailbox"));
+    CHECK(contains(text_of<TransportError>(errors[0]), "no mailbox"));
   }
 }
 

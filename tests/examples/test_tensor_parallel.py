@@ -65,7 +65,6 @@ def assert_sequential(file: Path, grid: list[int], steps: int) -> None:
     assert max(record["parameters"]) < 0.9 * record["all_parameters"]
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "how",
     [

@@ -20,7 +20,7 @@ Array = NDArray[np.int64]
 PerRank = list[Any]  # an array, or None where a rank has no block
 
 # Mutation testing asks for fewer.
-EXAMPLES = int(os.environ.get("GEOMETRY_EXAMPLES", "250"))
+EXAMPLES = int(os.environ.get("GEOMETRY_EXAMPLES", "120"))
 exactly = settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from gpudist import nn
 from gpudist.convert import distribute
-from gpudist.sbp.attributes import broadcast
+from gpudist.geometry.layout import broadcast
 from gpudist.world.partition import Partition
 from tests.nn.compare import grid, own_block, own_slices, random_like_all
 from tests.pool import distributed

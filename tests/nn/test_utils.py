@@ -62,7 +62,6 @@ def assert_same_gradients(sequential: torch.nn.Module, model: torch.nn.Module) -
         assert_equal_to(parameter.grad, expected, 1e-12, name)
 
 
-@pytest.mark.one_in(4)
 @pytest.mark.parametrize("foreach", [None, True, False])
 @pytest.mark.parametrize("max_norm", [0.5, 1e3])
 @pytest.mark.parametrize("norm_type", [2.0, 1, 3.5, math.inf, "inf"])

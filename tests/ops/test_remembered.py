@@ -8,7 +8,7 @@ import torch
 from gpudist import all_sum_reduce, broadcast, send_recv
 from gpudist.cache import Cache
 from gpudist.ops import operator
-from gpudist.sbp import Placement, to_global
+from gpudist.sbp import Placement, boxing, to_global
 from gpudist.world.partition import Partition
 from tests.ops.dense import assert_same, operations, partition_of
 from tests.pool import distributed
@@ -72,19 +72,14 @@ def test_all_ranks_of_an_operator_forget_it_together(P_world: Partition) -> None
     assert rounds[1] == rounds[2] and rounds[1][0] > rounds[0][0]
 
 
-def _boxings(P_world: Partition) -> int:
-    remembered: dict = P_world.wire.remembered
-    return len(remembered["boxings"])
-
-
 @distributed(2, transports=("loopback",))
 def test_boxings_of_many_shapes_are_forgotten(P_world: Partition) -> None:
     placement = Placement("cpu", [0, 1], P_world)
     remembered: dict = P_world.wire.remembered
-    remembered["boxings"] = Cache(LIMIT)
+    boxings = remembered[boxing._bound.__wrapped__] = Cache(LIMIT)  # pyright: ignore
     for n in range(1, 3 * LIMIT):
         x = to_global(torch.arange(float(n)), placement, (B,))
         y = x.to_global(sbp=(S(0),))
         assert_same(y.to_global(sbp=(B,)).to_local(), torch.arange(float(n)))
-        assert _boxings(P_world) <= LIMIT
-    assert _boxings(P_world) == LIMIT
+        assert len(boxings) <= LIMIT
+    assert len(boxings) == LIMIT

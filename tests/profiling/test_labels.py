@@ -22,6 +22,7 @@ from gpudist.transport.labels import operator_and_partition
         ("send to rank 1: float32[2] on (0, 1)", "send to rank 1", "(0, 1)"),
         ("send of 4096 bytes", "send", ""),
         ("boxing of [4, 6], split(0) -> broadcast", "boxing, split(0) -> broadcast", ""),
+        ("adjoint of torch.roll of [4, 6] of torch.bfloat16", "adjoint of torch.roll", ""),
         ("a + b on [2] of [5] + a", "a + b", "[2]"),
         ("repartition of the weight, then broadcast of the weight",
          "repartition of the weight, then broadcast of the weight", ""),

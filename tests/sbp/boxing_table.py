@@ -5,9 +5,8 @@ from __future__ import annotations
 from fractions import Fraction
 from math import prod
 
-from gpudist.sbp.attributes import Sbp, broadcast, partial_sum, split
-from gpudist.sbp.layout import Layout
-from gpudist.sbp.routes import route, volume
+from gpudist.geometry.layout import Layout, Sbp, broadcast, partial_sum, split
+from gpudist.geometry.routes import route, volume
 
 RANKS = 4
 SHAPE = (16, 16)

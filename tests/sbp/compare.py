@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from gpudist.geometry.layout import NdSbp
 from gpudist.sbp import GlobalTensor, Placement
-from gpudist.sbp.attributes import NdSbp
 from gpudist.sbp.methods import watch
 from gpudist.sbp.registry import tensors_in
 from tests.sbp.parts import assert_parts, part_of, random

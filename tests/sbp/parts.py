@@ -6,8 +6,7 @@ import torch
 
 from gpudist.exchange import all_reduce
 from gpudist.geometry.cartesian import index_of, rank_of
-from gpudist.sbp.attributes import broadcast, partial_sum, split
-from gpudist.sbp.layout import Layout
+from gpudist.geometry.layout import Layout, broadcast, partial_sum, split
 from gpudist.world.partition import Partition
 
 S, B, P = split, broadcast, partial_sum

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from gpudist.geometry.layout import NdSbp, Sbp
 from gpudist.sbp import Placement, explain
-from gpudist.sbp.attributes import NdSbp, Sbp
 from gpudist.world.partition import Partition
 from tests.every import EVERY
 from tests.sbp.compare import Function, assert_matches

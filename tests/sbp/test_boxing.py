@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from gpudist.errors import ShapeError
-from gpudist.sbp.attributes import NdSbp
+from gpudist.geometry.layout import Layout, NdSbp
 from gpudist.sbp.boxing import box, declared
-from gpudist.sbp.layout import Layout
 from gpudist.testing import assert_adjoint
 from gpudist.world.partition import Partition
 from tests.pool import distributed

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from gpudist.geometry.layout import NdSbp
 from gpudist.sbp import Placement
-from gpudist.sbp.attributes import NdSbp
 from gpudist.world.partition import Partition
 from tests.pool import distributed
 from tests.sbp.compare import global_of

@@ -91,7 +91,6 @@ OPERATORS: dict[str, tuple[Any, list[torch.Tensor], list[Row]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", OPERATORS)
 @distributed(ranks=8, transports=("loopback",))
 def test_operators(P_world: Partition, name: str) -> None:

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.errors import PartitionError
+from gpudist.geometry.layout import NdSbp
 from gpudist.sbp import GlobalTensor, Placement, explain
-from gpudist.sbp.attributes import NdSbp
 from gpudist.world.partition import Partition
 from tests.pool import distributed
 from tests.sbp.compare import assert_global, assert_matches, global_of
@@ -54,7 +54,6 @@ OPERATORS: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
 every_operator = pytest.mark.parametrize("name", OPERATORS)
 
 
-@pytest.mark.one_in(2)
 @every_operator
 @distributed(ranks=3, transports=("loopback",))
 def test_one_axis(P_world: Partition, name: str) -> None:
@@ -66,7 +65,6 @@ def test_one_axis(P_world: Partition, name: str) -> None:
         assert_matches(function, xs, placement, given, double=len(xs) < 3)
 
 
-@pytest.mark.one_in(4)
 @every_operator
 @pytest.mark.parametrize("grid", [[[0, 1, 2], [3, 4, 5]], [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]])
 @distributed(ranks=8, transports=("loopback",))

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from gpudist.geometry.layout import NdSbp
 from gpudist.sbp import GlobalTensor, Placement, to_global
-from gpudist.sbp.attributes import NdSbp
 from gpudist.world.partition import Partition
 from tests.pool import distributed
 from tests.sbp.compare import assert_global, assert_matches, global_of

@@ -44,7 +44,6 @@ CALLS: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", CALLS)
 @distributed(ranks=8, transports=("loopback",))
 def test_rearrangement(P_world: Partition, name: str) -> None:

@@ -63,7 +63,6 @@ ALL: dict[str, Any] = {
 }
 
 
-@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", OPERATORS)
 @distributed(ranks=8, transports=("loopback",))
 def test_one_dim(P_world: Partition, name: str) -> None:

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
+from gpudist.geometry.layout import split
 from gpudist.ops import all_sum_reduce
 from gpudist.sbp import Placement, explain
-from gpudist.sbp.attributes import split
 from gpudist.sbp.derive import key_of
 from gpudist.sbp.registry import (
     AxisPart,

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from gpudist.geometry.layout import NdSbp
 from gpudist.sbp import Placement, explain
-from gpudist.sbp.attributes import NdSbp
 from gpudist.sbp.signatures.reshape import groups
 from gpudist.world.partition import Partition
 from tests.pool import distributed

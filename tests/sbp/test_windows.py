@@ -53,7 +53,6 @@ CONVOLUTIONS: dict[str, tuple[Any, list[tuple[int, ...]], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.one_in(4)
 @pytest.mark.filterwarnings("ignore:Using padding=.same. with even kernel")
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 @distributed(ranks=8, transports=("loopback",))

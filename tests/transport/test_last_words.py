@@ -104,6 +104,27 @@ def test_every_traceback_where_it_is_asked_for(tmp_path: Path, name: str) -> Non
     assert all("Traceback" in text for text in printed)
 
 
+# What torch does if `python -W error` makes an error of the warning of a function that fails.
+PRINTED_BY_C = """
+import warnings
+try:
+    if P_world.rank == 1:
+        warnings.simplefilter("error")
+        torch.set_warn_always(True)
+        torch.cholesky(-torch.eye(3))
+except torch.linalg.LinAlgError:
+    pass
+P_world.barrier()
+open(f"{folder}/passed-{P_world.rank}", "w").close()
+"""
+
+
+def test_an_error_that_is_printed_and_forgotten_ends_nothing(tmp_path: Path) -> None:
+    printed = outputs(tmp_path, "host", PRINTED_BY_C)
+    assert "UserWarning: torch.cholesky is deprecated" in printed[1]
+    assert len(list(tmp_path.glob("passed-*"))) == RANKS, printed
+
+
 def test_two_mistakes_are_two_tracebacks(tmp_path: Path) -> None:
     program = """
 if P_world.rank == 0: raise ValueError("the first")

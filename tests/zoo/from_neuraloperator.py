@@ -73,4 +73,11 @@ NETWORKS = [
         (25, 23),
         image(2),
     ),
+    Network(
+        "neuraloperator/fno_2d",
+        lambda size: FNO((8, 8), 2, 1, 8, n_layers=2),
+        (24, 24),
+        (25, 23),
+        image(2),
+    ),
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import time
 import traceback
 import warnings
@@ -19,10 +20,11 @@ from gpudist.errors import GpudistError, PlanMismatch, RemoteError, TransportErr
 from gpudist.testing import run_distributed
 from gpudist.world.partition import CartesianPartition, Partition
 from tests.nn.compare import own_block
-from tests.zoo.network import Input, Network
+from tests.zoo.network import Input, Network, Size
 from tests.zoo.networks import network_named
-from tests.zoo.prepare import in_float64, inputs_of, prepared
-from tests.zoo.record import Record, differences, has_drawn, record_of
+from tests.zoo.prepare import in_dtype_of, inputs_of, prepared
+from tests.zoo.record import Record, differences, has_drawn, kept_bytes_of, record_of
+from tests.zoo.sent import Sent
 
 # Workers along the first and the second spatial dim; three have uneven blocks of odd sizes.
 GRIDS: dict[str, tuple[int, ...]] = {"2x1": (2, 1), "2x2": (2, 2), "3": (3,)}
@@ -45,7 +47,12 @@ class Verdict:
         text: the error that was raised.
         seconds: time of two steps on all ranks, which share the processor.
         alone_seconds: time of two steps of the network alone.
-        sent_bytes: bytes sent by all ranks together in the one step of the converted network.
+        messages: number of messages that all ranks together send in a training step.
+        sent_bytes: bytes in them.
+        repartitioned_bytes: those of automatic repartition; see :mod:`tests.zoo.sent`.
+        kept_bytes: bytes that a forward keeps for backward, without parameters and buffers, on the
+            rank that keeps most.
+        alone_kept_bytes: the same of the network alone.
         forward_bytes: bytes sent by all ranks together in a forward of its first entry.
         planned_bytes: prediction of ``forward_bytes`` by ``plan_of``; ``None`` if values decide it.
         warned: warnings of gpudist, each once.
@@ -60,19 +67,26 @@ class Verdict:
     text: str = ""
     seconds: float = 0.0
     alone_seconds: float = 0.0
+    messages: int = 0
     sent_bytes: int = 0
+    repartitioned_bytes: int = 0
+    kept_bytes: int = 0
+    alone_kept_bytes: int = 0
     forward_bytes: int = 0
     planned_bytes: int | None = 0
     warned: list[str] = field(default_factory=list)
 
 
 @dataclass
-class Sent:
-    """Bytes that one rank sent, as those of :class:`Verdict`."""
+class Numbers:
+    """Messages and bytes of one rank, as those of :class:`Verdict`."""
 
-    of_step: int
-    of_forward: int = 0
-    planned: int | None = 0
+    messages: int
+    sent_bytes: int
+    repartitioned_bytes: int
+    kept_bytes: int = 0
+    forward_bytes: int = 0
+    planned_bytes: int | None = 0
 
 
 def judge(name: str, grid: str, mode: Mode = "distribute", limit_s: float = LIMIT_S) -> Verdict:
@@ -96,12 +110,7 @@ def _compare(network: Network, found: Verdict, limit_s: float) -> None:
     case = (network.name, found.grid, found.mode)
     ranks = prod(GRIDS[found.grid])
     began = time.perf_counter()
-    expected = None
-    if not network.random:
-        with in_float64():
-            expected = _record_alone(network, found.grid)
-        # A drop path may be on that nobody thought of.
-        expected = None if has_drawn() else expected
+    expected, found.alone_kept_bytes = _alone(network.name, _size(network, found.grid))
     body, transport = _judge_rank, "loopback"
     if expected is None:
         (reference,) = run_distributed(
@@ -110,50 +119,65 @@ def _compare(network: Network, found: Verdict, limit_s: float) -> None:
         expected, _ = reference
         body, transport = _judge_in_process, "gloo"
     between = time.perf_counter()
-    with in_float64():
+    with in_dtype_of(network.name):
         told = run_distributed(body, ranks, *case, expected, transport=transport, timeout=limit_s)
     found.alone_seconds = between - began
     found.seconds = time.perf_counter() - between
     found.error, found.what = max(worst for worst, _ in told)
-    found.sent_bytes = sum(sent.of_step for _, sent in told)
-    found.forward_bytes = sum(sent.of_forward for _, sent in told)
-    planned = [sent.planned for _, sent in told]
+    numbers = [each for _, each in told]
+    found.messages = sum(each.messages for each in numbers)
+    found.sent_bytes = sum(each.sent_bytes for each in numbers)
+    found.repartitioned_bytes = sum(each.repartitioned_bytes for each in numbers)
+    found.kept_bytes = max(each.kept_bytes for each in numbers)
+    found.forward_bytes = sum(each.forward_bytes for each in numbers)
+    planned = [each.planned_bytes for each in numbers]
     found.planned_bytes = None if None in planned else sum(n for n in planned if n is not None)
     found.verdict = "right" if found.error <= network.tolerance else "wrong"
 
 
-def _record_alone(network: Network, grid: str) -> Record:
-    inputs = inputs_of(network.name, _size(network, grid))
-    whole = {name: each.tensor for name, each in inputs.items()}
-    net = copy.deepcopy(prepared(network.name, _size(network, grid)))
-    return record_of(network, net, _fresh(network, grid), whole, whole, _learned(network, inputs))
+@functools.cache
+def _alone(name: str, size: Size) -> tuple[Record | None, int]:
+    """Return the record of a network alone, ``None`` if it draws, and the bytes that it keeps."""
+    network, record = network_named(name), None
+    with in_dtype_of(name):
+        inputs = inputs_of(name, size)
+        whole = {key: each.tensor for key, each in inputs.items()}
+        learned = _learned(network, inputs)
+        net = copy.deepcopy(prepared(name, size))
+        if not network.random:
+            record = record_of(network, net, _fresh(name, size), whole, whole, learned)
+            # A drop path may be on that nobody thought of.
+            record = None if has_drawn() else record
+        return record, kept_bytes_of(network, net, whole, learned)
 
 
-def _judge_in_process(P_world: Partition, *case: Any) -> tuple[tuple[float, str], Sent]:
-    with in_float64():
-        return _judge_rank(P_world, *case)
+def _judge_in_process(
+    P_world: Partition, name: str, *case: Any
+) -> tuple[tuple[float, str], Numbers]:
+    with in_dtype_of(name):
+        return _judge_rank(P_world, name, *case)
 
 
-def _record_in_process(P_world: Partition, *case: Any) -> tuple[Record, Sent]:
-    with in_float64():
-        return _record_of_rank(P_world, *case)
+def _record_in_process(P_world: Partition, name: str, *case: Any) -> tuple[Record, Numbers]:
+    with in_dtype_of(name):
+        return _record_of_rank(P_world, name, *case)
 
 
 def _judge_rank(
     P_world: Partition, name: str, grid: str, mode: Mode, expected: Record
-) -> tuple[tuple[float, str], Sent]:
-    """Return the largest error on this rank, and the bytes that it sent."""
-    found, sent = _record_of_rank(P_world, name, grid, mode)
+) -> tuple[tuple[float, str], Numbers]:
+    """Return the largest error on this rank, and its numbers."""
+    found, numbers = _record_of_rank(P_world, name, grid, mode)
     if mode == "distribute":
         network = network_named(name)
         P_x = _partition(P_world, network, grid)
         gradients = expected["input gradient"].items()
         blocks = {key: own_block(x, P_x, None, False) for key, x in gradients if x is not None}
         expected = {**expected, "input gradient": {**dict(gradients), **blocks}}
-    return max(differences(expected, found)), sent
+    return max(differences(expected, found)), numbers
 
 
-def _record_of_rank(P_world: Partition, name: str, grid: str, mode: Mode) -> tuple[Record, Sent]:
+def _record_of_rank(P_world: Partition, name: str, grid: str, mode: Mode) -> tuple[Record, Numbers]:
     """Return this rank's results; in a mode without conversion, those of the network alone."""
     network = network_named(name)
     inputs = inputs_of(name, _size(network, grid))
@@ -168,16 +192,14 @@ def _record_of_rank(P_world: Partition, name: str, grid: str, mode: Mode) -> tup
         net = copy.deepcopy(net)
     last = P_world.rank == P_world.size - 1
     tamper = _enlarge_a_gradient if mode == "tampered" and last else None
-    fresh, learned = _fresh(network, grid), _learned(network, inputs)
-    record = record_of(network, net, fresh, given, whole, learned, tamper)
-    sent = Sent(_sent_bytes(P_world))
+    fresh, learned = _fresh(name, _size(network, grid)), _learned(network, inputs)
+    step = Sent(P_world)
+    record = record_of(network, net, fresh, given, whole, learned, tamper, step)
+    numbers = Numbers(step.messages, step.nbytes, step.repartitioned_bytes)
     if mode == "distribute":
-        sent = _with_plan(sent, network, grid, net, given, whole, P_x)
-    return record, sent
-
-
-def _sent_bytes(P_world: Partition) -> int:
-    return sum(row.sent_bytes for row in gpudist.stats(P_world=P_world))
+        numbers.kept_bytes = kept_bytes_of(network, net, given, learned)
+        _add_forward(numbers, network, grid, net, given, whole, P_x)
+    return record, numbers
 
 
 class _Called(Exception):
@@ -206,22 +228,22 @@ def _first_call(network: Network, given: Mapping[str, torch.Tensor]) -> tuple[st
     raise AssertionError(f"{network.name} is not called")
 
 
-def _with_plan(
-    sent: Sent,
+def _add_forward(
+    numbers: Numbers,
     network: Network,
     grid: str,
     net: Any,
     given: Mapping[str, torch.Tensor],
     whole: Mapping[str, torch.Tensor],
     P_x: CartesianPartition,
-) -> Sent:
-    """``sent`` with the bytes of a forward of the converted network, as counted and as planned."""
+) -> None:
+    """Add the bytes of a forward of the converted network, as counted and as planned."""
     world = P_x.world
     method, args, kwargs = _first_call(network, given)
-    with torch.no_grad():
-        before = _sent_bytes(world)
+    forward = Sent(world)
+    with torch.no_grad(), forward:
         (net if method == "forward" else getattr(net, method))(*args, **kwargs)
-        sent.of_forward = _sent_bytes(world) - before
+    numbers.forward_bytes = forward.nbytes
     _, args, kwargs = _first_call(network, whole)
     alone = prepared(network.name, _size(network, grid))
     try:
@@ -229,10 +251,9 @@ def _with_plan(
     except gpudist.ConversionError as error:
         if "cannot be planned" not in str(error):
             raise
-        sent.planned = None
+        numbers.planned_bytes = None
     else:
-        sent.planned = plan.sent_bytes
-    return sent
+        numbers.planned_bytes = plan.sent_bytes
 
 
 def _partition(P_world: Partition, network: Network, grid: str) -> CartesianPartition:
@@ -256,8 +277,8 @@ def _size(network: Network, grid: str) -> tuple[int, ...]:
     return network.odd if GRIDS[grid] == (3,) else network.even
 
 
-def _fresh(network: Network, grid: str) -> nn.Module:
-    fresh = copy.deepcopy(prepared(network.name, _size(network, grid)))
+def _fresh(name: str, size: Size) -> nn.Module:
+    fresh = copy.deepcopy(prepared(name, size))
     with torch.no_grad():
         for parameter in fresh.parameters():
             parameter.fill_(0.5)

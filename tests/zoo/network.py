@@ -85,6 +85,8 @@ class Network:
         classes: if not 0, the first output is ``[2, classes]`` and the loss a cross entropy.
         tolerance: largest allowed error relative to the largest number.
         why: the reason of another tolerance.
+        single: its numbers are float32, because its forward casts to it and cannot mix the result
+            with double weights.
         random: dropout or drop path stay on.
         learned_input: the gradient of floating inputs is compared too.
     """
@@ -99,6 +101,7 @@ class Network:
     classes: int = 0
     tolerance: float = 1e-9
     why: str = ""
+    single: bool = False
     random: bool = False
     learned_input: bool = True
 

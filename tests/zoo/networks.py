@@ -1,4 +1,4 @@
-"""The list of the zoo: 118 networks of ten packages, one file per package."""
+"""The list of the zoo: 120 networks of ten packages, one file per package."""
 
 from __future__ import annotations
 

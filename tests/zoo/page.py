@@ -18,6 +18,12 @@ from tests.zoo.results import ROOT, code_version, kept, verdict_of
 PAGE = ROOT / "docs" / "zoo.md"
 RESULTS = ROOT / "benchmarks" / "results" / "zoo" / "verdicts.jsonl"
 TEMPLATE = Path(__file__).with_name("page.md")
+# Grid of the numbers that are shown of one grid only.
+_DETAILED = "2x2"
+_HEAD = (
+    "| network | verdict | error | 2 x 1 | 2 x 2 | 3 | messages | moved | memory |",
+    "|---|---|--:|--:|--:|--:|--:|--:|--:|",
+)
 
 
 def page(networks: Sequence[Network], verdicts: dict[tuple[str, str], Verdict]) -> str:
@@ -25,21 +31,40 @@ def page(networks: Sequence[Network], verdicts: dict[tuple[str, str], Verdict]) 
     of = {n.name: [verdicts[n.name, grid] for grid in GRIDS] for n in networks}
     counts = Counter(verdict_of(these) for these in of.values())
     found = ", ".join(f"{counts[kind]} {kind}" for kind in ("right", "refused", "failed", "wrong"))
-    packages = ", ".join(f"{name} {version(name.replace('_', '-'))}" for name in PACKAGES)
     differing = [n for n, these in of.items() if any(_is_misplanned(v) for v in these)]
     return TEMPLATE.read_text(encoding="utf-8").format(
         count=len(networks),
-        summary=f"**{found}.** {packages}.",
+        summary=found,
         exceptions=f", except of {', '.join(differing)}" if differing else "",
-    ) + "".join(_row(network, of[network.name]) for network in networks)
+        tables="".join(_table(package, networks, of) for package in PACKAGES),
+        allowed="\n".join(f"- `{n.name}`: {n.tolerance:.0e}, {n.why}" for n in networks if n.why),
+    )
+
+
+def _table(package: str, networks: Sequence[Network], verdicts: dict[str, list[Verdict]]) -> str:
+    rows = [_row(n, verdicts[n.name]) for n in networks if n.package == package]
+    if not rows:
+        return ""
+    heading = f"## {package} {version(package.replace('_', '-'))}"
+    return "\n".join(["", heading, "", *_HEAD, *rows, ""])
 
 
 def _row(network: Network, verdicts: Sequence[Verdict]) -> str:
     error = max(each.error for each in verdicts)
-    allowed = f"{network.tolerance:.0e}: {network.why}" if network.why else ""
-    sent = [f"{each.sent_bytes / 1e3:,.1f}" for each in verdicts]
-    cells = [f"`{network.name}`", verdict_of(verdicts), f"{error:.1e}", *sent, allowed]
-    return f"| {' | '.join(cells)} |\n".replace("|  |", "| |")
+    of = {each.grid: each for each in verdicts}[_DETAILED]
+    numbers = [
+        f"{error:.1e}",
+        *(_kilobytes(each.sent_bytes) for each in verdicts),
+        f"{of.messages:,}",
+        _kilobytes(of.repartitioned_bytes),
+        f"{of.kept_bytes / of.alone_kept_bytes:.2f}" if of.alone_kept_bytes else "-",
+    ]
+    name = network.name.partition("/")[2]
+    return f"| {' | '.join([f'`{name}`', verdict_of(verdicts), *numbers])} |"
+
+
+def _kilobytes(n: int) -> str:
+    return f"{n / 1e3:,.1f}"
 
 
 def _is_misplanned(verdict: Verdict) -> bool:

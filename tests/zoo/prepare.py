@@ -34,13 +34,19 @@ def in_float64() -> Iterator[None]:
         torch.cfloat = before[1]
 
 
+def in_dtype_of(name: str) -> contextlib.AbstractContextManager[None]:
+    """Let a network create numbers of its dtype: float64, or float32 if it allows no other."""
+    return contextlib.nullcontext() if network_named(name).single else in_float64()
+
+
 @functools.cache
 def prepared(name: str, size: Size) -> nn.Module:
     """The network in training mode, with shaken weights: the same in every process. Copy it."""
     network = network_named(name)
     torch.manual_seed(_SEED)
     net = network.make(size).train()
-    net._apply(_in_double)
+    if not network.single:
+        net._apply(_in_double)
     if not network.random:
         _drop_nothing(net)
     with torch.no_grad():

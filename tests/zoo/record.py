@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
+from gpudist.planning.rehearsal import KeptForBackward
 from gpudist.sbp import GlobalTensor, broadcast, to_global
 from tests.zoo.network import BATCH, Network
 
@@ -30,6 +32,7 @@ def record_of(
     whole: Mapping[str, torch.Tensor],
     learned: Set[str],
     tamper: Callable[[nn.Module], None] | None = None,
+    step: AbstractContextManager[Any] | None = None,
 ) -> Record:
     """Train ``net`` for one step, and ``fresh`` with its state and optimizer's for another.
 
@@ -41,9 +44,12 @@ def record_of(
         whole: the whole inputs, for ``fresh``.
         learned: names of the inputs whose gradient is compared.
         tamper: called between backward and the step, to see that errors are found.
+        step: entered around each part of the step of ``net``, but not while results are gathered.
     """
-    given = {n: x.detach().clone().requires_grad_(n in learned) for n, x in given.items()}
-    outputs, loss = _trained(network, net, given)
+    step = nullcontext() if step is None else step
+    given = _as_learned(given, learned)
+    with step:
+        outputs, loss = _trained(network, net, given)
     if tamper is not None:
         tamper(net)
     gradients = {name: p.grad for name, p in net.named_parameters()}
@@ -62,10 +68,22 @@ def record_of(
     # As large an epsilon keeps the noise of a gradient that is zero out of the step.
     largest = max(map(_largest, found["gradient"].values())) or 1.0
     optimizer = torch.optim.AdamW(parameters, eps=largest, **_OPTIMIZER)
-    optimizer.step()
+    with step:
+        optimizer.step()
     found["parameter"] = {name: _whole(p) for name, p in net.named_parameters()}
     found["second step"] = _continued(network, net, optimizer, fresh, whole)
     return found
+
+
+def kept_bytes_of(
+    network: Network, net: nn.Module, given: Mapping[str, torch.Tensor], learned: Set[str]
+) -> int:
+    """Return the bytes that a forward keeps for backward, without parameters and buffers."""
+    given = _as_learned(given, learned)
+    kept = KeptForBackward([*net.parameters(), *net.buffers()])
+    with kept:
+        network.call(net, given)
+    return kept.nbytes
 
 
 def has_drawn() -> bool:
@@ -101,7 +119,8 @@ def differences(expected: Record, found: Record) -> Iterator[tuple[float, str]]:
                     f"{what}: {list(y.shape)} of {y.dtype}, expected {list(x.shape)} of {x.dtype}",
                 )
             elif x.numel():
-                error = _largest(y.to(torch.complex128) - x.to(torch.complex128))
+                wide = torch.complex128 if x.is_complex() else torch.float64
+                error = _largest(y.to(wide) - x.to(wide))
                 scale = max(_largest(x), floor) or 1.0
                 yield (error / scale if error == error else float("inf")), what
 
@@ -119,6 +138,10 @@ def tensors_in(output: Any, name: str = "") -> dict[str, torch.Tensor]:
         fields = dataclasses.fields(output)
         parts = ((f"{name}.{f.name}", getattr(output, f.name)) for f in fields)
     return {key: x for place, part in parts for key, x in tensors_in(part, place).items()}
+
+
+def _as_learned(given: Mapping[str, torch.Tensor], learned: Set[str]) -> dict[str, torch.Tensor]:
+    return {n: x.detach().clone().requires_grad_(n in learned) for n, x in given.items()}
 
 
 def _trained(

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
+import gpudist
+from gpudist.testing import run_distributed
+from gpudist.world.partition import Partition
+from tests.nn.compare import own_block
 from tests.zoo.judge import GRIDS, Verdict, judge
+from tests.zoo.network import Network
 from tests.zoo.networks import missing_packages
-from tests.zoo.record import Record, differences
+from tests.zoo.page import page
+from tests.zoo.record import Record, differences, kept_bytes_of, record_of
 from tests.zoo.results import passes, table, verdict_of
+from tests.zoo.sent import Sent, repartitions
 
 # At least one of each package; small, and none that needs processes.
 DOZEN = (
@@ -41,6 +49,9 @@ def test_converted_network_is_right(name: str) -> None:
     found = judge(name, _grid_of(name), limit_s=LIMIT_S)
     assert found.verdict == "right", (found.what, found.error, found.text)
     assert found.planned_bytes == found.forward_bytes > 0
+    assert found.sent_bytes > max(found.forward_bytes, found.repartitioned_bytes)
+    assert found.messages > 0
+    assert 0 < found.kept_bytes < found.alone_kept_bytes
 
 
 @needs_packages
@@ -55,6 +66,80 @@ def test_gradient_that_is_a_thousandth_larger_on_one_rank_is_wrong(grid: str) ->
     assert found.verdict == "wrong"
     assert found.error == pytest.approx(1e-3, rel=1e-3)
     assert found.what.startswith("gradient ")
+
+
+class _Fourier(nn.Module):
+    """Convolution, with a halo, then a transform, for which a split dim is made whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv1d(4, 4, 3, padding=1, bias=False, dtype=torch.float64)
+        self.register_buffer("shift", torch.ones(4, 8, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.fft(self.convolution(x), dim=2).real.exp() * self.shift
+
+
+_FOURIER = Network("tiny/fourier", lambda size: _Fourier(), (8,), (7,))
+_LEARNED = {"x"}
+_CELL = 8
+
+
+def _whole_input() -> dict[str, torch.Tensor]:
+    return {"x": torch.linspace(-1, 1, 64, dtype=torch.float64).reshape(2, 4, 8)}
+
+
+def _numbers_of_steps(P_world: Partition) -> tuple[list[tuple[int, int, int]], int]:
+    """Return messages, bytes and repartitioned bytes of two steps, and the bytes kept."""
+    P_x = P_world.create_cartesian_topology_partition([1, 1, 2])
+    net, whole = gpudist.distribute(_Fourier(), P_x), _whole_input()
+    given = {"x": own_block(whole["x"], P_x, None, False)}
+    steps = [Sent(P_world), Sent(P_world)]
+    for step in steps:
+        record_of(_FOURIER, net, _Fourier(), given, whole, _LEARNED, step=step)
+    kept = kept_bytes_of(_FOURIER, net, given, _LEARNED)
+    return [(step.messages, step.nbytes, step.repartitioned_bytes) for step in steps], kept
+
+
+def test_numbers_of_a_tiny_network_are_those_computed_by_hand() -> None:
+    halo = 2 * 4 * 1 * _CELL
+    # A worker has 4 of 8 columns of 8 rows, and gives away half of them.
+    repartition = 8 * 4 // 2 * _CELL
+    weight = 4 * 4 * 3 * _CELL
+    # There and back; a sum over two workers sends as much as it adds.
+    step = 5, 2 * halo + 2 * repartition + weight, 2 * repartition
+    # The block with a ghost column and one of padding for the convolution, then a block each for
+    # the transform and the exponential.
+    kept = 2 * 4 * (4 + 2) * _CELL + 2 * 8 * 4 * _CELL
+    found = run_distributed(_numbers_of_steps, 2, transport="loopback")
+    assert found == [([step, step], kept)] * 2
+
+
+def test_network_alone_keeps_what_was_computed_by_hand() -> None:
+    # The inputs of the convolution and of the transform, and the exponential.
+    assert kept_bytes_of(_FOURIER, _Fourier(), _whole_input(), _LEARNED) == 3 * 64 * _CELL
+
+
+@pytest.mark.parametrize(
+    ("operator", "expected"),
+    [
+        ("boxing, (split(2),) -> (split(0),)", True),
+        ("adjoint of boxing, (split(2),) -> (broadcast,)", True),
+        ("boxing, (split(0), split(2, sizes=[28, 21])) -> (split(0), split(0))", True),
+        ("boxing, (split(0), split(1)) -> (split(0), split(1, sizes=[8, 6]))", True),
+        ("boxing, (partial_sum, split(0)) -> (broadcast, broadcast)", True),
+        ("boxing, (broadcast,) -> (broadcast,)", True),
+        ("boxing, (split(0),) -> (broadcast, broadcast)", True),
+        ("boxing, (partial_sum,) -> (broadcast,) + boxing, (split(1),) -> (split(0),)", True),
+        ("boxing, (partial_sum,) -> (broadcast,)", False),
+        ("adjoint of boxing, (partial_sum, split(0)) -> (split(1), split(0))", False),
+        ("halo_exchange", False),
+        ("adjoint of torch.roll", False),
+        ("sum of 2 gradients (parameters 0 to 1) over 2 workers", False),
+    ],
+)
+def test_a_boxing_that_does_more_than_a_sum_is_a_repartition(operator: str, expected: bool) -> None:
+    assert repartitions(operator) == expected
 
 
 def test_missing_numbers_are_infinitely_wrong() -> None:
@@ -90,6 +175,26 @@ def test_four_networks_may_be_refused_and_none_wrong() -> None:
     assert not passes([*right, Verdict("p/0", "2x1", verdict="right", error=0.0, planned_bytes=8)])
     assert verdict_of([right[0], wrong]) == "wrong"
     assert "p/0 on 2x1: wrong, error 1.0e+00, gradient bias" in table([*right, wrong])
+
+
+@needs_packages
+def test_page_has_details_of_two_by_two() -> None:
+    network = Network("timm/one", lambda size: _Fourier(), (8,), (7,), tolerance=1e-6, why="noise")
+    verdicts = {
+        (network.name, grid): Verdict(
+            network.name, grid, verdict="right", error=10.0 ** -(9 + i), messages=1000 * i + 7,
+            sent_bytes=1_234_567 * (i + 1), repartitioned_bytes=500 * i, kept_bytes=30 + i,
+            alone_kept_bytes=100,
+        )
+        for i, grid in enumerate(GRIDS)
+    }  # fmt: skip
+    text = page([network], verdicts)
+    row = "| `one` | right | 1.0e-09 | 1,234.6 | 2,469.1 | 3,703.7 | 1,007 | 0.5 | 0.31 |"
+    assert row in text.splitlines()
+    assert "- `timm/one`: 1e-06, noise" in text
+    assert "**1 right, 0 refused, 0 failed, 0 wrong.**" in text
+    verdicts[network.name, "3"].planned_bytes = 8
+    assert "on every grid, except of timm/one." in page([network], verdicts)
 
 
 def _grid_of(name: str) -> str:

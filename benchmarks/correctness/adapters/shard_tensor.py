@@ -65,7 +65,11 @@ def _on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
     return on_cpu
 
 
-def _initialize(manager: Any) -> None:
+def join() -> None:
+    """Make the process group, once."""
+    manager = import_module("physicsnemo.distributed").DistributedManager
+    if manager.is_initialized():
+        return
     make = dist.init_process_group
 
     def without_device(*arguments: Any, device_id: Any = None, **options: Any) -> None:
@@ -79,9 +83,7 @@ def _initialize(manager: Any) -> None:
 def run(case: Case, layout: Layout) -> Result:
     warnings.simplefilter("ignore")
     domain_parallel = import_module("physicsnemo.domain_parallel")
-    manager = import_module("physicsnemo.distributed").DistributedManager
-    if not manager.is_initialized():
-        _initialize(manager)
+    join()
     names = ("first", "second")[: len(layout.grid)]
     mesh = init_device_mesh("cpu", layout.grid, mesh_dim_names=names)
     x = case.input(layout)

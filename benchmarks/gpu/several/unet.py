@@ -16,8 +16,8 @@ from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.measure import GpuCase
 from benchmarks.gpu.several.cells import grid_of
 from benchmarks.layers import block_of
-from benchmarks.networks import Step, Training, is_right
 from benchmarks.rows import ONE_RANK
+from benchmarks.training import Step, Training, is_right
 from examples.networks import UNet3d
 from gpudist.nn import DistributedCrossEntropyLoss
 from gpudist.world.partition import CartesianPartition, Partition

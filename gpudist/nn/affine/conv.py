@@ -15,24 +15,23 @@ from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.halo import have_faces
 from gpudist.geometry.windows import FoldedWindow, Read, Window
 from gpudist.nn.affine.affine_layer import BoundAffine
+from gpudist.nn.affine.affine_placement import place_channels
 from gpudist.nn.affine.conv_arguments import (
     PADDING_MODES,
     Paddings,
     conv_windows,
     paddings_of,
+    require_groups,
     require_padding_mode,
 )
 from gpudist.nn.affine.conv_block import BlockConvolution
 from gpudist.nn.affine.conv_channels import (
-    bind_broadcast,
-    bind_sum,
+    bind_haloed_broadcast,
     output_shapes,
     require_input_channels,
 )
 from gpudist.nn.affine.conv_layer import ConvLayer
 from gpudist.nn.affine.conv_overlap import ConvolutionInPlace
-from gpudist.nn.affine.conv_parameters import ConvParameters, require_groups
-from gpudist.nn.affine.conv_placement import place
 from gpudist.nn.autocast import autocast_is_on
 from gpudist.nn.channels_last import channels_last_form, in_form
 from gpudist.nn.layer_table import Sample, layer
@@ -159,7 +158,7 @@ class _DistributedConv(ConvLayer):
         self.output_padding = (0,) * self._dims
         self.padding_mode = padding_mode
         channels = in_channels, out_channels, groups
-        placed = place(self._name, P_x, P_y, P_w, *channels, self._dims, replicate_parameters)
+        placed = place_channels(self._name, P_x, P_y, P_w, *channels, self._dims)
         self._placement = placed
         self.P_x, self.P_y = placed.P_x, placed.P_y
         self.halo_exchange = HaloExchange(
@@ -180,9 +179,7 @@ class _DistributedConv(ConvLayer):
         )
         self._bound = Bound[_BoundConv](shape, self._agreement)
         weight_shape = (out_channels, in_channels // groups, *self.kernel_size)
-        self._parameters_cut = ConvParameters.cut(self._name, placed, weight_shape, out_channels)
-        self.weight, self.bias = self._parameters_cut.draw(bias, device, dtype)
-        self._place_parameters(replicate_parameters)
+        self._make_parameters(weight_shape, bias, device, dtype, replicate_parameters)
 
     def _paddings_of(self, padding: int | Sequence[int] | Literal["same", "valid"]) -> Paddings:
         return paddings_of(self._name, padding, self.kernel_size, self.stride, self.dilation)
@@ -226,14 +223,15 @@ class _DistributedConv(ConvLayer):
         except ShapeError as error:
             raise ShapeError(f"{self._name}: {error}") from None
         if self._placement.P_source is not None:
-            broadcast = bind_broadcast(self._placement, layout, self.halo_exchange, movement, x)
-            movement = movement.then(broadcast)
-        windows, channels = self.windows, self._parameters_cut.bias_cut.dims[0]
-        shape_of = output_shapes(self._placement, inputs, windows, channels)
+            haloed = (self._placement, layout, self.halo_exchange, movement, x)
+            movement = movement.then(bind_haloed_broadcast(*haloed))
+        windows = self.windows
+        shape_of = output_shapes(self._placement, inputs, windows, self.out_channels)
         reduction = None
         if self._placement.P_sum is not None:
             key = (self._name, inputs, windows, self.out_channels)
-            reduction = bind_sum(self._placement, layout, key, shape_of, movement, x)
+            given = movement.output_shape, movement.output_dtype
+            reduction = self._placement.bind_sum(shape_of, key, layout.dtype, given, x)
         index = self._placement.P_c.index
         block = self._block(shape_of(index)) if index is not None else None
         features = block.shape[1] if block is not None else None
@@ -286,8 +284,8 @@ class _DistributedConv(ConvLayer):
     def _block(
         self, shape: Sequence[int], padding: tuple[int, ...] | None = None
     ) -> BlockConvolution:
-        groups = self._placement.groups_of_block(self.groups)
         padding = padding or (0,) * self._dims
+        groups = self._groups_of_block()
         return BlockConvolution(tuple(shape), self.stride, self.dilation, groups, padding)
 
     def require_region(self) -> None:

@@ -59,3 +59,14 @@ def conv_windows(
         copying = _COPYING_MODES.get(padding_mode) if any(padding) else None
         windows.append(FoldedWindow(window, copying) if copying is not None else window)
     return windows
+
+
+def require_groups(name: str, in_channels: int, out_channels: int, groups: int) -> None:
+    """Raise if ``groups`` does not divide the numbers of channels."""
+    if groups < 1:
+        raise ShapeError(f"{name}, dim 1: groups {groups} must be at least 1")
+    for what, channels in (("in", in_channels), ("out", out_channels)):
+        if channels % groups:
+            raise ShapeError(
+                f"{name}: {what}_channels {channels} must be divisible by groups {groups}"
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,9 +10,7 @@ import torch
 from gpudist.errors import PartitionError
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.nn.affine.affine_layer import AffineLayer, BoundAffine
-from gpudist.nn.affine.conv_parameters import ConvParameters
-from gpudist.nn.affine.conv_placement import ConvPlacement
-from gpudist.nn.parameters.parameter_placement import ParameterPlacement
+from gpudist.nn.affine.affine_placement import AffinePlacement
 from gpudist.nn.windowed.region_layer import RegionLayer
 from gpudist.ops.shape_agreement import BlockLayout
 from gpudist.world.partition import CartesianPartition
@@ -21,15 +20,13 @@ class ConvLayer(AffineLayer, RegionLayer):
     """Layer that maps blocks of input channels to blocks of output channels."""
 
     _name: str
-    _placement: ConvPlacement
-    _parameters_cut: ConvParameters
+    _placement: AffinePlacement
     P_y: CartesianPartition
     in_channels: int
     out_channels: int
+    groups: int
     kernel_size: tuple[int, ...]
     stride: tuple[int, ...]
-    weight: torch.nn.Parameter
-    bias: torch.nn.Parameter | None
 
     def bind(self, layout: BlockLayout, x: torch.Tensor) -> BoundAffine:
         """Bind the movements and the local computation to an agreed input layout."""
@@ -52,10 +49,21 @@ class ConvLayer(AffineLayer, RegionLayer):
         batch, _, *features = super().outputs_of(inputs).dims
         return Decomposition((batch, Blocks(self.out_channels, 1), *features))
 
-    def _place_parameters(self, replicate_parameters: bool) -> None:
+    def _make_parameters(
+        self,
+        weight_shape: Sequence[int],
+        bias: bool,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+        replicate_parameters: bool,
+        channel_dims: tuple[int, int] = (0, 1),
+    ) -> None:
         placed = self._placement
-        users = {"weight": placed.P_c, "bias": placed.P_bias_used}
-        self._place(replicate_parameters, self._placements(), users, placed.P_all)
+        cells = self.out_channels if bias else None
+        used = placed.parameters(weight_shape, cells, channel_dims)
+        self._place(replicate_parameters, used, placed.P_all)
+        self._draw_affine(device, dtype)
 
-    def _placements(self) -> dict[str, ParameterPlacement]:
-        return self._parameters_cut.placements(self.bias is not None)
+    def _groups_of_block(self) -> int:
+        # Groups are split like output channels.
+        return self.groups // self._placement.parts[0] if self.groups > 1 else 1

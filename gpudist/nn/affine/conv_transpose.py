@@ -13,16 +13,14 @@ from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.halo import needed_range, reads_own_cells
 from gpudist.geometry.windows import HaloWidths, Read, TransposedWindow, Window
 from gpudist.nn.affine.affine_layer import BoundAffine
-from gpudist.nn.affine.conv_arguments import require_padding_mode
+from gpudist.nn.affine.affine_placement import place_channels
+from gpudist.nn.affine.conv_arguments import require_groups, require_padding_mode
 from gpudist.nn.affine.conv_channels import (
-    bind_broadcast,
-    bind_sum,
+    bind_haloed_broadcast,
     output_shapes,
     require_input_channels,
 )
 from gpudist.nn.affine.conv_layer import ConvLayer
-from gpudist.nn.affine.conv_parameters import ConvParameters, require_groups
-from gpudist.nn.affine.conv_placement import place
 from gpudist.nn.affine.conv_transpose_block import TransposedBlock, transposed_block
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.partitions import partitions_lead
@@ -129,7 +127,7 @@ class _DistributedConvTranspose(ConvLayer):
         self._require_output_padding()
         require_groups(self._name, in_channels, out_channels, groups)
         channels = in_channels, out_channels, groups
-        placed = place(self._name, P_x, P_y, P_w, *channels, self._dims, replicate_parameters)
+        placed = place_channels(self._name, P_x, P_y, P_w, *channels, self._dims)
         self._placement = placed
         self.P_x, self.P_y = placed.P_x, placed.P_y
         self._agreement = ShapeAgreement(
@@ -137,15 +135,9 @@ class _DistributedConvTranspose(ConvLayer):
         )
         self._bound = Bound[_BoundConvTranspose](shape, self._agreement)
         weight_shape = (in_channels, out_channels // groups, *self.kernel_size)
-        self._parameters_cut = ConvParameters.cut(
-            self._name,
-            placed,
-            weight_shape,
-            out_channels,
-            channel_axes=(0, 1) if placed.diagonal else (1, 0),
-        )
-        self.weight, self.bias = self._parameters_cut.draw(bias, device, dtype)
-        self._place_parameters(replicate_parameters)
+        is_diagonal = P_x.shape[1] > 1 and placed.parts[1] == 1
+        dims = (0, 1) if is_diagonal else (1, 0)
+        self._make_parameters(weight_shape, bias, device, dtype, replicate_parameters, dims)
 
     def _require_output_padding(self) -> None:
         for d, window in enumerate(self._windows):
@@ -253,14 +245,14 @@ class _DistributedConvTranspose(ConvLayer):
         halo = halo_exchange.bind_to(inputs, layout.dtype, x)
         has_ghosts = not all(map(reads_own_cells, inputs.dims, windows))
         if placed.P_source is not None:
-            halo = halo.then(bind_broadcast(placed, layout, halo_exchange, halo, x))
+            halo = halo.then(bind_haloed_broadcast(placed, layout, halo_exchange, halo, x))
             has_ghosts = True
-        channels = self._parameters_cut.bias_cut.dims[0]
-        shape_of = output_shapes(placed, inputs, windows, channels)
+        shape_of = output_shapes(placed, inputs, windows, self.out_channels)
         reduction = None
         if placed.P_sum is not None:
             key = (self._name, inputs, windows, self.out_channels)
-            reduction = bind_sum(placed, layout, key, shape_of, halo, x)
+            given = halo.output_shape, halo.output_dtype
+            reduction = placed.bind_sum(shape_of, key, layout.dtype, given, x)
         block = None
         if placed.P_c.index is not None:
             block = self._block_at(placed.P_c.index, inputs, features, shape_of)
@@ -282,7 +274,7 @@ class _DistributedConvTranspose(ConvLayer):
             [window.outputs(blocks).block(i) for window, blocks, i in along],
             [needed_range(blocks, window, i) for window, blocks, i in along],
             shape_of(index)[:2],
-            self._placement.groups_of_block(self.groups),
+            self._groups_of_block(),
         )
 
     @property

@@ -12,14 +12,12 @@ import torch.nn.functional as F
 from gpudist.errors import ShapeError
 from gpudist.exchange import Movement
 from gpudist.exchange.torch_library import handles_of, is_recorded
-from gpudist.geometry.blocks import Decomposition
 from gpudist.nn.affine.affine_layer import AffineLayer, BoundAffine
-from gpudist.nn.affine.weight_grid import WeightGrid
+from gpudist.nn.affine.affine_placement import AffinePlacement, place_matrix
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.parameters.parameter import normal_parameter
 from gpudist.nn.parameters.parameter_layer import ParameterLayer, move_those
-from gpudist.nn.parameters.parameter_placement import ParameterPlacement
-from gpudist.nn.partitions import partitions_lead, plane, regrid, require_cells
+from gpudist.nn.partitions import partitions_lead, plane, require_cells
 from gpudist.ops.bound import Bound
 from gpudist.ops.shape_agreement import ShapeAgreement, ShapeMode
 from gpudist.world.partition import CartesianPartition
@@ -154,47 +152,32 @@ class DistributedEmbedding(AffineLayer, TableLayer):
         self.max_norm, self.norm_type = max_norm, norm_type
         self.scale_grad_by_freq, self.sparse = scale_grad_by_freq, sparse
         self.P_x, self.P_y = P_x, P_y if P_y is not None else P_x
-        self._grid: WeightGrid | None = None
-        self.P_w, self._P_all = plane(P_x, ()), P_x
-        P_weight, parts = self.P_w, (1, 1)
+        self.P_w, self._placement = plane(P_x, ()), AffinePlacement.whole(P_x)
         if P_y is not None and P_w is not None:
-            e = P_y.shape[-1]
-            self._grid = WeightGrid.place(name, P_x, P_y, P_w, P_x.shape, (None, e), (1, 1), (1, e))
-            self.P_w, self._P_all = P_w, self._grid.P_all
-            P_weight, parts = self._grid.P_weight, self._grid.parts
-            require_cells(name, 0, parts[0], self.num_embeddings, "embeddings")
-            require_cells(name, 1, parts[1], self.embedding_dim, "dims of an embedding")
-        if replicate_parameters:
-            P_weight = self._grid.P_c if self._grid is not None else regrid(P_x, (P_x.size, 1, 1))
-        self._P_weight = P_weight
-        self._cut = Decomposition.balanced((self.num_embeddings, self.embedding_dim), parts)
-        index = P_weight.index
-        box = None
-        if index is not None:
-            box = self._cut.block(index[-2:] if self._grid is not None else (0, 0))
-        self.weight = normal_parameter(self._cut.shape, box, device, dtype)
-        if box is not None:
-            self._clear_padding(box.start[0])
+            self.P_w, e = P_w, P_y.shape[-1]
+            self._placement = place_matrix(
+                name, P_x, P_y, P_w, P_x.shape, (None, e), (1, 1), (1, e)
+            )
+            rows, columns = self._placement.parts
+            require_cells(name, 0, rows, self.num_embeddings, "embeddings")
+            require_cells(name, 1, columns, self.embedding_dim, "dims of an embedding")
+        used = self._placement.parameters((self.num_embeddings, self.embedding_dim))
+        self._place(replicate_parameters, used, self._placement.P_all)
+        placed = self._placed["weight"]
+        self.weight = normal_parameter(placed.shape, placed.own_box, device, dtype)
+        if placed.own_box is not None:
+            self._clear_padding(placed.own_box.start[0])
         self.weight.requires_grad_(not _freeze)
-        users = {"weight": self._grid.P_c if self._grid is not None else P_x}
-        self._place(replicate_parameters, self._placements(), users, self._P_all)
-        self._agreement = ShapeAgreement(name, P_x, self._P_all, None, global_shape, shape)
-        self._bound = Bound[BoundAffine](
-            shape if self._grid is not None else "static", self._agreement
-        )
-
-    def _placements(self) -> dict[str, ParameterPlacement]:
-        P_weight = self._P_weight
-        # The owner of an unsplit table may have a grid with any number of axes.
-        axes = max(0, P_weight.dim - 2), P_weight.dim - 1
-        return {"weight": ParameterPlacement(P_weight, self._cut, axes)}
+        P_all, is_whole = self._placement.P_all, self._placement.P_source is None
+        self._agreement = ShapeAgreement(name, P_x, P_all, None, global_shape, shape)
+        self._bound = Bound[BoundAffine]("static" if is_whole else shape, self._agreement)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if not self._P_all.active:
+        if not self._placement.P_all.active:
             return input.clone()
         if self.P_x.active:
             self._require_indices(input)
-        if self._grid is None:
+        if self._placement.P_source is None:
             bound = self._bound(self.weight, self._bind_whole, self.uses_copies)
         else:
             bound = self._bound(input, self._agree_and_bind, self.uses_copies)
@@ -212,32 +195,31 @@ class DistributedEmbedding(AffineLayer, TableLayer):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        if self._grid is None:
+        placed = self._placement
+        if placed.P_source is None:
             return F.embedding(block, weight, self.padding_idx)
-        return self._look_up(block, weight, self._grid)
+        assert placed.P_c.index is not None
+        first, last = self._placed["weight"].blocks[0].block(placed.P_c.index[-2])
+        return self._rows(block, weight, first, last)
 
     def _sum(self, reduction: Movement, y: torch.Tensor) -> torch.Tensor:
         # Autocast leaves embeddings in the dtype of the table.
         return move_those((reduction,), [y])[0]
 
-    def _look_up(self, x: torch.Tensor, weight: torch.Tensor, grid: WeightGrid) -> torch.Tensor:
-        index = grid.P_c.index
-        assert index is not None
-        return self._rows(x, weight, *self._cut.dims[0].block(index[-2]))
-
     def _agree_and_bind(self, x: torch.Tensor, uses_copies: int) -> BoundAffine:
-        grid, layout = self._grid, self._agreement(x)
-        assert grid is not None
+        placed, layout = self._placement, self._agreement(x)
         if layout.dims < self.P_x.dim:
             raise ShapeError(
                 f"{self._name}: the indices have {layout.dims} dims but P_x of shape "
                 f"{list(self.P_x.shape)} has {self.P_x.dim} axes; a block needs one dim per axis"
             )
-        broadcast = grid.bind_broadcast(layout, x)
-        leading, features = layout.decomposition.dims, self._cut.dims[1]
-        dtype = self.weight.dtype
-        reduction = grid.bind_sum(leading, features, dtype, broadcast.output_shape, dtype, x)
-        index = grid.P_c.index
+        broadcast = placed.bind_broadcast(
+            layout.shape_of, layout.key, layout.dtype, (x.shape, x.dtype), x
+        )
+        leading, features = layout.decomposition.dims, self._placed["weight"].blocks[1]
+        given = broadcast.output_shape, self.weight.dtype
+        reduction = placed.bind_matrix_sum(leading, features, self.weight.dtype, given, x)
+        index = placed.P_c.index
         own = features.length(index[-1]) if index is not None else None
         return BoundAffine(broadcast, self.bind_parameters(), reduction, own)
 

@@ -9,17 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.errors import PartitionError, ShapeError
-from gpudist.geometry.blocks import Decomposition
 from gpudist.nn.affine.affine_layer import AffineLayer, BoundAffine
-from gpudist.nn.affine.weight_grid import WeightGrid
+from gpudist.nn.affine.affine_placement import AffinePlacement, place_matrix
 from gpudist.nn.layer_table import Sample, layer
-from gpudist.nn.parameters.parameter import (
-    bias_bound,
-    kaiming_bound,
-    uniform_parameter,
-)
-from gpudist.nn.parameters.parameter_placement import ParameterPlacement
-from gpudist.nn.partitions import partitions_lead, plane, regrid, require_cells
+from gpudist.nn.partitions import partitions_lead, plane, require_cells
 from gpudist.ops.bound import Bound
 from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, ShapeMode
 from gpudist.world.partition import CartesianPartition
@@ -94,79 +87,31 @@ class DistributedLinear(AffineLayer):
         self.in_features, self.out_features = in_features, out_features
         self.P_x, self.P_y = P_x, P_y if P_y is not None else P_x
         leading, fi = P_x.shape[:-1], P_x.shape[-1]
-        self._grid: WeightGrid | None = None
+        self._placement = AffinePlacement.whole(P_x)
+        self.P_w = plane(P_x, ())
         if P_w is not None and P_y is not None:
             fo = P_y.shape[-1]
-            self._grid = WeightGrid.place(name, P_x, P_y, P_w, leading, (fo, fi), (1, fi), (fo, 1))
+            self.P_w = P_w
+            self._placement = place_matrix(name, P_x, P_y, P_w, leading, (fo, fi), (1, fi), (fo, 1))
             require_cells(name, -1, fi, self.in_features, "input features")
             require_cells(name, -1, fo, self.out_features, "output features")
-            self.P_w, self._P_all = P_w, self._grid.P_all
-            P_weight, P_c = self._grid.P_weight, self._grid.P_c
-            self._P_bias = plane(P_c, (P_c.dim - 2,))
-            self._P_bias_used = plane(P_c, range(P_c.dim - 1))
-            parts = self._grid.parts
-            if replicate_parameters:
-                P_weight, self._P_bias = P_c, self._P_bias_used
         elif fi > 1:
             raise PartitionError(
                 f"{name}, dim -1: P_x of shape {list(P_x.shape)} splits the features; give P_y "
                 f"and P_w of shapes {[*leading, 'fo']} and {[*leading, 'fo', fi]} too"
             )
-        else:
-            self.P_w, self._P_all = plane(P_x, ()), P_x
-            P_weight = self._P_bias = self.P_w
-            self._P_bias_used, parts = P_x, (1, 1)
-            if replicate_parameters:
-                P_weight = self._P_bias = regrid(P_x, (P_x.size, 1, 1))
-        self._make_parameters(bias, device, dtype, P_weight, parts)
-        users = {"weight": P_x, "bias": P_x}
-        if self._grid is not None:
-            users = {"weight": self._grid.P_c, "bias": self._P_bias_used}
-        self._place(replicate_parameters, self._placements(), users, self._P_all)
-        self._agreement = ShapeAgreement(name, P_x, self._P_all, None, global_shape, shape)
-        self._bound = Bound[BoundAffine](
-            shape if self._grid is not None else "static", self._agreement
-        )
-
-    def _make_parameters(
-        self,
-        bias: bool,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
-        P_weight: CartesianPartition,
-        parts: tuple[int, int],
-    ) -> None:
-        """Draw this worker's blocks with torch's initialization, or create placeholders.
-
-        Every worker must call this method, to keep all random generators in the same state.
-        """
-        outputs, inputs = self.out_features, self.in_features
-        self._P_weight = P_weight
-        self._weight_cut = Decomposition.balanced((outputs, inputs), parts)
-        self._bias_cut = Decomposition(self._weight_cut.dims[:1])
-        # The owner of an unsplit weight has an index of zeros, with any number of axes.
-        block = None if P_weight.index is None else ((0, *P_weight.index)[-2:])
-        self.weight = uniform_parameter(
-            (outputs, inputs),
-            kaiming_bound(inputs),
-            self._weight_cut.block(block) if block is not None else None,
-            device,
-            dtype,
-        )
-        self.bias: torch.nn.Parameter | None = None
-        if bias:
-            self.bias = uniform_parameter(
-                (outputs,),
-                bias_bound(inputs),
-                self._bias_cut.block(block[:1]) if block and self._P_bias.active else None,
-                device,
-                dtype,
-            )
+        weight_shape, cells = (out_features, in_features), out_features if bias else None
+        used = self._placement.parameters(weight_shape, cells)
+        self._place(replicate_parameters, used, self._placement.P_all)
+        self._draw_affine(device, dtype)
+        P_all, is_whole = self._placement.P_all, self._placement.P_source is None
+        self._agreement = ShapeAgreement(name, P_x, P_all, None, global_shape, shape)
+        self._bound = Bound[BoundAffine]("static" if is_whole else shape, self._agreement)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not self._P_all.active:
+        if not self._placement.P_all.active:
             return x.clone()
-        if self._grid is None:
+        if self._placement.P_source is None:
             self._require_whole_features(x)
             bound = self._bound(self.weight, self._bind_whole, self.uses_copies)
         else:
@@ -191,28 +136,20 @@ class DistributedLinear(AffineLayer):
                 f"{(x.shape[-1] if x.dim() else 0)} features, not {self.in_features}"
             )
 
-    def _placements(self) -> dict[str, ParameterPlacement]:
-        P_weight, P_bias = self._P_weight, self._P_bias
-        # The owner of an unsplit weight may have a grid with any number of axes.
-        row, column = max(0, P_weight.dim - 2), P_weight.dim - 1
-        placed = {"weight": ParameterPlacement(P_weight, self._weight_cut, (row, column))}
-        if self.bias is not None:
-            placed["bias"] = ParameterPlacement(P_bias, self._bias_cut, (row,))
-        return placed
-
     def _bind_whole(self, weight: torch.Tensor, uses_copies: int) -> BoundAffine:
         return BoundAffine(None, self.bind_parameters(), None, self.out_features)
 
     def _agree_and_bind(self, x: torch.Tensor, uses_copies: int) -> BoundAffine:
-        grid, layout = self._grid, self._agreement(x)
-        assert grid is not None
+        placed, layout = self._placement, self._agreement(x)
         self._check(layout)
+        broadcast = placed.bind_broadcast(
+            layout.shape_of, layout.key, layout.dtype, (x.shape, x.dtype), x
+        )
+        given = broadcast.output_shape, broadcast.output_dtype
         *leading, _ = layout.decomposition.dims
-        features = self._bias_cut.dims[0]
-        broadcast = grid.bind_broadcast(layout, x)
-        placeholder, dtype = broadcast.output_shape, broadcast.output_dtype
-        reduction = grid.bind_sum(tuple(leading), features, layout.dtype, placeholder, dtype, x)
-        index = grid.P_c.index
+        features = self._placed["weight"].blocks[0]
+        reduction = placed.bind_matrix_sum(leading, features, layout.dtype, given, x)
+        index = placed.P_c.index
         own = features.length(index[-2]) if index is not None else None
         return BoundAffine(broadcast, self.bind_parameters(), reduction, own)
 
@@ -223,7 +160,7 @@ class DistributedLinear(AffineLayer):
                 f"{list(self.P_x.shape)} has {self.P_x.dim} axes; a block needs one dim per axis"
             )
         features = layout.decomposition.dims[-1]
-        if features != self._weight_cut.dims[1]:
+        if features != self._placed["weight"].blocks[1]:
             sizes = [features.length(i) for i in range(features.parts)]
             raise ShapeError(
                 f"{self._name}, dim -1: the input's blocks have {sizes} features but the "

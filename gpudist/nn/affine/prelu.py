@@ -9,10 +9,10 @@ import torch.nn.functional as F
 
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.exchange import Movement
+from gpudist.geometry.layout import split
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.parameters.parameter_layer import ParameterLayer, move_those
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
-from gpudist.nn.partitions import plane, regrid
 from gpudist.ops.bound import Bound
 from gpudist.ops.shape_agreement import ShapeAgreement, ShapeMode
 from gpudist.world.partition import CartesianPartition
@@ -67,18 +67,13 @@ class DistributedPReLU(ParameterLayer):
                 "and one for the channels"
             )
         self.P_x, self.num_parameters, self.init = P_x, num_parameters, init
-        P_use = P_x if num_parameters > 1 else regrid(P_x, (P_x.size, 1))
-        P_owner = P_use if replicate_parameters else plane(P_use, (1,))
-        self._placed = ParameterPlacement.balanced((num_parameters,), P_owner, (1,))
-        box = self._placed.own_box
-        cells = torch.full((0,) if box is None else box.shape, init, device=device, dtype=dtype)
-        self.weight = torch.nn.Parameter(cells)
-        self._place(replicate_parameters, self._placements(), {"weight": P_use}, P_x)
+        splits = {1: split(0)} if num_parameters > 1 else None
+        used = {"weight": ParameterPlacement.on(P_x, (num_parameters,), splits)}
+        self._place(replicate_parameters, used, P_x)
+        cells = self._placed["weight"].own_shape
+        self.weight = torch.nn.Parameter(torch.full(cells, init, device=device, dtype=dtype))
         self._agreement = ShapeAgreement(self._name, P_x, P_x, P_x.dim, global_shape, shape)
         self._bound = Bound[tuple[Movement | None, ...]](shape, self._agreement)
-
-    def _placements(self) -> dict[str, ParameterPlacement]:
-        return {"weight": self._placed}
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return the block of the output for the block ``input``, of the same shape."""
@@ -90,7 +85,7 @@ class DistributedPReLU(ParameterLayer):
 
     def _bind(self, x: torch.Tensor, uses_copies: int) -> tuple[Movement | None, ...]:
         channels = self._agreement(x).decomposition.dims[1]
-        if self.num_parameters > 1 and channels != self._placed.cut.dims[0]:
+        if self.num_parameters > 1 and channels != self._placed["weight"].blocks[0]:
             raise ShapeError(
                 f"{self._name}, dim 1: the input has {channels.extent} channels in blocks of "
                 f"{[channels.length(i) for i in range(channels.parts)]}, but the weight has "

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.exchange import Movement
-from gpudist.geometry.blocks import Decomposition
 from gpudist.nn.affine.linear import DistributedLinear
 from gpudist.nn.attention.all_to_all import AllToAllAttention
 from gpudist.nn.attention.ring import RingAttention
@@ -19,7 +18,7 @@ from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.parameters.parameter import uniform_parameter
 from gpudist.nn.parameters.parameter_layer import ParameterLayer, move_those
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
-from gpudist.nn.partitions import plane, regrid
+from gpudist.nn.partitions import regrid
 from gpudist.ops.bound import Bound
 from gpudist.ops.shape_agreement import ShapeMode
 from gpudist.world.partition import CartesianPartition
@@ -102,14 +101,11 @@ class DistributedMultiheadAttention(ParameterLayer):
         )  # fmt: skip
         if out_proj.bias is not None:
             torch.nn.init.zeros_(out_proj.bias.data)
-        P_line = regrid(P_x, (P_x.size, 1, 1))
-        self._P_weight = P_line if replicate_parameters else plane(P_line, ())
-        self._make_parameters(bias, device, dtype)
+        self._make_parameters(bias, device, dtype, replicate_parameters)
         self.out_proj = out_proj
         kind = RingAttention if exchange == "ring" else AllToAllAttention
         P_heads = heads_partition(P_x, batch_first)
         self.attention: SequenceAttention = kind(P_heads, dropout_p=dropout, seed=seed, shape=shape)
-        self._place(replicate_parameters, self._placements(), dict.fromkeys(self._names, P_x), P_x)
         self._bound = Bound[tuple[Movement | None, ...]]("static")
 
     def _require(
@@ -128,30 +124,30 @@ class DistributedMultiheadAttention(ParameterLayer):
             )
 
     def _make_parameters(
-        self, bias: bool, device: torch.device | str | None, dtype: torch.dtype | None
+        self,
+        bias: bool,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+        replicate_parameters: bool,
     ) -> None:
         """Draw the parameters with torch's initialization, or create placeholders.
 
         Every worker must call this method, to keep all random generators in the same state.
         """
         features = self.embed_dim
-        self._cut = Decomposition.balanced((3 * features, features), (1, 1))
-        box = self._cut.block((0, 0)) if self._P_weight.active else None
+        shapes = {"in_proj_weight": (3 * features, features), "in_proj_bias": (3 * features,)}
+        names = self._names if bias else self._names[:1]
+        used = {name: ParameterPlacement.on(self.P_x, shapes[name]) for name in names}
+        self._place(replicate_parameters, used, self.P_x)
+        weight = self._placed["in_proj_weight"]
         # Xavier initialization of the whole matrix, [3 E, E].
         bound = math.sqrt(3.0) * math.sqrt(2.0 / float(4 * features))
-        self.in_proj_weight = uniform_parameter(self._cut.shape, bound, box, device, dtype)
+        self.in_proj_weight = uniform_parameter(weight.shape, bound, weight.own_box, device, dtype)
         self.in_proj_bias: torch.nn.Parameter | None = None
         if bias:
-            cells = 3 * features if box is not None else 0
+            cells = self._placed["in_proj_bias"].own_shape
             zeros = torch.zeros(cells, device=device, dtype=dtype)
             self.in_proj_bias = torch.nn.Parameter(zeros)
-
-    def _placements(self) -> dict[str, ParameterPlacement]:
-        P = self._P_weight
-        placed = {"in_proj_weight": ParameterPlacement(P, self._cut, (1, 2))}
-        if self.in_proj_bias is not None:
-            placed["in_proj_bias"] = ParameterPlacement(P, Decomposition(self._cut.dims[:1]), (1,))
-        return placed
 
     def forward(
         self,

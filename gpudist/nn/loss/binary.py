@@ -33,7 +33,7 @@ class _WeightedElementLoss(DistributedElementLoss):
 
     def _placements(self) -> dict[str, ParameterPlacement]:
         return {
-            name: ParameterPlacement.everywhere(buffer.shape, self.P_loss)
+            name: ParameterPlacement.on(self.P_loss, buffer.shape)
             for name, buffer in self.named_buffers(recurse=False)
             if name not in self._non_persistent_buffers_set
         }

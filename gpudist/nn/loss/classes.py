@@ -52,7 +52,7 @@ class _ClassLoss(DistributedSampleLoss):
     def _placements(self) -> dict[str, ParameterPlacement]:
         if self.weight is None:
             return {}
-        return {"weight": ParameterPlacement.everywhere(self.weight.shape, self.P_loss)}
+        return {"weight": ParameterPlacement.on(self.P_loss, self.weight.shape)}
 
     def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         if self.P_x.active:

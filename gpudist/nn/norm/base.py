@@ -8,17 +8,14 @@ import torch
 
 from gpudist.errors import ShapeError
 from gpudist.exchange import Movement, bind
-from gpudist.geometry.blocks import Blocks, Decomposition
-from gpudist.geometry.broadcasting import Pairing
-from gpudist.geometry.cartesian import rank_of
-from gpudist.geometry.repartition import plan_repartition
+from gpudist.geometry.blocks import Blocks
+from gpudist.geometry.layout import split
 from gpudist.nn.norm.node import normalized
 from gpudist.nn.norm.normalization import Normalization
+from gpudist.nn.parameters.parameter import bind_parameter
 from gpudist.nn.parameters.parameter_layer import ParameterLayer
-from gpudist.nn.parameters.parameter_placement import ParameterPlacement
-from gpudist.nn.partitions import plane
+from gpudist.nn.parameters.parameter_placement import ParameterPlacement, plan_recut
 from gpudist.ops.bound import Bound
-from gpudist.ops.broadcast import plan_between
 from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
@@ -56,32 +53,27 @@ class Norm(ParameterLayer):
     ) -> None:
         super().__init__()
         self.P_x = P_x
+        splits = {axis: split(d) for d, axis in enumerate(parameter_axes)}
         self._axes = tuple(parameter_axes)
-        self._P_owner = P_x if replicate_parameters else plane(P_x, self._axes)
-        self._cut = Decomposition.balanced(parameter_shape, [P_x.shape[a] for a in self._axes])
-        self.register_parameter("weight", self._parameter(1.0, device, dtype) if weight else None)
-        self.register_parameter("bias", self._parameter(0.0, device, dtype) if bias else None)
+        self._used = ParameterPlacement.on(P_x, parameter_shape, splits)
+        wanted = {"weight": weight, "bias": bias}
+        self._place(replicate_parameters, {n: self._used for n in wanted if wanted[n]}, P_x)
+        self.register_parameter("weight", self._filled("weight", 1.0, device, dtype))
+        self.register_parameter("bias", self._filled("bias", 0.0, device, dtype))
         self.weight: torch.nn.Parameter | None
         self.bias: torch.nn.Parameter | None
-        users = {"weight": P_x, "bias": P_x}
-        self._place(replicate_parameters, Norm._placements(self), users, P_x)
         self._agreement = ShapeAgreement(
             type(self).__name__, P_x, P_x, P_x.dim, global_shape, shape
         )
         self._bound = Bound[Normalization](shape, self._agreement)
 
-    def _parameter(
-        self, value: float, device: torch.device | str | None, dtype: torch.dtype | None
-    ) -> torch.nn.Parameter:
-        shape = self._block_shape(self._P_owner.index)
+    def _filled(
+        self, name: str, value: float, device: torch.device | str | None, dtype: torch.dtype | None
+    ) -> torch.nn.Parameter | None:
+        if name not in self._placed:
+            return None
+        shape = self._placed[name].own_shape
         return torch.nn.Parameter(torch.full(shape, value, device=device, dtype=dtype))
-
-    def _block_shape(self, index: Sequence[int] | None) -> tuple[int, ...]:
-        return (0,) if index is None else self._cut.block([index[a] for a in self._axes]).shape
-
-    def _placements(self) -> dict[str, ParameterPlacement]:
-        placed = ParameterPlacement(self._P_owner, self._cut, self._axes)
-        return {name: placed for name, _ in self.named_parameters(recurse=False)}
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not self.P_x.active:
@@ -123,53 +115,23 @@ class Norm(ParameterLayer):
 
     def _bind_parameters(self, layout: BlockLayout) -> tuple[Movement | None, ...]:
         """Bind the movements of parameter blocks from their owners to the workers of the input."""
-        P_x, P_owner = self.P_x, self._P_source
-        needed = Decomposition(tuple(layout.decomposition.dims[axis] for axis in self._axes))
-        if needed == self._cut and P_owner.size == P_x.size:
+        if not self._placed:
+            return ()
+        P_x, (held, *_) = self.P_x, self._placed.values()
+        held = self._used if self.uses_copies else held
+        cuts = [layout.decomposition.dims[axis].sizes for axis in self._axes]
+        splits = {axis: split(d, cuts[d]) for d, axis in enumerate(self._axes)}
+        needed = ParameterPlacement.on(held.P, held.shape, splits)
+        if needed == held and held.P.size == P_x.size:
             return (None,) * len(self._own)
-
-        def shape_of(rank: int) -> tuple[int, ...]:
-            index = P_owner.cartesian_index(rank)
-            return needed.block([index[axis] for axis in self._axes]).shape
-
-        pairing = Pairing(P_owner.shape, P_x.shape)
-        plan = plan_between(P_owner, P_x, P_x, pairing, shape_of, (self._axes, needed))
         movements: list[Movement] = []
-        between = f"{list(P_owner.shape)} -> {list(P_x.shape)}"
-        for name, parameter in self._present.items():
-            shape, dtype = parameter.shape, parameter.dtype
-            broadcast = bind(plan, P_x, f"broadcast of the {name} {between}", dtype, shape, dtype)
-            movements.append(self._recut(needed, name, parameter, broadcast))
+        present = [name for name in self._placed if getattr(self, name) is not None]
+        for name, parameter in zip(present, self._own, strict=True):
+            dtype = parameter.dtype
+            movement = bind_parameter(needed, P_x, dtype, name, P_x)
+            if needed != held:
+                label = f"repartition of the {name} on {list(P_x.shape)}"
+                plan = plan_recut(held, needed, P_x)
+                movement = bind(plan, P_x, label, dtype, held.own_shape, dtype).then(movement)
+            movements.append(movement)
         return tuple(movements)
-
-    @property
-    def _P_source(self) -> CartesianPartition:
-        return self.P_x if self.uses_copies else self._P_owner
-
-    @property
-    def _present(self) -> dict[str, torch.Tensor]:
-        names = [name for name, _ in self.named_parameters(recurse=False)]
-        return dict(zip(names, self._own, strict=True))
-
-    def _recut(
-        self, needed: Decomposition, name: str, parameter: torch.Tensor, broadcast: Movement
-    ) -> Movement:
-        """Return ``broadcast``, preceded by a repartition if ``needed`` blocks are not balanced."""
-        if needed == self._cut:
-            return broadcast
-        P_x, P_owner, axes = self.P_x, self._P_source, self._axes
-        own = None if P_owner.index is None else [P_owner.index[axis] for axis in axes]
-
-        def rank_at(index: Sequence[int]) -> int:
-            full = list(P_owner.index or [0] * P_x.dim)
-            for axis, i in zip(axes, index, strict=True):
-                full[axis] = i
-            return rank_of(full, P_x.shape)
-
-        assert P_x.rank is not None
-        plan = plan_repartition(
-            self._cut, needed, P_x.rank, own, own, rank_at, rank_at, key=(axes, P_x.digest)
-        )
-        shape, dtype = parameter.shape, parameter.dtype
-        label = f"repartition of the {name} on {list(P_x.shape)}"
-        return bind(plan, P_x, label, dtype, shape, dtype).then(broadcast)

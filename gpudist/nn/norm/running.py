@@ -60,7 +60,7 @@ class RunningNorm(Norm):
         self.num_batches_tracked: torch.Tensor | None
         buffers: list[torch.Tensor | None] = [None, None, None]
         if track_running_stats:
-            channels = self._block_shape(P_x.index)
+            channels = self._used.own_shape
             buffers = [
                 torch.zeros(channels, device=device, dtype=dtype),
                 torch.ones(channels, device=device, dtype=dtype),
@@ -71,11 +71,10 @@ class RunningNorm(Norm):
             self.register_buffer(name, buffer)
 
     def _placements(self) -> dict[str, ParameterPlacement]:
-        placed = super()._placements()
+        placed = dict(super()._placements())
         if self.track_running_stats:
-            moments = ParameterPlacement(self.P_x, self._cut, self._axes)
-            placed |= {"running_mean": moments, "running_var": moments}
-            placed["num_batches_tracked"] = ParameterPlacement.everywhere((), self.P_x.world)
+            placed |= {"running_mean": self._used, "running_var": self._used}
+            placed["num_batches_tracked"] = ParameterPlacement.on(self.P_x.world, ())
         return placed
 
     def reset_running_stats(self) -> None:
@@ -93,7 +92,7 @@ class RunningNorm(Norm):
                 f"{name}, dim 1: the input of global shape {list(layout.decomposition.shape)} has "
                 f"{channels.extent} channels, not {self.num_features}"
             )
-        if self.track_running_stats and channels != self._cut.dims[0]:
+        if self.track_running_stats and channels != self._used.blocks[0]:
             sizes = [channels.length(i) for i in range(channels.parts)]
             raise ShapeError(
                 f"{name}, dim 1: the input's blocks have {sizes} channels, but running statistics "

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from gpudist.exchange import Movement, bind
-from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.boxes import Box
 from gpudist.geometry.broadcasting import Pairing
+from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.ops.broadcast import plan_between
-from gpudist.world.partition import CartesianPartition
+from gpudist.world.partition import Partition
 
 _CHUNK_CELLS = 1 << 22
 
@@ -109,33 +109,29 @@ def _chunks(rows: int, row_cells: int) -> Iterator[tuple[int, int]]:
 
 
 def bind_parameter(
-    parameter: torch.Tensor,
-    P_owner: CartesianPartition,
-    P_use: CartesianPartition,
-    cut: Decomposition,
+    owners: ParameterPlacement,
+    P_use: Partition,
+    dtype: torch.dtype,
     name: str,
-    axes: Sequence[int] | None = None,
+    P_all: Partition | None = None,
 ) -> Movement:
     """Bind the broadcast of a parameter's blocks from their owners to the workers that use them.
 
     Args:
-        parameter: this worker's block, or the placeholder for it.
-        P_owner, P_use: partitions of the workers that own the blocks, and of those that use them.
-        cut: decomposition of the global parameter into blocks.
+        owners: placement of the blocks.
+        P_use: partition of the workers that use the blocks.
+        dtype: dtype of the parameter.
         name: name of the parameter, the same on all ranks.
-        axes: axis of ``P_owner`` that splits each dim; by default, axis ``d`` splits dim ``d``.
+        P_all: partition of all these workers; by default the owners, followed by the others.
     """
-    P_both = P_owner.create_partition_union(P_use)
-    cutting = range(len(cut.dims)) if axes is None else axes
-
-    def shape_of(rank: int) -> tuple[int, ...]:
-        index = P_owner.cartesian_index(rank)
-        return cut.block([index[axis] for axis in cutting]).shape
-
-    pairing = Pairing(P_owner.shape, P_use.shape)
-    plan = plan_between(P_owner, P_use, P_both, pairing, shape_of, (name, cut))
+    P_owner = owners.P
+    P_all = P_all or P_owner.create_partition_union(P_use)
+    plan = plan_between(
+        P_owner, P_use, P_all, Pairing(P_owner.shape, P_use.shape),
+        lambda rank: owners.box(rank).shape, (name, owners.sbp, owners.shape),
+    )  # fmt: skip
     label = f"broadcast of the {name} {list(P_owner.shape)} -> {list(P_use.shape)}"
-    return bind(plan, P_both, label, parameter.dtype, parameter.shape, parameter.dtype)
+    return bind(plan, P_all, label, dtype, owners.own_shape, dtype)
 
 
 def tied_empty(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from gpudist.nn.parameters.buckets import BUCKET_BYTES, joined, messages
 from gpudist.nn.parameters.parameter import bind_parameter
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.ops.broadcast import plan_between
-from gpudist.world.partition import CartesianPartition, Partition
+from gpudist.world.partition import Partition, kept_by_world
 
 
 @dataclass(frozen=True)
@@ -33,43 +33,28 @@ class ParameterBroadcast:
     Attributes:
         name: name of the parameter, the same on all ranks.
         owners: placement of its blocks.
-        P_use: partition of the workers that use the blocks, to which the owners' grid is broadcast.
+        used: placement on the workers that use the blocks, to which the owners' grid is broadcast.
         members: all workers that take part in the layer, in ascending order.
     """
 
     name: str
     owners: ParameterPlacement
-    P_use: CartesianPartition
+    used: ParameterPlacement
     members: Partition
 
     @classmethod
     def between(
-        cls, name: str, owners: ParameterPlacement, P_use: CartesianPartition, P_all: Partition
+        cls, name: str, owners: ParameterPlacement, used: ParameterPlacement, P_all: Partition
     ) -> ParameterBroadcast | None:
         """Return the broadcast, or ``None`` if every block is used only by its owner."""
-        if owners.P.ranks == P_use.ranks:
+        if owners.P.ranks == used.P.ranks:
             return None
         members = P_all.world.create_partition_inclusive(sorted(P_all.ranks))
-        return cls(name, owners, P_use, members)
+        return cls(name, owners, used, members)
 
-    def bind(self, parameter: torch.Tensor) -> Movement:
+    def bind(self, dtype: torch.dtype) -> Movement:
         """Return the movement of this parameter alone."""
-        owners = self.owners
-        return bind_parameter(parameter, owners.P, self.P_use, owners.cut, self.name, owners.axes)
-
-    @cached_property
-    def owned_shape(self) -> tuple[int, ...]:
-        """Shape of this worker's block, ``(0,)`` if it owns none."""
-        box = self.owners.own_box
-        return (0,) if box is None else box.shape
-
-    @cached_property
-    def used_shape(self) -> tuple[int, ...]:
-        """Shape of the block that this worker uses, ``(0,)`` if it uses none."""
-        P_owner, P_use = self.owners.P, self.P_use
-        if P_use.rank is None:
-            return (0,)
-        return self.owners.box(Pairing(P_owner.shape, P_use.shape).source_of(P_use.rank)).shape
+        return bind_parameter(self.owners, self.used.P, dtype, self.name)
 
     @cached_property
     def largest_cells(self) -> int:
@@ -125,7 +110,7 @@ def copies_of_owned(
     learns = torch.is_grad_enabled() and any([tensor.requires_grad for tensor in tensors])
     if is_recorded():
         ways = zip(moving, tensors, strict=True)
-        found = move([broadcast.bind(tensor) for (_, broadcast), tensor in ways], tensors)
+        found = move([broadcast.bind(tensor.dtype) for (_, broadcast), tensor in ways], tensors)
     elif learns or not is_eager():
         found = apply(_BroadcastParameters, moving, False, bucket_bytes, *tensors)
     else:
@@ -189,16 +174,17 @@ def _moved(
     for i, (_, broadcast) in enumerate(moving):
         sets.setdefault(broadcast.members, []).append(i)
     results = list(tensors)
-    for chosen in sets.values():
+    for members, chosen in sets.items():
         parts = _messages(chosen, moving, tensors, bucket_bytes)
         movements: list[Movement] = []
         for part in parts:
-            movement = _bind(tuple([moving[i] for i in part]), tensors[part[0]].dtype)
+            which = tuple([moving[i] for i in part])
+            movement = _bind(members, which, tensors[part[0]].dtype)
             movements.append(movement.T if to_owners else movement)
         blocks = [joined([tensors[i] for i in part]) for part in parts]
         for part, total in zip(parts, moved(movements, blocks), strict=True):
             broadcasts = [moving[i].broadcast for i in part]
-            shapes = [s.owned_shape if to_owners else s.used_shape for s in broadcasts]
+            shapes = [(s.owners if to_owners else s.used).own_shape for s in broadcasts]
             pieces = total.split([prod(shape) for shape in shapes])
             for i, piece, shape in zip(part, pieces, shapes, strict=True):
                 results[i] = piece.view(shape)
@@ -214,19 +200,19 @@ def _messages(
     alike: dict[tuple[Partition, Partition, torch.dtype], dict[int, int]] = {}
     for i in chosen:
         broadcast, dtype = moving[i].broadcast, tensors[i].dtype
-        key = (broadcast.owners.P, broadcast.P_use, dtype)
+        key = (broadcast.owners.P, broadcast.used.P, dtype)
         alike.setdefault(key, {})[i] = broadcast.largest_cells * dtype.itemsize
     return [part for nbytes in alike.values() for part in messages(nbytes, bucket_bytes)]
 
 
-@lru_cache(maxsize=4096)
-def _bind(moving: tuple[Moving, ...], dtype: torch.dtype) -> Movement:
+@kept_by_world
+def _bind(members: Partition, moving: tuple[Moving, ...], dtype: torch.dtype) -> Movement:
     """Bind the broadcast of the blocks of several parameters, one after the other."""
     first = moving[0].broadcast
-    P_owner, P_use = first.owners.P, first.P_use
+    P_owner, P_use = first.owners.P, first.used.P
     P_both = P_owner.create_partition_union(P_use)
     ways = [(number, broadcast.name, broadcast.owners) for number, broadcast in moving]
-    key = tuple([(number, name, owners.cut, owners.axes) for number, name, owners in ways])
+    key = tuple([(number, name, owners.sbp, owners.shape) for number, name, owners in ways])
 
     def shape_of(rank: int) -> tuple[int, ...]:
         return (sum(prod(owners.box(rank).shape) for _, _, owners in ways),)

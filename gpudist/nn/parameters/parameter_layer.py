@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -11,10 +12,11 @@ from gpudist.exchange import Movement
 from gpudist.exchange.autograd import move
 from gpudist.exchange.torch_library import is_compiled
 from gpudist.nn.distributed_module import DistributedModule
+from gpudist.nn.parameters.parameter import bias_bound, kaiming_bound, uniform_parameter
 from gpudist.nn.parameters.parameter_broadcast import ParameterBroadcast, copies_of_owned
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.nn.parameters.replication import copies_of, holders_of
-from gpudist.world.partition import CartesianPartition, Partition
+from gpudist.world.partition import Partition
 
 
 class Way(NamedTuple):
@@ -34,6 +36,8 @@ class ParameterLayer(DistributedModule):
     """
 
     weight: Any
+    bias: Any
+    _placed: dict[str, ParameterPlacement]
     _names: tuple[str, ...] = ("weight", "bias")
     replicate_parameters: bool = False
     _holders: tuple[Partition | None, ...] = ()
@@ -42,34 +46,49 @@ class ParameterLayer(DistributedModule):
     _is_fused: bool = False
 
     def _place(
-        self,
-        replicate_parameters: bool,
-        placed: Mapping[str, ParameterPlacement],
-        users: Mapping[str, CartesianPartition],
-        P_all: Partition,
+        self, replicate_parameters: bool, used: Mapping[str, ParameterPlacement], P_all: Partition
     ) -> None:
-        """Record the holders of each parameter's cells, or its broadcast to its users.
+        """Record who holds each parameter, and its holders or its broadcast to its users.
 
         Args:
-            replicate_parameters: whether every worker that uses a block holds it.
-            placed: placement of each existing parameter.
-            users: workers that use each parameter, for parameters with one owner.
+            replicate_parameters: whether every worker that uses a block holds it; otherwise the
+                first of them does.
+            used: placement of each existing parameter on the workers that use it.
             P_all: all workers that take part in the layer.
         """
         self.replicate_parameters = replicate_parameters
-        names = [name for name in self._names if name in placed]
-        self._holders = tuple(
-            holders_of(placed[name]) if replicate_parameters else None for name in names
-        )
+        names = [name for name in self._names if name in used]
+        self._placed = {
+            name: used[name] if replicate_parameters else used[name].first_copies for name in names
+        }
         of_layer = type(self).__name__
+        self._holders = tuple(holders_of(self._placed[name]) for name in names)
         self._broadcasts = tuple(
-            None
-            if replicate_parameters
-            else ParameterBroadcast.between(
-                f"{name} of {of_layer}", placed[name], users[name], P_all
+            ParameterBroadcast.between(
+                f"{name} of {of_layer}", self._placed[name], used[name], P_all
             )
             for name in names
         )
+
+    def _draw_affine(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+        """Draw the blocks of a weight and its bias as torch does, or create placeholders.
+
+        Every worker must call this method, to keep all random generators in the same state.
+        """
+        weight, bias = self._placed["weight"], self._placed.get("bias")
+        # Torch computes the fan-in from the second dim, also for transposed convolutions.
+        fan_in = prod(weight.shape[1:])
+        self.weight = uniform_parameter(
+            weight.shape, kaiming_bound(fan_in), weight.own_box, device, dtype
+        )
+        self.bias = None
+        if bias is not None:
+            self.bias = uniform_parameter(
+                bias.shape, bias_bound(fan_in), bias.own_box, device, dtype
+            )
+
+    def _placements(self) -> dict[str, ParameterPlacement]:
+        return self._placed
 
     @property
     def _own(self) -> list[torch.Tensor]:
@@ -110,7 +129,7 @@ class ParameterLayer(DistributedModule):
         if self.uses_copies:
             return (None,) * len(self._broadcasts)
         return tuple(
-            None if broadcast is None else broadcast.bind(parameter)
+            None if broadcast is None else broadcast.bind(parameter.dtype)
             for broadcast, parameter in zip(self._broadcasts, self._own, strict=True)
         )
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from math import prod
+from functools import cached_property, partial
 
 import torch
 
-from gpudist.geometry.blocks import Decomposition
-from gpudist.geometry.boxes import Box
-from gpudist.world.partition import CartesianPartition, Partition
+from gpudist.geometry.blocks import Blocks, Decomposition
+from gpudist.geometry.boxes import Box, Plan
+from gpudist.geometry.cartesian import index_of, rank_of
+from gpudist.geometry.layout import Layout, NdSbp, Sbp, broadcast
+from gpudist.geometry.repartition import plan_repartition
+from gpudist.world.partition import Partition
 
 
 @dataclass(frozen=True)
@@ -20,46 +22,50 @@ class ParameterPlacement:
 
     Attributes:
         P: partition of the owners; each holds one block, other workers a zero-volume tensor.
-        cut: decomposition of the global tensor, as in the sequential layer, into blocks.
-        axes: axis of ``P`` that splits each dim. Along all other axes, owners hold the same cells.
+        sbp: attribute along each axis of ``P``: a split of one dim, or copies.
+        shape: shape of the global tensor, as in the sequential layer.
     """
 
-    P: CartesianPartition
-    cut: Decomposition
-    axes: tuple[int, ...]
+    P: Partition
+    sbp: NdSbp
+    shape: tuple[int, ...]
 
     @classmethod
-    def balanced(
-        cls, shape: Sequence[int], P: CartesianPartition, axes: Sequence[int]
+    def on(
+        cls, P: Partition, shape: Sequence[int], splits: Mapping[int, Sbp] | None = None
     ) -> ParameterPlacement:
-        """Place balanced blocks of a tensor of ``shape``, split by ``axes`` of ``P``."""
-        return cls(P, Decomposition.balanced(shape, [P.shape[a] for a in axes]), tuple(axes))
+        """Place a tensor of ``shape`` on ``P``, split along the axes in ``splits``, else copied."""
+        given = splits or {}
+        return cls(P, tuple(given.get(a, broadcast) for a in range(P.dim)), tuple(shape))
 
-    @classmethod
-    def everywhere(cls, shape: Sequence[int], P: Partition) -> ParameterPlacement:
-        """Place a full copy of the tensor on every worker of ``P``."""
-        line = P.create_cartesian_topology_partition([P.size, 1])
-        return cls.balanced(shape, line, (1,) * len(shape))
+    @cached_property
+    def layout(self) -> Layout:
+        """Cells of each rank of the world."""
+        return Layout(self.P.ranks, self.P.shape, self.sbp, self.shape)
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Global shape."""
-        return self.cut.shape
+    def blocks(self) -> tuple[Blocks, ...]:
+        """Blocks of each dim."""
+        return self.layout.blocks
 
     def box(self, rank: int) -> Box:
         """Return the global cells held by the worker at ``rank`` of ``P``."""
-        index = self.P.cartesian_index(rank)
-        return self.cut.block([index[axis] for axis in self.axes])
+        return self.layout.box(index_of(rank, self.P.shape))
 
-    @property
+    @cached_property
     def own_box(self) -> Box | None:
         """Global cells held by this worker, ``None`` if it is not an owner."""
         return None if self.P.rank is None else self.box(self.P.rank)
 
+    @cached_property
+    def own_shape(self) -> tuple[int, ...]:
+        """Shape of this worker's block, ``(0,)`` if it is not an owner."""
+        return (0,) if self.own_box is None else self.own_box.shape
+
     @property
     def copies(self) -> int:
         """Number of workers that hold each cell."""
-        return prod(n for axis, n in enumerate(self.P.shape) if axis not in self.axes)
+        return self.layout.count("broadcast")
 
     @property
     def is_replicated(self) -> bool:
@@ -67,12 +73,58 @@ class ParameterPlacement:
         return self.copies > 1
 
     @property
+    def first_copies(self) -> ParameterPlacement:
+        """Placement of the first copy of each block alone."""
+        first = self.layout.first_copies
+        P = self.P.world.create_partition_inclusive(first.ranks)
+        return ParameterPlacement(
+            P.create_cartesian_topology_partition(first.grid), self.sbp, self.shape
+        )
+
+    @property
     def is_first_copy(self) -> bool:
         """Whether this worker holds a block, and is the first of its holders."""
         index = self.P.index
         if index is None:
             return False
-        return not any(i for axis, i in enumerate(index) if axis not in self.axes)
+        return not any(i for i, one in zip(index, self.sbp, strict=True) if one == broadcast)
+
+    @property
+    def block_index(self) -> tuple[int, ...] | None:
+        """Return the index of this worker's block along each dim, ``None`` without a block."""
+        if self.P.index is None:
+            return None
+        found = [0] * len(self.shape)
+        for one, i in zip(self.sbp, self.P.index, strict=True):
+            if one.is_split:
+                found[one.dim] += i
+        return tuple(found)
+
+    def holder_of(self, block: Sequence[int]) -> int:
+        """Return the rank of the world that holds a block, on this worker's index of copies."""
+        own = self.P.index or (0,) * self.P.dim
+        index = [
+            min(block[one.dim], parts - 1) if one.is_split else i
+            for one, parts, i in zip(self.sbp, self.P.shape, own, strict=True)
+        ]
+        return self.P.ranks[rank_of(index, self.P.shape)]
+
+
+def plan_recut(source: ParameterPlacement, target: ParameterPlacement, P_all: Partition) -> Plan:
+    """Plan the movement between two placements of a tensor, in ranks of ``P_all``.
+
+    A worker sends to, and receives from, the copies at its own index along axes of copies.
+    """
+    return plan_repartition(
+        Decomposition(source.blocks),
+        Decomposition(target.blocks),
+        P_all.plan_rank,
+        source.block_index,
+        target.block_index,
+        lambda block: P_all.rank_of(source.holder_of(block)),
+        lambda block: P_all.rank_of(target.holder_of(block)),
+        key=(source.P.digest, source.sbp, target.P.digest, target.sbp),
+    )
 
 
 def set_placements(layer: torch.nn.Module, placed: Mapping[str, ParameterPlacement]) -> None:

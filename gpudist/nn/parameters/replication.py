@@ -12,7 +12,6 @@ adds to ``grad``, and would miss gradients that are used elsewhere.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -23,11 +22,12 @@ from gpudist.exchange import Movement, bind, start
 from gpudist.exchange.autograd import apply, has_tangents, is_eager, moved
 from gpudist.exchange.torch_library import has_modes, is_recorded
 from gpudist.geometry.broadcasting import plan_all_sum_reduce
+from gpudist.geometry.layout import broadcast
 from gpudist.nn.parameters.buckets import BUCKET_BYTES, joined, messages
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.nn.tensor_parallel.invariant import copy_once
 from gpudist.ops.shape_agreement import refuse
-from gpudist.world.partition import Partition
+from gpudist.world.partition import Partition, kept_by_world
 
 
 class ReplicatedParameter(NamedTuple):
@@ -45,7 +45,8 @@ def holders_of(placement: ParameterPlacement) -> Partition | None:
     P = placement.P
     if not P.active or not placement.is_replicated:
         return None
-    same = P.along([axis for axis in range(P.dim) if axis not in placement.axes])
+    grid = P.create_cartesian_topology_partition(P.shape)
+    same = grid.along([axis for axis, one in enumerate(placement.sbp) if one == broadcast])
     # Ascending ranks, so that layers on different grids are summed together.
     return P.world.create_partition_inclusive(sorted(same.ranks))
 
@@ -207,7 +208,7 @@ def _carried_out(
     return tuple([in_flight.wait(0) for in_flight in started])
 
 
-@lru_cache(maxsize=4096)
+@kept_by_world
 def _bind_sum(
     holders: Partition, dtype: torch.dtype, parts: tuple[tuple[int, tuple[int, ...]], ...]
 ) -> Movement:

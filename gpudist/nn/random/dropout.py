@@ -121,7 +121,7 @@ class _DropoutLayer(DistributedModule):
             raise ShapeError(f"{self._name}: seed is {seed}; it must be between 0 and 2^63 - 1")
 
     def _placements(self) -> dict[str, ParameterPlacement]:
-        placed = ParameterPlacement.everywhere((), self.P_x.world)
+        placed = ParameterPlacement.on(self.P_x.world, ())
         return {name: placed for name, _ in self.named_buffers(recurse=False)}
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 
 from gpudist.errors import ShapeError
 from gpudist.nn.norm.line_blocks import balanced_lengths
-from gpudist.nn.parameters.parameter import bias_bound, kaiming_bound, uniform_parameter
 from gpudist.nn.parameters.replication import holders_of
 from gpudist.nn.tensor_parallel.parallel_layer import ParallelLayer
 from gpudist.nn.tensor_parallel.region import Convention, Lengths, TensorRegion
@@ -19,8 +18,6 @@ from gpudist.world.partition import Partition
 
 class ParallelLinear(ParallelLayer):
     """Linear layer whose parameters are split into blocks of rows or columns."""
-
-    bias: torch.nn.Parameter | None
 
     def __init__(
         self,
@@ -47,14 +44,10 @@ class ParallelLinear(ParallelLayer):
         shape, region = (self.out_features, self.in_features), self.region
         self._require_sizes(sizes, shape[dim], parts or region.size)
         placed = {"weight": region.placement(sizes, shape, dim, parts)}
-        bound = kaiming_bound(self.in_features)
-        self.weight = uniform_parameter(shape, bound, placed["weight"].own_box, device, dtype)
-        self.bias = None
         if bias:
             placed["bias"] = region.placement(None if dim else sizes, shape[:1], 0, parts)
-            bound, box = bias_bound(self.in_features), placed["bias"].own_box
-            self.bias = uniform_parameter(shape[:1], bound, box, device, dtype)
         self._keep(**placed)
+        self._draw_affine(device, dtype)
 
     def _require_sizes(self, sizes: Sequence[int], features: int, parts: int) -> None:
         if len(sizes) != parts or sum(sizes) != features or min(sizes) < 0:

@@ -19,19 +19,13 @@ class ParallelLayer(ParameterLayer):
             is.
     """
 
-    _placed: dict[str, ParameterPlacement]
-
     def __init__(self, region: TensorRegion, sequence_dim: int | None) -> None:
         super().__init__()
         self._name = type(self).__name__
         self.region, self.sequence_dim = region, sequence_dim
 
     def _keep(self, **placed: ParameterPlacement) -> None:
-        self._placed = placed
-        self._place(True, placed, {}, self.region.P)
-
-    def _placements(self) -> dict[str, ParameterPlacement]:
-        return self._placed
+        self._place(True, placed, self.region.P)
 
     def _sequence_of(self, x: torch.Tensor) -> int:
         """Return the sequence dim, counted from the front; the last dim holds the features."""

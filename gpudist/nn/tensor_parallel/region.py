@@ -13,8 +13,8 @@ from gpudist.errors import PartitionError, PlanMismatch, ShapeError
 from gpudist.exchange import Movement
 from gpudist.exchange.autograd import move
 from gpudist.exchange.torch_library import constant_when_traced
-from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.cartesian import rank_of
+from gpudist.geometry.layout import split
 from gpudist.nn.affine.linear_overlap import BlockProducts
 from gpudist.nn.norm.line_blocks import LineBlocks
 from gpudist.nn.parameters.gradient_graph import Convention
@@ -94,12 +94,9 @@ class TensorRegion:
         """
         parts = parts or self.size
         copies = self.P.shape[0]
-        grid = self.P.create_cartesian_topology_partition([copies, parts, self.size // parts, 1])
-        dims = [Blocks(extent, 1) for extent in shape]
-        axes = [3] * len(dims)
-        if sizes is not None:
-            dims[dim], axes[dim] = Blocks.of_sizes(sizes), 1
-        return ParameterPlacement(grid, Decomposition(tuple(dims)), tuple(axes))
+        grid = self.P.create_cartesian_topology_partition([copies, parts, self.size // parts])
+        splits = {1: split(dim, sizes)} if sizes is not None else None
+        return ParameterPlacement.on(grid, shape, splits)
 
     def lengths(self, x: torch.Tensor, dim: int, given: Lengths | None) -> tuple[int, ...]:
         """Return the lengths of all workers' blocks like ``x`` along ``dim``.

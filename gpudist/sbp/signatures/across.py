@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from gpudist.exchange.autograd import all_reduce_constant
-from gpudist.sbp.attributes import NdSbp, broadcast, partial_sum, split
+from gpudist.geometry.layout import Layout, NdSbp, broadcast, partial_sum, split
 from gpudist.sbp.boxing import box
-from gpudist.sbp.layout import Layout
 from gpudist.sbp.registry import Call, SbpSignature, Where
 from gpudist.world.partition import CartesianPartition
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from gpudist.sbp.attributes import broadcast, split
+from gpudist.geometry.layout import broadcast, split
 from gpudist.sbp.registry import Call, SbpSignature, compose, forms, register
 from gpudist.sbp.signatures.elementwise import enter, point_wise
 

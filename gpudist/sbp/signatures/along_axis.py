@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpudist.sbp.attributes import Sbp, broadcast, split
+from gpudist.geometry.layout import Sbp, broadcast, split
 from gpudist.sbp.registry import (
     Call,
     Compute,

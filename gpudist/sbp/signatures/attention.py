@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpudist.sbp.attributes import Sbp, broadcast, partial_sum, split
+from gpudist.geometry.layout import Sbp, broadcast, partial_sum, split
 from gpudist.sbp.registry import Call, Compute, SbpSignature, Where, compose, register
 from gpudist.sbp.signatures.across import some_are_empty, together_if
 from gpudist.sbp.signatures.along_axis import on_cells, without_cells

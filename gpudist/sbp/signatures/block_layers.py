@@ -10,9 +10,9 @@ from typing import Any, Literal
 import torch
 
 from gpudist.geometry.blocks import Blocks, Decomposition
+from gpudist.geometry.layout import split
 from gpudist.nn.distributed_module import settle
 from gpudist.ops.shape_agreement import BlockLayout
-from gpudist.sbp.attributes import split
 from gpudist.sbp.registry import Bind, Call, Compute, SbpSignature, Where, mapped
 from gpudist.world.partition import CartesianPartition
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from gpudist.geometry.layout import NdSbp, broadcast, split
 from gpudist.nn.norm.node import normalize
 from gpudist.nn.norm.normalization import Normalization
 from gpudist.nn.norm.strides import gradient_as_laid_out
-from gpudist.sbp.attributes import NdSbp, broadcast, split
 from gpudist.sbp.registry import Call, Compute, SbpSignature, Where, compose, on_meta, register
 from gpudist.sbp.signatures.across import some_are_empty, together_if
 from gpudist.sbp.signatures.norms import bound, parameters_at

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from gpudist.sbp.attributes import Sbp, broadcast, partial_sum, split
+from gpudist.geometry.layout import Sbp, broadcast, partial_sum, split
 from gpudist.sbp.registry import AxisPart, Call, SbpSignature, Slot, Where, forms, register
 from gpudist.sbp.signatures.across import terms
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from gpudist.sbp.attributes import Sbp, broadcast, partial_sum, split
+from gpudist.geometry.layout import Sbp, broadcast, partial_sum, split
 from gpudist.sbp.registry import Call, SbpSignature, Slot, Where, compose, register
 from gpudist.sbp.signatures.across import axes_that_split, total
 from gpudist.sbp.signatures.losses import reduction_of

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gpudist.errors import ShapeError
-from gpudist.sbp.attributes import Sbp, broadcast, partial_sum, split
+from gpudist.geometry.layout import Sbp, broadcast, partial_sum, split
 from gpudist.sbp.registry import Call, SbpSignature, compose, forms, register
 from gpudist.sbp.signatures.elementwise import aligned, in_order, linear_in
 

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gpudist.geometry.layout import broadcast, partial_sum
 from gpudist.nn.random.cells import normal_by_index, uniform_by_index
-from gpudist.sbp.attributes import broadcast, partial_sum
 from gpudist.sbp.registry import compose
 from gpudist.sbp.scope import Scope, current_scope
 from gpudist.sbp.signatures.dropout import next_draw

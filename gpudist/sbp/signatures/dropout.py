@@ -11,9 +11,9 @@ from torch import Tensor
 
 from gpudist.exchange.autograd import all_reduce_constant
 from gpudist.geometry.boxes import Box
+from gpudist.geometry.layout import broadcast, partial_sum, split
 from gpudist.nn.random.cells import kept_by_index
 from gpudist.nn.random.dropout import alpha_drop_cells, drop_cells
-from gpudist.sbp.attributes import broadcast, partial_sum, split
 from gpudist.sbp.registry import Call, SbpSignature, Where, compose, register
 from gpudist.sbp.scope import current_scope
 from gpudist.sbp.signatures.channel_norms import carried_out

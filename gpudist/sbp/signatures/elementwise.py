@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gpudist.sbp.attributes import Sbp, broadcast, partial_sum, split
+from gpudist.geometry.layout import Sbp, broadcast, partial_sum, split
 from gpudist.sbp.registry import (
     Call,
     Derive,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpudist.sbp.attributes import NdSbp, broadcast, partial_sum
+from gpudist.geometry.layout import NdSbp, broadcast, partial_sum
 from gpudist.sbp.registry import Call, Function, SbpSignature, compose, forms, name_of, register
 from gpudist.sbp.signatures.elementwise import linear_in, splits
 

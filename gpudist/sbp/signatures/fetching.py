@@ -15,8 +15,8 @@ from gpudist.exchange.autograd import move
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.boxes import Box, Plan, stage_of
 from gpudist.geometry.cartesian import rank_of
+from gpudist.geometry.layout import partial_sum, split
 from gpudist.nn.autocast import autocast_is_on
-from gpudist.sbp.attributes import partial_sum, split
 from gpudist.sbp.registry import Call, Compute, SbpSignature, Where, name_of
 from gpudist.world.partition import CartesianPartition
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from gpudist.sbp.attributes import broadcast, partial_sum
+from gpudist.geometry.layout import broadcast, partial_sum
 from gpudist.sbp.registry import Call, SbpSignature, forms
 from gpudist.sbp.signatures.elementwise import enter, in_order, linear_in, point_wise, splits
 

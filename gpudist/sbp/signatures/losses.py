@@ -8,7 +8,7 @@ from math import prod
 import torch
 import torch.nn.functional as F
 
-from gpudist.sbp.attributes import broadcast, partial_sum
+from gpudist.geometry.layout import broadcast, partial_sum
 from gpudist.sbp.registry import Call, SbpSignature, Where, register
 from gpudist.sbp.signatures.elementwise import aligned, splits
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gpudist.sbp.attributes import Sbp, broadcast, partial_sum, split
+from gpudist.geometry.layout import Sbp, broadcast, partial_sum, split
 from gpudist.sbp.registry import Call, SbpSignature, compose, forms, on_meta, register
 from gpudist.sbp.signatures.elementwise import aligned, in_order
 

@@ -16,10 +16,9 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.geometry.boxes import Box
+from gpudist.geometry.layout import Layout, Sbp, broadcast, split
 from gpudist.nn.norm.node import normalized
 from gpudist.nn.norm.normalization import Normalization
-from gpudist.sbp.attributes import Sbp, broadcast, split
-from gpudist.sbp.layout import Layout
 from gpudist.sbp.registry import (
     AxisPart,
     Bind,

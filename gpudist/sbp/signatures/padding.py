@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import torch.nn.functional as F
 
-from gpudist.sbp.attributes import partial_sum, split
+from gpudist.geometry.layout import partial_sum, split
 from gpudist.sbp.registry import AxisPart, Call, SbpSignature, register
 from gpudist.sbp.signatures.fetching import Fetch, Sizes, balanced, fetching
 

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from gpudist.sbp.attributes import Sbp, broadcast, partial_sum, split
+from gpudist.geometry.layout import Sbp, broadcast, partial_sum, split
 from gpudist.sbp.registry import AxisPart, Call, Function, Localize, SbpSignature, forms, register
 from gpudist.sbp.signatures.reshape import Units
 from gpudist.sbp.signatures.slicing import kept

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpudist.sbp.attributes import broadcast, split
+from gpudist.geometry.layout import broadcast, split
 from gpudist.sbp.registry import (
     AxisPart,
     Call,

@@ -11,7 +11,7 @@ import torch
 
 import gpudist.nn as layers
 from gpudist.geometry.boxes import Box
-from gpudist.sbp.attributes import partial_sum, split
+from gpudist.geometry.layout import partial_sum, split
 from gpudist.sbp.registry import (
     Call,
     Compute,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpudist.sbp.attributes import partial_sum, split
+from gpudist.geometry.layout import partial_sum, split
 from gpudist.sbp.registry import AxisPart, Call, SbpSignature, compose, forms, register
 from gpudist.sbp.signatures.slicing import kept
 

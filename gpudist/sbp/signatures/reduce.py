@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gpudist.sbp.attributes import broadcast, partial_sum, split
+from gpudist.geometry.layout import broadcast, partial_sum, split
 from gpudist.sbp.registry import (
     Call,
     Function,

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch.nn.functional as F
 
+from gpudist.geometry.layout import partial_sum
 from gpudist.nn.windowed.upsample import DistributedUpsample
-from gpudist.sbp.attributes import partial_sum
 from gpudist.sbp.registry import Call, Compute, SbpSignature, Where, register
 from gpudist.sbp.signatures.block_layers import (
     LayerAlongLast,

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from gpudist.sbp.attributes import partial_sum, split
+from gpudist.geometry.layout import partial_sum, split
 from gpudist.sbp.registry import (
     AxisPart,
     Call,
@@ -98,7 +98,7 @@ class Units:
     def signature(self, sizes: tuple[int, ...] | None = None) -> SbpSignature | None:
         """Return the split with these sizes, or with the nearest sizes that keep units together."""
         one, unit = split(self.dim, sizes), self.unit
-        stops = [one.cells(self.extent, self.parts, i)[1] for i in range(self.parts)]
+        stops = [one.blocks(self.extent, self.parts).block(i)[1] for i in range(self.parts)]
         if self.extent % unit:
             return None
         if any(stop % unit for stop in stops):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpudist.sbp.attributes import partial_sum, split
+from gpudist.geometry.layout import partial_sum, split
 from gpudist.sbp.registry import AxisPart, Call, SbpSignature, Where, compose, forms, register
 from gpudist.sbp.signatures.fetching import Fetch, as_before, fetching
 from gpudist.sbp.views import forget, is_copy

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
+from gpudist.geometry.layout import split
 from gpudist.nn.norm.softmax import largest_of_block, softmax_of_lines
-from gpudist.sbp.attributes import split
 from gpudist.sbp.registry import Call, SbpSignature, Where, compose, forms, register
 from gpudist.sbp.signatures.across import axes_that_split, largest, total
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpudist.sbp.attributes import split
+from gpudist.geometry.layout import split
 from gpudist.sbp.registry import Call, SbpSignature, compose, register
 from gpudist.sbp.signatures.along_axis import enter_along, on_cells
 

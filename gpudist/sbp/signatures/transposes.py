@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from gpudist.sbp.attributes import partial_sum, split
+from gpudist.geometry.layout import partial_sum, split
 from gpudist.sbp.registry import Call, Function, SbpSignature, forms, register
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 
+from gpudist.geometry.layout import broadcast, partial_sum, split
 from gpudist.nn.affine.conv import DistributedConv1d, DistributedConv2d, DistributedConv3d
 from gpudist.nn.affine.conv_layer import ConvLayer
 from gpudist.nn.affine.conv_transpose import (
@@ -15,7 +16,6 @@ from gpudist.nn.affine.conv_transpose import (
     DistributedConvTranspose3d,
 )
 from gpudist.ops.shape_agreement import BlockLayout
-from gpudist.sbp.attributes import broadcast, partial_sum, split
 from gpudist.sbp.registry import (
     AxisPart,
     Bind,

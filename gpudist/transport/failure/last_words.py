@@ -147,8 +147,9 @@ def report_uncaught_errors(
     previous, owner = sys.excepthook, os.getpid()
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        # A forked child's errors are not this rank's.
-        if os.getpid() != owner:
+        # A forked child's errors are not this rank's. One that no Python code let through was
+        # printed and forgotten by C code, such as a warning made an error beside another error.
+        if os.getpid() != owner or trace is None:
             previous(kind, error, trace)
             return
         note()

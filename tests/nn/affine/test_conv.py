@@ -22,7 +22,6 @@ from tests.pool import distributed
 PADDINGS: list[Any] = [0, 1, 2, "same"]
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("stride", [1, 2, 3])
@@ -39,7 +38,6 @@ def test_every_window_1d(P_world: Partition, kernel: int, stride: int, padding: 
             check(P_x, 2, 3, kernel, stride, padding, dilation, shape=(2, 2, extent))
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 @pytest.mark.parametrize("padding", [*PADDINGS, (0, 2), (2, 1)])
 @pytest.mark.parametrize("kernel", [1, (2, 3), 3, (5, 2)])
@@ -133,7 +131,6 @@ def test_groups_on_apart_workers(P_world: Partition) -> None:
     check(P_x, 4, 6, 3, padding=1, groups=2, others=(P_y, P_w), shape=(2, 4, 5, 4))
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("sizes", [[6, 2], [1, 7], [8, 0], [0, 8]])
 @pytest.mark.parametrize(
     "window", [(1, 1, 0), (3, 1, 1), (3, 2, 0), (5, 1, 2), (2, 2, 0), (1, 3, 0)]

@@ -81,7 +81,6 @@ def test_without_gradients(P_world: Partition, case: str) -> None:
             assert_block_of(y, y_whole, own_slices(y_whole.shape, P_y), "output")
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", ["features", "features, moved", "all", "disjoint"])
 @pytest.mark.parametrize("frozen", ["weight", "bias", "weight and bias", "input"])
 @distributed(ranks=9, transports=["loopback"])
@@ -184,7 +183,6 @@ def test_checkpoint_with_split_channels(P_world: Partition, reentrant: bool) -> 
     assert_parameter_gradients(sequential, layer, owned)
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("power", [1, 3])
 @pytest.mark.parametrize("of", ["input", "parameters"])
 @pytest.mark.parametrize(

@@ -39,7 +39,6 @@ from tests.pool import distributed
 MODES = ["reflect", "replicate", "circular"]
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("padding", [1, 4, "same"])
@@ -86,7 +85,6 @@ def test_features_on_every_transport(P_world: Partition, mode: str) -> None:
     check(P_x, 3, 4, 3, padding=2, shape=(2, 3, 7, 5), batches=[1], padding_mode=mode)
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("case", CHANNELS)
 @distributed(ranks=9, transports=["loopback"])
@@ -186,7 +184,6 @@ def test_a_whole_dim_moves_no_cells(P_world: Partition, mode: str) -> None:
     assert has_ghosts(layer) is (mode == "circular")
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("power", [1, 3])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("case", ["features", "both", "disjoint", "all"])

@@ -129,7 +129,6 @@ def test_groups_on_apart_workers(P_world: Partition) -> None:
     check(P_x, 4, 6, 3, 2, 1, others=(P_y, P_w), **options)
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("sizes", [[6, 2], [1, 7], [8, 0], [0, 8]])
 @pytest.mark.parametrize("window", [(1, 1), (3, 1, 1), (3, 2, 1, 1), (2, 2), (4, 3, 2), (1, 3)])
 @distributed(ranks=3, transports=["loopback"])

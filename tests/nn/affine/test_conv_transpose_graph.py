@@ -133,7 +133,6 @@ def penalize(
         penalty.backward()
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("of", ["input", "parameters"])
 @pytest.mark.parametrize("window", [(2, 2), (3, (2, 3), 1, 1), (1, (7, 1), 0, (6, 0))])
 @pytest.mark.parametrize("case", ["features", "both", "disjoint", "features, moved", "all"])

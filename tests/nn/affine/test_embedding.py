@@ -42,7 +42,6 @@ def partitions_of(P_world: Partition, grids: Grids, ranks: Ranks) -> Partitions:
     return P_x, P_y, P_w
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("padding_idx", [None, 0, 6, -2])
 @pytest.mark.parametrize("case", CASES)
 @distributed(ranks=8, transports=["loopback"])

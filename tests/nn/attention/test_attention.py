@@ -26,7 +26,6 @@ KINDS: dict[str, Any] = {"ring": nn.RingAttention, "all-to-all": nn.AllToAllAtte
 SEVERAL = ("uneven", "shared heads", "empty blocks", "padding")
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("kind", KINDS)
@@ -46,7 +45,6 @@ def test_on_other_transports(P_world: Partition, kind: str, is_causal: bool) -> 
         assert_as_torch(CASES[case], P_x, KINDS[kind](P_x, is_causal), is_causal)
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("case", SEVERAL)
 @pytest.mark.parametrize("kind", KINDS)

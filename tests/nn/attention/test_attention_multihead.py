@@ -55,7 +55,6 @@ class OfItself(torch.nn.Module):
         )[0]
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("exchange", ["ring", "all_to_all"])
 @pytest.mark.parametrize("replicate", [False, True])
 @pytest.mark.parametrize("case", CASES)

@@ -67,7 +67,6 @@ ELEMENTS: dict[str, Element] = {
 }
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", ["batch, empty", "all"])
 @pytest.mark.parametrize("kind", ELEMENTS)
 @distributed(ranks=6, transports=["loopback"])

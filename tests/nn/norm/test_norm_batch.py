@@ -56,7 +56,6 @@ def both(P_x: CartesianPartition, channels: int = 7, **options: Any) -> Made:
     )
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", GRIDS)
 @pytest.mark.parametrize(
     "options",

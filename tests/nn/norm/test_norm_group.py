@@ -48,7 +48,6 @@ def instance_norms(P_x: CartesianPartition, channels: int, **options: Any) -> Ma
     )
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", GRIDS)
 @pytest.mark.parametrize("groups", [1, 2, 4, 6, 12])
 @distributed(ranks=9, transports=["loopback"])

@@ -43,7 +43,6 @@ def both(kind: str, P_x: CartesianPartition, shape: Sequence[int], **options: An
     )
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["LayerNorm", "RMSNorm"])
 @pytest.mark.parametrize("case", CASES)
 @distributed(ranks=9, transports=["loopback"])
@@ -85,7 +84,6 @@ def test_every_transport(P_world: Partition, kind: str) -> None:
     check_penalty(made, P_x, shape, owned, "input", sizes)
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("of", ["input", "parameters"])
 @pytest.mark.parametrize("kind", ["LayerNorm", "RMSNorm"])
 @pytest.mark.parametrize("case", ["batch", "mixed", "uneven", "empty", "empty batch"])

@@ -43,7 +43,6 @@ def layers(kind: str, P_x: Any, *options: Any) -> tuple[torch.nn.Module, torch.n
     return getattr(torch.nn, kind)(*options), getattr(nn, f"Distributed{kind}")(P_x, *options)
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("kind", KINDS)
 @distributed(ranks=6, transports=["loopback"])

@@ -43,7 +43,6 @@ from tests.nn.parameters.replicated_cases import (
 from tests.pool import distributed
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("replicate", [True, False])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.kind}-{case.P_x}-{case.P_w}")
 @distributed(ranks=5, transports=["loopback"])

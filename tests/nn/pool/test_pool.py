@@ -60,7 +60,6 @@ def check(
     )
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("stride", [None, 1, 2, 3])
 @pytest.mark.parametrize("kernel", [1, 2, 3, 5])
 @pytest.mark.parametrize("kind", DISTRIBUTED)
@@ -84,7 +83,6 @@ def test_every_window_1d(P_world: Partition, kind: str, kernel: int, stride: int
                 )
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("stride", [None, 1, (3, 2)])
 @pytest.mark.parametrize("kernel", [2, 3, (4, 3)])
 @pytest.mark.parametrize("kind", DISTRIBUTED)

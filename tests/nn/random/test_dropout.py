@@ -89,7 +89,6 @@ def test_torchs_generator_bit_by_bit(P_world: Partition, layer: str, case: str) 
         assert_block_of(block.grad, whole.grad, where, "gradient", 0)
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", GRIDS)
 @pytest.mark.parametrize("layer", SHAPES)
 @distributed(ranks=6, transports=["loopback"])

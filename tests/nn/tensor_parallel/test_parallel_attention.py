@@ -28,7 +28,6 @@ from tests.nn.tensor_parallel.parallel_cases import (
 from tests.pool import distributed
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("convention", CONVENTIONS)
 @pytest.mark.parametrize("heads", [(3, 3), (4, 2), (6, 3), (5, 1), (2, 1)])
 @distributed(ranks=[1, 2, 3, 4], transports=["loopback"])

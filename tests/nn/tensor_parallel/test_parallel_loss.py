@@ -75,7 +75,6 @@ def check(
         assert_equal_to(x.grad, block_of(gradient_of(whole), 2, sizes, P.rank), 1e-10, "gradient")
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", OPTIONS)
 @distributed(ranks=[1, 2, 3, 4], transports=["loopback"])
 def test_every_option(P_world: Partition, case: str) -> None:

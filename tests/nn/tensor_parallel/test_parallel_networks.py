@@ -9,7 +9,6 @@ from tests.nn.tensor_parallel.parallel_network_cases import draw, outcome
 from tests.pool import distributed
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("seed", range(20))
 @distributed(ranks=[2, 3], transports=["loopback"])
 def test_right_or_refused(P_world: Partition, seed: int) -> None:

@@ -62,7 +62,6 @@ def test_every_padding_1d(P_world: Partition, kind: str) -> None:
             check(P_world, kind, (2, 3, extent), [1, 1, parts], padding, ranks=[4, 2, 0, 1][:parts])
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "P_shape", [[1, 1, 2, 2], [2, 1, 2, 1], [1, 2, 1, 2], [4, 1, 1, 1], [1, 4, 1, 1], [1, 1, 1, 4]]

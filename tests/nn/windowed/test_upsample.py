@@ -60,7 +60,6 @@ def check(
     )
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "linear", "area"])
 @distributed(ranks=4, transports=LOOPBACK)
@@ -72,7 +71,6 @@ def test_every_mode_1d(P_world: Partition, mode: str, way: dict[str, Any]) -> No
             check(P_x, (2, 2, extent), mode=mode, align_corners=True, **way)
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "way", [*WAYS, {"size": (7, 3)}, {"scale_factor": (0.5, 2)}, {"scale_factor": (2, 4)}], ids=str
 )

@@ -14,10 +14,8 @@ import pytest
 
 from gpudist.errors import ShapeError
 from gpudist.geometry.boxes import Stage
-from gpudist.sbp.attributes import NdSbp, Sbp, broadcast, partial_sum, split
-from gpudist.sbp.boxing import gradient_layout
-from gpudist.sbp.layout import Layout
-from gpudist.sbp.routes import plan, route, transfers, volume
+from gpudist.geometry.layout import Layout, NdSbp, Sbp, broadcast, partial_sum, split
+from gpudist.geometry.routes import plan, route, transfers, volume
 
 Held = frozenset[int]  # sums of terms a rank can make, each a bit mask of terms
 State = tuple[Held, ...]
@@ -83,7 +81,7 @@ def fewest_messages(terms: Groups, copies: Groups, ranks: int) -> int:
 
 def fewest_cells(source: Layout, target: Layout, ranks: int) -> int:
     """Return the minimum for a map and its adjoint, which boxes gradients and moves as many."""
-    adjoint = (gradient_layout(target), gradient_layout(source))
+    adjoint = (target.dual, source.dual)
     return sum(
         max(
             fewest_messages(holds(a, "broadcast", cell), holds(b, "partial_sum", cell), ranks)

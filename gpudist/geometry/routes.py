@@ -27,8 +27,7 @@ from gpudist.geometry.boxes import (
     stage_of,
 )
 from gpudist.geometry.cartesian import index_of
-from gpudist.sbp.attributes import Sbp, broadcast, misfit, partial_sum, split
-from gpudist.sbp.layout import Layout
+from gpudist.geometry.layout import Layout, Sbp, broadcast, misfit, partial_sum, split
 
 
 class RouteTransfer(NamedTuple):
@@ -242,7 +241,7 @@ def _between(source: Layout, target: Layout) -> Iterator[Layout]:
         own = [[*kinds, one] if one.sizes is not None else kinds for one in end.sbp]
         for sbp in product(*own):
             if not misfit(sbp, end.grid, shape):
-                yield Layout(end.ranks, end.grid, sbp, shape)
+                yield end.with_sbp(sbp)
     yield _gathered(source, target)
     yield _gathered(target, source)
 

@@ -1,14 +1,20 @@
-"""The three attributes of a global tensor along one axis of a placement."""
+"""Layout of a tensor on a grid of ranks: an attribute for each axis, and the cells of each rank."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import prod
 from typing import Literal, get_args
 
 from gpudist.checks.arguments import check
 from gpudist.errors import PartitionError
-from gpudist.geometry.blocks import Blocks, balanced_block
+from gpudist.geometry.blocks import Blocks
+from gpudist.geometry.boxes import Box
+from gpudist.geometry.cartesian import index_of, rank_of
 
 Kind = Literal["split", "broadcast", "partial_sum"]
 _KINDS = get_args(Kind)
@@ -57,12 +63,9 @@ class Sbp:
     def is_split(self) -> bool:
         return self.kind == "split"
 
-    def cells(self, extent: int, parts: int, index: int) -> tuple[int, int]:
-        """Return start and stop of block ``index`` of ``parts`` blocks of ``extent`` cells."""
-        if self.sizes is None:
-            return balanced_block(extent, parts, index)
-        start = sum(self.sizes[:index])
-        return start, start + self.sizes[index]
+    def blocks(self, extent: int, parts: int) -> Blocks:
+        """Return the blocks of a split dim of ``extent`` cells over ``parts`` workers."""
+        return Blocks(extent, parts, self.sizes)
 
     @property
     def dual(self) -> Sbp:
@@ -114,8 +117,8 @@ def misfit(sbp: NdSbp, grid: tuple[int, ...], shape: tuple[int, ...]) -> str:
                 f"{axis} has {parts} workers and splits {cells} cells of dim {one.dim}; give one "
                 f"size per worker, {cells} cells in total, or omit sizes"
             )
-        ends = [one.cells(extent, parts, i) for extent in cut for i in range(parts)]
-        blocks[one.dim] = {stop - start for start, stop in ends}
+        found = [one.blocks(extent, parts) for extent in cut]
+        blocks[one.dim] = {each.length(i) for each in found for i in range(parts)}
     return ""
 
 
@@ -141,7 +144,7 @@ def nd_sbp(sbp: Sbp | Sequence[Sbp], axes: int, dims: int | None = None) -> NdSb
             exist.
     """
     given = (sbp,) if isinstance(sbp, Sbp) else tuple(sbp)
-    if len(given) != axes or not all(isinstance(one, Sbp) for one in given):
+    if len(given) != axes or not all(isinstance(one, Sbp) for one in given):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PartitionError(
             f"sbp={sbp!r}: give one of split(dim), broadcast and partial_sum for each of the "
             f"{axes} axes of the placement"
@@ -154,6 +157,104 @@ def nd_sbp(sbp: Sbp | Sequence[Sbp], axes: int, dims: int | None = None) -> NdSb
     return given
 
 
-def dual(sbp: NdSbp) -> NdSbp:
-    """Return the attributes of the gradient of a tensor with attributes ``sbp``."""
-    return tuple(one.dual for one in sbp)
+Index = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Layout of a tensor of global ``shape`` on a grid of ranks, one attribute per axis.
+
+    Attributes:
+        ranks: ranks of the world, row-major on the grid.
+        grid: shape of the grid.
+        sbp: attribute along each axis of the grid.
+        shape: global shape.
+    """
+
+    ranks: tuple[int, ...]
+    grid: tuple[int, ...]
+    sbp: NdSbp
+    shape: tuple[int, ...]
+
+    def box(self, index: Index) -> Box:
+        """Return the global cells of the rank at ``index``; the outer axis splits first."""
+        start, stop = [0] * len(self.shape), list(self.shape)
+        for one, parts, i in zip(self.sbp, self.grid, index, strict=True):
+            if one.is_split:
+                d = one.dim
+                low, high = one.blocks(stop[d] - start[d], parts).block(i)
+                start[d], stop[d] = start[d] + low, start[d] + high
+        return Box(tuple(start), tuple(stop))
+
+    @cached_property
+    def boxes(self) -> dict[int, Box]:
+        """Cells of each rank."""
+        return {rank: self.box(index_of(i, self.grid)) for i, rank in enumerate(self.ranks)}
+
+    @cached_property
+    def blocks(self) -> tuple[Blocks, ...]:
+        """Blocks of each dim, none of which several axes split.
+
+        Raises:
+            ValueError: several axes split a dim, which then has no blocks for each index.
+        """
+        found: list[Blocks] = []
+        for dim, extent in enumerate(self.shape):
+            axes = zip(self.sbp, self.grid, strict=True)
+            cut = [one.blocks(extent, parts) for one, parts in axes if one.dim == dim and parts > 1]
+            (blocks,) = cut or [Blocks(extent, 1)]
+            found.append(blocks)
+        return tuple(found)
+
+    def groups(self, inner: str) -> dict[Box, list[list[int]]]:
+        """Return, for each block with cells, the groups of ranks that hold it.
+
+        Args:
+            inner: kind of the axes along which the ranks of a group differ: ``"broadcast"`` for all
+                copies of each term, ``"partial_sum"`` for all terms of each copy.
+        """
+        found: defaultdict[Box, defaultdict[Index, list[int]]]
+        found = defaultdict(lambda: defaultdict(list))
+        for position, rank in enumerate(self.ranks):
+            index = index_of(position, self.grid)
+            outer = tuple(
+                -1 if one.kind == inner else i for one, i in zip(self.sbp, index, strict=True)
+            )
+            if self.boxes[rank].volume:
+                found[self.boxes[rank]][outer].append(rank)
+        return {box: list(groups.values()) for box, groups in found.items()}
+
+    def count(self, kind: str) -> int:
+        """Return the number of terms or copies of each cell."""
+        return prod(n for one, n in zip(self.sbp, self.grid, strict=True) if one.kind == kind)
+
+    def same_workers(self, other: Layout) -> bool:
+        """Return whether both layouts use the same ranks on the same grid."""
+        return self.ranks == other.ranks and self.grid == other.grid
+
+    def with_sbp(self, sbp: NdSbp) -> Layout:
+        """Return the layout with other attributes."""
+        return Layout(self.ranks, self.grid, sbp, self.shape)
+
+    @property
+    def dual(self) -> Layout:
+        """Layout of the gradient of a tensor with this layout."""
+        return self.with_sbp(tuple(one.dual for one in self.sbp))
+
+    @property
+    def first_copies(self) -> Layout:
+        """This layout on the first rank along every axis of copies."""
+        kept = [
+            range(1 if one == broadcast else n) for one, n in zip(self.sbp, self.grid, strict=True)
+        ]
+        ranks = tuple(self.ranks[rank_of(index, self.grid)] for index in product(*kept))
+        return Layout(ranks, tuple(map(len, kept)), self.sbp, self.shape)
+
+
+def share_at_cuts(sbp: NdSbp, shape: tuple[int, ...], grid: tuple[int, ...]) -> float:
+    """Return the share of a block's cells in one layer at each cut: what neighbours would read."""
+    parts: defaultdict[int, int] = defaultdict(lambda: 1)
+    for one, n in zip(sbp, grid, strict=True):
+        if one.is_split:
+            parts[one.dim] *= n
+    return sum(n / max(shape[dim], 1) for dim, n in parts.items() if n > 1)

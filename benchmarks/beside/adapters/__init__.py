@@ -1,0 +1,1 @@
+"""Adapters: how a user of each library would do the work of a case."""
