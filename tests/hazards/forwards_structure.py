@@ -193,6 +193,17 @@ class ExactType(Conv):
         return y * 0
 
 
+@forward(IMAGE, grids=((3, 1, 2, 1), (3, 1, 1, 2)))
+class LargestDecides(nn.Module):
+    """Control flow by extremes, where a worker may have no sample and blocks are uneven."""
+
+    def forward(self, x):
+        y = F.pad(x, (1, 1, 0, 1), mode="reflect")
+        if y.abs().amax() > 1e6:
+            return None
+        return y * y.max() + y.amin((1, 2, 3), keepdim=True)
+
+
 @forward(IMAGE)
 class ParameterTests(Conv):
     """``isinstance(w, nn.Parameter)`` and ``type(w) is nn.Parameter``, as libraries ask."""
