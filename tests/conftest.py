@@ -64,7 +64,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _chosen(items: list[pytest.Item]) -> set[pytest.Item]:
     """Return the tests that run without ``EVERY=1``.
 
-    Of a ``distributed`` test, three cases run, from the first to the last, each on one transport.
+    Three cases of a ``distributed`` test run, spread over all of them, each on one transport.
     Transports take turns, from another one in each test of a file; in the rooms that depend on
     them, four cases run, or a single one on all. Other tests run every case. A test marked with
     ``one_in(n)`` runs one in ``n`` of all these.
