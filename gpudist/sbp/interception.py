@@ -235,6 +235,19 @@ def _resuming(fn: Any, scope: Scope) -> Any:
     return run
 
 
+_register_parameter: Callable[..., None] = _modules.Module.register_parameter
+
+
+def _registered(self: Any, name: str, param: Any) -> None:
+    """Replacement of ``Module.register_parameter`` that accepts the copies of parameters."""
+    scope = current_scope()
+    is_copy = scope is not None and any(param is copy for copy in scope.substitutes.values())
+    _register_parameter(self, name, None if is_copy else param)
+    if is_copy:
+        # torch's own function refuses tensors that are not leaves.
+        self._parameters[name] = param
+
+
 _autocast_init: Callable[..., None] = torch.autocast.__init__
 
 
@@ -267,6 +280,7 @@ def _installed() -> Iterator[None]:
             _Function.apply = classmethod(_applied)
             torch.utils.checkpoint._checkpoint_without_reentrant_generator = _checkpointed
             _modules.BackwardHook = _BackwardHook
+            _modules.Module.register_parameter = _registered
             torch.autocast.__init__ = _init_autocast
     try:
         yield
@@ -277,4 +291,5 @@ def _installed() -> Iterator[None]:
                 _Function.apply = classmethod(_apply)
                 torch.utils.checkpoint._checkpoint_without_reentrant_generator = _checkpoint
                 _modules.BackwardHook = torch.utils.hooks.BackwardHook
+                _modules.Module.register_parameter = _register_parameter
                 torch.autocast.__init__ = _autocast_init

@@ -193,6 +193,17 @@ class ExactType(Conv):
         return y * 0
 
 
+@forward(IMAGE)
+class ParametersInNewModules(Conv):
+    """Modules made in a forward around the network's parameters, as tensor libraries make them."""
+
+    def forward(self, x):
+        held = nn.ParameterList([self.conv.weight, self.conv.bias])
+        conv = nn.Conv2d(4, 4, 3, padding=1, bias=False)
+        conv.weight = held[0]
+        return conv(x) + held[1].view(-1, 1, 1)
+
+
 @forward(IMAGE, grids=((3, 1, 2, 1), (3, 1, 1, 2)))
 class LargestDecides(nn.Module):
     """Control flow by extremes, where a worker may have no sample and blocks are uneven."""

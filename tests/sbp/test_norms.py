@@ -210,5 +210,7 @@ def test_groups_of_one_cell(P_world: Partition) -> None:
     placement = Placement("cpu", [0, 1, 2], P_world)
     function = partial(F.group_norm, num_groups=2)
     assert_matches(function, [random((3, 2, 1))], placement, [(S(0),)])
+    both = Placement("cpu", [[0, 1, 2]], P_world)
+    assert_matches(function, [random((2, 2, 6))], both, [(S(0), S(2))])
     with pytest.raises(ValueError, match="more than 1 value"):
         function(global_of(random((1, 2, 1)), placement, (S(0),)))
