@@ -108,13 +108,15 @@ zoo: $(ZOO)
 fuzz: $(INSTALLED)
 	$(PYTHON) -m tests.fuzz --count $(N) --seed $(SEED)
 
-# Random modules, and small forwards on all their grids, converted and against themselves alone;
+# Small forwards on all their grids, random modules, and random modules with idioms of hand-written
+# forwards, converted and against themselves alone;
 # COUNT=2000 SEED=1 takes about half an hour. First the rules of global tensors, on twice the layouts
 # that the tests draw.
 hazards: $(INSTALLED)
 	EVERY=1 $(PYTHON) -m pytest -q tests/sbp
 	$(PYTHON) -m tests.hazards --forwards
 	$(PYTHON) -m tests.hazards --count $(COUNT) --seed $(SEED)
+	$(PYTHON) -m tests.hazards --count $(COUNT) --seed $(SEED) --idioms 3
 
 # Batches with damaged bytes, as a receiver reads them: refused, or harmless.
 fuzz-batch: $(INSTALLED)

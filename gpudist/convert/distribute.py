@@ -100,9 +100,15 @@ def keep_extras(own: torch.Tensor, theirs: torch.Tensor) -> None:
     for name, value in vars(theirs).items():
         vars(own).setdefault(name, value)
     for hook in (theirs._backward_hooks or {}).values():
-        own.register_hook(hook)
+        own.register_hook(_only_with_gradient(hook))
     for hook in (theirs._post_accumulate_grad_hooks or {}).values():
         own.register_post_accumulate_grad_hook(hook)
+
+
+def _only_with_gradient(hook: Any) -> Any:
+    # The node that sums the gradients of all parameters passes None for those that a call of the
+    # network does not use.
+    return lambda gradient: None if gradient is None else hook(gradient)
 
 
 def _first_name(network: torch.nn.Module) -> str:

@@ -206,7 +206,13 @@ def _with_substitutes(
     places = [place for place in places if id(place[2]) in scope.substitutes]
     try:
         for module, name, parameter in places:
-            module._parameters[name] = scope.substitutes[id(parameter)]  # pyright: ignore
+            copy = scope.substitutes[id(parameter)]
+            # Networks and their libraries ask whether they have a parameter.
+            if type(copy) is torch.Tensor and type(parameter) is torch.nn.Parameter:
+                copy.__class__ = torch.nn.Parameter
+            else:
+                copy._is_param = True  # pyright: ignore
+            module._parameters[name] = copy  # pyright: ignore
         yield
     finally:
         for module, name, parameter in places:

@@ -249,3 +249,16 @@ class Layout:
         ]
         ranks = tuple(self.ranks[rank_of(index, self.grid)] for index in product(*kept))
         return Layout(ranks, tuple(map(len, kept)), self.sbp, self.shape)
+
+
+def share_at_cuts(sbp: NdSbp, shape: tuple[int, ...], grid: tuple[int, ...]) -> float:
+    """Return the share of a block's cells in one layer at each cut: what neighbours would read.
+
+    No sample, of the first dim, reads another.
+    """
+    parts: defaultdict[int, int] = defaultdict(lambda: 1)
+    for one, n in zip(sbp, grid, strict=True):
+        if one.is_split:
+            parts[one.dim] *= n
+    read = {dim: n for dim, n in parts.items() if n > 1 and (dim or shape[dim] < n)}
+    return sum(n / max(shape[dim], 1) for dim, n in read.items())

@@ -13,7 +13,7 @@ import torch
 
 from gpudist.cache import Cache
 from gpudist.errors import ShapeError
-from gpudist.geometry.layout import Layout, NdSbp, Sbp, broadcast, partial_sum
+from gpudist.geometry.layout import Layout, NdSbp, Sbp, broadcast, partial_sum, share_at_cuts
 from gpudist.sbp.boxing import boxed_bytes, least_bytes
 from gpudist.sbp.registry import (
     AxisPart,
@@ -247,19 +247,71 @@ def _fitting(rule: Rule, call: Call, layouts: Sequence[Layout]) -> _Choice | Non
 def _cheapest(rule: Rule, call: Call, layouts: Sequence[Layout]) -> _Choice | None:
     """Return the choice that moves the fewest bytes, counting sums that it leaves for later."""
     best: _Choice | None = None
-    paths = list(_paths(rule, (call,), layouts, ()))
+    paths = _without_collecting(call, layouts, list(_paths(rule, (call,), layouts, ())))
     left = [_left_to_sum(call, layouts, path) for path in paths]
     bounds = [
         _moved(call, layouts, path, least_bytes) + more
         for path, more in zip(paths, left, strict=True)
     ]
-    for i in sorted(range(len(paths)), key=bounds.__getitem__):
+    split_dims = {one.dim for layout in layouts for one in layout.sbp if one.is_split}
+
+    def order(i: int) -> tuple[int, int, int, float]:
+        """Order by the bound; among equals, split results, keep the inputs' dims, cut long ones.
+
+        Later functions that read neighbouring cells, such as convolutions, then read few.
+        """
+        path = paths[i]
+        own = {one.dim for signature in path for one in signature.inputs if one.is_split}
+        results = list(zip(*(one.outputs for one in path), strict=True))
+        whole = sum(not one.is_split for sbp in results for one in sbp)
+        pairs = zip(results, call.outputs, strict=True)
+        cuts = [share_at_cuts(sbp, spec.shape, layouts[0].grid) for sbp, spec in pairs]
+        return bounds[i], whole, len(own - split_dims), max(cuts, default=0.0)
+
+    for i in sorted(range(len(paths)), key=order):
         if best is not None and bounds[i] >= best.price:
             break
         price = _moved(call, layouts, paths[i]) + left[i]
         if best is None or price < best.price:
             best = _Choice(paths[i], price)
     return best
+
+
+def _without_collecting(
+    call: Call, layouts: Sequence[Layout], paths: list[tuple[SbpSignature, ...]]
+) -> list[tuple[SbpSignature, ...]]:
+    """Drop the choices that collect blocks on one worker, if others keep all axes busy.
+
+    To split a dim of one cell, such as a batch of one sample, moves few bytes. But it leaves the
+    work and the memory to one worker, here and in all that follows.
+    """
+    grid = layouts[0].grid
+    given = [_divided(layout.sbp, layout.shape, grid) for layout in layouts]
+    divided_axes = [axis for axis in range(len(grid)) if max(cells[axis] for cells in given) > 1]
+    shapes = (*call.shapes, *(spec.shape for spec in call.outputs))
+    kept: list[tuple[SbpSignature, ...]] = []
+    is_any_busy = False
+    for path in paths:
+        slots = zip(*((*one.inputs, *one.outputs) for one in path), strict=True)
+        found = [_divided(sbp, shape, grid) for sbp, shape in zip(slots, shapes, strict=True)]
+        most = [max(cells[axis] for cells in found) for axis in divided_axes]
+        is_any_busy |= all(n > 1 for n in most)
+        if 1 not in most:
+            kept.append(path)
+    return kept if is_any_busy else paths
+
+
+def _divided(sbp: NdSbp, shape: tuple[int, ...], grid: tuple[int, ...]) -> list[int]:
+    """Return how many cells, or terms, each axis divides among its workers; 0 for copies."""
+    found: list[int] = []
+    left = list(shape)
+    for one, parts in zip(sbp, grid, strict=True):
+        if one.is_split:
+            found.append(left[one.dim])
+            left[one.dim] = -(-left[one.dim] // parts)
+        else:
+            found.append(parts if one == partial_sum else 0)
+    return found
 
 
 def _moved(
@@ -295,8 +347,10 @@ def _paths(
         yield outer
         return
     parts = layouts[0].grid[axis]
-    cuts = _cuts(layout.sbp[axis] for layout in layouts)
-    for option in legal(rule, views, parts, _own(rule, layouts, axis), cuts, outer):
+    given = tuple(layout.sbp[axis] for layout in layouts)
+    for option in legal(rule, views, parts, _own(rule, layouts, axis), _cuts(given), outer):
+        if option.only_unboxed and option.inputs != given:
+            continue
         inner = _blocks(rule, views, option, parts) if axis + 1 < len(layouts[0].grid) else views
         yield from _paths(rule, inner, layouts, (*outer, option))
 

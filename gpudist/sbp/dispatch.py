@@ -15,7 +15,7 @@ from gpudist.cache import cache_of
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.exchange import Movement
 from gpudist.exchange.autograd import move
-from gpudist.geometry.layout import Layout, broadcast, split
+from gpudist.geometry.layout import Layout, broadcast, share_at_cuts, split
 from gpudist.sbp import views
 from gpudist.sbp.boxing import movement_of
 from gpudist.sbp.derive import Derivation, as_call, derive, key_of
@@ -211,16 +211,28 @@ def _on_one_placement(
 _FEWEST_CELLS = 4
 
 
+# Move a tensor only if this makes what neighbours read smaller by this factor.
+_FEWER_CELLS = 2
+
+
 def _cut(kind: type[GlobalTensor], scope: Scope, x: torch.Tensor) -> torch.Tensor:
-    """Split a large, fully replicated ``x`` like the inputs of the network, without messages."""
-    if not isinstance(x, kind) or x.dim() != scope.dims or not x.is_copy_everywhere:
+    """Split ``x`` like the inputs of the network, if windows would read much beyond its blocks.
+
+    A large tensor that every worker holds in full is cut without messages. One whose blocks are
+    thin along a split dim, such as one frame of a video, is moved once, instead of a layer at each
+    cut at every call.
+    """
+    if not isinstance(x, kind) or x.dim() != scope.dims or x.placement != scope.placement:
         return x
-    pairs = list(zip(scope.home, x.placement.shape, strict=False))
-    if not pairs or any(x.shape[d] < _FEWEST_CELLS * n for d, n in pairs if d > 1):
+    grid, shape = x.placement.shape, tuple(x.shape)
+    pairs = list(zip(scope.home, grid, strict=False))
+    if not pairs or any(shape[d] < _FEWEST_CELLS * n for d, n in pairs if d > 1):
         return x
-    if x.placement != scope.placement:
-        return x
-    return x.to_global(sbp=tuple(split(d) for d, _ in pairs))
+    home = tuple(split(d) for d, _ in pairs)
+    is_thin = all(one.is_split and one.dim > 1 for one in x.sbp) and (
+        share_at_cuts(x.sbp, shape, grid) >= _FEWER_CELLS * share_at_cuts(home, shape, grid)
+    )
+    return x.to_global(sbp=home) if x.is_copy_everywhere or is_thin else x
 
 
 def _plain(x: torch.Tensor, placement: Placement) -> torch.Tensor:

@@ -21,8 +21,10 @@ from gpudist.geometry.layout import broadcast
 from gpudist.sbp.boxing import declared
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.methods import gradient_of
+from gpudist.sbp.outer import in_blocks
 from gpudist.sbp.registry import mapped, tensors_in
 from gpudist.sbp.scope import Scope, current_scope, entered, resumed
+from gpudist.sbp.signatures.elementwise import ELEMENTWISE
 from gpudist.sbp.unknown import cut_like, settle
 
 T = torch.Tensor
@@ -70,6 +72,9 @@ class _Intercepted(TorchFunctionMode):
             with torch.random.fork_rng():
                 torch.manual_seed(self.scope.number())
                 return func(*args, **kwargs)
+        elif func in ELEMENTWISE:
+            found = in_blocks(self.scope, func, args, kwargs)
+            return func(*args, **kwargs) if found is None else found
         return func(*args, **kwargs)
 
     def _generator(self, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Generator:
@@ -230,6 +235,19 @@ def _resuming(fn: Any, scope: Scope) -> Any:
     return run
 
 
+_register_parameter: Callable[..., None] = _modules.Module.register_parameter
+
+
+def _registered(self: Any, name: str, param: Any) -> None:
+    """Replacement of ``Module.register_parameter`` that accepts the copies of parameters."""
+    scope = current_scope()
+    is_copy = scope is not None and any(param is copy for copy in scope.substitutes.values())
+    _register_parameter(self, name, None if is_copy else param)
+    if is_copy:
+        # torch's own function refuses tensors that are not leaves.
+        self._parameters[name] = param
+
+
 _autocast_init: Callable[..., None] = torch.autocast.__init__
 
 
@@ -262,6 +280,7 @@ def _installed() -> Iterator[None]:
             _Function.apply = classmethod(_applied)
             torch.utils.checkpoint._checkpoint_without_reentrant_generator = _checkpointed
             _modules.BackwardHook = _BackwardHook
+            _modules.Module.register_parameter = _registered
             torch.autocast.__init__ = _init_autocast
     try:
         yield
@@ -272,4 +291,5 @@ def _installed() -> Iterator[None]:
                 _Function.apply = classmethod(_apply)
                 torch.utils.checkpoint._checkpoint_without_reentrant_generator = _checkpoint
                 _modules.BackwardHook = torch.utils.hooks.BackwardHook
+                _modules.Module.register_parameter = _register_parameter
                 torch.autocast.__init__ = _autocast_init

@@ -40,6 +40,8 @@ never need to be summed first.
   where)`` returns a function of the local tensors, which is cached with the derivation.
 * ``signature.nests=False`` limits the signature to one of the axes that split the same dim, if it
   does not work on blocks of blocks. The other axes are boxed.
+* ``signature.only_unboxed=True`` limits the signature to inputs that already have its attributes on
+  this axis, if workers repeat work under it.
 * ``register(..., in_place=True)``: the function modifies its first tensor and returns it. That
   tensor is never boxed: only signatures whose ``inputs[0]`` and ``outputs[0]`` are the tensor's
   attributes are used.
@@ -299,7 +301,8 @@ class SbpSignature:
     Attributes:
         inputs: one ``Sbp`` for each tensor of the call, by slot.
         outputs: one ``Sbp`` for each tensor of the results, in order.
-        localize, run, recut, bind, nests, cuts, takes_empty: see the module docstring.
+        localize, run, recut, bind, nests, cuts, takes_empty, only_unboxed: see the module
+            docstring.
     """
 
     inputs: NdSbp
@@ -311,6 +314,7 @@ class SbpSignature:
     nests: bool = True
     cuts: Literal["all", "inputs"] | None = None
     takes_empty: bool = True
+    only_unboxed: bool = False
 
     def cut(self, sizes: tuple[int, ...]) -> SbpSignature:
         """Return the signature with these sizes of blocks, by ``cuts``."""

@@ -44,6 +44,11 @@ def view_of(x: torch.Tensor) -> EmulatedView | None:
     return vars(x).get("_view")
 
 
+def forget(x: torch.Tensor) -> None:
+    """Make an emulated view a tensor of its own, which no longer follows its base."""
+    vars(x).pop("_view", None)
+
+
 def is_copy(x: torch.Tensor) -> bool:
     """Return whether ``x`` is a copy of what would be a view in torch."""
     view = view_of(x)

@@ -340,3 +340,24 @@ def test_sizes_that_do_not_fit(P_world: Partition) -> None:
     net = distribute(Sum(), grid(P_world, [1, 1, 2]))
     with pytest.raises((ShapeError, RuntimeError), match=r"[34]"):
         net(torch.ones(1, 1, 2))
+
+
+class FramesAside(nn.Module):
+    """Frames become the split dim by way of tokens, then a convolution over images follows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv3d(2, 2, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = x.permute(0, 2, 3, 4, 1).flatten(1, 3)
+        y = tokens.tanh().unflatten(1, x.shape[2:]).permute(0, 4, 1, 2, 3)
+        return self.conv(y) + y
+
+
+@distributed(ranks=2, transports=["loopback"])
+def test_thin_blocks_are_split_like_the_input_again(P_world: Partition) -> None:
+    P_x = P_world.create_cartesian_topology_partition([1, 1, 1, 2, 1])
+    net = assert_as_alone(FramesAside, P_x, [(1, 2, 3, 16, 5)])
+    y = net(own_block(random_like_all((1, 2, 3, 16, 5), 2), P_x))
+    assert y.sbp == (split(3),)

@@ -29,7 +29,7 @@ def main() -> int:
     options = _options()
     torch.set_num_threads(1)
     if options.case is not None:
-        case = draw(options.seed, options.case)
+        case = draw(options.seed, options.case, options.idioms)
         verdict = case.judge()
         print(f"{case}\n{verdict}")
         return verdict.how in ("wrong", "failed")
@@ -38,14 +38,15 @@ def main() -> int:
             return _forwards(options.only)
         finally:
             close_pool()
-    return _random(options.seed, range(options.first, options.first + options.count))
+    numbers = range(options.first, options.first + options.count)
+    return _random(options.seed, numbers, options.idioms)
 
 
-def _random(seed: int, numbers: range) -> int:
+def _random(seed: int, numbers: range, idioms: int) -> int:
     found: Counter[str] = Counter()
     reasons: dict[str, list[str]] = {}
     for number in _with_progress(numbers):
-        case = draw(seed, number)
+        case = draw(seed, number, idioms)
         verdict = case.judge()
         found[verdict.how] += 1
         if verdict.how == "refused":
@@ -115,6 +116,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="the same ones for the same seed")
     parser.add_argument("--first", type=int, default=0, help="number of the first one")
     parser.add_argument("--case", type=int, help="this one alone, with its source")
+    parser.add_argument(
+        "--idioms", type=int, default=0, metavar="N",
+        help="modules with at least N idioms of hand-written forwards: hooks, early returns, ...",
+    )  # fmt: skip
     parser.add_argument("--forwards", action="store_true", help="small forwards, on all grids")
     parser.add_argument("--only", nargs="*", default=(), help="names of forwards")
     return parser.parse_args()

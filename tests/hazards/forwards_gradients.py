@@ -390,3 +390,17 @@ class AdaptiveWeightOfLosses(Conv):
         of_b = torch.autograd.grad(b, last, retain_graph=True)[0]
         weight = torch.norm(of_a) / (torch.norm(of_b) + 1e-4)
         return a + torch.clamp(weight, 0.0, 1e4).detach() * b
+
+
+@forward("x: B C H W")
+class HookOfAnUnusedWeight(nn.Module):
+    """A hook on a weight that only training uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 1)
+        self.last.weight.register_hook(lambda gradient: gradient / 2)
+
+    def forward(self, x):
+        y = self.first(x)
+        return self.last(y) if self.training else y

@@ -194,6 +194,38 @@ class ExactType(Conv):
 
 
 @forward(IMAGE)
+class ParametersInNewModules(Conv):
+    """Modules made in a forward around the network's parameters, as tensor libraries make them."""
+
+    def forward(self, x):
+        held = nn.ParameterList([self.conv.weight, self.conv.bias])
+        conv = nn.Conv2d(4, 4, 3, padding=1, bias=False)
+        conv.weight = held[0]
+        return conv(x) + held[1].view(-1, 1, 1)
+
+
+@forward(IMAGE, grids=((3, 1, 2, 1), (3, 1, 1, 2)))
+class LargestDecides(nn.Module):
+    """Control flow by extremes, where a worker may have no sample and blocks are uneven."""
+
+    def forward(self, x):
+        y = F.pad(x, (1, 1, 0, 1), mode="reflect")
+        if y.abs().amax() > 1e6:
+            return None
+        return y * y.max() + y.amin((1, 2, 3), keepdim=True)
+
+
+@forward(IMAGE)
+class ParameterTests(Conv):
+    """``isinstance(w, nn.Parameter)`` and ``type(w) is nn.Parameter``, as libraries ask."""
+
+    def forward(self, x):
+        w = self.conv.weight
+        y = self.conv(x) * (2 if isinstance(w, nn.Parameter) else 3)
+        return y * 2 if all(type(p) is nn.Parameter for p in self.parameters()) else y
+
+
+@forward(IMAGE)
 class ShapesInPython(Conv):
     """Sizes as Python numbers: products, ``math``, ``torch.Size`` sliced, ``numpy`` of a size."""
 

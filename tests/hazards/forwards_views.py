@@ -398,3 +398,17 @@ class DataAttribute(Conv):
         z = y.data * 2
         y.data = y.data + 1.0
         return y * z
+
+
+@forward("x: 1 2 15 23", step=0, grids=((1, 1, 2, 2), (1, 1, 1, 4)))
+class ColumnOfTokens(nn.Module):
+    """A column of tokens that all axes split is changed in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(23, 23)
+
+    def forward(self, x):
+        y = self.linear(self.linear(x).tanh()).flatten(0, -2).clone()
+        y[:, 6] += 1
+        return y

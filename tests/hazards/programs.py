@@ -35,9 +35,15 @@ class Step:
 
 @dataclass(frozen=True)
 class Program:
-    """Steps in order; every variable that nobody reads is an output."""
+    """Steps in order; every variable that nobody reads is an output.
+
+    Attributes:
+        steps: the operations.
+        returned: what ``forward`` returns, with ``OUTPUTS`` in place of the outputs.
+    """
 
     steps: tuple[Step, ...]
+    returned: str = "OUTPUTS"
 
     def source(self) -> str:
         made = [f"{n} = {code}" for step in self.steps for n, code in step.attributes]
@@ -51,7 +57,7 @@ class Program:
             *(_attribute(line) for line in made),
             "    def forward(self, v0):",
             *(f"        {line}" for line in body),
-            f"        return {', '.join(outputs)}",
+            f"        return {self.returned.replace('OUTPUTS', ', '.join(outputs))}",
         ])  # fmt: skip
 
     @property
@@ -70,7 +76,7 @@ class Program:
         if len(self.steps) == 1:
             return None
         kept = [_renamed(step, gone.out, main) for step in self.steps if step is not gone]
-        return Program(tuple(kept))
+        return replace(self, steps=tuple(kept))
 
 
 def _attribute(line: str) -> str:
@@ -100,12 +106,14 @@ class Drawing:
 
     Attributes:
         rng: for every choice.
-        shapes: of the variables so far, by name.
+        device: device of the values that operations are tried on; on "meta" no operation may read
+            a value.
+        values: the variables so far, by name.
     """
 
-    def __init__(self, shape: tuple[int, ...], rng: random.Random) -> None:
-        self.rng = rng
-        self.values = {"v0": torch.empty(shape, device="meta", requires_grad=True)}
+    def __init__(self, shape: tuple[int, ...], rng: random.Random, device: str = "meta") -> None:
+        self.rng, self.device = rng, device
+        self.values = {"v0": torch.randn(shape, device=device, requires_grad=True)}
         self.steps: list[Step] = []
         self.module = nn.Module()
         self._attributes: list[tuple[str, str]] = []
@@ -170,6 +178,9 @@ class Drawing:
         uses = tuple(n for n in dict.fromkeys(self._uses) if n in words)
         if not uses:
             return False
+        for name, made in reversed(self._attributes):
+            # An attribute may be made of earlier ones.
+            words |= set(_words(made)) if name in words else set()
         step = Step(out, lines, uses, tuple(a for a in self._attributes if a[0] in words))
         value = self._tried(step)
         if value is None:
@@ -189,18 +200,20 @@ class Drawing:
         return self.rng.choice(names)
 
     def _tried(self, step: Step) -> torch.Tensor | None:
-        """Return the result on meta, ``None`` if torch raises or the result is unusable."""
+        """Return the result, ``None`` if torch raises or the result is unusable."""
         names: dict[str, Any] = {**NAMES, "self": self.module}
         names |= {name: self.values[name] for name in step.uses}
         before = [t._version for t in self.values.values()]
         try:
-            with torch.device("meta"):
+            with torch.device(self.device):
                 for name, code in step.attributes:
                     setattr(self.module, name, eval(code.removeprefix("buffer "), names))
-                exec(textwrap.dedent("\n".join(step.lines)), names)
+                # Within a function, lines may return.
+                body = textwrap.indent("\n".join([*step.lines, f"return {step.out}"]), "    ")
+                exec(f"def tried():\n{body}", names)
+                value = names["tried"]()
         except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError):
             return None
-        value = names[step.out]
         if [t._version for t in self.values.values()] != before:
             return None
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():

@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
 
 from tests.hazards.entries import Entry, Grid, Input
+from tests.hazards.idioms import IDIOMS
 from tests.hazards.judge import Record, Verdict, in_float64, judge, records
 from tests.hazards.programs import Drawing, Program
 from tests.hazards.subjects import Alone, Converted, Subject, Values, leaf
@@ -21,6 +22,11 @@ WORKERS = (2, 3, 4, 4, 6)
 _NOISE, _STEADY, _LARGEST = 1e-13, 1e-10, 1e6
 _TRIES = 60
 _MOST_SHRINKING = 40
+_SHARE_OF_IDIOMS = 0.6
+_RETURNED = (
+    *("OUTPUTS", "[OUTPUTS]", "{'out': [OUTPUTS], 'size': v0.shape, 'none': None}"),
+    *("Features(v0.mean(), (OUTPUTS,), len(v0))", "((OUTPUTS,), v0.shape[-1])"),
+)
 
 
 @dataclass(frozen=True)
@@ -43,34 +49,47 @@ class Case:
         return f"x of {list(self.shape)} on a grid of {list(self.grid)}\n{self.program.source()}"
 
 
-def draw(seed: int, number: int) -> Case:
-    """Return the case with this number, which depends only on the seed."""
+def draw(seed: int, number: int, idioms: int = 0) -> Case:
+    """Return the case with this number, which depends only on the other arguments.
+
+    Args:
+        seed: seed of all cases.
+        number: number of the case.
+        idioms: least number of idioms of hand-written forwards among the operations.
+    """
     for attempt in range(_TRIES):
-        rng = random.Random(f"{seed}:{number}:{attempt}")
-        case = _drawn(f"{seed}:{number}", rng)
+        rng = random.Random(f"{seed}:{number}:{attempt}" + f":{idioms}" * bool(idioms))
+        with torch.random.fork_rng():
+            torch.manual_seed(rng.randrange(1 << 30) if idioms else 0)
+            case = _drawn(f"{seed}:{number}", rng, idioms)
         if case is not None and is_steady(case):
             return case
     raise AssertionError(f"random module {seed}:{number}: no valid one in {_TRIES} tries")
 
 
-def _drawn(name: str, rng: random.Random) -> Case | None:
+def _drawn(name: str, rng: random.Random, idioms: int) -> Case | None:
     spatial = rng.choice((1, 2, 2, 2, 3))
     most = {1: 15, 2: 11, 3: 6}[spatial]
     extents = [rng.randint(3, most) for _ in range(spatial)]
     shape = (rng.randint(1, 3), rng.randint(1, 4), *extents)
     operations = [operation for operation, _ in WORDS]
     weights = [weight for _, weight in WORDS]
-    drawing = Drawing(shape, rng)
+    # Idioms may read values.
+    drawing = Drawing(shape, rng, "cpu" if idioms else "meta")
     wanted = rng.randint(4, 12)
+    found = 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for _ in range(20 * wanted):
             if len(drawing.steps) == wanted:
                 break
-            drawing.extend(rng.choices(operations, weights)[0])
-    if len(drawing.steps) < wanted:
+            is_idiom = idioms > 0 and rng.random() < _SHARE_OF_IDIOMS
+            words = rng.choice(IDIOMS) if is_idiom else rng.choices(operations, weights)[0]
+            found += drawing.extend(words) and is_idiom
+    if len(drawing.steps) < wanted or found < idioms:
         return None
-    return Case(name, Program(tuple(drawing.steps)), shape, _grid(len(shape), rng))
+    program = Program(tuple(drawing.steps), rng.choice(_RETURNED) if idioms else "OUTPUTS")
+    return Case(name, program, shape, _grid(len(shape), rng))
 
 
 def _grid(dims: int, rng: random.Random) -> Grid:
@@ -112,7 +131,8 @@ def is_steady(case: Case) -> bool:
             shaken = records(entry, _Shaken(entry, None))
     except (RuntimeError, ValueError, IndexError, TypeError):
         return False
-    return all(_near(a, b) for a, b in zip(expected, shaken, strict=True))
+    pairs = list(zip(expected, shaken, strict=True))
+    return all(list(a.outputs) == list(b.outputs) and _near(a, b) for a, b in pairs)
 
 
 def _near(expected: Record, found: Record) -> bool:
@@ -127,8 +147,9 @@ def _near(expected: Record, found: Record) -> bool:
 
 
 def _groups(a: Record, b: Record) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
-    for path in a.outputs:
-        yield [(a.outputs[path], b.outputs[path])]
+    for path, y in a.outputs.items():
+        if isinstance(y, torch.Tensor):
+            yield [(y, b.outputs[path])]
     for name in a.groups:
         yield [(t, b.groups[name][key]) for key, t in a.groups[name].items()]
 
@@ -142,7 +163,7 @@ def shrunk(case: Case, fails: Callable[[Case], bool]) -> Case:
         if smaller is None:
             continue
         tries += 1
-        candidate = Case(case.name, smaller, case.shape, case.grid)
+        candidate = replace(case, program=smaller)
         if is_steady(candidate) and fails(candidate):
             case, number = candidate, len(smaller.steps) - 1
     return case

@@ -6,7 +6,9 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 import gpudist
 from gpudist import sbp
@@ -63,6 +65,19 @@ def leaf(x: torch.Tensor, needs_grad: bool) -> torch.Tensor:
     return x.detach().clone().requires_grad_(needs_grad)
 
 
+class _RightBatchNorm(TorchFunctionMode):
+    """Gives torch's batch norm a gradient with its own strides; others it may read wrongly."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        y = func(*args, **(kwargs or {}))
+        if func in (F.batch_norm, torch.batch_norm) and y.requires_grad:
+            # Extents of 1 make odd strides contiguous, too.
+            y.register_hook(lambda gradient: torch.empty_like(y).copy_(gradient))
+        return y
+
+
 class Alone:
     """The network itself, computed whole by every worker."""
 
@@ -75,7 +90,8 @@ class Alone:
         return {n: leaf(x, inputs[n].leaf and with_graph) for n, x in values.items()}
 
     def call(self, values: Values) -> Any:
-        return call(self.entry, self.network, values)
+        with _RightBatchNorm():
+            return call(self.entry, self.network, values)
 
     def whole(self, y: torch.Tensor) -> torch.Tensor:
         return y

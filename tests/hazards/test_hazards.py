@@ -55,6 +55,20 @@ def test_random_module(number: int) -> None:
     assert verdict.how in allowed, f"{verdict}\n{case}"
 
 
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("number", range(RANDOM))
+def test_idioms(number: int) -> None:
+    case = draw(1, number, idioms=3)
+    verdict = case.judge()
+    assert verdict.how in ("right", "refused"), f"{verdict}\n{case}"
+
+
+def test_draws_with_idioms_depend_on_the_seed_alone() -> None:
+    first, again, other = draw(4, 1, idioms=2), draw(4, 1, idioms=2), draw(5, 1, idioms=2)
+    assert str(first) == str(again) != str(other)
+    assert first.program.returned == again.program.returned
+
+
 class Dropped(nn.Module):
     """Dropout of half of the cells within a checkpoint."""
 

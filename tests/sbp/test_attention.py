@@ -99,3 +99,13 @@ def test_no_message_along_samples(P_world: Partition) -> None:
         y = layer(global_of(x, placement, (S(0),)))
     assert all(line.endswith("; 0 bytes boxed") for line in lines), lines
     assert_global(y, layer(x))
+
+
+@distributed(ranks=4, transports=("loopback",))
+def test_one_sample_is_not_collected(P_world: Partition) -> None:
+    """One sample and one head, which would move fewer bytes, leave no work to the others."""
+    placement = Placement("cpu", [[0, 1], [2, 3]], P_world)
+    x = random((1, 1, 8, 4))
+    tokens = [(S(2), S(2))] * 3
+    (y,) = assert_matches(attend, [x, x + 1, x + 2], placement, tokens)
+    assert y.sbp == (S(2), S(2))

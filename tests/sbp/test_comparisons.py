@@ -101,3 +101,12 @@ def test_limits_of_random_values_are_numbers(P_world: Partition) -> None:
 def _initial(x: torch.Tensor) -> torch.Tensor:
     torch.nn.init.kaiming_uniform_(x)
     return torch.nn.init.xavier_normal_(x.clone()) + x
+
+
+@distributed(ranks=1, transports=("loopback",))
+def test_other_operands(P_world: Partition) -> None:
+    """A tensor differs from a text, and does not order with it, as in torch."""
+    x = global_of(random((5, 3)), Placement("cpu", [0], P_world), (B,))
+    assert not x == "first" and x != "first"  # noqa: SIM201
+    with pytest.raises(TypeError, match="not supported between"):
+        _ = x < "first"  # pyright: ignore[reportOperatorIssue]

@@ -202,3 +202,15 @@ def test_bits_and_messages_of_the_layers(P_world: Partition, name: str, dtype: t
     (of_block,) = torch.autograd.grad(y, block, torch.ones_like(y))
     of_x: Any = torch.autograd.grad(z, x, torch.ones_like(z.detach()))[0]
     assert torch.equal(of_x.to_local(), of_block)
+
+
+@distributed(ranks=3, transports=("loopback",))
+def test_groups_of_one_cell(P_world: Partition) -> None:
+    """torch counts the samples, too, and refuses one cell; blocks of one sample may have it."""
+    placement = Placement("cpu", [0, 1, 2], P_world)
+    function = partial(F.group_norm, num_groups=2)
+    assert_matches(function, [random((3, 2, 1))], placement, [(S(0),)])
+    both = Placement("cpu", [[0, 1, 2]], P_world)
+    assert_matches(function, [random((2, 2, 6))], both, [(S(0), S(2))])
+    with pytest.raises(ValueError, match="more than 1 value"):
+        function(global_of(random((1, 2, 1)), placement, (S(0),)))

@@ -120,3 +120,11 @@ def test_names_of_results(P_world: Partition) -> None:
     assert type(found) is torch.return_types.max and found.indices.dtype == torch.int64
     with pytest.raises(NotImplementedError, match="nuc"):
         x.norm("nuc", dim=(0, 1))
+
+
+@distributed(ranks=2, transports=("loopback",))
+def test_no_cells_have_no_extreme(P_world: Partition) -> None:
+    x = global_of(torch.empty(0, 2), Placement("cpu", [0, 1], P_world), (S(0),))
+    for function in (torch.Tensor.amax, torch.Tensor.max, lambda t: t.amin(0)):
+        with pytest.raises(RuntimeError, match="zero-size dimension"):
+            function(x)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import sqrt
 from typing import Any
 
@@ -57,9 +58,10 @@ def attention_of_blocks(call: Call, parts: int) -> list[SbpSignature]:
     found.append(_attending(call, queries, masks, rows, scores, split(rows)))
     cells: list[Sbp] = [broadcast, broadcast, split(len(v) - 1)]
     whole = tuple(broadcast for _ in masks)
-    found.append(SbpSignature((*cells, *whole), (split(dims - 1),), bind=_bind))
+    values = SbpSignature((*cells, *whole), (split(dims - 1),), bind=_bind, only_unboxed=True)
     terms: list[Sbp] = [broadcast, broadcast, partial_sum]
-    found.append(SbpSignature((*terms, *whole), (partial_sum,), bind=_bind))
+    # Every worker computes all weights.
+    found += [values, replace(values, inputs=(*terms, *whole), outputs=(partial_sum,))]
     return found
 
 

@@ -23,6 +23,9 @@ from gpudist.sbp.registry import (
     tensors_in,
 )
 
+# All elementwise functions that do not work in place.
+ELEMENTWISE: set[Function] = set()
+
 
 def aligned(shape: tuple[int, ...], dim: int, result: tuple[int, ...]) -> Sbp:
     """Return the attribute of an input for which the broadcast result is ``split(dim)``."""
@@ -115,6 +118,9 @@ def _of_single_cells(function: Function, in_place: bool, *args: Any, **kwargs: A
         found = function(*mapped(args, cell), **mapped(kwargs, cell))
     except ZeroDivisionError:
         return function(*args, **kwargs)
+    if found is NotImplemented:
+        # Raised inside torch's comparison, this lets Python ask the other operand.
+        raise TypeError(f"{name_of(function)}: an operand is neither a tensor nor a number")
     return mapped(found, lambda y: torch.empty(shape, dtype=y.dtype, device="meta"))
 
 
@@ -124,6 +130,8 @@ def enter(rule: Derive, functions: Sequence[Function]) -> None:
         name = function.__name__
         in_place = name.endswith("_") and not name.endswith("__")
         on_meta[function] = partial(_of_single_cells, function, in_place)
+        if not in_place:
+            ELEMENTWISE.add(function)
         register(function, in_place=in_place, any_float=True, any_cuts=True)(rule)
 
 

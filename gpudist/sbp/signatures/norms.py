@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
@@ -114,11 +115,11 @@ def _bind_layer(call: Call, where: Where) -> Compute:
 @register(F.group_norm, torch.group_norm, any_cuts=True)
 def group_norm(call: Call, parts: int) -> list[SbpSignature]:
     """Split samples, channels, also within groups, or features."""
-    found = [alike(call, 0, broadcast)]
-    for d in range(1, call.tensors[0].dims):
-        # torch's function does not support blocks with parts of groups.
+    found: list[SbpSignature] = []
+    for d in range(call.tensors[0].dims):
+        # torch's function supports no blocks with parts of groups, or with one cell in all.
         one = alike(call, d, split(0) if d == 1 else broadcast, bind=_bind_groups)
-        found.append(replace(one, cuts="all"))
+        found.append(replace(one, cuts="all") if d else one)
     return found
 
 
@@ -146,6 +147,9 @@ on_meta[F.group_norm] = on_meta[torch.group_norm] = _group_norm_of_shapes
 
 
 def _bind_groups(call: Call, where: Where) -> Compute:
+    groups, shape = call.get(1, "num_groups"), where.call.shapes[0]
+    if call.function is F.group_norm and prod(shape) == groups:
+        F.group_norm(torch.empty(shape, device="meta"), groups)  # Raises, on every rank alike.
     features, eps = tuple(range(2, call.tensors[0].dims)), call.get(4, "eps", 1e-5)
     by = bound(Normalization(features, eps, group_count=where.call.get(1, "num_groups")), where)
     differ = by.total is None and some_are_empty(where)

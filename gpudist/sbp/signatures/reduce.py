@@ -155,8 +155,21 @@ def extremes(call: Call, parts: int) -> list[SbpSignature]:
     return [*kept(call, dims, keeps_dims(call)), *together(dims, _extremes)]
 
 
+def _extreme_of_shapes(function: Any, x: torch.Tensor, *rest: Any, **named: Any) -> Any:
+    if x.numel() or (function in forms("max", "min") and (rest or named)):
+        return function(x, *rest, **named)
+    return torch.sum(x, *rest, **named, dtype=x.dtype)  # torch's extremes refuse empty blocks
+
+
+for _function in forms("amax", "amin", "max", "min"):
+    on_meta[_function] = partial(_extreme_of_shapes, _function)
+
+
 def _extremes(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
     x, dims = tensors[0], dims_of(where.call)
+    whole = where.call.shapes[0]
+    if not all(whole[d] for d in dims):
+        torch.amax(torch.empty(whole, device="meta"), dims)  # Raises, on every rank alike.
     axes = axes_that_split(where, 0, dims)
     is_least = call.function.__name__ in ("amin", "min")
     blocks = stacked(_extreme(x.detach(), dims, is_least), where, axes)

@@ -12,7 +12,7 @@ from torch import Tensor
 from gpudist.geometry.layout import partial_sum, split
 from gpudist.sbp.registry import AxisPart, Call, SbpSignature, Where, compose, forms, register
 from gpudist.sbp.signatures.fetching import Fetch, as_before, fetching
-from gpudist.sbp.views import is_copy
+from gpudist.sbp.views import forget, is_copy
 
 
 def kept(dims: Sequence[int], result: Sequence[int] | None = None) -> list[SbpSignature]:
@@ -189,6 +189,8 @@ def set_index(x: Any, index: Any, value: Any) -> None:
 
 def _shared(cells: Any) -> Any:
     if is_copy(cells):
+        # The error may keep it alive, for longer on some ranks; nobody reads it any more.
+        forget(cells)
         raise NotImplementedError(
             "x[...] = value: the slice does not share memory with x; box x with to_global first"
         )
