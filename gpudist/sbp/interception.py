@@ -239,7 +239,6 @@ _register_parameter: Callable[..., None] = _modules.Module.register_parameter
 
 
 def _register_copies_too(self: Any, name: str, param: Any) -> None:
-    """Replacement of ``Module.register_parameter`` that accepts the copies of parameters."""
     scope = current_scope()
     is_copy = scope is not None and any(param is copy for copy in scope.substitutes.values())
     _register_parameter(self, name, None if is_copy else param)
