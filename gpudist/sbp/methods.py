@@ -333,11 +333,11 @@ for _function in (T.unsqueeze, T.squeeze, T.transpose, T.t, T.swapaxes, T.swapdi
     entry(getattr(T, f"{_function.__name__}_"))(_reshaped_in_place(_function))
 
 
-@entry(T.resize_, T.resize_as_, T.set_)
+@entry(T.resize_, T.resize_as_)
 def refuse_memory(x: GlobalTensor, *_: object, **__: object) -> Any:
     raise NotImplementedError(
-        "resize_, resize_as_ and set_ change a tensor's memory, and a global tensor has a part of "
-        "it on each rank; make a new tensor"
+        "resize_ and resize_as_ change a tensor's memory, and a global tensor has a part of it on "
+        "each rank; make a new tensor"
     )
 
 

@@ -109,7 +109,7 @@ class PhasesOfImages(nn.Module):
         return v.real + v.imag, u.angle(), torch.real(z).mean((2, 3)), torch.is_complex(u), z.sum()
 
 
-@forward(IMAGE, may_refuse="a view that had to be moved is changed in place")
+@forward(IMAGE, may_refuse="torch does not dispatch an assignment to real or imag")
 class WritesToParts(nn.Module):
     """``z.real`` and ``z.imag`` as views that are changed in place, and assigned."""
 

@@ -220,7 +220,7 @@ class LazilyMade(nn.Module):
         return self.net(x), self.net[0].in_channels
 
 
-@forward(IMAGE, may_refuse="no module holds these parameters")
+@forward(IMAGE)
 class LayersInAPlainList(nn.Module):
     """Layers in a plain list, not a ``ModuleList``, and a plain tensor, which nobody registers."""
 
@@ -237,7 +237,7 @@ class LayersInAPlainList(nn.Module):
         return x
 
 
-@forward(IMAGE, may_refuse="an attribute calls the network that was copied")
+@forward(IMAGE)
 class ForwardSetInInit(Conv):
     """``self.forward = partial(self.run, ...)``, as networks with several modes have it."""
 
@@ -249,7 +249,7 @@ class ForwardSetInInit(Conv):
         return self.conv(x) * gain
 
 
-@forward(IMAGE, may_refuse="an attribute calls the layer that was copied")
+@forward(IMAGE)
 class MethodsKept(Conv):
     """Bound methods and functions in attributes: of a child, of itself, and a lambda."""
 

@@ -221,7 +221,7 @@ class MixtureOfExperts(nn.Module):
         return out.reshape(b, t, d)
 
 
-@forward(TOKENS, may_refuse="packed sequences speak of memory")
+@forward(TOKENS)
 class PackedSequences(nn.Module):
     """Sequences of given lengths through a recurrent layer, packed and padded again."""
 

@@ -239,7 +239,7 @@ class LossesOfClasses(Conv):
 
 @forward(IMAGE)
 class AskedOfTensors(Conv):
-    """Questions that a forward asks a tensor: layout, contiguity, device, element size, storage, names."""
+    """Questions to a tensor: layout, contiguity, device, size of an element, kind of dtype."""
 
     def forward(self, x):
         y = self.conv(x)
@@ -290,7 +290,7 @@ class FactoriesByKeyword(Conv):
         return y * a + b, c + y, d - y, y.masked_fill(mask, 0.0), e * y
 
 
-@forward(IMAGE, may_refuse="bits of another dtype have no rule")
+@forward(IMAGE)
 class BitsOfAnotherDtype(Conv):
     """``view(dtype)``: the cells' bits, and twice as many cells of half the size."""
 

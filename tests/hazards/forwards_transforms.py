@@ -283,7 +283,7 @@ class FrozenTeacher(Conv):
         return y, loss.mean() * 16, (attention[0] - attention[1]).pow(2).mean()
 
 
-@forward(IMAGE, may_refuse="inference mode is not followed")
+@forward(IMAGE)
 class InferenceInside(Conv):
     """Statistics under ``inference_mode``, cloned before the graph reads them."""
 

@@ -13,7 +13,6 @@ from torch import nn
 from tests.hazards.entries import forward
 
 IMAGE, TOKENS = "x: B C H W", "x: B T D"
-MOVED = "a view that had to be moved is changed in place"
 
 
 class Conv(nn.Module):
@@ -24,7 +23,7 @@ class Conv(nn.Module):
         self.conv = nn.Conv2d(4, 4, 3, padding=1)
 
 
-@forward(IMAGE, may_refuse=MOVED)
+@forward(IMAGE)
 class PiecesInPlace(Conv):
     """Pieces of a clone changed by ``narrow``, ``select``, steps and corners."""
 
@@ -152,7 +151,7 @@ class PatchesByLoops(Conv):
         return y.view(b, oh, ow, -1).permute(0, 3, 1, 2)
 
 
-@forward(IMAGE, may_refuse=MOVED)
+@forward(IMAGE)
 class DetachedInPlace(Conv):
     """``y.detach()`` and ``y.data`` share the cells: what is written there is in ``y``."""
 
@@ -176,7 +175,7 @@ class ShapesInPlace(Conv):
         return z, w, y.mean((0, 1)).t_() + 1
 
 
-@forward(IMAGE, may_refuse=MOVED)
+@forward(IMAGE)
 class OutIntoSlices(Conv):
     """``out=`` a slice of a tensor made before."""
 
