@@ -80,6 +80,32 @@ class SlidingWindow:
 
 
 @dataclass(frozen=True)
+class PaddedWindow:
+    """Sliding window of a layer that pads its block by the same number of cells on both sides.
+
+    Needed ranges leave out the padding that the layer adds.
+
+    Attributes:
+        window: window with all of its padding.
+    """
+
+    window: SlidingWindow
+
+    def outputs(self, inputs: Blocks) -> Blocks:
+        return self.window.outputs(inputs)
+
+    def needed(self, start: int, stop: int, extent: int) -> tuple[int, int]:
+        low, high = self.window.needed(start, stop, extent)
+        padding = self.padding_of(start, stop, extent)
+        return low + padding, high - padding
+
+    def padding_of(self, start: int, stop: int, extent: int) -> int:
+        """Return the cells that outputs ``[start, stop)`` read beyond both edges."""
+        low, high = self.window.needed(start, stop, extent)
+        return max(0, min(-low, high - extent))
+
+
+@dataclass(frozen=True)
 class TransposedWindow:
     """Window of a transposed convolution; needed ranges never leave the global extent.
 

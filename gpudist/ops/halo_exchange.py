@@ -92,14 +92,21 @@ class HaloExchange(Operator):
         pairs = list(zip(widths[::2], widths[1::2], strict=True))
         return f"halo={pairs}, periodic={list(map(bool, wraps))}"
 
-    def bind_to(self, inputs: Decomposition, dtype: torch.dtype, x: torch.Tensor) -> Movement:
+    def bind_to(
+        self,
+        inputs: Decomposition,
+        dtype: torch.dtype,
+        x: torch.Tensor,
+        windows: Sequence[Window] | None = None,
+    ) -> Movement:
         """Bind the movement of a tensor of ``dtype`` split like ``inputs``, on the device of ``x``.
 
-        It is empty on workers outside ``P_x``.
+        It is empty on workers outside ``P_x``. ``windows`` replace those of the operator.
         """
         index = self.P_x.index
         anywhere = index if index is not None else (0,) * self.P_x.dim
-        plan = plan_halo(inputs, self.windows, anywhere, self.periodic, self.nested)
+        windows = self.windows if windows is None else windows
+        plan = plan_halo(inputs, windows, anywhere, self.periodic, self.nested)
         if index is None:
             plan = Plan(plan.key, -1, tuple(Stage(None, None) for _ in plan.stages))
         label = f"halo_exchange on {list(self.P_x.shape)} of {list(inputs.shape)}"

@@ -17,6 +17,7 @@ from gpudist.exchange import Movement
 from gpudist.exchange.autograd import move
 from gpudist.geometry.layout import Layout, broadcast, share_at_cuts, split
 from gpudist.sbp import views
+from gpudist.sbp.arguments import settled
 from gpudist.sbp.boxing import movement_of
 from gpudist.sbp.derive import Derivation, as_call, derive, key_of
 from gpudist.sbp.explain import is_explaining, say
@@ -100,6 +101,7 @@ def dispatch(
             "gpudist.sbp.registry.register, or compute on blocks: x.to_local(), then "
             "gpudist.to_global"
         )
+    args, kwargs = settled(function, args, kwargs)
     if kwargs.get("out") is not None:
         return _into(function, args, **kwargs)
     try:

@@ -73,8 +73,8 @@ class GlobalTensor(torch.Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> torch.Tensor:
         raise NotImplementedError(
-            f"{func} reached a global tensor without passing through a Python function of torch; "
-            "compute on its blocks: x.to_local()"
+            f"{func} reached a global tensor without passing through a Python function of torch, "
+            "for example within a transform of torch.func; compute on its blocks: x.to_local()"
         )
 
     @property

@@ -17,8 +17,10 @@ import torch.nn.functional as F
 import torch.utils.checkpoint
 from torch.overrides import TorchFunctionMode
 
+from gpudist.errors import ConversionError
 from gpudist.geometry.layout import broadcast
 from gpudist.sbp.boxing import declared
+from gpudist.sbp.global_spec import GlobalSpec, wrapped
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.methods import gradient_of
 from gpudist.sbp.outer import in_blocks
@@ -201,11 +203,19 @@ def _on_whole(scope: Scope, cls: Any, args: Any, kwargs: Any) -> Any:
         return declared(x, [layout], [layout, layout.dual], world)
 
     wholes = {id(x): once(x) for x in given}
-    result = _apply(
-        cls,
-        *mapped(args, lambda x: wholes.get(id(x), x)),
-        **mapped(kwargs, lambda x: wholes.get(id(x), x)),
-    )
+    versions = [wholes[id(x)]._version for x in own]
+    try:
+        result = _apply(
+            cls,
+            *mapped(args, lambda x: wholes.get(id(x), x)),
+            **mapped(kwargs, lambda x: wholes.get(id(x), x)),
+        )
+    finally:
+        if [wholes[id(x)]._version for x in own] != versions:
+            raise ConversionError(
+                f"{cls.__name__}.apply: the function changes an input in place, which is a copy of "
+                "the global tensor; return a new tensor"
+            )
     like = max(split, key=lambda x: x.numel(), default=None)
 
     def back(y: Any) -> Any:
@@ -220,17 +230,25 @@ def _on_whole(scope: Scope, cls: Any, args: Any, kwargs: Any) -> Any:
 
 def _checkpointed(fn: Any, *args: Any, **kwargs: Any) -> Any:
     scope = current_scope()
-    return _checkpoint(fn if scope is None else _resuming(fn, scope), *args, **kwargs)
+    if scope is None:
+        return _checkpoint(fn, *args, **kwargs)
+    # Torch saves these tensors for backward, and only the parts carry the graph.
+    specs = [x._global_spec if isinstance(x, GlobalTensor) else None for x in args]
+    parts = [x._local if isinstance(x, GlobalTensor) else x for x in args]
+    return _checkpoint(_resuming(fn, scope, specs), *parts, **kwargs)
 
 
-def _resuming(fn: Any, scope: Scope) -> Any:
+def _resuming(fn: Any, scope: Scope, specs: Sequence[GlobalSpec | None]) -> Any:
     draws = scope.draws
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        if current_scope() is scope:
-            return fn(*args, **kwargs)
+        own = specs[len(specs) - len(args) :]
+        given = [
+            x if spec is None else wrapped(GlobalTensor, x, spec)
+            for x, spec in zip(args, own, strict=True)
+        ]
         with intercepted(resumed(scope, draws)):
-            return fn(*args, **kwargs)
+            return fn(*given, **kwargs)
 
     return run
 

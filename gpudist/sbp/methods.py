@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gpudist.geometry.layout import Layout, broadcast, partial_sum
+from gpudist.sbp import views
 from gpudist.sbp.boxing import box
 from gpudist.sbp.scope import current_scope
 
@@ -304,6 +305,47 @@ def deep_copy(x: GlobalTensor, memo: dict[int, Any]) -> GlobalTensor:
             setattr(copy, name, x.__dict__[name])
     memo[id(x)] = copy
     return copy
+
+
+def _reshaped_in_place(out_of_place: Callable[..., Any]) -> Callable[..., GlobalTensor]:
+    """Return the function that gives its tensor the shape and the part of a view of it."""
+
+    def change(x: GlobalTensor, *args: Any, **kwargs: Any) -> GlobalTensor:
+        name = f"{out_of_place.__name__}_"
+        if x._local.is_leaf and x._local.requires_grad and torch.is_grad_enabled():
+            raise RuntimeError(f"{name}: the tensor is a leaf that requires grad")
+        view: Any = out_of_place(x, *args, **kwargs)
+        if views.concerns(x) or views.is_copy(view):
+            raise NotImplementedError(
+                f"{name}: other tensors would follow this one, and their cells had to be copied; "
+                f"use y = x.{out_of_place.__name__}(...)"
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            data: Any = T.data
+            data.__set__(x, view)
+        x._local, x._global_spec = view._local, view._global_spec
+        return x
+
+    return change
+
+
+for _function in (T.unsqueeze, T.squeeze, T.transpose, T.t, T.swapaxes, T.swapdims):
+    entry(getattr(T, f"{_function.__name__}_"))(_reshaped_in_place(_function))
+
+
+@entry(T.resize_, T.resize_as_)
+def refuse_memory(x: GlobalTensor, *_: object, **__: object) -> Any:
+    raise NotImplementedError(
+        "resize_ and resize_as_ change a tensor's memory, and a global tensor has a part of it on "
+        "each rank; make a new tensor"
+    )
+
+
+@entry(torch._make_dual, torch._unpack_dual)  # pyright: ignore
+def refuse_forward_mode(x: GlobalTensor, *_: object, **__: object) -> Any:
+    raise NotImplementedError(
+        "forward mode cannot trace global tensors; use torch.autograd.grad, or x.to_local()"
+    )
 
 
 @entry(T.__reduce_ex__)

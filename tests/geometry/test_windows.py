@@ -6,6 +6,7 @@ from hypothesis import given, strategies as st
 
 from gpudist.errors import ShapeError
 from gpudist.geometry import Blocks, HaloWidths, SlidingWindow, TransposedWindow
+from gpudist.geometry.windows import PaddedWindow
 from tests.geometry.oracle import exactly
 from tests.geometry.strategies import halo_widths, sliding_windows, transposed_windows
 
@@ -47,6 +48,25 @@ def test_a_sliding_window_needs_all_cells_between_its_outer_taps(
     for start, stop in nonempty(window.outputs(Blocks(extent, count))):
         read = [cell for output in range(start, stop) for cell in taps(window, output)]
         assert window.needed(start, stop, extent) == (min(read), max(read) + 1)
+
+
+@exactly
+@given(sliding_cases)
+def test_a_padded_window_leaves_out_the_padding_of_both_sides(
+    case: tuple[int, int, SlidingWindow],
+):
+    extent, count, window = case
+    padded = PaddedWindow(window)
+    outputs = window.outputs(Blocks(extent, count))
+    assert padded.outputs(Blocks(extent, count)) == outputs
+    for start, stop in nonempty(outputs):
+        low, high = padded.needed(start, stop, extent)
+        padding = padded.padding_of(start, stop, extent)
+        assert (low - padding, high + padding) == window.needed(start, stop, extent)
+        assert padding == 0 or (low <= 0 and high >= extent)
+        assert low >= 0 or high <= extent
+    ranges = [padded.needed(*outputs.block(i), extent) for i in range(count)]
+    assert ranges == sorted(ranges) and sorted(high for _, high in ranges) == [h for _, h in ranges]
 
 
 @exactly

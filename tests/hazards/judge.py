@@ -29,6 +29,7 @@ from gpudist.world.partition import Partition
 from tests.hazards.entries import TOLERANCE, Entry, Grid, workers
 from tests.hazards.subjects import Alone, Converted, Subject
 from tests.hazards.trees import leaves
+from tests.patience import allowed_s
 from tests.pool import the_pool
 
 LIMIT_S = 40.0
@@ -73,18 +74,19 @@ def judge(
     transport: Literal["loopback", "host"] = "loopback",
 ) -> Verdict:
     """Judge ``entry`` on ``grid``, in a world of its own."""
+    limit_s = allowed_s(LIMIT_S)
     with in_float64():
         expected = None if entry.random else records(entry, Alone(entry, None))
         try:
             if expected is None:
                 one = (1,) * len(grid)
-                expected = run_distributed(_records_on, 1, entry, one, subject, timeout=LIMIT_S)[0]
+                expected = run_distributed(_records_on, 1, entry, one, subject, timeout=limit_s)[0]
             args = (entry, grid, subject, expected)
             if transport == "loopback":
-                found = run_distributed(_differences, workers(grid), *args, timeout=LIMIT_S)
+                found = run_distributed(_differences, workers(grid), *args, timeout=limit_s)
             else:
                 found = the_pool().run(
-                    workers(grid), _differences, args, limit_s=LIMIT_S, transport=transport
+                    workers(grid), _differences, args, limit_s=limit_s, transport=transport
                 )
         except RanksFailed as failed:
             return verdict_of(failed.root.error or failed)

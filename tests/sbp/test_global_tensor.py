@@ -251,6 +251,32 @@ def test_what_a_global_tensor_cannot_do(P_world: Partition) -> None:
 
 
 @distributed(ranks=2, transports=("loopback",))
+def test_shapes_change_in_place(P_world: Partition) -> None:
+    whole = random((4, 1, 6)).requires_grad_()
+    x = global_of(whole.detach(), Placement("cpu", [0, 1], P_world), (S(0),)).requires_grad_()
+    with pytest.raises(RuntimeError, match="a leaf that requires grad"):
+        x.squeeze_(1)
+    y, expected = x * 1, whole * 1
+    for z in (y, expected):
+        assert z.squeeze_(1).transpose_(0, 1).unsqueeze_(0) is z
+        z.mul_(2)
+    assert y.shape == (1, 6, 4) and y.sbp == (S(2),)
+    assert_global(y, expected)
+    y.sin().sum().backward()
+    expected.sin().sum().backward()
+    assert x.grad is not None and whole.grad is not None
+    assert_global(x.grad, whole.grad)
+    row = global_of(random((4, 6)), Placement("cpu", [0, 1], P_world), (S(0),))
+    view = row.view(3, 8)  # a copy, since 3 rows do not lie in these blocks
+    with pytest.raises(NotImplementedError, match=r"y = x.t\(...\)"):
+        row.t_()
+    assert view.shape == (3, 8) and row.shape == (4, 6)
+    for change in (lambda: row.resize_(2, 2), lambda: row.resize_as_(row)):
+        with pytest.raises(NotImplementedError, match="make a new tensor"):
+            change()
+
+
+@distributed(ranks=2, transports=("loopback",))
 def test_placements(P_world: Partition) -> None:
     placement = Placement("cpu", [[1], [0]], P_world)
     assert placement.shape == (2, 1) and placement == Placement("cpu", [[1], [0]], P_world)

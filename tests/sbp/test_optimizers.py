@@ -109,15 +109,6 @@ def test_linear_in_several_tensors(P_world: Partition) -> None:
 
 
 @distributed(ranks=2, transports=("loopback",))
-def test_tensors_named_in_another_order(P_world: Partition) -> None:
-    placement = Placement("cpu", [0, 1], P_world)
-    x = global_of(random((4,)), placement, (S(0),))
-    with pytest.raises(NotImplementedError, match="in the order input, tensor1, tensor2"):
-        torch.addcdiv(x, tensor2=x, tensor1=x)
-    assert_global(torch.addcdiv(x, tensor1=x, tensor2=x), random((4,)) + 1)
-
-
-@distributed(ranks=2, transports=("loopback",))
 def test_each_of_lists(P_world: Partition) -> None:
     """``torch._foreach_*`` with a number, a list of numbers, a tensor, and lists of tensors."""
     placement = Placement("cpu", [0, 1], P_world)

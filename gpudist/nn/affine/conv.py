@@ -13,7 +13,7 @@ from gpudist.errors import ShapeError
 from gpudist.exchange.autograd import is_eager
 from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.halo import have_faces
-from gpudist.geometry.windows import FoldedWindow, Read, Window
+from gpudist.geometry.windows import FoldedWindow, PaddedWindow, Read, SlidingWindow, Window
 from gpudist.nn.affine.affine_layer import BoundAffine
 from gpudist.nn.affine.affine_placement import place_channels
 from gpudist.nn.affine.conv_arguments import (
@@ -89,8 +89,9 @@ class _DistributedConv(ConvLayer):
         In forward, one group of messages carries the ghost cells of the input and the parameters
         from their owners; with split channels, a broadcast of the input and a sum-reduce of the
         output follow. Backward moves the same bytes in the opposite direction. The block is copied
-        next to its ghosts, unless it is convolved in place or no worker needs ghosts. Workers at an
-        edge copy it once more if the padding is reflected or replicated.
+        next to its ghosts, unless it is convolved in place or no worker needs ghosts. The copy,
+        which backward keeps, has no zeros that the worker would have on both sides of a dim.
+        Workers at an edge copy the block once more if the padding is reflected or replicated.
 
     Raises:
         PartitionError: the partitions do not match.
@@ -219,7 +220,8 @@ class _DistributedConv(ConvLayer):
         inputs = layout.decomposition
         self.require_input(inputs)
         try:
-            movement = self.halo_exchange.bind_to(inputs, layout.dtype, x)
+            read = self._windows_of_blocks()
+            movement = self.halo_exchange.bind_to(inputs, layout.dtype, x, read)
         except ShapeError as error:
             raise ShapeError(f"{self._name}: {error}") from None
         if self._placement.P_source is not None:
@@ -233,12 +235,24 @@ class _DistributedConv(ConvLayer):
             given = movement.output_shape, movement.output_dtype
             reduction = self._placement.bind_sum(shape_of, key, layout.dtype, given, x)
         index = self._placement.P_c.index
-        block = self._block(shape_of(index)) if index is not None else None
+        block = None
+        if index is not None:
+            block = self._block(shape_of(index), _paddings(read, inputs, index))
         features = block.shape[1] if block is not None else None
         bound = _BoundConv(movement, self.bind_parameters(), reduction, features, block)
         if any(isinstance(window, FoldedWindow) for window in windows):
             return self._with_edge_padding(bound, inputs, x)
         return self._with_block_in_place(bound, layout, x)
+
+    def _windows_of_blocks(self) -> list[Window]:
+        """Return the windows of the cells that are moved: the local convolution adds the rest."""
+        halo = self.halo_exchange
+        if self._placement.P_source is not None:
+            return list(halo.windows)
+        return [
+            PaddedWindow(window) if isinstance(window, SlidingWindow) and not wraps else window
+            for window, wraps in zip(halo.windows, halo.periodic, strict=True)
+        ]
 
     def _with_edge_padding(
         self, bound: _BoundConv, inputs: Decomposition, x: torch.Tensor
@@ -308,6 +322,19 @@ class _DistributedConv(ConvLayer):
         if all(front == behind for front, behind in (read.overhang for read in reads)):
             return self._block(shape, tuple(read.overhang[0] for read in reads))
         return WithPadding(self._block(shape), padding_widths(reads))
+
+
+def _paddings(
+    windows: Sequence[Window], inputs: Decomposition, index: Sequence[int]
+) -> tuple[int, ...]:
+    """Return the zeros that the convolution of a worker adds on both sides, per spatial dim."""
+    dims = zip(windows[2:], inputs.dims[2:], index[2:], strict=True)
+    return tuple(
+        w.padding_of(*w.outputs(blocks).block(i), blocks.extent)
+        if isinstance(w, PaddedWindow)
+        else 0
+        for w, blocks, i in dims
+    )
 
 
 @dataclass(frozen=True)

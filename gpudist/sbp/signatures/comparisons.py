@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from gpudist.sbp.registry import Call, SbpSignature, compose, forms
-from gpudist.sbp.signatures.elementwise import enter, in_order, linear_in, point_wise, splits
+from gpudist.sbp.signatures.elementwise import enter, linear_in, point_wise, splits
 
 
 def where(call: Call, parts: int) -> list[SbpSignature]:
     """Split all dims; linear in both alternatives together, if neither is a number."""
-    in_order(call, "condition", "input", "other")
+    if len(call.args) + len(call.kwargs) == 1:
+        raise NotImplementedError("where of a condition alone: the number of its cells is unknown")
     found = list(splits(call))
     if len(call.tensors) == 3:
         found.append(linear_in(call, (1, 2)))

@@ -14,7 +14,7 @@ from torch import Tensor
 from gpudist.errors import ShapeError
 from gpudist.geometry.layout import Sbp, broadcast, partial_sum, split
 from gpudist.sbp.registry import Call, SbpSignature, compose, forms, register
-from gpudist.sbp.signatures.elementwise import aligned, in_order, linear_in
+from gpudist.sbp.signatures.elementwise import aligned, linear_in
 
 Names = tuple[str, ...]
 
@@ -72,8 +72,6 @@ def einsum(call: Call, parts: int) -> list[SbpSignature]:
 @register(*forms("addmm", "baddbmm"), any_float=True, any_cuts=True)
 def add_product(call: Call, parts: int) -> list[SbpSignature]:
     """Split like the product; the added tensor has the attribute of the product."""
-    batched = call.function.__name__.startswith("baddbmm")
-    in_order(call, "input", *(("batch1", "batch2") if batched else ("mat1", "mat2")))
     added, left, _ = call.shapes
     result = call.outputs[0].shape
     row, column = len(left) - 2, len(left) - 1
@@ -189,7 +187,6 @@ def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None
 @register(F.embedding_bag, any_cuts=True)
 def embedding_bag(call: Call, parts: int) -> list[SbpSignature]:
     """Split bags of equal length, or the cells of vectors."""
-    in_order(call, "input", "weight", "offsets")
     if call.get(3, "max_norm") is not None or call.get(7, "sparse", False):
         raise NotImplementedError(
             "embedding_bag of global tensors does not support max_norm and sparse; leave them out"

@@ -47,20 +47,6 @@ def linear_in(call: Call, slots: Sequence[int]) -> SbpSignature:
     return SbpSignature(inputs, (partial_sum,) * len(call.outputs))
 
 
-def in_order(call: Call, *names: str) -> None:
-    """Require that tensors are given in the order of the function's arguments.
-
-    Raises:
-        NotImplementedError: on every rank alike, if keyword arguments are in another order.
-    """
-    given = [call.get(i, name) for i, name in enumerate(names)]
-    slots = [one.number for one in given if isinstance(one, Slot)]
-    if slots != sorted(slots):
-        raise NotImplementedError(
-            f"{name_of(call.function)}: pass the tensors in the order {', '.join(names)}"
-        )
-
-
 def add(call: Call, parts: int) -> list[SbpSignature]:
     """Split all dims; linear in both tensors together, if neither is a number."""
     found = list(splits(call))

@@ -6,24 +6,21 @@ from torch import Tensor
 
 from gpudist.geometry.layout import broadcast, partial_sum
 from gpudist.sbp.registry import Call, SbpSignature, forms
-from gpudist.sbp.signatures.elementwise import enter, in_order, linear_in, point_wise, splits
+from gpudist.sbp.signatures.elementwise import enter, linear_in, point_wise, splits
 
 
 def add_product(call: Call, parts: int) -> list[SbpSignature]:
     """Split all dims of ``x + value * a * b``; linear in ``x`` and one factor together."""
-    in_order(call, "input", "tensor1", "tensor2")
     return [*splits(call), linear_in(call, (0, 1)), linear_in(call, (0, 2))]
 
 
 def add_quotient(call: Call, parts: int) -> list[SbpSignature]:
     """Split all dims of ``x + value * a / b``; linear in ``x`` and the dividend together."""
-    in_order(call, "input", "tensor1", "tensor2")
     return [*splits(call), linear_in(call, (0, 1))]
 
 
 def between(call: Call, parts: int) -> list[SbpSignature]:
     """Split all dims of ``x + weight * (y - x)``; linear in both ends together."""
-    in_order(call, "input", "end", "weight")
     return [*splits(call), linear_in(call, (0, 1))]
 
 

@@ -6,7 +6,7 @@ import torch
 
 from gpudist.geometry.layout import Sbp, broadcast, partial_sum, split
 from gpudist.sbp.registry import Call, SbpSignature, compose, forms, on_meta, register
-from gpudist.sbp.signatures.elementwise import aligned, in_order
+from gpudist.sbp.signatures.elementwise import aligned
 
 
 def _batch(call: Call) -> list[SbpSignature]:
@@ -67,7 +67,6 @@ on_meta[torch.nn.functional.linear] = _linear_of_shapes
 @register(torch.nn.functional.linear, any_cuts=True)
 def linear(call: Call, parts: int) -> list[SbpSignature]:
     """Split like ``x @ weight.T``; if the result is in terms, the bias must be too."""
-    in_order(call, "input", "weight", "bias")
     x = call.tensors[0].dims
     dims = call.outputs[0].dims
     out: Sbp = split(dims - 1)

@@ -10,6 +10,7 @@ import torch
 
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.nn import DistributedConv1d, DistributedConv2d
+from gpudist.planning.rehearsal import KeptForBackward
 from gpudist.world.partition import Partition
 from tests.nn.affine.conv_cases import CHANNELS, F64, check, owner, placed
 from tests.nn.compare import (
@@ -195,6 +196,24 @@ def test_circular_padding(P_world: Partition, kernel: int, padding: Any) -> None
     P_x, P_y = grid(P_world, [1, 2, 2, 1]), grid(P_world, [1, 1, 2, 1], [4, 1])
     P_w = grid(P_world, [1, 2, 2, 1])
     check(P_x, 2, 3, kernel, others=(P_y, P_w), shape=(2, 2, 5, 6), **options)
+
+
+@pytest.mark.parametrize(("shape", "parts"), [((1, 1, 2, 1), 6 * 4), ((1, 1, 2, 2), 6 * 6)])
+@distributed(ranks=4, transports=["loopback"])
+def test_padding_beyond_both_edges_is_not_kept(
+    P_world: Partition, shape: Sequence[int], parts: int
+) -> None:
+    """A dilated kernel much wider than the image reads mainly padding."""
+    P_x = grid(P_world, shape)
+    check(P_x, 3, 2, 3, 1, 12, 12, shape=(2, 3, 4, 4))
+    if not P_x.active:
+        return
+    layer = DistributedConv2d(P_x, 3, 2, 3, padding=12, dilation=12, replicate_parameters=True)
+    x = torch.rand(2, 3, 4 // shape[2], 4 // shape[3], requires_grad=True)
+    kept = KeptForBackward(layer.parameters())
+    with kept:
+        layer(x)
+    assert kept.nbytes == 2 * 3 * parts * 4
 
 
 @pytest.mark.parametrize("agreement", [{"shape": "dynamic"}, {"global_shape": (2, 5, 6, 7)}])

@@ -1,0 +1,67 @@
+"""Arguments of torch's functions as rules read them: in torch's order, by torch's names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpudist.sbp.trees import mapped, tensors_in
+
+# NumPy's names, which torch accepts too.
+_NAMES = {"axis": "dim", "keepdims": "keepdim"}
+
+
+def settled(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments with Python's numbers and torch's names, and the tensors in order.
+
+    Tensors given by name become positional if torch's order is another one, or if the first
+    argument is among them.
+    """
+    args, kwargs = mapped(args, _number), mapped(kwargs, _number)
+    if not kwargs:
+        return args, kwargs
+    kwargs = {_NAMES.get(name, name): one for name, one in kwargs.items()}
+    named = [name for name, one in kwargs.items() if any(True for _ in tensors_in(one))]
+    named = [name for name in named if name != "out"]
+    if not named:
+        return args, kwargs
+    for names in _orders(function):
+        if all(name in names[len(args) :] for name in named):
+            order = [names.index(name) for name in named]
+            if args and order == sorted(order):
+                break
+            moved = names[len(args) : max(order) + 1]
+            if all(name in kwargs for name in moved):
+                args = (*args, *[kwargs[name] for name in moved])
+                return args, {n: one for n, one in kwargs.items() if n not in moved}
+    return args, kwargs
+
+
+def _number(leaf: Any) -> Any:
+    return leaf.item() if isinstance(leaf, np.generic) else leaf
+
+
+@cache
+def _orders(function: Callable[..., Any]) -> list[tuple[str, ...]]:
+    """Return the names of the positional arguments, for each overload of the function."""
+    try:
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        parameters = inspect.signature(function).parameters.values()
+        return [tuple(p.name for p in parameters if p.kind in kinds)]
+    except (TypeError, ValueError):
+        pass
+    overloads = getattr(torch.ops.aten, getattr(function, "__name__", ""), None)
+    if overloads is None:
+        return []
+    schemas = [getattr(overloads, name)._schema for name in overloads.overloads()]
+    return [
+        tuple("input" if a.name == "self" else a.name for a in one.arguments if not a.kwarg_only)
+        for one in schemas
+    ]
