@@ -21,6 +21,7 @@ from gpudist.sbp.boxing import movement_of
 from gpudist.sbp.derive import Derivation, as_call, derive, key_of
 from gpudist.sbp.explain import is_explaining, say
 from gpudist.sbp.global_spec import on_axes_of
+from gpudist.sbp.outer import OuterTensor, made_in, writable
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.registry import (
     Call,
@@ -92,6 +93,7 @@ def dispatch(
         )
     entry = signatures.get(function)
     scope = current_scope()
+    args, kwargs = (made_in if scope is None else writable)(function, args, kwargs)
     if entry is None:
         if scope is not None:
             return gathered(kind, scope, function, args, kwargs)
@@ -158,8 +160,13 @@ def _carry_out(
         say(_explained(call, layouts, prepared.derivation))
     record = scope.record if scope is not None else None
     sent = record.sent_bytes() if record is not None else 0
+    movements = prepared.movements
     local = [x._local if isinstance(x, kind) else _plain(x, placement) for x in tensors]
-    results = prepared(call, boxed(prepared.movements, local))
+    for i, x in enumerate(tensors):
+        if isinstance(x, OuterTensor):
+            local[i] = x.cells(prepared.derivation.inputs[i])
+            movements = {slot: movements[slot] for slot in movements if slot != i}
+    results = prepared(call, boxed(movements, local))
     if record is not None and scope is not None:
         record.rows.append(_row(scope, call, layouts, prepared, record.sent_bytes() - sent))
     if rule.in_place:
@@ -236,6 +243,8 @@ def _cut(kind: type[GlobalTensor], scope: Scope, x: torch.Tensor) -> torch.Tenso
 
 
 def _plain(x: torch.Tensor, placement: Placement) -> torch.Tensor:
+    if isinstance(x, OuterTensor):
+        return x
     return x if placement.active or not x.dim() else x.reshape(-1)[:0]
 
 
