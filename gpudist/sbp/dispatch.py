@@ -21,7 +21,7 @@ from gpudist.sbp.boxing import movement_of
 from gpudist.sbp.derive import Derivation, as_call, derive, key_of
 from gpudist.sbp.explain import is_explaining, say
 from gpudist.sbp.global_spec import on_axes_of
-from gpudist.sbp.outer import OuterTensor, made_in, writable
+from gpudist.sbp.outer import OuterTensor, made_in, outer, writable
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.registry import (
     Call,
@@ -31,11 +31,13 @@ from gpudist.sbp.registry import (
     Spec,
     Where,
     filled,
+    mapped,
     name_of,
     signatures,
     tensors_in,
 )
 from gpudist.sbp.scope import PlanRow, Scope, current_scope
+from gpudist.sbp.signatures.elementwise import ELEMENTWISE
 from gpudist.sbp.unknown import gathered, place_of_call
 
 if TYPE_CHECKING:
@@ -104,6 +106,10 @@ def dispatch(
         )
     if kwargs.get("out") is not None:
         return _into(function, args, **kwargs)
+    if scope is not None and function in ELEMENTWISE:
+        found = _outer_of_copies(kind, function, args, kwargs)
+        if found is not None:
+            return found
     try:
         if isinstance(entry, Composite):
             return entry.function(*args, **kwargs)
@@ -112,6 +118,22 @@ def dispatch(
         if scope is None:
             raise
         return gathered(kind, scope, function, args, kwargs, str(error))
+
+
+def _outer_of_copies(
+    kind: type[GlobalTensor], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Return the result of copies that is to be made later, or ``None``."""
+    given = [x for x in tensors_in([args, kwargs]) if isinstance(x, kind)]
+    P = given[0].placement.partition
+    # Ranks outside the placement have no copies, and decide alike.
+    if P.size < P.world.size or not all(x.is_copy_everywhere for x in given):
+        return None
+
+    def local(x: Any) -> Any:
+        return x._local if isinstance(x, kind) else x
+
+    return outer(kind, given[0].placement, function, mapped(args, local), mapped(kwargs, local))
 
 
 def _into(function: Any, args: tuple[Any, ...], out: Any, **kwargs: Any) -> Any:
@@ -164,7 +186,7 @@ def _carry_out(
     local = [x._local if isinstance(x, kind) else _plain(x, placement) for x in tensors]
     for i, x in enumerate(tensors):
         if isinstance(x, OuterTensor):
-            local[i] = x.cells(prepared.derivation.inputs[i])
+            local[i] = x.cells(prepared.derivation.inputs[i], placement.index)
             movements = {slot: movements[slot] for slot in movements if slot != i}
     results = prepared(call, boxed(movements, local))
     if record is not None and scope is not None:

@@ -106,15 +106,15 @@ class OuterTensor(torch.Tensor):
             "Python function of torch; clone it first"
         )
 
-    def cells(self, layout: Layout) -> torch.Tensor:
-        """Make this rank's block, copy or term of a layout; empty outside the placement.
+    def cells(self, layout: Layout, index: tuple[int, ...] | None) -> torch.Tensor:
+        """Make the block or copy of a layout at this rank's ``index``; empty without an index.
 
         Cost:
             The functions on the block's cells, at each call.
         """
-        if self._placement.index is None:
+        if index is None:
             return torch.empty(0, dtype=self.dtype, device=self.device)
-        return self._cells(layout.box(self._placement.index).slices)
+        return self._cells(layout.box(index).slices)
 
     def _cells(self, slices: tuple[slice, ...]) -> torch.Tensor:
         # As when the function was called, whatever surrounds this call.
@@ -140,7 +140,7 @@ class OuterTensor(torch.Tensor):
         if dim < 0 or shape[dim] < placement.partition.size:
             return self.whole()
         rows = (split(dim),) * placement.axes
-        local = self.cells(placement.layout(rows, shape))
+        local = self.cells(placement.layout(rows, shape), placement.index)
         return wrapped(self._kind, local, global_spec(placement, rows, shape, self.dtype))
 
     def changed(self) -> torch.Tensor:

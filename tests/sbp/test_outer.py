@@ -136,3 +136,26 @@ def test_others_stay_whole(P_world: Partition) -> None:
     x = torch.ones(1, TOKENS, 2)
     y = gpudist.distribute(Positions(), P_x)(own_block(x, P_x))
     torch.testing.assert_close(y.full_tensor(), Positions()(x))
+
+
+class OfCopies(nn.Module):
+    """A mask of positions that the network makes like its input, as torchvision's Swin does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = x.new_zeros(TOKENS) + torch.arange(TOKENS, dtype=x.dtype)
+        apart = places.unsqueeze(1) - places
+        self.mask = apart.masked_fill(apart.abs() > 3, -100.0)
+        return x + self.mask
+
+
+@distributed(ranks=2, transports=["loopback"])
+def test_masks_of_copies(P_world: Partition) -> None:
+    P_x = P_world.create_cartesian_topology_partition([1, 2, 1])
+    x = torch.linspace(0, 1, TOKENS * TOKENS).view(1, TOKENS, TOKENS).requires_grad_()
+    net, alone = gpudist.distribute(OfCopies(), P_x), OfCopies()
+    with explain() as lines:
+        y = net(own_block(x, P_x))
+    assert isinstance(net.mask, outer.OuterTensor)
+    assert all(line.endswith("; 0 bytes boxed") for line in lines), lines
+    torch.testing.assert_close(y.full_tensor(), alone(x))
+    assert torch.equal(net.mask.whole(), alone.mask)
