@@ -23,6 +23,7 @@ from gpudist.nn.parameters.replication import copies_of
 from gpudist.sbp.global_spec import GlobalSpec, global_spec, spec_of, wrapped
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.interception import intercepted
+from gpudist.sbp.outer import OuterTensor
 from gpudist.sbp.scope import Scope, current_scope, entered
 from gpudist.world.partition import CartesianPartition
 
@@ -131,6 +132,8 @@ class Conversion:
                 return leaf
             if not isinstance(leaf, torch.Tensor):
                 return leaf
+            if isinstance(leaf, OuterTensor):
+                leaf = leaf.standing()
             if isinstance(leaf, GlobalTensor):
                 return without_terms(leaf)
             placement = self.entrance.placement

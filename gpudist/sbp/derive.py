@@ -255,10 +255,12 @@ def _cheapest(rule: Rule, call: Call, layouts: Sequence[Layout]) -> _Choice | No
     ]
     split_dims = {one.dim for layout in layouts for one in layout.sbp if one.is_split}
 
-    def order(i: int) -> tuple[int, int, int, float]:
+    def order(i: int) -> tuple[int, int, int, int, float]:
         """Order by the bound; among equals, split results, keep the inputs' dims, cut long ones.
 
-        Later functions that read neighbouring cells, such as convolutions, then read few.
+        Later functions that read neighbouring cells, such as convolutions, then read few. Views
+        rather split a dim beside the inputs': rows and columns of an image, and not its channels,
+        which layers on channels would have to sum or collect.
         """
         path = paths[i]
         own = {one.dim for signature in path for one in signature.inputs if one.is_split}
@@ -266,7 +268,9 @@ def _cheapest(rule: Rule, call: Call, layouts: Sequence[Layout]) -> _Choice | No
         whole = sum(not one.is_split for sbp in results for one in sbp)
         pairs = zip(results, call.outputs, strict=True)
         cuts = [share_at_cuts(sbp, spec.shape, layouts[0].grid) for sbp, spec in pairs]
-        return bounds[i], whole, len(own - split_dims), max(cuts, default=0.0)
+        others = own - split_dims
+        far = sum(min(abs(a - b) for b in split_dims) for a in others) if split_dims else 0
+        return bounds[i], whole, len(others), far * rule.view, max(cuts, default=0.0)
 
     for i in sorted(range(len(paths)), key=order):
         if best is not None and bounds[i] >= best.price:

@@ -22,6 +22,7 @@ from gpudist.sbp.boxing import movement_of
 from gpudist.sbp.derive import Derivation, as_call, derive, key_of
 from gpudist.sbp.explain import is_explaining, say
 from gpudist.sbp.global_spec import on_axes_of
+from gpudist.sbp.outer import OuterTensor, made_in, outer, writable
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.registry import (
     Call,
@@ -31,11 +32,13 @@ from gpudist.sbp.registry import (
     Spec,
     Where,
     filled,
+    mapped,
     name_of,
     signatures,
     tensors_in,
 )
 from gpudist.sbp.scope import PlanRow, Scope, current_scope
+from gpudist.sbp.signatures.elementwise import ELEMENTWISE
 from gpudist.sbp.unknown import gathered, place_of_call
 
 if TYPE_CHECKING:
@@ -93,6 +96,7 @@ def dispatch(
         )
     entry = signatures.get(function)
     scope = current_scope()
+    args, kwargs = (made_in if scope is None else writable)(function, args, kwargs)
     if entry is None:
         if scope is not None:
             return gathered(kind, scope, function, args, kwargs)
@@ -104,6 +108,10 @@ def dispatch(
     args, kwargs = settled(function, args, kwargs)
     if kwargs.get("out") is not None:
         return _into(function, args, **kwargs)
+    if scope is not None and function in ELEMENTWISE:
+        found = _outer_of_copies(kind, function, args, kwargs)
+        if found is not None:
+            return found
     try:
         if isinstance(entry, Composite):
             return entry.function(*args, **kwargs)
@@ -112,6 +120,22 @@ def dispatch(
         if scope is None:
             raise
         return gathered(kind, scope, function, args, kwargs, str(error))
+
+
+def _outer_of_copies(
+    kind: type[GlobalTensor], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Return the result of copies that is to be made later, or ``None``."""
+    given = [x for x in tensors_in([args, kwargs]) if isinstance(x, kind)]
+    P = given[0].placement.partition
+    # Ranks outside the placement have no copies, and decide alike.
+    if P.size < P.world.size or not all(x.is_copy_everywhere for x in given):
+        return None
+
+    def local(x: Any) -> Any:
+        return x._local if isinstance(x, kind) else x
+
+    return outer(kind, given[0].placement, function, mapped(args, local), mapped(kwargs, local))
 
 
 def _into(function: Any, args: tuple[Any, ...], out: Any, **kwargs: Any) -> Any:
@@ -160,8 +184,13 @@ def _carry_out(
         say(_explained(call, layouts, prepared.derivation))
     record = scope.record if scope is not None else None
     sent = record.sent_bytes() if record is not None else 0
+    movements = prepared.movements
     local = [x._local if isinstance(x, kind) else _plain(x, placement) for x in tensors]
-    results = prepared(call, boxed(prepared.movements, local))
+    for i, x in enumerate(tensors):
+        if isinstance(x, OuterTensor):
+            local[i] = x.cells(prepared.derivation.inputs[i], placement.index)
+            movements = {slot: movements[slot] for slot in movements if slot != i}
+    results = prepared(call, boxed(movements, local))
     if record is not None and scope is not None:
         record.rows.append(_row(scope, call, layouts, prepared, record.sent_bytes() - sent))
     if rule.in_place:
@@ -238,6 +267,8 @@ def _cut(kind: type[GlobalTensor], scope: Scope, x: torch.Tensor) -> torch.Tenso
 
 
 def _plain(x: torch.Tensor, placement: Placement) -> torch.Tensor:
+    if isinstance(x, OuterTensor):
+        return x
     return x if placement.active or not x.dim() else x.reshape(-1)[:0]
 
 

@@ -23,7 +23,7 @@ from gpudist.sbp.boxing import declared
 from gpudist.sbp.global_spec import GlobalSpec, wrapped
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.methods import gradient_of
-from gpudist.sbp.outer import in_blocks
+from gpudist.sbp.outer import OuterTensor, made_in, outer, without_cells
 from gpudist.sbp.registry import mapped, tensors_in
 from gpudist.sbp.scope import Scope, current_scope, entered, resumed
 from gpudist.sbp.signatures.elementwise import ELEMENTWISE
@@ -56,6 +56,13 @@ class _Intercepted(TorchFunctionMode):
         if GlobalTensor in types:
             return GlobalTensor.__torch_function__(func, types, args, kwargs)
         kwargs = kwargs or {}
+        if OuterTensor in types:
+            found = without_cells(func, args, kwargs)
+            if found is not NotImplemented:
+                return found
+            args, kwargs = made_in(func, args, kwargs)
+            if any(isinstance(x, GlobalTensor) for x in tensors_in([args, kwargs])):
+                return func(*args, **kwargs)
         substitutes = self.scope.substitutes
         if substitutes and any([id(x) in substitutes for x in args]):
             args = tuple([substitutes.get(id(x), x) for x in args])
@@ -75,7 +82,7 @@ class _Intercepted(TorchFunctionMode):
                 torch.manual_seed(self.scope.number())
                 return func(*args, **kwargs)
         elif func in ELEMENTWISE:
-            found = in_blocks(self.scope, func, args, kwargs)
+            found = outer(GlobalTensor, self.scope.placement, func, args, kwargs)
             return func(*args, **kwargs) if found is None else found
         return func(*args, **kwargs)
 
@@ -107,6 +114,7 @@ def _applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """Replacement of ``Function.apply`` that accepts global tensors."""
     scope = current_scope()
     name = cls.__name__
+    args, kwargs = made_in(cls, args, kwargs)
     if scope is None or name in _KEEPING:
         return _apply(cls, *args, **kwargs)
     if name == "CheckpointFunction":

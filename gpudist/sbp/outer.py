@@ -1,7 +1,8 @@
-"""In converted networks, make large results of small plain tensors in blocks.
+"""In converted networks, make large results of small plain tensors where their cells are needed.
 
 A network that compares the positions of all tokens with each other, as for a mask, makes a plain
-tensor of tokens squared. Every worker would have all of it.
+tensor of tokens squared. Every worker would have all of it. Instead, workers keep the small tensors
+and the function, and each makes the cells that its blocks meet, without messages.
 """
 
 from __future__ import annotations
@@ -9,63 +10,314 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 from typing import Any
+from weakref import ref
 
 import torch
 
-from gpudist.geometry.layout import broadcast, split
-from gpudist.sbp.global_tensor import GlobalTensor
-from gpudist.sbp.registry import mapped
-from gpudist.sbp.scope import Scope
+from gpudist.exchange.torch_library import is_recorded
+from gpudist.geometry.layout import Layout, split
+from gpudist.sbp.global_spec import global_spec, wrapped
+from gpudist.sbp.methods import METADATA
+from gpudist.sbp.placement import Placement
+from gpudist.sbp.registry import mapped, tensors_in
+from gpudist.sbp.signatures.elementwise import ELEMENTWISE
 
-# Smaller results are not worth the messages that blocks may need later.
+T = torch.Tensor
+# Smaller results are made at once.
 FEWEST_CELLS = 1 << 20
 # Cells of the result for each cell of the inputs' memory.
 _TIMES = 16
+# Questions that need no cells.
+_ANSWERS = {
+    *METADATA,
+    *(getattr(T, name).__get__ for name in ("requires_grad", "is_leaf", "grad", "grad_fn")),
+}
+# Views of the inputs give the view of the result.
+_VIEWS = {
+    T.unsqueeze, torch.unsqueeze, T.squeeze, torch.squeeze, T.expand, T.permute, torch.permute,
+    T.transpose, torch.transpose, T.narrow, torch.narrow, T.select, torch.select, T.view, T.detach,
+    T.broadcast_to, torch.broadcast_to, T.__getitem__,
+}  # fmt: skip
+_CASTS = {
+    T.to, T.type_as, T.float, T.double, T.half, T.bfloat16, T.bool, T.int, T.long,
+}  # fmt: skip
+_IN_NAME = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__idiv__", "__itruediv__",
+            "__iand__", "__ior__", "__ixor__", "__ifloordiv__", "__imod__", "__ipow__")  # fmt: skip
 
 
-def in_blocks(scope: Scope, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Return the result of an elementwise function of plain tensors in blocks of rows.
+class OuterTensor(torch.Tensor):
+    """A plain tensor whose cells are made when they are needed, from smaller ones.
 
-    Rows are the dim before the last one, as of a mask of queries and keys.
+    Every worker could make all of it, so functions treat it as replicated. An elementwise function
+    of such tensors, and a view, is one again; any other function gets a tensor in blocks of rows.
+    """
+
+    _function: Any
+    _args: tuple[Any, ...]
+    _kwargs: dict[str, Any]
+    _placement: Placement
+    _kind: type[torch.Tensor]
+    # What an in-place function has made of it.
+    _made: torch.Tensor | None
+    # Tensors that share its memory in torch, in the order in which they were made.
+    _family: list[Any]
+    _view: tuple[Any, ...] | None
+
+    @staticmethod
+    def of(
+        kind: type[torch.Tensor],
+        placement: Placement,
+        shape: tuple[int, ...],
+        call: tuple[Any, tuple[Any, ...], dict[str, Any]],
+        view: tuple[Any, ...] | None = None,
+    ) -> OuterTensor:
+        """Return the result of a call, whose tensors have the shape of the result or no dims.
+
+        Args:
+            kind: class of global tensors.
+            placement: workers that hold the blocks, if blocks are needed.
+            shape: shape of the result.
+            call: function, positional arguments and keyword arguments.
+            view: the tensor that it is a view of, and the function and arguments of the view.
+        """
+        first = _called(call, (slice(0, 1),) * len(shape))
+        make: Any = torch.Tensor._make_wrapper_subclass  # pyright: ignore
+        x: Any = make(OuterTensor, shape, dtype=first.dtype, device=first.device)
+        x._function, x._args, x._kwargs = call
+        x._kind, x._placement, x._made, x._view = kind, placement, None, view
+        x._family = [] if view is None else view[0]._family
+        x._family.append(ref(x))
+        return x
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        found = without_cells(func, args, kwargs or {})
+        if found is not NotImplemented:
+            return found
+        args, kwargs = made_in(func, args, kwargs or {})
+        return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError(
+            f"{func} reached a tensor whose cells are not made yet without passing through a "
+            "Python function of torch; clone it first"
+        )
+
+    def cells(self, layout: Layout, index: tuple[int, ...] | None) -> torch.Tensor:
+        """Make the block or copy of a layout at this rank's ``index``; empty without an index.
+
+        Cost:
+            The functions on the block's cells, at each call.
+        """
+        if index is None:
+            return torch.empty(0, dtype=self.dtype, device=self.device)
+        return self._cells(layout.box(index).slices)
+
+    def _cells(self, slices: tuple[slice, ...]) -> torch.Tensor:
+        # As when the function was called, whatever surrounds this call.
+        call = self._function, self._args, self._kwargs
+        with torch.no_grad():
+            if not torch._C._is_any_autocast_enabled():  # pyright: ignore
+                return _called(call, slices)
+            with torch.autocast(self.device.type, enabled=False):
+                return _called(call, slices)
+
+    def whole(self) -> torch.Tensor:
+        """Make all cells."""
+        return self._cells((slice(None),) * self.dim())
+
+    def standing(self) -> torch.Tensor:
+        """Make rows, unless a function that changed the tensor has made it before."""
+        return self.rows() if self._made is None else self._made
+
+    def rows(self) -> torch.Tensor:
+        """Make a tensor in blocks of the dim before the last one, as of queries, or all cells."""
+        shape, placement = tuple(self.shape), self._placement
+        dim = len(shape) - 2
+        if dim < 0 or shape[dim] < placement.partition.size:
+            return self.whole()
+        rows = (split(dim),) * placement.axes
+        local = self.cells(placement.layout(rows, shape), placement.index)
+        return wrapped(self._kind, local, global_spec(placement, rows, shape, self.dtype))
+
+    def changed(self) -> torch.Tensor:
+        """Make the tensor for a function that changes it in place, and all that share its memory.
+
+        From then on they stand for what was made.
+        """
+        for one in self._family:
+            x = one()
+            if x is not None and x._made is None:
+                if x._view is None:
+                    x._made = x.rows()
+                else:
+                    base, function, args, kwargs = x._view
+                    x._made = function(base._made, *args, **kwargs)
+        assert self._made is not None
+        return self._made
+
+    def viewed(self, function: Any, args: Sequence[Any], kwargs: Any) -> OuterTensor | None:
+        """Return a view, or ``None`` if it would copy cells or has none."""
+        with torch._C.DisableTorchFunction():
+            result = function(torch.empty(self.shape, device="meta"), *args, **kwargs)
+        if not result.dim() or not result.numel():
+            return None
+
+        def view(x: Any) -> Any:
+            if isinstance(x, OuterTensor):
+                return x.viewed(function, args, kwargs)
+            return function(x, *args, **kwargs) if isinstance(x, torch.Tensor) and x.dim() else x
+
+        try:
+            call = (self._function, mapped(self._args, view), mapped(self._kwargs, view))
+        except RuntimeError:
+            # A view of dims that the inputs repeat.
+            return None
+        shape, own = tuple(result.shape), (self, function, args, kwargs)
+        return OuterTensor.of(self._kind, self._placement, shape, call, own)
+
+    def cast(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Return the tensor in another dtype, or ``self`` if it has that dtype."""
+        dtypes = mapped(args, lambda x: x.dtype if isinstance(x, torch.Tensor) else x)
+        found = outer(self._kind, self._placement, function, (self, *dtypes), kwargs)
+        is_same = found is not None and (found.dtype, found.device) == (self.dtype, self.device)
+        return self if is_same and not kwargs.get("copy") else found
+
+
+def without_cells(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the result of a function of tensors whose cells are not made yet.
 
     Returns:
-        A global tensor, or ``None`` if every worker is to compute the whole result: it is small,
-        it is not much larger than its inputs, its rows are fewer than the workers, or an input
-        requires grad.
+        ``NotImplemented`` if it needs cells.
     """
-    given = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
-    if len(given) == 1 and 0 not in given[0].stride():
+    if function in _ANSWERS:
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **kwargs)
+    given = [x for x in tensors_in([args, kwargs]) if isinstance(x, OuterTensor)]
+    if any(x._made is not None for x in given):
+        return NotImplemented
+    first, found = given[0], None
+    is_of_first = bool(args) and args[0] is first
+    if function in ELEMENTWISE:
+        found = outer(first._kind, first._placement, function, args, kwargs)
+    elif is_of_first and function in _CASTS:
+        found = first.cast(function, args[1:], kwargs)
+    elif is_of_first and function in _VIEWS and len(given) == 1:
+        is_basic = function is not T.__getitem__ or _is_basic(args[1])
+        found = first.viewed(function, args[1:], kwargs) if is_basic else None
+    return NotImplemented if found is None else found
+
+
+def _is_basic(index: Any) -> bool:
+    given = index if isinstance(index, tuple) else (index,)
+    return all(
+        one is None or one is Ellipsis or isinstance(one, slice) or type(one) is int
+        for one in given
+    )
+
+
+def _called(call: tuple[Any, Any, Any], slices: tuple[slice, ...]) -> torch.Tensor:
+    function, args, kwargs = call
+
+    def own(x: Any) -> Any:
+        if isinstance(x, OuterTensor):
+            return x._cells(slices)
+        return x[slices] if isinstance(x, torch.Tensor) and x.dim() else x
+
+    return function(*mapped(args, own), **mapped(kwargs, own))
+
+
+def _changes(function: Any, kwargs: dict[str, Any]) -> bool:
+    name = getattr(function, "__name__", "")
+    is_named = name in _IN_NAME or (name.endswith("_") and not name.endswith("__"))
+    return is_named or bool(kwargs.get("inplace")) or name == "__set__"
+
+
+def made_in(function: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """Return the arguments with blocks of rows in place of tensors that are not made yet.
+
+    A tensor that ``function`` changes in place stands for its blocks from then on.
+    """
+    is_first = _changes(function, kwargs)
+
+    def made(x: Any) -> Any:
+        if not isinstance(x, OuterTensor):
+            return x
+        if x._made is None and is_first and x is args[0]:
+            return x.changed()
+        return x.standing()
+
+    return mapped(args, made), mapped(kwargs, made)
+
+
+def writable(function: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """Return the arguments of an operator, in which only tensors that are read are not made yet."""
+    is_first = _changes(function, kwargs)
+
+    def current(x: Any) -> Any:
+        if not isinstance(x, OuterTensor):
+            return x
+        if x._made is None and is_first and x is args[0]:
+            return x.changed()
+        return x if x._made is None else x._made
+
+    return mapped(args, current), mapped(kwargs, current)
+
+
+def outer(
+    kind: type[torch.Tensor], placement: Placement, function: Any, args: Any, kwargs: Any
+) -> OuterTensor | None:
+    """Return the result of an elementwise function of plain tensors, to be made in blocks.
+
+    Args:
+        kind: class of global tensors.
+        placement: workers that hold the blocks.
+        function: elementwise function.
+        args, kwargs: its arguments; tensors are plain or results of this function.
+
+    Returns:
+        ``None`` if every worker is to compute the whole result: it is small, it is not much larger
+        than its inputs, or an input requires grad.
+    """
+    given = list(tensors_in([args, kwargs]))
+    pending = [x for x in given if isinstance(x, OuterTensor)]
+    if not pending and len(given) == 1 and 0 not in given[0].stride():
         return None
-    if "out" in kwargs or any(type(x) is not torch.Tensor or x.requires_grad for x in given):
+    if "out" in kwargs or _changes(function, kwargs) or any(x._made is not None for x in pending):
+        return None
+    plain = [x for x in given if not isinstance(x, OuterTensor)]
+    if any(type(x) is not torch.Tensor or x.requires_grad for x in plain):
         return None
     shape = _broadcast_shape(given)
     cells = prod(shape)
-    if cells < FEWEST_CELLS or len(shape) < 2 or cells < _TIMES * sum(map(_cells_in_memory, given)):
+    if cells < FEWEST_CELLS or cells < _TIMES * sum(map(_cells_in_memory, plain)):
         return None
-    placement = scope.placement
-    if shape[-2] < placement.partition.size:
+    if torch._C._is_any_autocast_enabled() or is_recorded():  # pyright: ignore
         return None
-    dim = len(shape) - 2
-    rows = (split(dim),) * placement.axes
 
-    def block(x: Any) -> Any:
-        """Return the rows of ``x`` as a view."""
-        if not isinstance(x, torch.Tensor) or not x.dim():
+    def entered(x: Any) -> Any:
+        """Return the input in the result's shape, with memory of its own."""
+        if not isinstance(x, torch.Tensor):
             return x
-        own = dim - (len(shape) - x.dim())
-        is_cut = own >= 0 and x.shape[own] > 1
-        sbp = tuple(split(own) for _ in rows) if is_cut else (broadcast,) * placement.axes
-        if placement.index is None:
-            return GlobalTensor._wrap(x.reshape(-1)[:0], placement, sbp, tuple(x.shape))
-        cells = placement.layout(sbp, tuple(x.shape)).box(placement.index)
-        return GlobalTensor._wrap(x[cells.slices], placement, sbp, tuple(x.shape))
+        if isinstance(x, OuterTensor):
+            return x if tuple(x.shape) == shape else x.expand(shape)
+        once = x[tuple(slice(None) if n else slice(1) for n in x.stride())].clone()
+        return once.expand(shape) if x.dim() else once
 
-    return function(*mapped(args, block), **mapped(kwargs, block))
+    with torch.no_grad():
+        call = (function, mapped(args, entered), mapped(kwargs, entered))
+        first = _called(call, (slice(0, 1),) * len(shape))
+        if type(first) is not torch.Tensor or first.dim() != len(shape):
+            return None
+        return OuterTensor.of(kind, placement, shape, call)
 
 
 def _broadcast_shape(given: Sequence[torch.Tensor]) -> tuple[int, ...]:
     try:
-        return tuple(torch.broadcast_tensors(*given)[0].shape)
+        return tuple(torch.broadcast_shapes(*(x.shape for x in given)))
     except RuntimeError:
         return ()  # The function itself says what does not fit.
 

@@ -14,6 +14,7 @@ from gpudist.errors import ConversionError
 from gpudist.geometry.layout import NdSbp, broadcast
 from gpudist.sbp import views
 from gpudist.sbp.boxing import boxed_bytes
+from gpudist.sbp.outer import OuterTensor
 from gpudist.sbp.registry import mapped, name_of, tensors_in
 from gpudist.sbp.scope import PlanRow, Scope
 
@@ -44,7 +45,12 @@ def gathered(
     sent = record.sent_bytes() if record is not None else 0
     rows = len(record.rows) if record is not None else 0
     wholes: dict[int, Any] = {
-        id(x): _whole(x) if isinstance(x, kind) else scope.substitutes.get(id(x), x) for x in given
+        id(x): _whole(x)
+        if isinstance(x, kind)
+        else x.whole()
+        if isinstance(x, OuterTensor)
+        else scope.substitutes.get(id(x), x)
+        for x in given
     }
     versions = {id(x): wholes[id(x)]._version for x in given}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 from typing import Any
 
@@ -9,9 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import gpudist
 from gpudist.sbp import Placement, explain
 from gpudist.sbp.scope import Scope, entered
 from gpudist.world.partition import Partition
+from tests.nn.compare import own_block, own_slices
 from tests.pool import distributed
 from tests.sbp.compare import assert_global, assert_matches, global_of
 from tests.sbp.parts import B, P, S, random
@@ -109,3 +112,74 @@ def test_one_sample_is_not_collected(P_world: Partition) -> None:
     tokens = [(S(2), S(2))] * 3
     (y,) = assert_matches(attend, [x, x + 1, x + 2], placement, tokens)
     assert y.sbp == (S(2), S(2))
+
+
+HEADS = 4
+
+
+class Attention(torch.nn.Module):
+    """Attention of tokens with a residual, as a transformer writes it."""
+
+    def __init__(self, heads: int, is_causal: bool = False, key_heads: int | None = None) -> None:
+        super().__init__()
+        self.heads, self.is_causal, self.key_heads = heads, is_causal, key_heads or heads
+        self.projection = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, memory: torch.Tensor | None = None) -> torch.Tensor:
+        keys = x if memory is None else memory
+        q, k, v = (y.unflatten(-1, (n, -1)).transpose(1, 2)
+                   for y, n in ((x, self.heads), (keys.sin(), self.key_heads),
+                                (keys.cos(), self.key_heads)))  # fmt: skip
+        if self.key_heads != self.heads:
+            k, v = (y[..., : q.shape[-1]] for y in (k, v))
+        y = attend(q, k, v, is_causal=self.is_causal, enable_gqa=self.key_heads != self.heads)
+        return x + self.projection(y.transpose(1, 2).flatten(2))
+
+
+# Heads, tokens, and the bytes that move between 4 workers for tokens of 8 floats: 3/4 of queries,
+# keys, values and results, or 3 times keys and values.
+EXCHANGED = [(HEADS, 32, 4 * 24 * 32), (8, 32, 4 * 24 * 32), (1, 32, 2 * 96 * 32)]
+
+
+@pytest.mark.parametrize(("heads", "tokens", "expected"), EXCHANGED, ids=str)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_bytes_of_split_tokens(heads: int, tokens: int, expected: int, is_causal: bool) -> None:
+    """Sequences become heads where every worker gets some; else keys and values are gathered."""
+    shape = (1, tokens, 8)
+    plan = gpudist.plan_of(Attention(heads, is_causal), (1, 4, 1), shape, ranks=range(4))
+    assert sum(row.sent_bytes for row in plan.rows) == expected
+    assert plan.rows[-1].outputs == "(split(1),)"
+
+
+def test_bytes_of_few_keys() -> None:
+    """A short memory is gathered, for its keys and values, instead of exchanging long queries."""
+    shapes = (1, 64, 8), (1, 8, 8)
+    plan = gpudist.plan_of(Attention(HEADS), (1, 4, 1), *shapes, ranks=range(4))
+    assert sum(row.sent_bytes for row in plan.rows) == 2 * 3 * 8 * 8 * 4
+
+
+CONVERTED: list[tuple[int, bool, int | None, list[int]]] = [
+    (4, False, None, [1, 4, 1]), (4, True, None, [1, 4, 1]), (2, True, None, [1, 4, 1]),
+    (4, True, None, [2, 2, 1]), (8, False, None, [1, 2, 2]), (8, True, 4, [1, 4, 1]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("heads", "is_causal", "key_heads", "grid"), CONVERTED, ids=str)
+@distributed(ranks=4, transports=("loopback",))
+def test_split_tokens(
+    P_world: Partition, heads: int, is_causal: bool, key_heads: int | None, grid: list[int]
+) -> None:
+    """Results and gradients equal the sequential ones, for blocks that differ."""
+    P_x = P_world.create_cartesian_topology_partition(grid)
+    torch.manual_seed(0)
+    alone = Attention(heads, is_causal, key_heads).double()
+    network = gpudist.distribute(copy.deepcopy(alone), P_x)
+    x = random((2, 13, 8)).requires_grad_()
+    expected = alone(x)
+    (expected * expected.detach().cos()).sum().backward()
+    block = own_block(x, P_x)
+    y = network(block)
+    torch.testing.assert_close(y.full_tensor(), expected)
+    (y * y.detach().cos()).sum().backward()
+    assert x.grad is not None
+    torch.testing.assert_close(block.grad, x.grad[own_slices(x.shape, P_x) or ()])

@@ -1,17 +1,20 @@
-"""Attention, split in samples, heads and queries; the sequence of keys and values is not split."""
+"""Attention, split in samples, heads and queries, or in the sequences of queries and keys."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import sqrt
+from math import prod, sqrt
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpudist.geometry.layout import Sbp, broadcast, partial_sum, split
+from gpudist.exchange import Movement
+from gpudist.exchange.autograd import move
+from gpudist.geometry.layout import Layout, Sbp, broadcast, partial_sum, split
+from gpudist.sbp.boxing import movement_of
 from gpudist.sbp.registry import Call, Compute, SbpSignature, Where, compose, register
 from gpudist.sbp.signatures.across import some_are_empty, together_if
 from gpudist.sbp.signatures.along_axis import on_cells, without_cells
@@ -37,7 +40,12 @@ def attention(
 
 @register(attention, any_cuts=True)
 def attention_of_blocks(call: Call, parts: int) -> list[SbpSignature]:
-    """Split batch dims, heads, queries, or the last dim of the values, in which it is linear."""
+    """Split batch dims, heads, queries, or the last dim of the values, in which it is linear.
+
+    If queries and keys are split along their sequences, they are repartitioned to split heads, and
+    the result back, where every worker gets heads and that moves no more bytes than gathering the
+    keys and values.
+    """
     q, k, v = call.shapes[:3]
     result = call.outputs[0].shape
     rows, dims = len(result) - 2, len(result)
@@ -56,6 +64,9 @@ def attention_of_blocks(call: Call, parts: int) -> list[SbpSignature]:
         found.append(_attending(call, ones, masks, d, scores, split(d)))
     queries: list[Sbp] = [split(len(q) - 2), broadcast, broadcast]
     found.append(_attending(call, queries, masks, rows, scores, split(rows)))
+    if not masks and _swaps(call, parts):
+        sequences = tuple(split(len(shape) - 2) for shape in (q, k, v))
+        found.append(SbpSignature(sequences, (split(rows),), bind=_bind, nests=False))
     cells: list[Sbp] = [broadcast, broadcast, split(len(v) - 1)]
     whole = tuple(broadcast for _ in masks)
     values = SbpSignature((*cells, *whole), (split(dims - 1),), bind=_bind, only_unboxed=True)
@@ -63,6 +74,47 @@ def attention_of_blocks(call: Call, parts: int) -> list[SbpSignature]:
     # Every worker computes all weights.
     found += [values, replace(values, inputs=(*terms, *whole), outputs=(partial_sum,))]
     return found
+
+
+# An all-to-all moves ``1 - 1 / parts`` of each tensor, the result included. A gather moves
+# ``parts - 1`` times the keys and values.
+def _swaps(call: Call, parts: int) -> bool:
+    q, k, v = call.shapes[:3]
+    if not len(q) == len(k) == len(v) > 2 or q[:-3] != k[:-3]:
+        return False
+    heads = k[-3] % parts == 0 if call.args[6] else q[-3] == k[-3] == v[-3]
+    cells = [prod(shape) for shape in (q, k, v, call.outputs[0].shape)]
+    return heads and k[-3] >= parts and sum(cells) <= parts * (cells[1] + cells[2])
+
+
+def _swapped(call: Call, where: Where, axes: Sequence[int]) -> Compute:
+    """Bind an all-to-all from blocks of sequences to whole sequences of some heads, and back."""
+    P = where.P.along(axes)
+    specs = *where.call.tensors, where.call.outputs[0]
+    ends: list[tuple[Layout, Layout]] = []
+    for slot, (spec, box) in enumerate(zip(specs, (*where.inputs, *where.outputs), strict=True)):
+        rows, sizes = spec.dims - 2, where.sbps[slot % 3]
+        shape = (*box.shape[:rows], spec.shape[rows], *box.shape[rows + 1 :])
+        sequence = [split(rows, sizes[a].sizes) if a in axes else broadcast for a in range(P.dim)]
+        heads = [split(rows - 1) if a in axes else broadcast for a in range(P.dim)]
+        source = Layout(tuple(P.ranks), P.shape, tuple(sequence), shape)
+        ends.append((source, source.with_sbp(tuple(heads))))
+    assert P.index is not None
+    result = ends[3][1].box(P.index).shape
+
+    def movement(x: Tensor, source: Layout, target: Layout) -> Movement:
+        found = movement_of(x.dtype, source, target, P.world)
+        assert found is not None
+        return found
+
+    def compute(tensors: Sequence[Tensor]) -> Any:
+        to_heads = [movement(x, *pair) for x, pair in zip(tensors, ends[:3], strict=True)]
+        moved = move(to_heads, tensors)
+        has_cells = all([x.numel() for x in moved])
+        y = call(moved) if has_cells else without_cells(result, moved[0].dtype, moved)
+        return move((movement(y, *ends[3][::-1]),), (y.contiguous(),))[0]
+
+    return compute
 
 
 def _attending(
@@ -81,6 +133,10 @@ def _attending(
 
 def _bind(call: Call, where: Where) -> Compute:
     """Bind a block of queries; causal queries attend to keys up to their global position."""
+    rows = where.call.tensors[1].dims - 2
+    axes = [axis for axis, one in enumerate(where.sbps[1]) if one.is_split and one.dim == rows]
+    if axes:
+        return _swapped(call, where, axes)
     cells = where.inputs[0]
     start, stop = cells.start[-2], cells.stop[-2]
     if not call.args[4] or stop - start == where.call.shapes[0][-2]:

@@ -5,12 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from gpudist.geometry.layout import Sbp, broadcast, partial_sum, split
-from gpudist.sbp.registry import AxisPart, Call, Function, Localize, SbpSignature, forms, register
+from gpudist.sbp.registry import (
+    AxisPart,
+    Call,
+    Function,
+    Localize,
+    SbpSignature,
+    compose,
+    forms,
+    register,
+)
+from gpudist.sbp.signatures.channel_norms import carried_out
+from gpudist.sbp.signatures.fetching import Fetch, balanced, fetching
 from gpudist.sbp.signatures.reshape import Units
 from gpudist.sbp.signatures.slicing import kept
 from gpudist.sbp.signatures.windows import given_numbers
@@ -112,8 +124,61 @@ def _steps(extent: int, kernel: int, dilation: int, padding: int, stride: int) -
     return (extent + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
 
 
-@register(F.unfold, any_cuts=True)
-def unfold(call: Call, parts: int) -> list[SbpSignature]:
+def side_by_side(
+    x: torch.Tensor, dim: int, size: int, step: int, dilation: int = 1
+) -> torch.Tensor:
+    """Copy the windows along a dim, one after the other."""
+    windows = x.unfold(dim, dilation * (size - 1) + 1, step)[..., ::dilation]
+    return windows.movedim(-1, dim + 1).flatten(dim, dim + 1)
+
+
+def _cells(extent: int, size: int, step: int, dilation: int) -> list[int]:
+    steps = _steps(extent, size, dilation, 0, step)
+    return [i * step + k * dilation for i in range(steps) for k in range(size)]
+
+
+# Blocks of the result have whole windows.
+def _taken(call: Call) -> dict[int, Fetch]:
+    dim, size, step, dilation = (*call.args[1:], 1)[:4]
+    cells = _cells(call.shapes[0][dim], size, step, dilation)
+    cut = balanced(len(cells) // size)
+    return {dim: Fetch(cells, lambda sizes: tuple(size * n for n in cut(sizes)))}
+
+
+@register(side_by_side, any_cuts=True)
+def windows_side_by_side(call: Call, parts: int) -> list[SbpSignature]:
+    """Split all dims; a split of the windowed one fetches the cells that its windows read."""
+    return fetching(call, parts, _taken)
+
+
+@compose(F.unfold)
+def unfold(
+    input: torch.Tensor, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1
+) -> torch.Tensor:
+    """Copy windows; rows of windows that do not tile the input are those of a halo."""
+    given = [given_numbers(one, 2) for one in (kernel_size, dilation, padding, stride)]
+    kernel, dilations, paddings, strides = given
+    is_tiling = kernel == strides and dilations == (1, 1) and not any(paddings)
+    if input.dim() != 4 or is_tiling:
+        return carried_out(windows_unfolded, input, *given)
+    x = input
+    for axis in range(2):
+        dim = 2 + 2 * axis
+        x = F.pad(x, (0, 0) * (1 - axis) + (paddings[axis],) * 2)
+        x = carried_out(side_by_side, x, dim, kernel[axis], strides[axis], dilations[axis])
+        x = x.unflatten(dim, (-1, kernel[axis]))
+    return x.permute(0, 1, 3, 5, 2, 4).flatten(4).flatten(1, 3)
+
+
+def windows_unfolded(
+    input: torch.Tensor, kernel_size: Any, dilation: Any, padding: Any, stride: Any
+) -> torch.Tensor:
+    """Call ``F.unfold``, whose rule is a composition."""
+    return F.unfold(input, kernel_size, dilation, padding, stride)
+
+
+@register(windows_unfolded, any_cuts=True)
+def unfold_tiles(call: Call, parts: int) -> list[SbpSignature]:
     """Split samples and channels, and rows of windows that tile the input."""
     if call.tensors[0].dims != 4:
         return [_TERMS]

@@ -102,7 +102,8 @@ class Units:
         if self.extent % unit:
             return None
         if any(stop % unit for stop in stops):
-            if self.extent // unit < self.parts:
+            # With fewer units, most workers would be idle from here on.
+            if 2 * (self.extent // unit) < max(self.parts, 4):
                 return None
             stops = [(stop + unit // 2) // unit * unit for stop in stops]
         own = [stop - start for start, stop in pairwise([0, *stops])]
