@@ -21,6 +21,8 @@ from gpudist.errors import (
 from gpudist.geometry import HaloWidths, SlidingWindow, TransposedWindow
 from gpudist.nn.attention.all_to_all import all_to_all_attention
 from gpudist.nn.attention.ring import ring_attention
+from gpudist.nn.scan.affine_scan import affine_scan, carried_state
+from gpudist.nn.scan.causal_conv1d import causal_conv1d
 from gpudist.nn.tensor_parallel.invariant import invariant_sum
 from gpudist.ops import (
     all_gather,
@@ -65,12 +67,15 @@ __all__ = [
     "SlidingWindow",
     "TransportError",
     "TransposedWindow",
+    "affine_scan",
     "all_gather",
     "all_sum_reduce",
     "all_to_all_attention",
     "amp",
     "broadcast",
     "broadcast_batch",
+    "carried_state",
+    "causal_conv1d",
     "compiled",
     "data",
     "distribute",
