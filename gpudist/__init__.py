@@ -41,6 +41,7 @@ from gpudist.pictures import draw
 from gpudist.profiling import profile, record_ranges, stats
 from gpudist.recycling import empty_cache
 from gpudist.sbp import GlobalTensor, to_global
+from gpudist.sbp.interception import draws_by_index
 from gpudist.version import __version__ as __version__
 from gpudist.world.partition import CartesianPartition, Partition
 from gpudist.world.runtime import init
@@ -80,6 +81,7 @@ __all__ = [
     "data",
     "distribute",
     "draw",
+    "draws_by_index",
     "empty_cache",
     "gather",
     "halo_exchange",
