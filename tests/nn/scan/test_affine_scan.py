@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import pytest
@@ -51,14 +52,19 @@ def derivatives(
     return [x.detach() for x in (*first, *second)]
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("name", FORMS)
-@distributed(ranks=[1, 2, 3, 4, 5])
-def test_values_and_two_derivatives(
-    P_world: Partition, name: str, reverse: bool, packed: bool
-) -> None:
-    form = FORMS[name]
+@distributed(ranks=[1, 2, 3])
+def test_values_and_two_derivatives(P_world: Partition) -> None:
+    for form, reverse, packed in product(FORMS.values(), (False, True), (False, True)):
+        assert_as_step_by_step(P_world, form, reverse, packed)
+
+
+@distributed(ranks=[4, 5])
+def test_values_and_two_derivatives_on_more_workers(P_world: Partition) -> None:
+    for form, reverse, packed in product(FORMS.values(), (False, True), (False, True)):
+        assert_as_step_by_step(P_world, form, reverse, packed)
+
+
+def assert_as_step_by_step(P_world: Partition, form: Form, reverse: bool, packed: bool) -> None:
     P_x, dim = line_of(P_world, form), form.dim
     a, b, g = [random_of(s, form, i) for i, s in enumerate((form.a, form.b, form.b))]
     seeds = [random_of(s, form, 8 + i) for i, s in enumerate((form.a, form.b))]
