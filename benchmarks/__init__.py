@@ -4,5 +4,5 @@ SUBJECTS = (
     *("messages", "halo", "broadcast", "sum_reduce", "all_sum_reduce", "operators", "dynamic"),
     *("repartition", "conv", "linear", "tensor_parallel", "layers", "losses", "attention"),
     *("halo_region", "parameters", "networks", "kernels", "scaling", "planning", "batch"),
-    *("dispatch", "fourier"),
+    *("dispatch", "fourier", "scan"),
 )

@@ -26,6 +26,8 @@ from gpudist.errors import (
 from gpudist.geometry import HaloWidths, SlidingWindow, TransposedWindow
 from gpudist.nn.attention.all_to_all import all_to_all_attention
 from gpudist.nn.attention.ring import ring_attention
+from gpudist.nn.scan.affine_scan import affine_scan, carried_state
+from gpudist.nn.scan.causal_conv1d import causal_conv1d
 from gpudist.nn.tensor_parallel.invariant import invariant_sum
 from gpudist.ops import (
     all_gather,
@@ -44,6 +46,7 @@ from gpudist.pictures import draw
 from gpudist.profiling import profile, record_ranges, stats
 from gpudist.recycling import empty_cache
 from gpudist.sbp import GlobalTensor, to_global
+from gpudist.sbp.interception import draws_by_index
 from gpudist.version import __version__ as __version__
 from gpudist.world.partition import CartesianPartition, Partition
 from gpudist.world.runtime import init
@@ -83,16 +86,20 @@ __all__ = [
     "SlidingWindow",
     "TransportError",
     "TransposedWindow",
+    "affine_scan",
     "all_gather",
     "all_sum_reduce",
     "all_to_all_attention",
     "amp",
     "broadcast",
     "broadcast_batch",
+    "carried_state",
+    "causal_conv1d",
     "compiled",
     "data",
     "distribute",
     "draw",
+    "draws_by_index",
     "empty_cache",
     "gather",
     "halo_exchange",

@@ -247,8 +247,13 @@ class _MoveNode(torch.autograd.Function):
         )
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return move([movement.T.T for movement in ctx.movements], tangents[1:])
+    def jvp(ctx: Any, *tangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        given = [(i, x) for i, x in enumerate(tangents[1:]) if x is not None]
+        moved = move([ctx.movements[i].T.T for i, _ in given], [x for _, x in given])
+        results: list[torch.Tensor | None] = [None] * len(ctx.movements)
+        for (i, _), tangent in zip(given, moved, strict=True):
+            results[i] = tangent
+        return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

@@ -108,6 +108,11 @@ from gpudist.nn.random.dropout import (
     DistributedDropout3d as DistributedDropout3d,
     DistributedFeatureAlphaDropout as DistributedFeatureAlphaDropout,
 )
+from gpudist.nn.scan.affine_scan import (
+    affine_scan as affine_scan,
+    carried_state as carried_state,
+)
+from gpudist.nn.scan.causal_conv1d import causal_conv1d as causal_conv1d
 from gpudist.nn.tensor_parallel.attention import ParallelAttention as ParallelAttention
 from gpudist.nn.tensor_parallel.embedding import VocabParallelEmbedding as VocabParallelEmbedding
 from gpudist.nn.tensor_parallel.invariant import (

@@ -13,49 +13,33 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import torch.utils.checkpoint
-from torch.overrides import TorchFunctionMode
 
 from gpudist.errors import ConversionError
 from gpudist.geometry.layout import broadcast
 from gpudist.sbp.boxing import declared
+from gpudist.sbp.drawing import WITHOUT_INDEX, Drawing, may_draw
 from gpudist.sbp.global_spec import GlobalSpec, wrapped
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.methods import gradient_of
 from gpudist.sbp.outer import OuterTensor, made_in, outer, without_cells
 from gpudist.sbp.registry import mapped, tensors_in
-from gpudist.sbp.scope import Scope, current_scope, entered, resumed
+from gpudist.sbp.scope import AnyDraws, Draws, Scope, current_draws, current_scope, entered, resumed
 from gpudist.sbp.signatures.elementwise import ELEMENTWISE
 from gpudist.sbp.unknown import cut_like, settle
 
-T = torch.Tensor
-# Functions that take a generator.
-_DRAWS = {
-    torch.rand, torch.randn, torch.randint, torch.randperm, torch.bernoulli, torch.normal,
-    torch.multinomial, T.bernoulli, T.multinomial, T.bernoulli_, T.normal_, T.uniform_,
-    T.random_, T.exponential_, T.log_normal_, T.cauchy_, T.geometric_,
-}  # fmt: skip
-_LIKE = {torch.rand_like: torch.rand, torch.randn_like: torch.randn}
-_DROPOUTS = {
-    F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout,
-    torch.dropout, torch.dropout_, torch.feature_dropout, torch.alpha_dropout,
-}  # fmt: skip
-# Functions that draw from torch's default generator internally.
-_COMPOSED = {F.gumbel_softmax, F.rrelu, torch.rrelu, torch.poisson, torch.randint_like}
 
-
-class _Intercepted(TorchFunctionMode):
+class _Intercepted(Drawing):
     def __init__(self, scope: Scope) -> None:
-        super().__init__()
+        super().__init__(scope)
         self.scope = scope
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if GlobalTensor in types:
-            return GlobalTensor.__torch_function__(func, types, args, kwargs)
         kwargs = kwargs or {}
+        if GlobalTensor in types:
+            return self._of_global(func, types, args, kwargs)
         if OuterTensor in types:
             found = without_cells(func, args, kwargs)
             if found is not NotImplemented:
@@ -66,31 +50,21 @@ class _Intercepted(TorchFunctionMode):
         substitutes = self.scope.substitutes
         if substitutes and any([id(x) in substitutes for x in args]):
             args = tuple([substitutes.get(id(x), x) for x in args])
-        if func in _DRAWS:
-            if kwargs.get("generator") is None:
-                kwargs = {**kwargs, "generator": self._generator(args, kwargs)}
-        elif func in _LIKE:
-            x, *rest = args
-            kwargs = {"dtype": x.dtype, "device": x.device, **kwargs}
-            kwargs.pop("memory_format", None)
-            generator = self._generator(args, kwargs)
-            return _LIKE[func](x.shape, *rest, generator=generator, **kwargs)
-        elif func in _DROPOUTS and self.scope.placement.active:
-            return func(_copies(args[0], self.scope), *args[1:], **kwargs)._local
-        elif func in _COMPOSED:
-            with torch.random.fork_rng():
-                torch.manual_seed(self.scope.number())
-                return func(*args, **kwargs)
-        elif func in ELEMENTWISE:
+        if func in ELEMENTWISE:
             found = outer(GlobalTensor, self.scope.placement, func, args, kwargs)
             return func(*args, **kwargs) if found is None else found
-        return func(*args, **kwargs)
+        return self.drawn(func, args, kwargs)
 
-    def _generator(self, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Generator:
-        device = kwargs.get("device") or next((x.device for x in args if isinstance(x, T)), "cpu")
-        device = torch.device(device)
-        generator = torch.Generator(device if device.type != "meta" else "cpu")
-        return generator.manual_seed(self.scope.number())
+    def _of_global(
+        self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if func not in WITHOUT_INDEX or not may_draw(func, args):
+            return GlobalTensor.__torch_function__(func, types, args, kwargs)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return GlobalTensor.__torch_function__(func, types, args, kwargs)
+
+        return self.whole(call, args, kwargs)
 
 
 def _copies(x: torch.Tensor, scope: Scope) -> GlobalTensor:
@@ -115,13 +89,13 @@ def _applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
     scope = current_scope()
     name = cls.__name__
     args, kwargs = made_in(cls, args, kwargs)
-    if scope is None or name in _KEEPING:
-        return _apply(cls, *args, **kwargs)
-    if name == "CheckpointFunction":
+    if name == "CheckpointFunction" and current_draws() is not None:
         run, preserve, *inputs = args
         return torch.utils.checkpoint.checkpoint(
             run, *inputs, use_reentrant=False, preserve_rng_state=preserve
         )
+    if scope is None or name in _KEEPING:
+        return _apply(cls, *args, **kwargs)
     if not any(isinstance(x, GlobalTensor) for x in tensors_in([args, kwargs])):
         return _apply(cls, *args, **kwargs)
     if name in _IDENTITIES:
@@ -237,16 +211,16 @@ def _on_whole(scope: Scope, cls: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _checkpointed(fn: Any, *args: Any, **kwargs: Any) -> Any:
-    scope = current_scope()
-    if scope is None:
+    draws = current_draws()
+    if draws is None:
         return _checkpoint(fn, *args, **kwargs)
     # Torch saves these tensors for backward, and only the parts carry the graph.
     specs = [x._global_spec if isinstance(x, GlobalTensor) else None for x in args]
     parts = [x._local if isinstance(x, GlobalTensor) else x for x in args]
-    return _checkpoint(_resuming(fn, scope, specs), *parts, **kwargs)
+    return _checkpoint(_resuming(fn, draws, specs), *parts, **kwargs)
 
 
-def _resuming(fn: Any, scope: Scope, specs: Sequence[GlobalSpec | None]) -> Any:
+def _resuming(fn: Any, scope: Draws, specs: Sequence[GlobalSpec | None]) -> Any:
     draws = scope.draws
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -255,6 +229,8 @@ def _resuming(fn: Any, scope: Scope, specs: Sequence[GlobalSpec | None]) -> Any:
             x if spec is None else wrapped(GlobalTensor, x, spec)
             for x, spec in zip(args, own, strict=True)
         ]
+        if current_draws() is scope and scope.draws == draws:
+            return fn(*given, **kwargs)
         with intercepted(resumed(scope, draws)):
             return fn(*given, **kwargs)
 
@@ -289,10 +265,31 @@ def _init_autocast(
 
 
 @contextmanager
-def intercepted(scope: Scope) -> Iterator[Scope]:
+def intercepted(scope: AnyDraws) -> Iterator[AnyDraws]:
     """Make ``scope`` the current scope of this thread, and intercept its calls."""
-    with _installed(), entered(scope), _Intercepted(scope):
+    mode = _Intercepted(scope) if isinstance(scope, Scope) else Drawing(scope)
+    with _installed(), entered(scope), mode:
         yield scope
+
+
+@contextmanager
+def draws_by_index() -> Iterator[None]:
+    """Draw random numbers as a converted network does, in a network that is not converted.
+
+    Within this context, the sequential network drops the same cells, and draws the same numbers,
+    as the network that :func:`gpudist.distribute` makes of it, on any grid. Both draw their seed
+    from torch's default CPU generator: the context when it is entered, the converted network at its
+    first call on rank 0. Call ``torch.manual_seed`` before either, and make the calls of several
+    steps in one context. Backward may run outside of it.
+
+    The context neither communicates nor needs a world. It applies to this thread.
+
+    Cost:
+        Per cell about 25 torch operations on 8 bytes, as in the converted network.
+    """
+    seed = int(torch.randint(1 << 62, ()).item())
+    with intercepted(Draws(seed=seed)):
+        yield
 
 
 @contextmanager

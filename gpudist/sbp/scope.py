@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 
@@ -55,7 +55,25 @@ class Record:
 
 
 @dataclass
-class Scope:
+class Draws:
+    """State of random numbers that do not depend on a layout.
+
+    Attributes:
+        seed: seed of the numbers.
+        draws: number of draws so far.
+    """
+
+    seed: int = field(default=0, kw_only=True)
+    draws: int = field(default=0, kw_only=True)
+
+    def number(self) -> int:
+        """Return the seed of the next draw, the same on every worker."""
+        self.draws += 1
+        return mixed(self.seed, self.draws)
+
+
+@dataclass
+class Scope(Draws):
     """State of a network that computes on global tensors.
 
     Attributes:
@@ -67,8 +85,6 @@ class Scope:
         gather_limit_bytes: maximum number of bytes gathered for such a function; ``None`` for twice
             the largest block so far, times the workers.
         largest_block_bytes: size of the largest block of a split tensor so far.
-        seed: seed of the random numbers drawn within.
-        draws: number of draws so far.
         paths: returns the paths of the network's modules by identity.
         substitutes: tensors that replace the network's parameters, by identity.
         warned: functions without a rule that have been warned about, with the lines that called
@@ -82,8 +98,6 @@ class Scope:
     unknown: Unknown = "gather"
     gather_limit_bytes: int | None = None
     largest_block_bytes: int = 0
-    seed: int = 0
-    draws: int = 0
     paths: Callable[[], dict[int, str]] = dict
     substitutes: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
     warned: set[tuple[str, str, int]] = field(default_factory=set[tuple[str, str, int]])
@@ -95,11 +109,6 @@ class Scope:
         cells = layout.box((0,) * len(layout.grid)).volume * itemsize
         self.largest_block_bytes = max(self.largest_block_bytes, cells)
 
-    def number(self) -> int:
-        """Return the seed of the next draw, the same on every worker."""
-        self.draws += 1
-        return mixed(self.seed, self.draws)
-
 
 def mixed(seed: int, draw: int) -> int:
     """Mix seed and draw number into a number of 63 bits."""
@@ -107,7 +116,10 @@ def mixed(seed: int, draw: int) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def resumed(scope: Scope, draws: int) -> Scope:
+AnyDraws = TypeVar("AnyDraws", bound=Draws)
+
+
+def resumed(scope: AnyDraws, draws: int) -> AnyDraws:
     """Return a copy of the scope with ``draws`` draws done, for a recomputation."""
     return replace(scope, draws=draws)
 
@@ -116,19 +128,25 @@ class _Scopes(threading.local):
     """Stack of scopes of each thread, innermost last."""
 
     def __init__(self) -> None:
-        self.open: list[Scope] = []
+        self.open: list[Draws] = []
 
 
 _scopes = _Scopes()
 
 
-def current_scope() -> Scope | None:
-    """Return the scope of the converted network that this thread is running, or ``None``."""
+def current_draws() -> Draws | None:
+    """Return the state of the random numbers of this thread, or ``None`` for torch's."""
     return _scopes.open[-1] if _scopes.open else None
 
 
+def current_scope() -> Scope | None:
+    """Return the scope of the converted network that this thread is running, or ``None``."""
+    found = current_draws()
+    return found if isinstance(found, Scope) else None
+
+
 @contextmanager
-def entered(scope: Scope) -> Iterator[Scope]:
+def entered(scope: AnyDraws) -> Iterator[AnyDraws]:
     """Make ``scope`` the current scope of this thread."""
     _scopes.open.append(scope)
     try:

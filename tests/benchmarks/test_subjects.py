@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import benchmarks
-from benchmarks import attention, dispatch, fourier, layers, losses, operators, scaling
+from benchmarks import attention, dispatch, fourier, layers, losses, operators, scaling, scan
 from benchmarks.case import Case, Side
 from benchmarks.training import Step
 from gpudist import nn, ops
@@ -97,6 +97,15 @@ def fourier_is_checked(P_world: Partition) -> None:
 def test_fourier(ranks: int) -> None:
     """The counted bytes of every side are those of the formula."""
     run_distributed(fourier_is_checked, ranks, transport="host", timeout=100)
+
+
+@distributed(ranks=[2], transports=["host"])
+def test_scan(P_world: Partition) -> None:
+    for case in scan.cases(P_world.size):
+        small = {name: (1, 8, 2, *case.parameters[name][3:]) for name in ("a", "b")}
+        sides = scan.sides(smaller(case, **small), P_world)
+        assert list(sides) == ["gpudist", "all-gather"]
+        require_checked(sides)
 
 
 def operators_are_checked(P_world: Partition) -> None:

@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
-from math import prod
+from math import prod, sqrt
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gpudist.geometry.boxes import Box
 from gpudist.geometry.layout import broadcast, partial_sum
 from gpudist.nn.random.cells import normal_by_index, uniform_by_index
 from gpudist.sbp.registry import compose
-from gpudist.sbp.scope import Scope, current_scope
-from gpudist.sbp.signatures.dropout import next_draw
+from gpudist.sbp.scope import Draws, current_draws
+from gpudist.sbp.signatures.dropout import next_draw, seed_and_number_of
 from gpudist.sbp.signatures.factories import copied, drawn_whole
 
 
-def _by_index(x: Any, by: Any, dtype: torch.dtype, scope: Scope) -> Tensor:
-    """Draw numbers by global index in the layout of ``x``, with copies in place of terms."""
+def _by_index(x: Any, by: Any, dtype: torch.dtype, draws: Draws) -> Tensor:
+    """Draw numbers by global index in the layout of ``x``, with copies in place of terms.
+
+    A plain tensor is whole. Real and imaginary parts are two draws.
+    """
+    if dtype.is_complex:
+        real, imaginary = [_by_index(x, by, dtype.to_real(), draws) for _ in range(2)]
+        return torch.complex(real, imaginary)
     next_draw()
+    if not hasattr(x, "placement"):
+        seeds, shape = seed_and_number_of(draws, x.device), tuple(x.shape)
+        return by(*seeds, Box.whole(shape), shape, dtype, x.device)
     sbp = tuple(broadcast if one == partial_sum else one for one in x.sbp)
     shape, placement = tuple(x.shape), x.placement
     if placement.index is None:
         return x._wrap(x._local.new_empty(0, dtype=dtype), placement, sbp, shape)
     box = placement.layout(sbp, shape).box(placement.index)
-    seed, number = torch.tensor([scope.seed, scope.draws], device=x.device)
-    return x._wrap(by(seed, number, box, shape, dtype, x.device), placement, sbp, shape)
+    seeds = seed_and_number_of(draws, x.device)
+    return x._wrap(by(*seeds, box, shape, dtype, x.device), placement, sbp, shape)
 
 
 def uniform_like(x: Any, dtype: torch.dtype | None = None) -> Tensor:
@@ -34,18 +44,25 @@ def uniform_like(x: Any, dtype: torch.dtype | None = None) -> Tensor:
 
     Outside a converted network, every rank draws all cells.
     """
-    scope, wanted = current_scope(), dtype or x.dtype
-    if scope is not None:
-        return _by_index(x, uniform_by_index, wanted, scope)
+    draws, wanted = current_draws(), dtype or x.dtype
+    if draws is not None:
+        return _by_index(x, uniform_by_index, wanted, draws)
     return drawn_whole(torch.rand_like, False)(x, dtype=wanted)
 
 
 def normal_like(x: Any, dtype: torch.dtype | None = None) -> Tensor:
     """Draw from a standard normal distribution, like :func:`uniform_like`."""
-    scope, wanted = current_scope(), dtype or x.dtype
-    if scope is not None:
-        return _by_index(x, normal_by_index, wanted, scope)
+    draws, wanted = current_draws(), dtype or x.dtype
+    if draws is not None:
+        found = _by_index(x, normal_by_index, wanted, draws)
+        return found * sqrt(0.5) if wanted.is_complex else found
     return drawn_whole(torch.randn_like, False)(x, dtype=wanted)
+
+
+def _is_drawn_whole(x: Any, options: dict[str, Any]) -> bool:
+    return hasattr(x, "placement") and (
+        current_draws() is None or options.get("generator") is not None
+    )
 
 
 def _filled(x: Tensor, values: Tensor) -> Tensor:
@@ -53,45 +70,56 @@ def _filled(x: Tensor, values: Tensor) -> Tensor:
         return x.copy_(values)
 
 
+def _as_asked(x: Tensor, device: Any = None, requires_grad: bool = False, **_: object) -> Tensor:
+    x = x if device is None else x.to(device)
+    return x.requires_grad_() if requires_grad else x
+
+
 @compose(torch.rand_like)
-def rand_like(input: Tensor, *, dtype: torch.dtype | None = None, **_: object) -> Tensor:
-    return uniform_like(input, dtype)
+def rand_like(input: Tensor, *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
+    return _as_asked(uniform_like(input, dtype), **options)
 
 
 @compose(torch.randn_like)
-def randn_like(input: Tensor, *, dtype: torch.dtype | None = None, **_: object) -> Tensor:
-    return normal_like(input, dtype)
+def randn_like(input: Tensor, *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
+    return _as_asked(normal_like(input, dtype), **options)
 
 
 @compose(Tensor.uniform_)
 def uniform_(x: Tensor, low: float = 0, high: float = 1, **given: Any) -> Tensor:
-    low, high = given.get("from", low), given.get("to", high)
-    if current_scope() is None:
-        return drawn_whole(Tensor.uniform_, True)(x, low, high)
+    low, high = given.pop("from", low), given.pop("to", high)
+    if _is_drawn_whole(x, given):
+        return drawn_whole(Tensor.uniform_, True)(x, low, high, **given)
     return _filled(x, low + (high - low) * uniform_like(x))
 
 
 @compose(Tensor.normal_)
-def normal_(x: Tensor, mean: float = 0, std: float = 1, **_: object) -> Tensor:
-    if current_scope() is None:
-        return drawn_whole(Tensor.normal_, True)(x, mean, std)
+def normal_(x: Tensor, mean: float = 0, std: float = 1, **given: Any) -> Tensor:
+    if _is_drawn_whole(x, given):
+        return drawn_whole(Tensor.normal_, True)(x, mean, std, **given)
     return _filled(x, mean + std * normal_like(x))
 
 
 @compose(Tensor.exponential_)
-def exponential_(x: Tensor, lambd: float = 1, **_: object) -> Tensor:
+def exponential_(x: Tensor, lambd: float = 1, **given: Any) -> Tensor:
+    if _is_drawn_whole(x, given):
+        return drawn_whole(Tensor.exponential_, True)(x, lambd, **given)
     return _filled(x, -torch.log1p(-uniform_like(x)) / lambd)
 
 
 @compose(torch.bernoulli, Tensor.bernoulli)
-def bernoulli(input: Tensor, p: float | None = None, **_: object) -> Tensor:
+def bernoulli(input: Tensor, p: float | None = None, **given: Any) -> Tensor:
     """Draw ones with the probabilities of the input, or with probability ``p``."""
+    if given.get("generator") is not None:
+        raise NotImplementedError("with a generator, the numbers depend on the order of all cells")
     drawn = uniform_like(input.detach())
     return (drawn < (input.detach() if p is None else p)).to(input.dtype)
 
 
 @compose(Tensor.bernoulli_)
-def bernoulli_(x: Tensor, p: Any = 0.5, **_: object) -> Tensor:
+def bernoulli_(x: Tensor, p: Any = 0.5, **given: Any) -> Tensor:
+    if given.get("generator") is not None:
+        return drawn_whole(Tensor.bernoulli_, True)(x, p, **given)
     wide = torch.float64 if not x.is_floating_point() else x.dtype
     return _filled(x, (uniform_like(x, wide) < p).to(x.dtype))
 

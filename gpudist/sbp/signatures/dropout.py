@@ -15,16 +15,22 @@ from gpudist.geometry.layout import broadcast, partial_sum, split
 from gpudist.nn.random.cells import kept_by_index
 from gpudist.nn.random.dropout import alpha_drop_cells, drop_cells
 from gpudist.sbp.registry import Call, SbpSignature, Where, compose, register
-from gpudist.sbp.scope import current_scope
+from gpudist.sbp.scope import Draws, current_draws
 from gpudist.sbp.signatures.channel_norms import carried_out
 from gpudist.world.partition import CartesianPartition
 
 
 def next_draw() -> None:
     """Count one draw of the converted network, on every rank alike."""
-    scope = current_scope()
-    if scope is not None:
-        scope.draws += 1
+    draws = current_draws()
+    if draws is not None:
+        draws.draws += 1
+
+
+def seed_and_number_of(draws: Draws, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the seed and the number of the current draw."""
+    seed, number = torch.tensor([draws.seed, draws.draws], device=device)
+    return seed, number
 
 
 def seed_and_number(P: CartesianPartition, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -33,10 +39,9 @@ def seed_and_number(P: CartesianPartition, device: torch.device) -> tuple[Tensor
     In a converted network, these are the network's seed and draw number, without a message.
     Elsewhere, the first worker draws a seed from torch's default CPU generator and broadcasts it.
     """
-    scope = current_scope()
-    if scope is not None:
-        seed, number = torch.tensor([scope.seed, scope.draws], device=device)
-        return seed, number
+    draws = current_draws()
+    if draws is not None:
+        return seed_and_number_of(draws, device)
     drawn = torch.randint(1 << 62, (1,))
     drawn = (drawn if P.rank == 0 else torch.zeros_like(drawn)).to(device)
     seed = all_reduce_constant(drawn, P, "sum")[0]
@@ -59,10 +64,23 @@ def dropout_of_blocks(call: Call, parts: int) -> list[SbpSignature]:
 
 def _dropped(call: Call, tensors: Sequence[Tensor], where: Where) -> Tensor:
     (x,), (_, p, leading, is_alpha) = tensors, call.args
-    seed, number = seed_and_number(where.P, x.device)
-    box, shape = where.inputs[0], where.call.tensors[0].shape
+    seeds = seed_and_number(where.P, x.device)
+    shape = where.call.tensors[0].shape
+    return _dropped_cells(x, p, leading, is_alpha, where.inputs[0], shape, *seeds)
+
+
+def _dropped_cells(
+    x: Tensor,
+    p: float,
+    leading: int,
+    is_alpha: bool,
+    box: Box,
+    shape: Sequence[int],
+    seed: Tensor,
+    number: Tensor,
+) -> Tensor:
     cells = Box(box.start[:leading], box.stop[:leading])
-    kept = kept_by_index(seed, number, cells, shape[:leading], p, x.device)
+    kept = kept_by_index(seed, number, cells, tuple(shape[:leading]), p, x.device)
     kept = kept.view(*kept.shape, *(1,) * (x.dim() - leading))
     return (alpha_drop_cells if is_alpha else drop_cells)(x, kept, p)
 
@@ -76,7 +94,15 @@ def drop(
     if not training or p == 0:
         return input if inplace else input.clone()
     next_draw()
-    found = input * 0.0 if p == 1 else carried_out(dropped, input, p, leading, is_alpha)
+    draws = current_draws()
+    if p == 1:
+        found = input * 0.0
+    elif hasattr(input, "placement"):
+        found = carried_out(dropped, input, p, leading, is_alpha)
+    else:
+        assert draws is not None
+        seeds, box = seed_and_number_of(draws, input.device), Box.whole(input.shape)
+        found = _dropped_cells(input, p, leading, is_alpha, box, input.shape, *seeds)
     return input.copy_(found) if inplace else found
 
 

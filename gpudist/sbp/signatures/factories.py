@@ -99,7 +99,9 @@ def block(x: Any, whole: Tensor, sbp: NdSbp) -> Tensor:
 
 
 def copied(x: Any, whole: Tensor) -> Tensor:
-    """Return ``whole``, equal on all ranks, as copies on the placement of ``x``."""
+    """Return ``whole``, equal on all ranks, as copies on the placement of ``x``, if it has one."""
+    if not hasattr(x, "placement"):
+        return whole
     return block(x, whole, (broadcast,) * x.placement.axes)
 
 

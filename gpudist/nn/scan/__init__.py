@@ -1,0 +1,1 @@
+"""Recurrences and causal convolutions over a sequence that is split over workers."""
