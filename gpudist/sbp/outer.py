@@ -36,7 +36,8 @@ _ANSWERS = {
 _VIEWS = {
     T.unsqueeze, torch.unsqueeze, T.squeeze, torch.squeeze, T.expand, T.permute, torch.permute,
     T.transpose, torch.transpose, T.narrow, torch.narrow, T.select, torch.select, T.view, T.detach,
-    T.broadcast_to, torch.broadcast_to, T.__getitem__,
+    T.broadcast_to, torch.broadcast_to, T.movedim, torch.movedim, T.__getitem__,
+    T.mT.__get__,  # pyright: ignore[reportAttributeAccessIssue]
 }  # fmt: skip
 _CASTS = {
     T.to, T.type_as, T.float, T.double, T.half, T.bfloat16, T.bool, T.int, T.long,
@@ -182,6 +183,7 @@ class OuterTensor(torch.Tensor):
     def cast(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the tensor in another dtype, or ``self`` if it has that dtype."""
         dtypes = mapped(args, lambda x: x.dtype if isinstance(x, torch.Tensor) else x)
+        function = T.to if function is T.type_as else function
         found = outer(self._kind, self._placement, function, (self, *dtypes), kwargs)
         is_same = found is not None and (found.dtype, found.device) == (self.dtype, self.device)
         return self if is_same and not kwargs.get("copy") else found
@@ -295,7 +297,9 @@ def outer(
     cells = prod(shape)
     if cells < FEWEST_CELLS or cells < _TIMES * sum(map(_cells_in_memory, plain)):
         return None
-    if torch._C._is_any_autocast_enabled() or is_recorded():  # pyright: ignore
+    # Autocast leaves elementwise functions of other dtypes as they are.
+    is_low = any(x.dtype in (torch.float16, torch.bfloat16) for x in given)
+    if is_recorded() or (is_low and torch._C._is_any_autocast_enabled()):  # pyright: ignore
         return None
 
     def entered(x: Any) -> Any:

@@ -159,3 +159,19 @@ def test_masks_of_copies(P_world: Partition) -> None:
     assert all(line.endswith("; 0 bytes boxed") for line in lines), lines
     torch.testing.assert_close(y.full_tensor(), alone(x))
     assert torch.equal(net.mask.whole(), alone.mask)
+
+
+@distributed(ranks=2, transports=["loopback"])
+def test_autocast(P_world: Partition) -> None:
+    """Masks in single precision are made as without autocast; others by torch at once."""
+    P_x = P_world.create_cartesian_topology_partition([1, 2, 1])
+    x = torch.linspace(0, 1, TOKENS * TOKENS).view(1, TOKENS, TOKENS)
+    net, alone = gpudist.distribute(OfCopies(), P_x), OfCopies()
+    low = gpudist.distribute(Chosen(lambda m: m.bfloat16().exp()), P_x)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, expected = net(own_block(x, P_x)), alone(x)
+        z, other = low(own_block(x, P_x)), Chosen(lambda m: m.bfloat16().exp())(x)
+    assert isinstance(net.mask, outer.OuterTensor)
+    assert net.mask.dtype == alone.mask.dtype and z.dtype == other.dtype
+    torch.testing.assert_close(y.full_tensor(), expected)
+    torch.testing.assert_close(z.full_tensor(), other)
