@@ -58,7 +58,6 @@ def page(
 
 
 def _untimed(rows: Sequence[BesideRow]) -> Iterable[str]:
-    """Yield an item for each verdict on a peer, with the cases that have it."""
     found: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if row.verdict:
