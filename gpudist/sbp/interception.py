@@ -25,6 +25,7 @@ from gpudist.sbp.outer import in_blocks
 from gpudist.sbp.registry import mapped, tensors_in
 from gpudist.sbp.scope import Scope, current_scope, entered, resumed
 from gpudist.sbp.signatures.elementwise import ELEMENTWISE
+from gpudist.sbp.spectra import Spectrum, zeros
 from gpudist.sbp.unknown import cut_like, settle
 
 T = torch.Tensor
@@ -51,6 +52,8 @@ class _Intercepted(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if Spectrum in types:
+            return Spectrum.__torch_function__(func, types, args, kwargs)
         if GlobalTensor in types:
             return GlobalTensor.__torch_function__(func, types, args, kwargs)
         kwargs = kwargs or {}
@@ -72,6 +75,9 @@ class _Intercepted(TorchFunctionMode):
             with torch.random.fork_rng():
                 torch.manual_seed(self.scope.number())
                 return func(*args, **kwargs)
+        elif func is torch.zeros:
+            found = zeros(self.scope, *args, **kwargs)
+            return func(*args, **kwargs) if found is None else found
         elif func in ELEMENTWISE:
             found = in_blocks(self.scope, func, args, kwargs)
             return func(*args, **kwargs) if found is None else found
