@@ -24,6 +24,7 @@ from gpudist.sbp.global_spec import GlobalSpec, global_spec, spec_of, wrapped
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.interception import intercepted
 from gpudist.sbp.scope import Scope, current_scope, entered
+from gpudist.sbp.spectra import computed
 from gpudist.world.partition import CartesianPartition
 
 _CONVERSION = "_gpudist_conversion"
@@ -132,7 +133,7 @@ class Conversion:
             if not isinstance(leaf, torch.Tensor):
                 return leaf
             if isinstance(leaf, GlobalTensor):
-                return without_terms(leaf)
+                return without_terms(computed(leaf))
             placement = self.entrance.placement
             copies = (broadcast,) * placement.axes
             local = leaf if placement.active else leaf.reshape(-1)[:0]

@@ -25,7 +25,7 @@ from gpudist.sbp.outer import in_blocks
 from gpudist.sbp.registry import mapped, tensors_in
 from gpudist.sbp.scope import Scope, current_scope, entered, resumed
 from gpudist.sbp.signatures.elementwise import ELEMENTWISE
-from gpudist.sbp.spectra import Spectrum, zeros
+from gpudist.sbp.spectra import Spectrum, computed, zeros
 from gpudist.sbp.unknown import cut_like, settle
 
 T = torch.Tensor
@@ -226,6 +226,9 @@ def _on_whole(scope: Scope, cls: Any, args: Any, kwargs: Any) -> Any:
 
 def _checkpointed(fn: Any, *args: Any, **kwargs: Any) -> Any:
     scope = current_scope()
+    for x in tensors_in([args, kwargs]):
+        # Else the first call alone would compute it.
+        computed(x)
     return _checkpoint(fn if scope is None else _resuming(fn, scope), *args, **kwargs)
 
 
@@ -245,7 +248,7 @@ _register_parameter: Callable[..., None] = _modules.Module.register_parameter
 
 
 def _registered(self: Any, name: str, param: Any) -> None:
-    """Replacement of ``Module.register_parameter`` that accepts the copies of parameters."""
+    # Accepts the copies of parameters, too.
     scope = current_scope()
     is_copy = scope is not None and any(param is copy for copy in scope.substitutes.values())
     _register_parameter(self, name, None if is_copy else param)

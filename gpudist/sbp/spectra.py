@@ -10,7 +10,7 @@ layout, and the inverse transform works first on the dims that are to be split.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -25,6 +25,7 @@ from gpudist.geometry.layout import Layout, NdSbp, Sbp, broadcast, partial_sum, 
 from gpudist.sbp import views
 from gpudist.sbp.boxing import boxed_bytes
 from gpudist.sbp.call_cache import recalled
+from gpudist.sbp.global_spec import global_spec
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.methods import METADATA, entry
 from gpudist.sbp.placement import Placement
@@ -49,7 +50,7 @@ class Pending:
         steps: functions to apply along the dims ``late``, each of which must be whole.
         late: dims with steps.
         along: dims that have been transformed.
-        zeros: placement and attributes of the tensor if all its cells are zeros.
+        zeros: placement and attributes of the value if it is zero everywhere.
         around: cells that modes were assigned to, by dim, with zeros around them later; ``None`` if
             nothing can be assigned.
         parts: slices that have been taken, by the cells along the dims that are whole.
@@ -69,10 +70,13 @@ class Pending:
         """Dims with steps that must wait, because they are split."""
         return self.late & _dims(self.base)
 
-    def target(self) -> NdSbp:
-        """Return attributes of the base under which all steps can be taken."""
-        assert self.base is not None
-        return _without(self.base, self.blocked, self.along, self.home)
+    @property
+    def layout(self) -> tuple[Placement, NdSbp]:
+        """Placement and attributes of the value."""
+        if self.base is None:
+            assert self.zeros is not None
+            return self.zeros
+        return self.base.placement, _without(self.base, self.blocked, self.along, self.home)
 
     def taken(self, dims: Collection[int]) -> Pending:
         """Return what is left after the steps along some dims."""
@@ -86,16 +90,19 @@ class Pending:
         return x
 
     def boxed(self, sbp: NdSbp) -> GlobalTensor:
-        """Return the value, or that before the steps of none but whole dims, under ``sbp``."""
+        """Return the value with attributes ``sbp``, which split none of the dims ``blocked``.
+
+        Steps along dims that it splits are taken before the tensor moves, all others after.
+        """
         first = self.taken(_split(sbp))
         assert first.base is not None
         return first.after(first.base.to_global(sbp=sbp), first.late)
 
 
 class Spectrum(GlobalTensor):
-    """A global tensor that is computed when its cells or its layout are needed.
+    """A global tensor that is computed when its cells are needed.
 
-    Then it becomes an ordinary global tensor. Its shape and dtype are known before.
+    Then it becomes an ordinary global tensor. Shape, dtype and layout are known before.
     """
 
     _pending: Pending
@@ -120,8 +127,11 @@ class Spectrum(GlobalTensor):
         return GlobalTensor.__torch_function__(func, types, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("_local", "_global_spec"):
-            return vars(computed(self))[name]
+        if name == "_local":
+            return vars(computed(self))["_local"]
+        if name == "_global_spec":
+            placement, sbp = self._pending.layout
+            return global_spec(placement, sbp, tuple(self.shape), self.dtype)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
@@ -135,7 +145,11 @@ def _spectrum(pending: Pending, shape: Sequence[int], dtype: Any, device: Any) -
 def _as_made(base: GlobalTensor) -> Iterator[None]:
     """Compute in the modes that the base was made in, whatever the modes are now."""
     local = base._local
-    with torch.inference_mode(local.is_inference()), torch.set_grad_enabled(local.requires_grad):
+    with ExitStack() as modes:
+        if torch.is_inference_mode_enabled() and not local.is_inference():
+            modes.enter_context(torch.inference_mode(False))
+        if local.requires_grad and not torch.is_grad_enabled():
+            modes.enter_context(torch.enable_grad())
         yield
 
 
@@ -143,8 +157,13 @@ def computed(x: Any) -> Any:
     """Return ``x``, which is no longer a spectrum. Collective if it was one."""
     if type(x) is not Spectrum:
         return x
-    pending = x._pending
-    y = _value(pending, tuple(x.shape), x.dtype, x.device)
+    pending, base = x._pending, x._pending.base
+    placement, sbp = pending.layout
+    if base is None:
+        y = _zeros_in_place_of(x, placement, sbp)
+    else:
+        with _as_made(base):
+            y = pending.boxed(sbp)
     del x._pending
     x._local, x._global_spec = y._local, y._global_spec
     x.__class__ = GlobalTensor  # pyright: ignore
@@ -153,36 +172,27 @@ def computed(x: Any) -> Any:
     return x
 
 
-def _value(pending: Pending, shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> Any:
-    y = pending.base
-    if y is None:
-        assert pending.zeros is not None
-        return _zeros_of(*pending.zeros, shape, dtype, device)
-    with _as_made(y):
-        return pending.boxed(pending.target())
-
-
-def _zeros_of(
-    placement: Placement, sbp: NdSbp, shape: tuple[int, ...], dtype: torch.dtype, device: Any
-) -> GlobalTensor:
-    own = (0,)
-    if placement.index is not None:
-        own = placement.layout(sbp, shape).box(placement.index).shape
-    local = torch.zeros(own, dtype=dtype, device=device)
+def _zeros_in_place_of(x: T, placement: Placement, sbp: NdSbp) -> GlobalTensor:
+    shape, index = tuple(x.shape), placement.index
+    own = (0,) if index is None else placement.layout(sbp, shape).box(index).shape
+    # Not ``torch.zeros``, which a converted network intercepts.
+    local = torch.empty(own, dtype=x.dtype, device=x.device).zero_()
     return GlobalTensor._wrap(local, placement, sbp, shape)
 
 
 def _link(part: GlobalTensor, x: GlobalTensor, ranges: Ranges) -> None:
     """Keep ``part``, a slice of ``x`` with memory of its own, equal to ``x``."""
     index = tuple(map(_slice, ranges))
+    whole: Any = x
     sbp = part.sbp
 
     def make() -> T:
-        return x[index].to_global(sbp=sbp)
+        return whole[index].to_global(sbp=sbp)
 
-    views.link(
-        part, views.EmulatedView(x, make, lambda changed: x.__setitem__(index, changed), True)
-    )
+    def write(changed: T) -> None:
+        whole[index] = changed
+
+    views.link(part, views.EmulatedView(x, make, write, True))
 
 
 def _slice(cells: range) -> slice:
@@ -197,10 +207,7 @@ def home_of(x: GlobalTensor) -> NdSbp | None:
     scope = current_scope()
     if scope is None or x.dim() != scope.dims or not scope.home:
         return None
-    pending = vars(x).get("_pending")
-    base = x if pending is None else pending.base
-    is_there = base is None or base.placement == scope.placement
-    return tuple(map(split, scope.home)) if is_there else None
+    return tuple(map(split, scope.home)) if x.placement == scope.placement else None
 
 
 def _split(sbp: NdSbp) -> set[int]:
@@ -325,8 +332,7 @@ def _read(name: str, x: T, s: Any = None, dim: Any = None, norm: Any = None, **m
         dim = (-2, -1)
     if dim is None and not name.endswith("n"):
         dim = -1
-    s = [s] if isinstance(s, int) else s
-    dim = [dim] if isinstance(dim, int) else dim
+    s, dim = ([one] if hasattr(one, "__index__") else one for one in (s, dim))
     if dim is None:
         dim = range(x.dim()) if s is None else range(-len(s), 0)
     dims = [d % x.dim() for d in dim if -x.dim() <= d < x.dim()]
@@ -401,7 +407,7 @@ def _derived(x: GlobalTensor, pending: Pending, shape: Sequence[int]) -> Spectru
 
 
 def _bypass(x: Spectrum) -> None:
-    """Note that gradients pass ``x`` by; see ``methods.require_own_graph``."""
+    # Gradients pass it by; see ``methods.require_own_graph``.
     vars(x)["_is_bypassed"] = True
 
 
@@ -447,14 +453,15 @@ def _shift(function: Any, x: Spectrum, dim: Any = None) -> Any:
 
 
 def _ranges(x: T, index: Any) -> Ranges | None:
-    """Return the cells of each dim that ``x[index]`` takes, if it is made of slices."""
+    """Return the cells of each dim that ``x[index]`` takes, if these are slices with cells."""
     try:
         by_dim = index_by_dim(index, x.dim())
     except NotImplementedError:
         return None
     if len(by_dim) != x.dim() or not all(isinstance(one, slice) for one in by_dim):
         return None
-    return tuple(range(*one.indices(n)) for one, n in zip(by_dim, x.shape, strict=True))
+    found = tuple(range(*one.indices(n)) for one, n in zip(by_dim, x.shape, strict=True))
+    return found if all(found) else None
 
 
 def _take(x: Spectrum, index: Any) -> Any:
@@ -508,12 +515,11 @@ def _assign(x: Spectrum, index: Any, value: Any) -> Any:
     if pending.around is None or ranges is None or not isinstance(value, GlobalTensor):
         return NotImplemented
     base = pending.base
-    if tuple(map(len, ranges)) != tuple(value.shape) or 0 in value.shape:
+    if tuple(map(len, ranges)) != tuple(value.shape):
         return NotImplemented
     if any(one.step != 1 for one in ranges) or value.is_copy_everywhere:
         return NotImplemented
-    (placement, _) = pending.zeros or (base.placement, ())  # pyright: ignore
-    if value.placement != placement:
+    if value.placement != pending.layout[0]:
         return NotImplemented
     if base is None:
         around = {d: one for d, one in enumerate(ranges) if len(one) < x.shape[d]}
@@ -580,12 +586,7 @@ def _zeros_like(x: GlobalTensor, **options: Any) -> Any:
         return NotImplemented
     if home_of(x) is None:
         return NotImplemented
-    pending = vars(x).get("_pending")
-    if pending is None:
-        sbp = x.sbp
-    else:
-        sbp = pending.zeros[1] if pending.base is None else pending.target()
-    found = _zeros(scope, sbp, tuple(x.shape), dtype, x.device)
+    found = _zeros(scope, x.sbp, tuple(x.shape), dtype, x.device)
     return NotImplemented if found is None else found
 
 
