@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.cache import cache_of
-from gpudist.geometry.layout import Layout, NdSbp, Sbp, broadcast, partial_sum, split
+from gpudist.geometry.layout import Layout, NdSbp, Sbp, broadcast, misfit, partial_sum, split
 from gpudist.sbp import views
 from gpudist.sbp.boxing import boxed_bytes
 from gpudist.sbp.call_cache import recalled
@@ -251,9 +251,15 @@ def _without(
             moved = boxed_bytes(x.global_layout, layout, x.dtype)
             return cells.count(0), channels, moved, max(cells)
 
-        return min(product(*options), key=price)
+        return min(_fitting(options, x, tuple(x.shape)), key=price)
 
     return _choice(x, (whole, along, home), choose)
+
+
+def _fitting(options: Sequence[list[Sbp]], x: GlobalTensor, shape: tuple[int, ...]) -> list[NdSbp]:
+    """Return the choices whose explicit sizes of blocks fit, or else copies."""
+    found = [sbp for sbp in product(*options) if not misfit(sbp, x.placement.shape, shape)]
+    return found or [(broadcast,) * len(options)]
 
 
 class _WayBack(NamedTuple):
@@ -277,7 +283,11 @@ class _WayBack(NamedTuple):
         Dims that they split are transformed before the tensor moves. They leave no worker without
         cells, and move the fewest bytes, counting those from the result to ``home``.
         """
-        return _choice(x, self, lambda: min(product(*self._options(x)), key=self._price(x)))
+
+        def choose() -> NdSbp:
+            return min(_fitting(self._options(x), x, self.shape), key=self._price(x))
+
+        return _choice(x, self, choose)
 
     def _options(self, x: GlobalTensor) -> list[list[Sbp]]:
         whole = (self.late & _dims(x)) | {self.last}
@@ -315,9 +325,10 @@ class _Transform(NamedTuple):
     norm: str | None
 
     def over(self, function: Any, x: Any, dims: Collection[int]) -> Any:
-        """Apply ``function`` over some of the dims."""
+        """Apply ``function`` over some of the dims, which are whole, by its rule."""
         own = [d for d in self.extents if d in dims]
-        return function(x, [self.extents[d] for d in own], own, self.norm) if own else x
+        sizes = [self.extents[d] for d in own]
+        return recalled(GlobalTensor, function, (x, sizes, own, self.norm), {}) if own else x
 
 
 def _read(name: str, x: T, s: Any = None, dim: Any = None, norm: Any = None, **more: Any) -> Any:
@@ -426,12 +437,7 @@ def _inverse(x: GlobalTensor, pending: Pending, given: _Transform, is_real: bool
     first = pending.taken(_split(sbp))
     y = given.over(torch.fft.ifftn, first.base, early)
     y = first.after(y.to_global(sbp=sbp), first.late)
-    left = [d for d in dims if d not in early]
-    if not left:
-        return y
-    sizes = [given.extents[d] for d in left]
-    function = torch.fft.irfftn if is_real else torch.fft.ifftn
-    return recalled(GlobalTensor, function, (y, sizes, left, given.norm), {})
+    return given.over(torch.fft.irfftn if is_real else torch.fft.ifftn, y, {*dims} - {*early})
 
 
 def _shift(function: Any, x: Spectrum, dim: Any = None) -> Any:

@@ -142,6 +142,16 @@ class Written(Corners):
         return x + y + z + torch.fft.irfft2(out, s=x.shape[-2:])
 
 
+class Single(Corners):
+    """Cells of one sample and one row, of three transformed dims."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        f = torch.fft.rfftn(x, dim=(1, 2, 3))
+        weight = self.low.sum() + self.high.sum()
+        y = torch.fft.ifftn(f[-1:, :, :1, 1:2] * weight, s=(5, 6), dim=(1, 2))
+        return y.real + torch.fft.irfftn(f[:1, :, 1:6, :2], s=(5, 6, 1), dim=(1, 2, 3))
+
+
 class Zeros(Corners):
     """Zeros with an axis of another meaning, added to, returned, and assigned whole tensors."""
 
@@ -160,7 +170,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "2-D": lambda: Centered((6, 4)),
     **{
         kind.__name__: kind
-        for kind in (Corners, OfComplexNumbers, Resampled, Filter, OneDim, Written, Zeros)
+        for kind in (Corners, OfComplexNumbers, Resampled, Filter, OneDim, Written, Single, Zeros)
     },
 }
 
