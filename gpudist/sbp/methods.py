@@ -123,7 +123,7 @@ def require_own_graph(x: Any) -> Any:
     Raises:
         RuntimeError: slices or transforms of a spectrum have been computed before the spectrum.
     """
-    if "_is_bypassed" in vars(x):
+    if "_is_bypassed" in getattr(x, "__dict__", ()):
         raise RuntimeError(
             f"the gradient of this spectrum of shape {list(x.shape)} is incomplete: slices or "
             "transforms of it have been computed from the tensor that it transforms; register "

@@ -257,7 +257,7 @@ def _without(
 
 
 def _fitting(options: Sequence[list[Sbp]], x: GlobalTensor, shape: tuple[int, ...]) -> list[NdSbp]:
-    """Return the choices whose explicit sizes of blocks fit, or else copies."""
+    # Explicit sizes of blocks fit only some.
     found = [sbp for sbp in product(*options) if not misfit(sbp, x.placement.shape, shape)]
     return found or [(broadcast,) * len(options)]
 
@@ -363,8 +363,9 @@ _NORMS = ("backward", "ortho", "forward")
 def _transform(name: str, x: GlobalTensor, *args: Any, **kwargs: Any) -> Any:
     """Transform a spectrum, or a tensor with split dims; ``NotImplemented`` leaves it to the rule.
 
-    A transform works on the whole dims at once, and returns a spectrum. That of real numbers first
-    makes its last dim whole. An inverse transform returns an ordinary tensor.
+    A transform returns a spectrum. That of real numbers works at once on its last dim, which it
+    makes whole; that of complex numbers on all that are whole. An inverse transform returns an
+    ordinary tensor.
     """
     if torch._C._are_functorch_transforms_active():  # pyright: ignore
         return NotImplemented
@@ -389,20 +390,21 @@ def _transform(name: str, x: GlobalTensor, *args: Any, **kwargs: Any) -> Any:
         sbp = _without(base, frozenset({last}), frozenset(given.extents))
         pending = replace(pending, base=base.to_global(sbp=sbp))
         cut = _split(sbp) & {*given.extents}
-    now = {*given.extents} - cut
-    if not cut or (is_real and last in cut) or not (now or isinstance(x, Spectrum)):
+    now = {last} - cut if is_real else {*given.extents} - cut
+    if not cut or (is_real and not now) or not (now or isinstance(x, Spectrum)):
         return NotImplemented
+    later = {*given.extents} - now
     less = pending.taken(now)
     base = given.over(torch.fft.rfftn if is_real else torch.fft.fftn, less.base, now)
     shape = [base.shape[d] if d in now else given.extents.get(d, n) for d, n in enumerate(x.shape)]
-    later: Pending = replace(
+    less = replace(
         less,
         base=base,
-        steps=(*less.steps, lambda t, dims: given.over(torch.fft.fftn, t, cut & {*dims})),
-        late=less.late | cut,
+        steps=(*less.steps, lambda t, dims: given.over(torch.fft.fftn, t, later & {*dims})),
+        late=less.late | later,
         along=less.along | {*given.extents},
     )
-    return _derived(x, later, shape)
+    return _derived(x, less, shape)
 
 
 def _derived(x: GlobalTensor, pending: Pending, shape: Sequence[int]) -> Spectrum:
@@ -435,17 +437,20 @@ def _inverse(x: GlobalTensor, pending: Pending, given: _Transform, is_real: bool
         _bypass(x)
     early = [d for d in dims if d in _split(sbp)]
     first = pending.taken(_split(sbp))
-    y = given.over(torch.fft.ifftn, first.base, early)
-    y = first.after(y.to_global(sbp=sbp), first.late)
-    return given.over(torch.fft.irfftn if is_real else torch.fft.ifftn, y, {*dims} - {*early})
+    y = given.over(torch.fft.ifftn, first.base, early).to_global(sbp=sbp)
+    # Zeros along the last dim come last, so that no transform works on them.
+    y = first.after(y, first.late - {dims[-1]})
+    y = given.over(torch.fft.ifftn, y, {*dims[:-1]} - {*early})
+    y = first.after(y, first.late & {dims[-1]})
+    return given.over(torch.fft.irfftn if is_real else torch.fft.ifftn, y, {dims[-1]} - {*early})
 
 
 def _shift(function: Any, x: Spectrum, dim: Any = None) -> Any:
     pending = x._pending
-    if pending.base is None:
-        return NotImplemented
     dims = range(x.dim()) if dim is None else (dim,) if isinstance(dim, int) else dim
     dims = [d % x.dim() for d in dims]
+    if pending.base is None or not dims:
+        return NotImplemented
 
     def shift(t: Any, along: Collection[int]) -> Any:
         own = [d for d in dims if d in along]
@@ -476,7 +481,7 @@ def _take(x: Spectrum, index: Any) -> Any:
     Slices that take the same of these share one computation.
     """
     pending, ranges = x._pending, _ranges(x, index)
-    if pending.base is None or pending.around is not None or ranges is None:
+    if not pending.late or pending.around is not None or ranges is None:
         return NotImplemented
     blocked = pending.blocked
     own = tuple(range(n) if d in blocked else ranges[d] for d, n in enumerate(x.shape))
@@ -495,10 +500,13 @@ def _part(x: Spectrum, own: Ranges) -> GlobalTensor:
     pending = x._pending
     base, blocked = pending.base, pending.blocked
     assert base is not None
+    cells = [*map(_slice, own)]
     with _as_made(base):
-        less = pending.taken(pending.late - blocked)
-        index = [slice(None) if d in blocked else _slice(r) for d, r in enumerate(own)]
-        less = replace(less, base=less.base[tuple(index)], parts={})  # pyright: ignore
+        first = [slice(None) if d in pending.late else one for d, one in enumerate(cells)]
+        less = replace(pending, base=base[tuple(first)], parts={}).taken(pending.late - blocked)
+        then = [slice(None) if d in blocked else one for d, one in enumerate(cells)]
+        then = [one if d in pending.late else slice(None) for d, one in enumerate(then)]
+        less = replace(less, base=less.base[tuple(then)])  # pyright: ignore
     part = computed(_spectrum(less, tuple(map(len, own)), x.dtype, x.device))
     weak = ref(x)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from tests.nn.compare import (
     random_like_all,
 )
 from tests.pool import distributed
+from tests.sbp.spectral_programs import Program
 
 CHANNELS = 3
 
@@ -139,6 +141,11 @@ class Written(Corners):
         shifted = torch.fft.fftshift(out, dim=2)
         out[:, :, 0] = 0  # Does not reach shifted.
         z = torch.fft.irfft2(torch.fft.ifftshift(shifted, dim=2), s=x.shape[-2:])
+        filled = torch.zeros_like(f)
+        filled[:] = f
+        turned = torch.fft.fftshift(filled, dim=2)
+        turned[:, :, 1:2, 1:2] += 1
+        z = z + torch.fft.irfft2(turned, s=x.shape[-2:])
         return x + y + z + torch.fft.irfft2(out, s=x.shape[-2:])
 
 
@@ -194,6 +201,27 @@ def test_three_dims(P_world: Partition) -> None:
     for shape in ([1, 1, 2, 2, 1], [1, 1, 1, 2, 2], [1, 1, 1, 3, 1]):
         x = (1, CHANNELS, 8, 9, 10)
         assert_as_alone(lambda: Centered((4, 4, 3)), grid(P_world, shape), [x], steps=1)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@distributed(ranks=4, transports=["loopback"])
+def test_programs(P_world: Partition, seed: int) -> None:
+    """Random programs compute what they compute alone, if autograd takes them."""
+    shape, x = [
+        ([1, 1, 2, 1], (2, 3, 8, 6)),
+        ([1, 1, 3, 1], (1, 2, 7, 9)),
+        ([1, 1, 2, 2], (2, 2, 7, 6)),
+        ([2, 1, 2, 1], (3, 2, 6, 6)),
+    ][seed % 4]
+    for number in range(8 * seed, 8 * seed + 8):
+        try:
+            whole = random_like_all(x, 1).requires_grad_()
+            torch.stack([y.sum() for y in Program(number)(whole)]).sum().backward()
+        except RuntimeError as error:
+            # It writes to what backward needs.
+            assert "modified by an inplace operation" in str(error)
+            continue
+        assert_as_alone(partial(Program, number), grid(P_world, shape), [x], steps=1)
 
 
 def layer_on(

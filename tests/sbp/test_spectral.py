@@ -200,7 +200,6 @@ def test_bytes_of_kept_modes(P_world: Partition) -> None:
     torch.testing.assert_close(y.full_tensor(), back(modes(x), lambda t: t))
 
 
-@pytest.mark.filterwarnings("ignore:.*are gathered:UserWarning")
 @pytest.mark.parametrize("batch", [4, 1])
 @pytest.mark.parametrize(("extents", "kept"), [((16, 16), (6, 6)), ((8, 8, 8), (4, 4, 4))])
 @distributed(ranks=[2, 4], transports=("loopback",))
