@@ -24,7 +24,7 @@ from gpudist.sbp.global_spec import GlobalSpec, global_spec, spec_of, wrapped
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.interception import intercepted
 from gpudist.sbp.scope import Scope, current_scope, entered
-from gpudist.sbp.spectra import computed
+from gpudist.sbp.spectrum import computed
 from gpudist.world.partition import CartesianPartition
 
 _CONVERSION = "_gpudist_conversion"

@@ -25,7 +25,8 @@ from gpudist.sbp.outer import in_blocks
 from gpudist.sbp.registry import mapped, tensors_in
 from gpudist.sbp.scope import Scope, current_scope, entered, resumed
 from gpudist.sbp.signatures.elementwise import ELEMENTWISE
-from gpudist.sbp.spectra import Spectrum, computed, zeros
+from gpudist.sbp.spectra import zeros
+from gpudist.sbp.spectrum import Spectrum, computed
 from gpudist.sbp.unknown import cut_like, settle
 
 T = torch.Tensor

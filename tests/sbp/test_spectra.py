@@ -16,7 +16,7 @@ import gpudist
 from benchmarks.fourier import SpectralConvolution
 from gpudist.errors import ConversionError
 from gpudist.exchange import all_reduce
-from gpudist.sbp.spectra import Spectrum
+from gpudist.sbp.spectrum import Spectrum
 from gpudist.world.partition import CartesianPartition, Partition
 from tests.convert.training import assert_as_alone
 from tests.nn.compare import (
