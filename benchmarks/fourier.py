@@ -30,34 +30,24 @@ TOLERANCE = 1e-4
 
 
 def cases(ranks: int) -> list[Case]:
-    """Return the cases. Names and ``bytes`` state what all ranks send, ``bytes`` for gpudist."""
+    """Return the cases, with what all ranks send: gpudist, as dfno's partitions, and all-gather."""
     found: list[Case] = []
     for name, (shape, kept) in CASES.items():
-        ours, gathered, after_dfno = sent_bytes(shape, kept, ranks)
-        words = f"{name}, modes {list(kept)}, sent {ours} B, all-gather {gathered} B"
-        found.append(
-            Case(
-                "fourier", f"{words}, dfno {after_dfno} B", ranks, ours,
-                {"shape": shape, "kept": kept}, prod(shape) * 4 // ranks,
-            )
-        )  # fmt: skip
+        moved, gathered = sent_bytes(shape, kept, ranks)
+        words = f"{name}, modes {list(kept)}, sent {moved} B, all-gather {gathered} B"
+        more = {"shape": shape, "kept": kept}
+        found.append(Case("fourier", words, ranks, moved, more, prod(shape) * 4 // ranks))
     return found
 
 
-def sent_bytes(shape: Sequence[int], kept: Sequence[int], ranks: int) -> tuple[int, int, int]:
-    """Return the bytes that all ranks send: gpudist, all-gather, dfno's partitions.
+def sent_bytes(shape: Sequence[int], kept: Sequence[int], ranks: int) -> tuple[int, int]:
+    """Return the bytes that all ranks send: gpudist and dfno's partitions, and all-gather.
 
     The batch and the first two transformed dims must be divisible by the number of ranks, and
     also the kept modes of the second.
     """
-    cells, others = prod(shape), ranks - 1
-    modes = prod(shape[:2]) * prod(kept)
     partly = prod(shape[:3]) * prod(kept[1:])
-    return (
-        4 * cells * others // ranks + 8 * modes * others,
-        4 * cells * others,
-        2 * 8 * partly * others // ranks,
-    )
+    return 2 * 8 * partly * (ranks - 1) // ranks, 4 * prod(shape) * (ranks - 1)
 
 
 def centered(n: int, kept: int) -> slice:
@@ -110,7 +100,7 @@ def sides(case: Case, P_world: Partition) -> dict[str, Side]:
     def of_whole(whole: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
         return lambda: block_of(layer(whole()), P_x).clone()
 
-    ours, gathered, after_dfno = sent_bytes(shape, kept, size)
+    moved, gathered = sent_bytes(shape, kept, size)
 
     def side(run: Callable[[], torch.Tensor], nbytes: int | None) -> Side:
         def call() -> torch.Tensor:
@@ -127,10 +117,10 @@ def sides(case: Case, P_world: Partition) -> dict[str, Side]:
         return Side(call, is_right)
 
     return {
-        "gpudist": side(lambda: converted(block).to_local(), ours),
+        "gpudist": side(lambda: converted(block).to_local(), moved),
         "all-gather": side(of_whole(lambda: gather(block)), gathered),
         "gloo all-gather": side(of_whole(by_gloo), None),
-        "dfno partitions": side(AfterDfno(layer, shape, P_world, block), after_dfno),
+        "dfno partitions": side(AfterDfno(layer, shape, P_world, block), moved),
     }
 
 

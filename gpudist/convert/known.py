@@ -96,7 +96,7 @@ class KnownValues(TorchFunctionMode):
         is_small = made and max(y.numel() for y in made) <= _MOST_CELLS
         if known and is_small and func not in _DRAW:
             values = _attempt(func, args, kwargs)
-            if type(values) is type(result) or type(result) is GlobalTensor:
+            if type(values) is type(result) or isinstance(result, GlobalTensor):
                 for y, value in zip(made, tensors_in(values), strict=False):
                     if _may_be_known(y) and y.shape == value.shape:
                         know(y, value)

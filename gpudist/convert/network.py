@@ -25,6 +25,7 @@ from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.interception import intercepted
 from gpudist.sbp.outer import OuterTensor
 from gpudist.sbp.scope import Scope, current_scope, entered
+from gpudist.sbp.spectrum import computed
 from gpudist.world.partition import CartesianPartition
 
 _CONVERSION = "_gpudist_conversion"
@@ -135,7 +136,7 @@ class Conversion:
             if isinstance(leaf, OuterTensor):
                 leaf = leaf.standing()
             if isinstance(leaf, GlobalTensor):
-                return without_terms(leaf)
+                return without_terms(computed(leaf))
             placement = self.entrance.placement
             copies = (broadcast,) * placement.axes
             local = leaf if placement.active else leaf.reshape(-1)[:0]

@@ -26,6 +26,8 @@ from gpudist.sbp.outer import OuterTensor, made_in, outer, without_cells
 from gpudist.sbp.registry import mapped, tensors_in
 from gpudist.sbp.scope import AnyDraws, Draws, Scope, current_draws, current_scope, entered, resumed
 from gpudist.sbp.signatures.elementwise import ELEMENTWISE
+from gpudist.sbp.spectra import zeros
+from gpudist.sbp.spectrum import Spectrum, computed
 from gpudist.sbp.unknown import cut_like, settle
 
 
@@ -38,7 +40,7 @@ class _Intercepted(Drawing):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if GlobalTensor in types:
+        if GlobalTensor in types or Spectrum in types:
             return self._of_global(func, types, args, kwargs)
         if OuterTensor in types:
             found = without_cells(func, args, kwargs)
@@ -50,6 +52,9 @@ class _Intercepted(Drawing):
         substitutes = self.scope.substitutes
         if substitutes and any([id(x) in substitutes for x in args]):
             args = tuple([substitutes.get(id(x), x) for x in args])
+        if func is torch.zeros:
+            found = zeros(self.scope, *args, **kwargs)
+            return func(*args, **kwargs) if found is None else found
         if func in ELEMENTWISE:
             found = outer(GlobalTensor, self.scope.placement, func, args, kwargs)
             return func(*args, **kwargs) if found is None else found
@@ -58,11 +63,12 @@ class _Intercepted(Drawing):
     def _of_global(
         self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        kind = Spectrum if Spectrum in types else GlobalTensor
         if func not in WITHOUT_INDEX or not may_draw(func, args):
-            return GlobalTensor.__torch_function__(func, types, args, kwargs)
+            return kind.__torch_function__(func, types, args, kwargs)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            return GlobalTensor.__torch_function__(func, types, args, kwargs)
+            return kind.__torch_function__(func, types, args, kwargs)
 
         return self.whole(call, args, kwargs)
 
@@ -214,6 +220,9 @@ def _checkpointed(fn: Any, *args: Any, **kwargs: Any) -> Any:
     draws = current_draws()
     if draws is None:
         return _checkpoint(fn, *args, **kwargs)
+    for x in tensors_in([args, kwargs]):
+        # Else the first call alone would compute it.
+        computed(x)
     # Torch saves these tensors for backward, and only the parts carry the graph.
     specs = [x._global_spec if isinstance(x, GlobalTensor) else None for x in args]
     parts = [x._local if isinstance(x, GlobalTensor) else x for x in args]

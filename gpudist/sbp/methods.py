@@ -118,9 +118,24 @@ def set_grad(x: GlobalTensor, value: GlobalTensor | None = None) -> None:
     x._local.grad = None if value is None else value._local
 
 
+def require_own_graph(x: Any) -> Any:
+    """Return ``x``, through which all gradients of what was computed from it pass.
+
+    Raises:
+        RuntimeError: slices or transforms of a spectrum have been computed before the spectrum.
+    """
+    if "_is_bypassed" in getattr(x, "__dict__", ()):
+        raise RuntimeError(
+            f"the gradient of this spectrum of shape {list(x.shape)} is incomplete: slices or "
+            "transforms of it have been computed from the tensor that it transforms; register "
+            "the hook, or call retain_grad, before you use the spectrum, or clone it first"
+        )
+    return x
+
+
 @entry(T.retain_grad)
 def retain_grad(x: GlobalTensor) -> None:
-    x._local.retain_grad()
+    require_own_graph(x)._local.retain_grad()
 
 
 @entry(T.register_hook)
@@ -132,7 +147,7 @@ def register_hook(x: GlobalTensor, hook: Callable[[GlobalTensor], GlobalTensor |
         changed = hook(given)
         return None if changed is None else changed.to_global(x.placement, given.sbp)._local
 
-    return x._local.register_hook(local_hook)
+    return require_own_graph(x)._local.register_hook(local_hook)
 
 
 @entry(T.detach, torch.detach)
@@ -195,7 +210,7 @@ def backward(
     start = seed(x, gradient)
     if inputs is not None:
         given = [inputs] if isinstance(inputs, torch.Tensor) else inputs
-        inputs = [getattr(one, "_local", one) for one in given]
+        inputs = [getattr(require_own_graph(one), "_local", one) for one in given]
     if not x.placement.active and not x._local.requires_grad:
         return
     torch.autograd.backward(x._local, start, retain_graph, create_graph, inputs=inputs)
@@ -226,7 +241,7 @@ def grad(
     ]
     found = torch.autograd.grad(
         [getattr(end, "_local", end) for end in ends],
-        [getattr(start, "_local", start) for start in starts],
+        [getattr(require_own_graph(start), "_local", start) for start in starts],
         seeds, retain_graph, create_graph, allow_unused=allow_unused, **others,
     )  # fmt: skip
     first: Any = next((x for x in (*ends, *starts) if hasattr(x, "_local")), None)

@@ -35,7 +35,7 @@ class EmulatedView:
     is_copy: bool
 
 
-# Emulated views that are copies, by the memory of their base.
+# Emulated views, by the memory of their base.
 _copies: dict[int, list[ReferenceType[Any]]] = {}
 
 
@@ -81,13 +81,21 @@ def note(
         made = function(*args, **kwargs)
         return made if place is None else made[place]
 
-    vars(y)["_view"] = EmulatedView(base, make, _writer(base, call), is_copy)
-    if is_copy:
-        if _memory(y) == _memory(base):
-            # They may share memory on this rank alone, for example on the rank that holds the only
-            # term.
-            y._local = y._local.clone()
-        _watch(_memory(base), y)
+    if is_copy and _memory(y) == _memory(base):
+        # They may share memory on this rank alone, for example on the rank that holds the only
+        # term.
+        y._local = y._local.clone()
+    link(y, EmulatedView(base, make, _writer(base, call), is_copy))
+
+
+def link(y: torch.Tensor, view: EmulatedView) -> None:
+    """Make ``y`` an emulated view, in place of the one that it was."""
+    before = view_of(y)
+    if before is not None:
+        watched = _copies.get(_memory(before.base), [])
+        watched[:] = [one for one in watched if one() is not y]
+    vars(y)["_view"] = view
+    _watch(_memory(view.base), y)
 
 
 def _writer(base: Any, call: Call) -> Callable[[torch.Tensor], object] | None:
@@ -156,8 +164,8 @@ def _refresh(memory: int, but: Any) -> None:
         view = None if y is None else view_of(y)
         if view is None:
             continue
-        if y is not but:
-            own = _memory(y)
+        own = _memory(y)
+        if y is not but and (view.is_copy or own != _memory(view.base)):
             y._local = view.make()._local  # pyright: ignore
             _refresh(own, None)
-        _watch(memory, y)
+        _watch(_memory(view.base), y)

@@ -98,6 +98,11 @@ def test_views_share_memory_or_refuse(P_world: Partition) -> None:
         view(z).add_(i)
         view(x).add_(i)
         assert_global(z, x)
+    # A view of a copy follows the copy, which follows the tensor.
+    slices = [t.view(3, 4)[1:] for t in (z, x)]
+    z.mul_(3)
+    x.mul_(3)
+    assert_global(slices[0], slices[1])
 
 
 WRITES: dict[str, Callable[[Any, Any], Any]] = {

@@ -200,23 +200,21 @@ def test_bytes_of_kept_modes(P_world: Partition) -> None:
     torch.testing.assert_close(y.full_tensor(), back(modes(x), lambda t: t))
 
 
-@pytest.mark.filterwarnings("ignore:.*are gathered:UserWarning")
 @pytest.mark.parametrize("batch", [4, 1])
 @pytest.mark.parametrize(("extents", "kept"), [((16, 16), (6, 6)), ((8, 8, 8), (4, 4, 4))])
 @distributed(ranks=[2, 4], transports=("loopback",))
 def test_bytes_of_a_spectral_convolution(
     P_world: Partition, extents: tuple[int, ...], kept: tuple[int, ...], batch: int
 ) -> None:
-    """neuralop's layer moves its input once, and the products of the kept modes to all workers.
+    """neuralop's layer moves the kept modes of whole dims there and back, as dfno's partitions do.
 
-    Each worker then transforms all modes back, and has the whole result. A batch of fewer samples
-    than workers stays whole; the products of modes of split channels are terms, which are summed.
-    Backward moves the adjoints, and sums the gradients of the parameters.
+    Each worker multiplies its part of the modes. Backward moves the adjoints, and sums the
+    gradients of the parameters.
     """
     layers = pytest.importorskip("neuralop.layers.spectral_convolution")
     parts, channels = P_world.size, 4
-    cells = batch * channels * math.prod(extents)
-    modes = math.prod(kept[:-1]) * (kept[-1] // 2 + 1)
+    last = kept[-1] // 2 + 1
+    modes, partly = math.prod(kept[:-1]) * last, extents[0] * math.prod(kept[1:-1]) * last
     P_x = P_world.create_cartesian_topology_partition([1, 1, parts, *[1] * (len(extents) - 1)])
     layer = layers.SpectralConv(channels, channels, kept)
     layer = gpudist.distribute(layer, P_x)
@@ -224,9 +222,8 @@ def test_bytes_of_a_spectral_convolution(
     # The first call also agrees on the shape.
     layer(block).sum().backward()
     y, sent = bytes_of(lambda: layer(block), P_world)
-    copied = 8 * batch * channels * modes * (parts - 1)
-    there = 4 * cells * (parts - 1) // parts + copied * (1 if batch >= parts else 2)
-    assert sent == there
+    there = 2 * 8 * batch * channels * partly * (parts - 1) // parts
+    assert sent == there and y.sbp == (S(2),)
     assert y.shape == (batch, channels, *extents)
     _, sent = bytes_of(lambda: y.sum().backward(), P_world)
     summed = 8 * channels**2 * modes + 4 * channels

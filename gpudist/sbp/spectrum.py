@@ -1,0 +1,195 @@
+"""A spectrum: a global tensor whose split dims wait to be transformed.
+
+Fourier transforms, their shifts, and zeros around a slice work on each dim by itself. So these
+steps can wait, dim by dim, until it is known which cells of the other dims are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from gpudist.geometry.layout import NdSbp
+from gpudist.sbp import views
+from gpudist.sbp.global_spec import global_spec
+from gpudist.sbp.global_tensor import GlobalTensor
+from gpudist.sbp.methods import METADATA
+from gpudist.sbp.placement import Placement
+from gpudist.sbp.registry import tensors_in
+from gpudist.sbp.spectral_layouts import split_dims, split_dims_of, without
+
+T = torch.Tensor
+Ranges = tuple[range, ...]
+# Works along those of its dims that it is given, and leaves the others.
+Step = Callable[[Any, Collection[int]], Any]
+_make: Any = torch.Tensor._make_wrapper_subclass  # pyright: ignore
+# Functions that do not need the cells of their first tensor, unless they return ``NotImplemented``.
+STEPS: dict[Any, Callable[..., Any]] = {}
+
+
+@dataclass(frozen=True)
+class Pending:
+    """How to compute a spectrum.
+
+    Attributes:
+        home: attributes of the network's inputs, which later functions most likely need.
+        base: tensor that the steps change, which nobody else writes to; ``None`` for zeros.
+        steps: functions to apply along the dims ``late``, each of which must be whole.
+        late: dims with steps.
+        along: dims that have been transformed.
+        zeros: placement and attributes of the value if it is zero everywhere.
+        around: cells that modes were assigned to, by dim, with zeros around them later; ``None`` if
+            nothing can be assigned.
+        parts: slices that have been taken, by the cells along the dims that are whole.
+    """
+
+    home: NdSbp
+    base: GlobalTensor | None
+    steps: tuple[Step, ...] = ()
+    late: frozenset[int] = frozenset()
+    along: frozenset[int] = frozenset()
+    zeros: tuple[Placement, NdSbp] | None = None
+    around: dict[int, range] | None = None
+    parts: dict[Ranges, GlobalTensor] = field(default_factory=dict[Ranges, GlobalTensor])
+
+    @property
+    def blocked(self) -> frozenset[int]:
+        """Dims with steps that must wait, because they are split."""
+        return self.late & split_dims_of(self.base)
+
+    @property
+    def layout(self) -> tuple[Placement, NdSbp]:
+        """Placement and attributes of the value."""
+        if self.base is None:
+            assert self.zeros is not None
+            return self.zeros
+        return self.base.placement, without(self.base, self.blocked, self.along, self.home)
+
+    def taken(self, dims: Collection[int]) -> Pending:
+        """Return what is left after the steps along some dims."""
+        own = self.late & {*dims}
+        return replace(self, base=self.after(self.base, own), late=self.late - own)
+
+    def after(self, x: Any, dims: Collection[int]) -> Any:
+        """Return ``x`` after the steps along some dims."""
+        for step in self.steps if dims else ():
+            x = step(x, dims)
+        return x
+
+    def boxed(self, sbp: NdSbp) -> GlobalTensor:
+        """Return the value with attributes ``sbp``, which split none of the dims ``blocked``.
+
+        Steps along dims that it splits are taken before the tensor moves, all others after.
+        """
+        first = self.taken(split_dims(sbp))
+        assert first.base is not None
+        return first.after(first.base.to_global(sbp=sbp), first.late)
+
+
+class Spectrum(GlobalTensor):
+    """A global tensor that is computed when its cells are needed.
+
+    Then it becomes an ordinary global tensor. Shape, dtype and layout are known before.
+    """
+
+    _pending: Pending
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        step = STEPS.get(func)
+        if step is not None and args and isinstance(args[0], Spectrum):
+            found = step(*args, **kwargs)
+            if found is not NotImplemented:
+                return found
+        if func not in METADATA:
+            for x in tensors_in([args, kwargs]):
+                computed(x)
+        return GlobalTensor.__torch_function__(func, types, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_local":
+            return vars(computed(self))["_local"]
+        if name == "_global_spec":
+            placement, sbp = self._pending.layout
+            return global_spec(placement, sbp, tuple(self.shape), self.dtype)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+def new_spectrum(pending: Pending, shape: Sequence[int], dtype: Any, device: Any) -> Spectrum:
+    made = _make(Spectrum, tuple(shape), dtype=dtype, device=device)
+    made._pending = pending
+    return made
+
+
+@contextmanager
+def as_made(base: GlobalTensor) -> Iterator[None]:
+    """Compute in the modes that the base was made in, whatever the modes are now."""
+    local = base._local
+    with ExitStack() as modes:
+        if torch.is_inference_mode_enabled() and not local.is_inference():
+            modes.enter_context(torch.inference_mode(False))
+        if local.requires_grad and not torch.is_grad_enabled():
+            modes.enter_context(torch.enable_grad())
+        yield
+
+
+def computed(x: Any) -> Any:
+    """Return ``x``, which is no longer a spectrum. Collective if it was one."""
+    if type(x) is not Spectrum:
+        return x
+    pending, base = x._pending, x._pending.base
+    placement, sbp = pending.layout
+    if base is None:
+        y = _zeros_in_place_of(x, placement, sbp)
+    else:
+        with as_made(base):
+            y = pending.boxed(sbp)
+    del x._pending
+    x._local, x._global_spec = y._local, y._global_spec
+    x.__class__ = GlobalTensor  # pyright: ignore
+    for ranges, part in pending.parts.items():
+        _link(part, x, ranges)
+    return x
+
+
+def _zeros_in_place_of(x: T, placement: Placement, sbp: NdSbp) -> GlobalTensor:
+    shape, index = tuple(x.shape), placement.index
+    own = (0,) if index is None else placement.layout(sbp, shape).box(index).shape
+    # Not ``torch.zeros``, which a converted network intercepts.
+    local = torch.empty(own, dtype=x.dtype, device=x.device).zero_()
+    return GlobalTensor._wrap(local, placement, sbp, shape)
+
+
+def _link(part: GlobalTensor, x: GlobalTensor, ranges: Ranges) -> None:
+    """Keep ``part``, a slice of ``x`` with memory of its own, equal to ``x``."""
+    index = tuple(map(slice_of, ranges))
+    whole: Any = x
+    sbp = part.sbp
+
+    def make() -> T:
+        return whole[index].to_global(sbp=sbp)
+
+    def write(changed: T) -> None:
+        whole[index] = changed
+
+    views.link(part, views.EmulatedView(x, make, write, True))
+
+
+def slice_of(cells: range) -> slice:
+    return slice(cells.start, cells.stop, cells.step)
+
+
+def bypass(x: Spectrum) -> None:
+    # Gradients pass it by; see ``methods.require_own_graph``.
+    vars(x)["_is_bypassed"] = True
