@@ -307,7 +307,7 @@ class ConversionsOfDtype(Conv):
     def forward(self, x):
         y = self.conv(x)
         low = y.bfloat16().to(torch.float64, copy=True) + y.half().double()
-        counts = (y > 0).sum((2, 3)) / 7 + (y * 4).int().float().mean((2, 3))
+        counts = (y > 0).sum((2, 3)) / 7 + (y * 4).int().float().sum((2, 3)) // 3
         both = torch.result_type(y, 1), torch.promote_types(torch.int32, torch.float16)
         z = (y > 0) * y + (y < 0).int() * 2 - (y.long() ^ 3) % 2
         return (

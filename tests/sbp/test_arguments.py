@@ -1,7 +1,7 @@
 """Arguments of torch's functions in every order, by every name, as torch and NumPy give them."""
 
 # Spellings that torch takes but does not declare.
-# pyright: reportCallIssue=false, reportArgumentType=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false
 
 from __future__ import annotations
 
