@@ -1,5 +1,10 @@
 """gpudist: model parallelism for PyTorch, built on data movements with exact adjoints."""
 
+from __future__ import annotations
+
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING, Any
+
 import gpudist.starting as _starting  # noqa: F401 (before those that import torch)
 from gpudist import amp, data, nn, ops, recycling, sbp
 from gpudist.batch import broadcast_batch, stream_batches
@@ -43,7 +48,20 @@ from gpudist.version import __version__ as __version__
 from gpudist.world.partition import CartesianPartition, Partition
 from gpudist.world.runtime import init
 
+if TYPE_CHECKING:
+    from gpudist import checkpoint as checkpoint, planning as planning, testing as testing
+
 placement = sbp.Placement
+
+# Rooms that are imported when they are first used.
+_LATER = ("checkpoint", "planning", "testing")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return _import_module(f"gpudist.{name}")
+    raise AttributeError(f"module 'gpudist' has no attribute {name!r}")
+
 
 __all__ = [
     "CartesianPartition",

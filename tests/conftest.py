@@ -64,7 +64,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _chosen(items: list[pytest.Item]) -> set[pytest.Item]:
     """Return the tests that run without ``EVERY=1``.
 
-    Three cases of a ``distributed`` test run, spread over all of them, each on one transport.
+    Two cases of a ``distributed`` test run, spread over all of them, each on one transport.
     Transports take turns, from another one in each test of a file; in the rooms that depend on
     them, four cases run, or a single one on all. Other tests run every case. A test marked with
     ``one_in(n)`` runs one in ``n`` of all these.
@@ -90,7 +90,7 @@ def _in_turn(transports: list[list[pytest.Item]], number: int) -> list[pytest.It
     assert isinstance(found[0], pytest.Function)
     if hasattr(found[0].function, "body"):
         on_all = _room(found[0]).startswith(ON_EVERY_TRANSPORT)
-        count = min(4, len(found) * len(transports)) if on_all else min(3, len(found))
+        count = min(4, len(found) * len(transports)) if on_all else min(2, len(found))
         found = [
             transports[(i + number) % len(transports)][i * len(found) // count]
             for i in range(count)

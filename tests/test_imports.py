@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import gpudist
 from gpudist import nn
 
 PACKAGE = Path(__file__).resolve().parents[1] / "gpudist"
@@ -290,3 +291,10 @@ class Tensor:
     attributes = {"sbp": private_attributes(ast.parse(kinds)), "convert": {"_own"}}
     assert attributes["sbp"] == {"_lies", "_names", "_local", "_own", "_wrap"}
     assert len(private_reads(ast.parse(source), "convert", attributes)) == count
+
+
+def test_rooms_that_are_imported_when_used() -> None:
+    assert gpudist.__getattr__("planning").__name__ == "gpudist.planning"
+    assert callable(gpudist.checkpoint.save)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = gpudist.nothing  # pyright: ignore

@@ -187,6 +187,7 @@ def test_processes_that_end_while_they_start_are_replaced(
         assert set(assert_serves(pool, 3)).isdisjoint(before)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("body", "how"), [(die_on, "died: SIGKILL"), (exit_on, "died: exit code 7")]
 )

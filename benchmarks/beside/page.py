@@ -44,7 +44,8 @@ def page(
         goal_memory=GOALS[UNET].memory,
         goal_equal=GOALS[ALL_REDUCE].time,
         summary=summary(rows) if rows else "They are not measured yet on an idle machine.",
-        rows=_table(HEADING, map(cells, rows)) if rows else "",
+        rows=_table(HEADING, [cells(row) for row in rows if not row.verdict]) if rows else "",
+        untimed="".join(_untimed(rows)),
         cases=found.cases,
         goal=behind.GOAL,
         limit=behind.BEHIND,
@@ -54,6 +55,15 @@ def page(
         reasons=_table(REASONS, _reasons(found.behind)),
         environments="".join(f"- {words(each)}\n" for each in environments),
     )
+
+
+def _untimed(rows: Sequence[BesideRow]) -> Iterable[str]:
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if row.verdict:
+            found.setdefault((row.peer, row.verdict), []).append(f"{row.case} ({row.ranks})")
+    for (peer, verdict), cases in found.items():
+        yield f"- {peer}: {'; '.join(cases)}: {verdict}\n"
 
 
 def _reasons(found: Sequence[behind.Behind]) -> Iterable[Sequence[str]]:

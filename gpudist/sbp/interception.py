@@ -246,8 +246,7 @@ def _resuming(fn: Any, scope: Scope) -> Any:
 _register_parameter: Callable[..., None] = _modules.Module.register_parameter
 
 
-# Replacement of ``Module.register_parameter`` that accepts the copies of parameters.
-def _registered(self: Any, name: str, param: Any) -> None:
+def _register_copies_too(self: Any, name: str, param: Any) -> None:
     scope = current_scope()
     is_copy = scope is not None and any(param is copy for copy in scope.substitutes.values())
     _register_parameter(self, name, None if is_copy else param)
@@ -288,7 +287,7 @@ def _installed() -> Iterator[None]:
             _Function.apply = classmethod(_applied)
             torch.utils.checkpoint._checkpoint_without_reentrant_generator = _checkpointed
             _modules.BackwardHook = _BackwardHook
-            _modules.Module.register_parameter = _registered
+            _modules.Module.register_parameter = _register_copies_too
             torch.autocast.__init__ = _init_autocast
     try:
         yield

@@ -174,7 +174,8 @@ def test_the_page_has_rows_verdicts_and_reasons() -> None:
     reason = behind.Reason("halo", "*", "a kind", "a reason")
     found = behind.Behind(("halo", 2, "4 KiB"), 1.0, {"mpi (best)": 1.2}, reason)
     made = page(rows(), [{"cpu": "a processor"}], behind.Count(3, [found], ["a case"], []))
-    assert "2 of 4 rows with a goal reach it." in made and "refused: conv 1" in made
+    assert "2 of 4 rows with a goal reach it." in made
+    assert "(2): refused: conv 1\n" in made and "refused: conv 1 |" not in made
     assert "| a kind | halo: 4 KiB (2) | 1.20 | a reason |" in made
     assert "in 1 of 3 frozen cases" in made and "Without a result: a case." in made
     assert "- a processor" in made

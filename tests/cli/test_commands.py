@@ -16,6 +16,7 @@ from gpudist.cli import bench, check, main, progress
 from gpudist.cli.main import COMMANDS
 from gpudist.cli.self_check import Report, Result
 from gpudist.errors import TransportError
+from tests import warm
 from tests.cli.test_env import run
 
 GOOD = Result("gather", True, 1e-16, 10.0, 5.0, 0.5)
@@ -102,6 +103,7 @@ def test_check_under_a_launcher() -> None:
     ended = run(
         *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
         *("-m", "gpudist", "check", "--mib", "1", "--json"),
+        python=warm.python(),
     )
     assert ended.returncode == 0, ended.stderr
     printed = json.loads(ended.stdout)

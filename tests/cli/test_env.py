@@ -166,11 +166,13 @@ def test_on_a_terminal_with_rich(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b[1;36mNCCL       \x1b[0m  2.30.7, /site/libnccl.so.2" in terminal.getvalue()
 
 
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(
+    *arguments: str, python: str = sys.executable, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run the command in an environment without the doubles of other tests."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
-        [sys.executable, *arguments],
+        [python, *arguments],
         env={
             **{name: os.environ[name] for name in os.environ if name not in DOUBLES},
             "PYTHONPATH": path,

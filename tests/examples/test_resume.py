@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.every import EVERY
 from tests.examples.killed_training import Outcome, differences, killed, on_threads
 
-RANKS, STEPS, SAVED_EVERY = 2, 16, 1
+RANKS, STEPS, SAVED_EVERY = 2, 8, 1
 KILLS = 2 if EVERY else 1
 
 

@@ -88,7 +88,7 @@ def modules_chain(P_world: Partition) -> Function:
     )
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("make", [functional_chain, modules_chain])
 @distributed(ranks=3, transports=["host"])
@@ -153,7 +153,8 @@ def independent_movements(P_world: Partition, count: int) -> Function:
     return function
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
 @distributed(ranks=2, transports=["host"], timeout_s=120)
 def test_order_is_the_programs(P_world: Partition, backend: str) -> None:
     """No movement overtakes another, or is deleted where its output is unused."""

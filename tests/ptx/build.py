@@ -80,12 +80,12 @@ def with_headers(source: Path, folders: tuple[Path, ...]) -> list[Path]:
     return sorted(found)
 
 
-@lru_cache(maxsize=1)
-def compiled_kernels() -> Path:
-    """Return the folder with nvcc's object, its PTX ``sm_NN.ptx`` and its log."""
+@lru_cache
+def compiled_kernels(architecture: int) -> Path:
+    """Return the folder with nvcc's object, PTX, machine code and log for one architecture."""
     source = CSRC / "device" / "cuda_api.cu"
-    code = [f"-gencode=arch=compute_{n},code=sm_{n}" for n in ARCHITECTURES]
-    flags = ["-std=c++17", "-O3", "-Werror=all-warnings", "-Xcompiler=-fPIC", "-Xptxas=-v", *code]
+    flags = ["-std=c++17", "-O3", "-Werror=all-warnings", "-Xcompiler=-fPIC", "-Xptxas=-v"]
+    flags.append(f"-gencode=arch=compute_{architecture},code=sm_{architecture}")
     texts = [path.read_bytes() for path in with_headers(source, (CSRC,))]
     target = CACHE / f"kernels-{digest_of(nvcc(), flags, *texts)}"
     if target.exists():
@@ -94,7 +94,7 @@ def compiled_kernels() -> Path:
     with tempfile.TemporaryDirectory(dir=CACHE) as folder:
         kept = Path(folder) / "kept"
         kept.mkdir()
-        command = [str(nvcc()), *flags, "--threads=2", "--keep", "--keep-dir", str(kept)]
+        command = [str(nvcc()), *flags, "--keep", "--keep-dir", str(kept)]
         command += [f"-I{CSRC}", "-c", str(source), "-o", str(kept / "cuda_api.o")]
         done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
         if done.returncode != 0:
@@ -105,16 +105,15 @@ def compiled_kernels() -> Path:
         made.mkdir()
         (made / "log.txt").write_text(done.stdout + done.stderr)
         shutil.copy(kept / "cuda_api.o", made)
-        for n in ARCHITECTURES:
-            shutil.copy(kept / f"cuda_api.compute_{n}.ptx", made / f"sm_{n}.ptx")
-            shutil.copy(kept / f"cuda_api.compute_{n}.cubin", made / f"sm_{n}.cubin")
+        shutil.copy(next(kept.glob("cuda_api*.ptx")), made / f"sm_{architecture}.ptx")
+        shutil.copy(next(kept.glob("cuda_api*.cubin")), made / f"sm_{architecture}.cubin")
         _put(made, target)
     return target
 
 
 def encoded_kernels(architecture: int) -> Path:
     """Return the file of the kernels that the machine reads."""
-    ptx = (compiled_kernels() / f"sm_{architecture}.ptx").read_text()
+    ptx = (compiled_kernels(architecture) / f"sm_{architecture}.ptx").read_text()
     encoder = [(HERE / name).read_bytes() for name in ("assembly.py", "program.py")]
     target = CACHE / f"sm_{architecture}-{digest_of(ptx, *encoder)}.program"
     if not target.exists():
@@ -163,7 +162,7 @@ def linked(name: str, parts: list[Path], *flags: str) -> Path:
 
 def program(sources: list[Path], architecture: int) -> tuple[Path, dict[str, str]]:
     """Return a program over plain memory, named by its first source, and its environment."""
-    kernels = compiled_kernels()
+    kernels = compiled_kernels(architecture)
     mine = [HERE / f"{name}.cpp" for name in ("machine", "opcodes", "host")]
     core = [CSRC / "core" / f"{name}.cpp" for name in ("combine_plan", "packing_cpu")]
     parts = objects([*sources, *mine, *core])
@@ -175,7 +174,7 @@ def program(sources: list[Path], architecture: int) -> tuple[Path, dict[str, str
 
 def library(architecture: int) -> tuple[Path, dict[str, str]]:
     """Return the doubles with the compiled kernels in them, and the environment they need."""
-    kernels = compiled_kernels()
+    kernels = compiled_kernels(architecture)
     # The native core asks for one table: nvcc's, which stands on that of the doubles.
     parts = objects(doubles.sources(), "-Dgpudist_device_api=gpudist_double_device_api")
     parts += objects([HERE / f"{name}.cpp" for name in ("machine", "opcodes", "doubled")])

@@ -67,7 +67,7 @@ class Counted:
 def counted(architecture: int, blocks: int = 200) -> list[Counted]:
     """Count instructions, in about so many blocks of each launch."""
     path, environment = program([HERE / "count_launches.cpp"], architecture)
-    text = (compiled_kernels() / f"sm_{architecture}.ptx").read_text()
+    text = (compiled_kernels(architecture) / f"sm_{architecture}.ptx").read_text()
     instructions = {one.line: one for kernel in read(text) for one in kernel.instructions}
     done = subprocess.run(
         [path, str(blocks)], check=True, env=environment, stdout=subprocess.PIPE, text=True

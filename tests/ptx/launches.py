@@ -49,7 +49,7 @@ def launcher(architecture: int) -> tuple[Path, dict[str, str]]:
 
 def launch(architecture: int, count: int, seed: int) -> Outcome:
     path, environment = launcher(architecture)
-    text = (compiled_kernels() / f"sm_{architecture}.ptx").read_text()
+    text = (compiled_kernels(architecture) / f"sm_{architecture}.ptx").read_text()
     kernels = {kernel.name: kernel.instructions for kernel in read(text)}
     command = [path, str(count), str(seed)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)

@@ -53,7 +53,7 @@ def tool(name: str) -> str:
 
 def spills(architecture: int) -> dict[str, tuple[int, int]]:
     """Return ptxas's counts per kernel: registers, and bytes of stack and spills."""
-    log = (compiled_kernels() / "log.txt").read_text()
+    log = (compiled_kernels(architecture) / "log.txt").read_text()
     return {
         name: (int(registers), int(stack) + int(stores) + int(loads))
         for name, found, stack, stores, loads, registers in _PTXAS.findall(log)
@@ -63,7 +63,7 @@ def spills(architecture: int) -> dict[str, tuple[int, int]]:
 
 def resources(architecture: int) -> dict[str, Resources]:
     """Return the resources that cuobjdump reads in the machine code of each kernel."""
-    cubin = compiled_kernels() / f"sm_{architecture}.cubin"
+    cubin = compiled_kernels(architecture) / f"sm_{architecture}.cubin"
     command = [tool("cuobjdump"), "-res-usage", str(cubin)]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     made = {}
@@ -75,7 +75,7 @@ def resources(architecture: int) -> dict[str, Resources]:
 
 def opcodes(architecture: int) -> dict[str, list[str]]:
     """Return the opcodes of each kernel's machine code, in their order."""
-    cubin = compiled_kernels() / f"sm_{architecture}.cubin"
+    cubin = compiled_kernels(architecture) / f"sm_{architecture}.cubin"
     command = [tool("nvdisasm"), str(cubin)]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     _, *parts = _SECTION.split(text)

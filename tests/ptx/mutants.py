@@ -273,7 +273,7 @@ def run(
         seed: of the launches.
         choose: the mutants, of the kernels and of how often each instruction was executed.
     """
-    kernels = read((compiled_kernels() / f"sm_{architecture}.ptx").read_text())
+    kernels = read((compiled_kernels(architecture) / f"sm_{architecture}.ptx").read_text())
     path, environment = launcher(architecture)
     running = subprocess.Popen(
         [path, str(launches), str(seed), "mutants"],
