@@ -117,15 +117,14 @@ def _transform(name: str, x: GlobalTensor, *args: Any, **kwargs: Any) -> Any:
     now = {last} - cut if is_real else {*given.extents} - cut
     if not cut or (is_real and not now) or not (now or isinstance(x, Spectrum)):
         return NotImplemented
-    later = {*given.extents} - now
+    later = frozenset(given.extents) - now
     less = pending.taken(now)
     base = given.over(torch.fft.rfftn if is_real else torch.fft.fftn, less.base, now)
     shape = [base.shape[d] if d in now else given.extents.get(d, n) for d, n in enumerate(x.shape)]
     less = replace(
         less,
         base=base,
-        steps=(*less.steps, lambda t, dims: given.over(torch.fft.fftn, t, later & {*dims})),
-        late=less.late | later,
+        steps=(*less.steps, (partial(given.over, torch.fft.fftn), later)) if later else less.steps,
         along=less.along | {*given.extents},
     )
     return _derived(x, less, shape)
@@ -172,11 +171,13 @@ def _shift(function: Any, x: Spectrum, dim: Any = None) -> Any:
         return NotImplemented
 
     def shift(t: Any, along: Collection[int]) -> Any:
-        own = [d for d in dims if d in along]
-        return function(t, own) if own else t
+        return function(t, [d for d in dims if d in along])
 
-    base = shift(pending.base, {*range(x.dim())} - pending.late)
-    return _derived(x, replace(pending, base=base, steps=(*pending.steps, shift)), tuple(x.shape))
+    later = pending.late & {*dims}
+    now = {*dims} - later
+    base = shift(pending.base, now) if now else pending.base
+    steps = (*pending.steps, (shift, later)) if later else pending.steps
+    return _derived(x, replace(pending, base=base, steps=steps), tuple(x.shape))
 
 
 # --- Slices --------------------------------------------------------------------------------------
@@ -276,12 +277,11 @@ def _assign(x: Spectrum, index: Any, value: Any) -> Any:
         for d, n in reversed([*enumerate(x_shape)]):
             cells = around[d] if d in around and d in dims else range(n)
             widths += [cells.start, n - cells.stop]
-        return F.pad(t, widths) if any(widths) else t
+        return F.pad(t, widths)
 
     x_shape = tuple(x.shape)
-    x._pending = replace(
-        pending, base=made, around=around, late=frozenset(around), steps=(pad,), zeros=None
-    )
+    steps = ((pad, frozenset(around)),) if around else ()
+    x._pending = replace(pending, base=made, around=around, steps=steps, zeros=None)
     return None
 
 

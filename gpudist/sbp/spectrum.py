@@ -24,8 +24,8 @@ from gpudist.sbp.spectral_layouts import split_dims, split_dims_of, without
 
 T = torch.Tensor
 Ranges = tuple[range, ...]
-# Works along those of its dims that it is given, and leaves the others.
-Step = Callable[[Any, Collection[int]], Any]
+# A function of a tensor and some dims, and the dims along which it has not been applied yet.
+Step = tuple[Callable[[Any, Collection[int]], Any], frozenset[int]]
 _make: Any = torch.Tensor._make_wrapper_subclass  # pyright: ignore
 # Functions that do not need the cells of their first tensor, unless they return ``NotImplemented``.
 STEPS: dict[Any, Callable[..., Any]] = {}
@@ -38,8 +38,7 @@ class Pending:
     Attributes:
         home: attributes of the network's inputs, which later functions most likely need.
         base: tensor that the steps change, which nobody else writes to; ``None`` for zeros.
-        steps: functions to apply along the dims ``late``, each of which must be whole.
-        late: dims with steps.
+        steps: functions to apply in order, each along its own dims, which must be whole.
         along: dims that have been transformed.
         zeros: placement and attributes of the value if it is zero everywhere.
         around: cells that modes were assigned to, by dim, with zeros around them later; ``None`` if
@@ -50,11 +49,15 @@ class Pending:
     home: NdSbp
     base: GlobalTensor | None
     steps: tuple[Step, ...] = ()
-    late: frozenset[int] = frozenset()
     along: frozenset[int] = frozenset()
     zeros: tuple[Placement, NdSbp] | None = None
     around: dict[int, range] | None = None
     parts: dict[Ranges, GlobalTensor] = field(default_factory=dict[Ranges, GlobalTensor])
+
+    @property
+    def late(self) -> frozenset[int]:
+        """Dims with steps."""
+        return frozenset().union(*(dims for _, dims in self.steps))
 
     @property
     def blocked(self) -> frozenset[int]:
@@ -72,12 +75,14 @@ class Pending:
     def taken(self, dims: Collection[int]) -> Pending:
         """Return what is left after the steps along some dims."""
         own = self.late & {*dims}
-        return replace(self, base=self.after(self.base, own), late=self.late - own)
+        steps = tuple((step, along - own) for step, along in self.steps if along - own)
+        return replace(self, base=self.after(self.base, own), steps=steps)
 
     def after(self, x: Any, dims: Collection[int]) -> Any:
         """Return ``x`` after the steps along some dims."""
-        for step in self.steps if dims else ():
-            x = step(x, dims)
+        for step, along in self.steps:
+            own = along & {*dims}
+            x = step(x, own) if own else x
         return x
 
     def boxed(self, sbp: NdSbp) -> GlobalTensor:

@@ -146,6 +146,9 @@ class Written(Corners):
         turned = torch.fft.fftshift(filled, dim=2)
         turned[:, :, 1:2, 1:2] += 1
         z = z + torch.fft.irfft2(turned, s=x.shape[-2:])
+        filled = torch.zeros(x.shape, dtype=f.dtype)
+        filled[:] = torch.complex(x, 2 * x)
+        z = z + torch.fft.fft2(torch.fft.fftshift(filled, dim=2)).imag
         return x + y + z + torch.fft.irfft2(out, s=x.shape[-2:])
 
 
