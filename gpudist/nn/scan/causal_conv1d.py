@@ -57,7 +57,7 @@ def causal_conv1d(
 
     Raises:
         PartitionError: on every rank alike, if ``P_x`` does not have 3 axes.
-        ShapeError: on every rank alike, if the shapes of the tensors do not match.
+        ShapeError: on every rank alike, if shapes or dtypes of the tensors do not match.
     """
     if P_x.dim != 3:
         raise PartitionError(
@@ -108,6 +108,9 @@ def _problem(
         return f"weight must be [{x.shape[1]}, k], but is {list(weight.shape)}"
     if bias is not None and bias.shape != weight.shape[:1]:
         return f"bias must be [{x.shape[1]}], but is {list(bias.shape)}"
+    dtypes = {t.dtype for t in (x, weight, bias) if t is not None}
+    if len(dtypes) > 1 and not torch.is_autocast_enabled(x.device.type):
+        return f"dtypes are {sorted(map(str, dtypes))}; convert weight and bias to {x.dtype}"
     if seq_idx is not None and seq_idx.shape != (x.shape[0], x.shape[2]):
         return f"seq_idx must be [{x.shape[0]}, {x.shape[2]}], but is {list(seq_idx.shape)}"
     return None
