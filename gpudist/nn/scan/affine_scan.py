@@ -58,8 +58,8 @@ def affine_scan(
         workers hold copies of a factor, each gets its own part of the gradient.
 
     Cost:
-        That of :func:`carried_state`. About 4 products per step, and memory for the states of all
-        steps. Fused kernels that keep only some of the states can call :func:`carried_state`.
+        The messages of :func:`carried_state`, about 4 products per step, and memory for all
+        states. Fused kernels that keep only some of them can call :func:`carried_state`.
 
     Raises:
         PartitionError: on every rank alike, if ``P_x`` splits the rows of matrices.
