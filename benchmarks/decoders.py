@@ -36,15 +36,6 @@ from gpudist.testing import run_distributed
 from gpudist.world.partition import CartesianPartition, Partition
 from tests.zoo.operators import declare_missing_operators
 
-declare_missing_operators()
-
-from diffusers import (  # noqa: E402
-    AutoencoderKL,
-    AutoencoderKLHunyuanVideo,
-    AutoencoderKLQwenImage,
-    AutoencoderKLWan,
-)
-
 SIDES = ("sequential", "gpudist", "gathered")
 LATENTS = 4
 FRAMES = 3
@@ -52,14 +43,23 @@ FRAMES = 3
 ROWS, COLUMNS = 32, 16
 
 
+def _autoencoder(name: str, *arguments: Any, **others: Any) -> nn.Module:
+    declare_missing_operators()
+    import diffusers  # takes seconds
+
+    return getattr(diffusers, name)(*arguments, **others)
+
+
 def _image(channels: tuple[int, ...]) -> nn.Module:
     down, up = (("DownEncoderBlock2D",) * len(channels), ("UpDecoderBlock2D",) * len(channels))
-    return AutoencoderKL(3, 3, down, up, channels, 1, norm_num_groups=4)
+    levels = (3, 3, down, up, channels, 1)
+    return _autoencoder("AutoencoderKL", *levels, norm_num_groups=4)
 
 
-def _video(kind: Any, *, is_deep: bool) -> nn.Module:
+def _video(name: str, *, is_deep: bool) -> nn.Module:
     levels = ([1, 2, 4, 4], [False, True, True]) if is_deep else ([1, 2], [True])
-    return kind(
+    return _autoencoder(
+        name,
         base_dim=8,
         z_dim=LATENTS,
         num_res_blocks=1,
@@ -69,7 +69,8 @@ def _video(kind: Any, *, is_deep: bool) -> nn.Module:
 
 
 def _hunyuan(channels: tuple[int, ...], factor: int) -> nn.Module:
-    return AutoencoderKLHunyuanVideo(
+    return _autoencoder(
+        "AutoencoderKLHunyuanVideo",
         latent_channels=LATENTS,
         block_out_channels=channels,
         layers_per_block=1,
@@ -106,16 +107,16 @@ DECODERS = {
         partial(_image, (16, 16, 32, 32)), partial(_image, (8, 16)), (1, LATENTS)
     ),
     "AutoencoderKLWan": Decoder(
-        partial(_video, AutoencoderKLWan, is_deep=True),
-        partial(_video, AutoencoderKLWan, is_deep=False),
+        partial(_video, "AutoencoderKLWan", is_deep=True),
+        partial(_video, "AutoencoderKLWan", is_deep=False),
         VIDEO,
     ),
     "AutoencoderKLHunyuanVideo": Decoder(
         partial(_hunyuan, (8, 8, 16, 16), 8), partial(_hunyuan, (8, 8, 8, 8), 2), VIDEO
     ),
     "AutoencoderKLQwenImage": Decoder(
-        partial(_video, AutoencoderKLQwenImage, is_deep=True),
-        partial(_video, AutoencoderKLQwenImage, is_deep=False),
+        partial(_video, "AutoencoderKLQwenImage", is_deep=True),
+        partial(_video, "AutoencoderKLQwenImage", is_deep=False),
         VIDEO,
     ),
 }

@@ -20,7 +20,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from tests import pool
+from tests import garbage as garbage, pool
 from tests.every import EVERY
 
 # The same examples in every run; others with `--hypothesis-profile=default --hypothesis-seed=N`.
@@ -114,13 +114,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def little_garbage() -> None:
-    """Leave what earlier files made out of the searches for garbage of the next."""
-    gc.collect()
-    gc.freeze()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

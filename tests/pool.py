@@ -27,7 +27,7 @@ start_method: StartMethod = "forkserver"
 # What tests import, and torch at the first compilation.
 PRELOAD = (
     "pytest", "hypothesis", "torch._dynamo", "torch._functorch.aot_autograd",
-    "torch._inductor.compile_fx",
+    "torch._inductor.compile_fx", "tests.garbage",
 )  # fmt: skip
 
 

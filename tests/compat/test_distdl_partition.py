@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from gpudist.compat.distdl import MPI
 from gpudist.compat.distdl.backends.mpi.partition import MPICartesianPartition, MPIPartition
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.world.partition import Partition
+from tests import warm
 from tests.pool import distributed
 
 LOCAL = ("loopback", "host")
@@ -230,7 +230,7 @@ def test_world_under_torchrun_without_mpi4py(tmp_path: Path) -> None:
     program.write_text(
         PROGRAM.format(root=str(Path(__file__).resolve().parents[2]), folder=tmp_path)
     )
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command = [warm.python(), "-m", "torch.distributed.run", "--standalone"]
     ran = subprocess.run(
         [*command, "--nproc-per-node", "2", str(program)],
         capture_output=True, text=True, timeout=120,

@@ -85,18 +85,36 @@ def on_threads(folder: Path, ranks: int, steps: int, every: int) -> Outcome:
     return Outcome(digest, losses_in(folder), [])
 
 
-def killed(folder: Path, ranks: int, steps: int, every: int, kills: int, seed: int) -> Outcome:
+def killed(
+    folder: Path,
+    ranks: int,
+    steps: int,
+    every: int,
+    kills: int,
+    seed: int,
+    python: str = sys.executable,
+) -> Outcome:
     """Start a training under torchrun, and kill its workers one after the other.
+
+    Args:
+        folder: folder of the training.
+        ranks: number of workers.
+        steps: number of steps.
+        every: number of steps between checkpoints.
+        kills: number of kills.
+        seed: of their times.
+        python: command of a worker.
 
     Raises:
         RuntimeError: it failed, or ended before all kills.
     """
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    launcher += ["--max-restarts", str(kills), str(EXAMPLE), "--folder", str(folder)]
+    launcher += ["--max-restarts", str(kills), "--no-python", python, str(EXAMPLE)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    lengths = ["--steps", str(steps), "--every", str(every)]
     with (folder / "output").open("w+") as output:
         process = subprocess.Popen(
-            [sys.executable, *launcher, "--steps", str(steps), "--every", str(every)],
+            [sys.executable, *launcher, "--folder", str(folder), *lengths],
             stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True,
         )  # fmt: skip
         try:

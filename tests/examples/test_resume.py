@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from tests import warm
 from tests.every import EVERY
 from tests.examples.killed_training import Outcome, differences, killed, on_threads
 
@@ -21,7 +22,7 @@ def test_killed_training_goes_on_to_the_same_bits(tmp_path: Path) -> None:
         folder.mkdir()
     expected = on_threads(folders[0], RANKS, STEPS, SAVED_EVERY)
     assert sorted(expected.losses) == list(range(STEPS))
-    found = killed(folders[1], RANKS, STEPS, SAVED_EVERY, KILLS, seed=3)
+    found = killed(folders[1], RANKS, STEPS, SAVED_EVERY, KILLS, 3, warm.python())
     assert len(found.kills) == KILLS
     assert differences(found, expected) == []
 

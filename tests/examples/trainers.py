@@ -33,9 +33,10 @@ def train(example: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Run an example of the folder ``examples`` as a user does."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "COLUMNS": "80"}
-    program = ["-m", "tests.examples.trainers", f"examples/{example}.py"]
+    script = f"examples/{example}.py"
+    program = ["-m", "tests.examples.trainers", script]
     return subprocess.run(
-        [warm.python(), *LAUNCH, *program, *map(str, arguments)],
+        [warm.python(script), *LAUNCH, *program, *map(str, arguments)],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
 
@@ -46,8 +47,12 @@ def losses(done: subprocess.CompletedProcess[str], name: str = "split") -> list[
     return [float(line.split()[-1]) for line in lines]
 
 
-if __name__ == "__main__":
+def run(script: str, name: str = "__main__") -> None:
     declare_missing_operators()
+    sys.path.insert(0, str(Path(script).parent.resolve()))
+    runpy.run_path(script, run_name=name)
+
+
+if __name__ == "__main__":
     del sys.argv[0]
-    sys.path.insert(0, str(Path(sys.argv[0]).parent.resolve()))
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    run(sys.argv[0])

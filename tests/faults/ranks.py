@@ -78,7 +78,9 @@ class Ranks:
         folder: str | None = None,
     ) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["__main__", "torch", "gpudist", "tests.faults.chaos.play"])
+        context.set_forkserver_preload(
+            ["__main__", "torch", "gpudist", "tests.garbage", "tests.faults.chaos.play"]
+        )
         self._store = None
         port = 0
         if store_rank is None:

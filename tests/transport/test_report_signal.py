@@ -6,12 +6,12 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 from gpudist.transport.loopback import LoopbackTransport
 from gpudist.transport.report import report_on_signal
+from tests import warm
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = r"""
@@ -41,7 +41,7 @@ def started(tmp_path: Path) -> subprocess.Popen[str]:
     }  # fmt: skip
     with (tmp_path / "errors").open("w") as errors:
         return subprocess.Popen(
-            [sys.executable, *command, str(program)], env=environment, text=True,
+            [warm.python(), *command, str(program)], env=environment, text=True,
             stdout=subprocess.PIPE, stderr=errors,
         )  # fmt: skip
 

@@ -3,7 +3,8 @@
 ``python()`` returns the path of a command that takes a script, ``-m`` or ``-c``, as the interpreter
 does. It runs them in a fork of one process that has done the imports, which otherwise take most of
 the time of a short program. Its arguments, environment, folder, files, signals and exit are its
-own. Tests of how the interpreter starts or shuts down use ``sys.executable``.
+own. Tests of how the interpreter starts or shuts down use ``sys.executable``. Programs that import
+more are forked from a process that has imported what a given example does.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ _NAMES = {
 
 
 @functools.cache
-def folder() -> Path:
+def folder(script: str = "") -> Path:
     """Return a folder with the commands ``python``, ``python3``, ``torchrun`` and ``gpudist``."""
     made = Path(tempfile.mkdtemp(prefix="warm-"))
     address = made / "socket"
     server = subprocess.Popen(
-        [sys.executable, "-m", "tests.warm.server", str(address)],
+        [sys.executable, "-m", "tests.warm.server", str(address), *filter(None, [script])],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=_HERE.parents[1],
     )  # fmt: skip
     assert server.stdin is not None and server.stdout is not None
@@ -48,6 +49,10 @@ def folder() -> Path:
     return made
 
 
-def python() -> str:
-    """Return the command to use where a test would use ``sys.executable``."""
-    return str(folder() / "python")
+def python(script: str = "") -> str:
+    """Return the command to use where a test would use ``sys.executable``.
+
+    Args:
+        script: an example; what it imports is imported already.
+    """
+    return str(folder(script) / "python")
