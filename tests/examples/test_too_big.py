@@ -27,7 +27,7 @@ def too_big(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_one_worker_is_out_of_memory_and_four_are_not() -> None:
-    limit_mb = 260
+    limit_mb = 180
     done = too_big("--size", 64, "--steps", 1, "--limit-mb", limit_mb, "--compare")
     assert done.returncode == 0, done.stderr
     assert "one worker: " in done.stderr and "can't allocate memory" in done.stderr
