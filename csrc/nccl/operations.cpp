@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 
 #include "core/errors.h"
 #include "device/device.h"
@@ -13,6 +14,8 @@ namespace {
 using Lock = std::unique_lock<std::mutex>;
 constexpr auto kPeriod = std::chrono::milliseconds(20);
 constexpr auto kShortPeriod = std::chrono::milliseconds(1);
+// With no operation in flight; the next one wakes the thread.
+constexpr auto kPeriodAtRest = std::chrono::milliseconds(500);
 // A query that takes longer than this means that the thread is stuck in the driver.
 constexpr auto kStuck = std::chrono::seconds(2);
 constexpr size_t kRemembered = 64;
@@ -69,6 +72,7 @@ uint64_t Operations::begin(const std::string& label) {
   auto& operations = state_->operations;
   while (operations.size() > kRemembered && operations.front().is_complete) operations.pop_front();
   operations.push_back({state_->begun++, label, Clock::now()});
+  state_->wake();
   return operations.back().number;
 }
 
@@ -193,6 +197,7 @@ void Operations::discard(void* memory) {
   if (has_stopped_) return release_beside(memory);
   const Lock locked(state_->mutex);
   state_->discarded.push_back({memory, state_->begun});
+  state_->wake();
 }
 
 void Operations::keep(void* memory) {
@@ -241,10 +246,15 @@ void Operations::State::ask() {
     retire(locked);
     release(locked);
     if (is_stopping) break;
-    changed.wait_for(locked, waiting > 0 ? kShortPeriod : kPeriod);
+    rests = waiting == 0 && discarded.empty() && is_idle();
+    changed.wait_for(locked, rests ? kPeriodAtRest : waiting > 0 ? kShortPeriod : kPeriod);
   }
   has_stopped = true;
   changed.notify_all();
+}
+
+void Operations::State::wake() {
+  if (std::exchange(rests, false)) changed.notify_all();
 }
 
 // Operations end in order. Query the oldest first, since it is usually still running, then the

@@ -90,6 +90,7 @@ class Operations {
   struct State {
     explicit State(const DeviceApi& api) : api(api) {}
     void ask();
+    void wake();
     void retire(std::unique_lock<std::mutex>& locked);
     void release(std::unique_lock<std::mutex>& locked);
     Operation* find(uint64_t number);
@@ -107,7 +108,8 @@ class Operations {
     std::vector<void*> kept;
     std::string error;
     bool has_told_error = false;
-    int waiting = 0;  // number of threads that wait for the polling thread
+    int waiting = 0;     // number of threads that wait for the polling thread
+    bool rests = false;  // whether the polling thread looks rarely
     bool is_stopping = false, has_stopped = false;
   };
 

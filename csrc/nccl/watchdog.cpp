@@ -13,6 +13,8 @@ namespace gpudist {
 namespace {
 
 constexpr auto kPeriod = std::chrono::milliseconds(20);
+// With no operation in flight, nobody waits for what this finds.
+constexpr auto kPeriodAtRest = std::chrono::milliseconds(200);
 // Time until a failure is acted on if the owner does not answer because Python is busy.
 constexpr auto kPatience = std::chrono::milliseconds(800);
 
@@ -111,8 +113,9 @@ void Watchdog::fail(const std::string& text) {
 
 void Watchdog::watch() {
   std::unique_lock<std::mutex> locked(mutex_);
+  bool rests = false;
   while (!is_stopping_) {
-    changed_.wait_for(locked, kPeriod);
+    changed_.wait_for(locked, rests ? kPeriodAtRest : kPeriod);
     if (is_stopping_) return;
     if (has_failed()) continue;
     look_for_ended();
@@ -123,6 +126,7 @@ void Watchdog::watch() {
            quoted("'" + label + "' was not complete at its deadline") + "}");
     }
     look_for_broken();
+    rests = operations_.oldest_s() == 0;
     locked.lock();
   }
 }

@@ -103,14 +103,16 @@ def test_a_report_of_the_last_operations(P_world: Partition, tmp_path: Path) -> 
     for _ in range(3):
         gpudist.all_sum_reduce(torch.ones(3), P_x, [0])
     text = report(P_world.wire, "was asked")
-    first, second, *rest = text.splitlines()
+    # Those of a stream of batches that an earlier test dropped may follow.
+    first, own, *_ = text.split("\n  last operations over ")
     assert re.match(rf"gpudist: rank {P_world.rank} of 2, process \d+ on .*, was asked", first)
-    assert second == f"  last operations over {P_world.transport}:"
+    second, *rest = own.splitlines()
+    assert second == f"{P_world.transport}:"
     finished = "" if P_world.transport == "nccl" else "finished"  # there it may be on its way
     assert re.fullmatch(rf"    #\d+ all_sum_reduce over axes \[0\] .*: {finished}.*", rest[-1]), (
         text
     )
-    numbers = [int(number) for number in re.findall(r"^    #(\d+) ", text, re.MULTILINE)]
+    numbers = [int(number) for number in re.findall(r"^    #(\d+) ", own, re.MULTILINE)]
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
     write_report(str(tmp_path / "new"), P_world.wire, "was asked", "a stack")
     (written,) = (tmp_path / "new").glob(f"rank-{P_world.rank}-*.txt")

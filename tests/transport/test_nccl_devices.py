@@ -246,8 +246,12 @@ def test_communicator_of_a_process_group_stays_torchs() -> None:
     assert ended.stdout.count("[2.0, 2.0]") == 2
 
 
-def living() -> int:
-    return count("allocate") - count("release")
+def all_released() -> bool:
+    """Return whether all memory of the device is given back, which a thread does."""
+    deadline_s = time.monotonic() + allowed_s(5.0)
+    while count("allocate") != count("release") and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    return count("allocate") == count("release")
 
 
 def call_at_once(P_x: CartesianPartition, cells: int) -> None:
@@ -269,7 +273,8 @@ def test_threads_that_call_a_local_operator_first() -> None:
     """They get right numbers, and no table is made that nobody gives back."""
     use_doubles()
     collect()
-    before, made = living(), count("allocate")
+    assert all_released(), "an earlier test's memory is left"
+    made = count("allocate")
     wire = runtime.connect("nccl", dist.HashStore(), 0, 1, LONG_S, "local")
     P_x = runtime.world_of(wire).create_cartesian_topology_partition([1, 1, 1])
     for cells in range(4, 14):
@@ -278,7 +283,4 @@ def test_threads_that_call_a_local_operator_first() -> None:
     wire.close()
     del wire, P_x
     collect()
-    deadline_s = time.monotonic() + allowed_s(5.0)
-    while living() != before and time.monotonic() < deadline_s:
-        time.sleep(0.01)  # a thread gives them back
-    assert living() == before
+    assert all_released()

@@ -13,6 +13,8 @@ from gpudist.transport.flight_recorder import FlightRecorder
 from gpudist.transport.host.processes import has_ended
 
 _PERIOD_S = 0.02
+# With no operation in flight, nobody waits: a world at rest costs next to nothing.
+_PERIOD_AT_REST_S = 0.2
 _GRACE_S = 0.5
 # Poll for failures once an operation has taken this long; most take microseconds.
 _SUSPICIOUS_S = 0.2
@@ -117,7 +119,9 @@ class NcclWatch:
             self._thread.join()
 
     def _watch(self) -> None:
-        while not self._stop.wait(_PERIOD_S):
+        rests = False
+        while not self._stop.wait(_PERIOD_AT_REST_S if rests else _PERIOD_S):
+            rests = self._core.oldest_s() == 0.0
             if self._core.failure():
                 continue
             report = self._core.next_problem()
