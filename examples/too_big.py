@@ -72,7 +72,8 @@ def used_mb(device: torch.device, what: str = "VmPeak") -> float:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    texts = ("can't allocate memory", "could not create a primitive")  # torch's and oneDNN's
+    return isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in texts)
 
 
 def volume(size: int, cells: tuple[slice, ...]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -27,10 +27,10 @@ def too_big(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_one_worker_is_out_of_memory_and_four_are_not() -> None:
-    limit_mb = 180
+    limit_mb = 230
     done = too_big("--size", 64, "--steps", 1, "--limit-mb", limit_mb, "--compare")
     assert done.returncode == 0, done.stderr
-    assert "one worker: " in done.stderr and "can't allocate memory" in done.stderr
+    assert re.search("one worker: .*(can't allocate memory|could not create)", done.stderr)
     *used, unlimited = [int(mb) for mb in re.findall(r"(\d+) MB +│ 0\.", done.stdout)]
     assert len(used) == 4 and max(used) <= limit_mb < unlimited
     assert "largest relative difference of a loss" in done.stdout
