@@ -35,7 +35,6 @@ from tests.doubles.nccl import (
     violations,
 )
 from tests.doubles.ranks import run_all
-from tests.patience import allowed_s
 from tests.transport.mortals import Mortals
 from tests.transport.nccl_actions import (
     all_sum_reduce,
