@@ -66,6 +66,7 @@ struct HostWire {
   using Stage = const BoundStage;
   using Call = StageCall;
   struct Context {};
+  static constexpr bool kWaits = true;
 
   static Call call(Stage& stage, uintptr_t input, uintptr_t output) {
     return stage_call(stage, input, output);
@@ -240,12 +241,15 @@ NB_MODULE(_native, m) {
       .def(
           "__init__",
           [](HostRound* self, HostCommunicator* communicator, const Signature* signature,
-             const std::vector<nb::object>& steps) {
-            new (self) HostRound({communicator, signature}, HostRound::kCpu, steps);
+             const std::vector<nb::object>& steps, nb::object recorder, nb::object activity,
+             nb::object failed) {
+            new (self) HostRound({communicator, signature}, HostRound::kCpu, steps,
+                                 {std::move(recorder), std::move(activity), std::move(failed)});
           },
-          "communicator"_a.none(), "signature"_a.none(), "steps"_a, nb::keep_alive<1, 2>(),
-          nb::keep_alive<1, 3>())
-      .def("run", &HostRound::run, "tensors"_a);
+          "communicator"_a.none(), "signature"_a.none(), "steps"_a, "recorder"_a.none(),
+          "activity"_a.none(), "failed"_a.none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
+      .def("run", &HostRound::run, "tensors"_a)
+      .def("run_like_last", &HostRound::run_like_last, "x"_a.none());
 
   nb::class_<Unlocked<Exchange>>(m, "Exchange", "Stages that are in flight together.")
       .def(

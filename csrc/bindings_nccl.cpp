@@ -60,6 +60,7 @@ struct DeviceWire {
   using Stage = DeviceStage;
   using Call = DeviceCall;
   using Context = DeviceStream;
+  static constexpr bool kWaits = false;
 
   static Call call(Stage& stage, uintptr_t input, uintptr_t output) {
     return device_call(stage, input, output);
@@ -253,12 +254,16 @@ void bind_nccl(nb::module_& m) {
       .def(
           "__init__",
           [](DeviceRound* self, NcclWorld& world, const Signature* signature, int device,
-             const std::vector<nb::object>& steps, nb::object current_stream) {
-            new (self) DeviceRound({&world, signature, std::move(current_stream)}, device, steps);
+             const std::vector<nb::object>& steps, nb::object current_stream, nb::object recorder,
+             nb::object activity, nb::object failed) {
+            new (self) DeviceRound({&world, signature, std::move(current_stream)}, device, steps,
+                                   {std::move(recorder), std::move(activity), std::move(failed)});
           },
           "world"_a, "signature"_a.none(), "device"_a, "steps"_a, "current_stream"_a,
-          nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
-      .def("run", &DeviceRound::run, "tensors"_a);
+          "recorder"_a.none(), "activity"_a.none(), "failed"_a.none(), nb::keep_alive<1, 2>(),
+          nb::keep_alive<1, 3>())
+      .def("run", &DeviceRound::run, "tensors"_a)
+      .def("run_like_last", &DeviceRound::run_like_last, "x"_a.none());
 }
 
 }  // namespace gpudist

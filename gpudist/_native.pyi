@@ -2,15 +2,18 @@
 
 import enum
 from collections.abc import Callable, Sequence
-from typing import Any, TypedDict
+from typing import Any, NoReturn, TypedDict
 
 import torch
 
 from gpudist.errors import TransportError
+from gpudist.transport.flight_recorder import Activity, FlightRecorder, Operation
 
 # A box lists all starts, then all stops.
 _Boxes = Sequence[Sequence[int]]
 _Messages = Sequence[tuple[int, _Boxes]]
+# Takes an operation and a function that raises the error again; raises.
+Failed = Callable[[Operation | None, Callable[[], object]], NoReturn]
 
 FAILURE_BYTES: int
 
@@ -153,8 +156,12 @@ class DeviceRound:
         device: int,
         steps: Sequence[Any],
         current_stream: Callable[[], int],
+        recorder: FlightRecorder | None,
+        activity: Activity | None,
+        failed: Failed | None,
     ) -> None: ...
     def run(self, tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]: ...
+    def run_like_last(self, x: torch.Tensor | None) -> torch.Tensor | None: ...
 
 def device_missing() -> str: ...
 
@@ -193,8 +200,12 @@ class Round:
         communicator: HostCommunicator | None,
         signature: Signature | None,
         steps: Sequence[Any],
+        recorder: FlightRecorder | None,
+        activity: Activity | None,
+        failed: Failed | None,
     ) -> None: ...
     def run(self, tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]: ...
+    def run_like_last(self, x: torch.Tensor | None) -> torch.Tensor | None: ...
 
 class Exchange:
     """Stages in flight together."""

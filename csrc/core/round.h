@@ -5,72 +5,34 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <chrono>
+#include <exception>
 #include <utility>
 #include <vector>
 
-#include "core/dlpack.h"
+#include "core/torch_state.h"
 
 namespace gpudist {
 
 namespace nb = nanobind;
 
-// An interned attribute name: looking up a name by its text costs as much as the call itself.
-struct Name {
-  explicit Name(const char* text) : name(PyUnicode_InternFromString(text)) {}
-  nb::object of(nb::handle x) const {
-    PyObject* found = PyObject_GetAttr(x.ptr(), name);
-    if (found == nullptr) nb::raise_python_error();
-    return nb::steal(found);
+// Where the calls of a round are recorded: a FlightRecorder, an Activity, and what is called with
+// the operation and a function that raises the error again when a call fails. It raises.
+struct Recording {
+  nb::object recorder, activity, failed, remember;
+
+  Recording() = default;
+  Recording(nb::object recorder, nb::object activity, nb::object failed)
+      : recorder(std::move(recorder)), activity(std::move(activity)), failed(std::move(failed)) {
+    if (is_there()) remember = this->recorder.attr("remember");
   }
-  nb::object call(nb::handle x) const {
-    nb::object found = try_call(x);
-    if (!found.is_valid()) nb::raise_python_error();
-    return found;
-  }
-  // Invalid, with Python's error set, if the method raises.
-  nb::object try_call(nb::handle x) const {
-    PyObject* self = x.ptr();
-    constexpr size_t kArguments = 1 | PY_VECTORCALL_ARGUMENTS_OFFSET;
-    return nb::steal(PyObject_VectorcallMethod(name, &self, kArguments, nullptr));
-  }
-  PyObject* const name;  // never released: modules outlive it
+  bool is_there() const { return activity.is_valid() && !activity.is_none(); }
 };
 
-// Describes tensors of torch by one call each, where this torch offers it; attributes take ten.
-class TensorReader {
- public:
-  TensorReader() {
-    const nb::object torch = nb::module_::import_("torch");
-    tensor_ = torch.attr("Tensor");
-    const nb::object capsule = nb::getattr(tensor_, "__dlpack_c_exchange_api__", nb::none());
-    if (!PyCapsule_IsValid(capsule.ptr(), dlpack::kExchangeCapsuleName)) return;
-    const auto* api = static_cast<const dlpack::ExchangeApi*>(
-        PyCapsule_GetPointer(capsule.ptr(), dlpack::kExchangeCapsuleName));
-    if (api->version.major == 1) describe_ = api->describe;
-  }
-
-  // Whether `x` is a plain tensor with memory that could be described.
-  bool read(nb::handle x, dlpack::Tensor& description) const {
-    if (describe_ == nullptr || x.type().ptr() != tensor_.ptr()) return false;
-    if (describe_(x.ptr(), &description) != 0) {
-      PyErr_Clear();
-      return false;
-    }
-    return description.data != nullptr && description.strides != nullptr;
-  }
-
- private:
-  nb::object tensor_;
-  int (*describe_)(void*, dlpack::Tensor*) = nullptr;
-};
-
-inline uintptr_t address_of(const dlpack::Tensor& tensor) {
-  return reinterpret_cast<uintptr_t>(tensor.data) + tensor.byte_offset;
-}
-
-// Calls into Python only to bind stages, to allocate outputs and to check inputs.
+// Calls into Python only to bind stages, to allocate outputs, to check inputs and to record.
 //
 // Wire defines a type Stage, a type Call (a stage and two addresses), and
+//   kWaits: whether run() waits for the others, so that the time of a call is recorded;
 //   context(): what run() needs from Python; called with the GIL held;
 //   held(): the Python object that it keeps, or nullptr;
 //   run(calls, context): runs the calls; called without the GIL.
@@ -84,8 +46,8 @@ class Round {
   // `device`: where inputs must be, the index of a GPU or kCpu. `steps`: a MovementStep for each
   // tensor, or None where there is nothing to do. Its attribute `bound` maps the strides of an
   // input to the bound stage and a callable that makes the output.
-  Round(Wire wire, int device, const std::vector<nb::object>& steps)
-      : wire_(std::move(wire)), device_(device) {
+  Round(Wire wire, int device, const std::vector<nb::object>& steps, Recording recording)
+      : wire_(std::move(wire)), device_(device), recording_(std::move(recording)) {
     for (const nb::object& step : steps) {
       if (step.is_none()) {
         steps_.emplace_back();
@@ -109,6 +71,79 @@ class Round {
   }
 
   nb::list run(const nb::object& tensors) const {
+    return recorded([&] { return execute(tensors); });
+  }
+
+  // The output, if all is as in the last call: one plain tensor with the same layout, and a torch
+  // that only executes. Otherwise None, and nothing has happened.
+  nb::object run_like_last(nb::handle x) const {
+    if (steps_.size() != 1) return nb::none();
+    const Step& step = steps_[0];
+    dlpack::Tensor seen;
+    if (!step.takes || !step.gives || !reader_.read(x, seen) || !step.is_like_last(seen) ||
+        requires_grad_.of(x).is(Py_True) || !is_resolved(step, x) || !torch_.is_plain()) {
+      return nb::none();
+    }
+    const nb::tuple bound = step.last_bound;
+    return recorded([&] {
+      nb::object output = bound[1]();
+      run_calls({Wire::call(nb::cast<Stage&>(bound[0]), address_of(seen), address(output))});
+      return output;
+    });
+  }
+
+ private:
+  template <class Execute>
+  auto recorded(const Execute& execute) const {
+    if (!recording_.is_there()) return execute();
+    const bool is_observed = PyTuple_Size(observers_.of(recording_.recorder).ptr()) != 0;
+    nb::object operation = nb::none();
+    const double start_s = now_s();
+    if (is_observed) {
+      operation = recording_.recorder.attr("begin")(recording_.activity);
+    } else if (Wire::kWaits) {
+      operation = nb::steal(PyList_New(3));
+      PyList_SET_ITEM(operation.ptr(), 0, nb::object(recording_.activity).release().ptr());
+      PyList_SET_ITEM(operation.ptr(), 1, PyFloat_FromDouble(start_s));
+      PyList_SET_ITEM(operation.ptr(), 2, nb::none().release().ptr());
+      recording_.remember(operation);
+    }
+    auto outputs = [&] {
+      try {
+        return execute();
+      } catch (...) {
+        const std::exception_ptr error = std::current_exception();
+        recording_.failed(operation, nb::cpp_function([error] { std::rethrow_exception(error); }));
+        throw;
+      }
+    }();
+    if (is_observed) {
+      recording_.recorder.attr("end")(operation);
+      return outputs;
+    }
+    const nb::object& activity = recording_.activity;
+    if (Wire::kWaits) {
+      const double end_s = now_s();
+      PyList_SetItem(operation.ptr(), 2, PyFloat_FromDouble(end_s));
+      seconds_.set(activity, seconds_.of(activity) + nb::float_(end_s - start_s));
+    }
+    calls_.set(activity, calls_.of(activity) + nb::int_(1));
+    return outputs;
+  }
+
+  // As Python's time.monotonic().
+  static double now_s() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+  }
+
+  void run_calls(const std::vector<Call>& calls) const {
+    const auto context = wire_.context();
+    const nb::gil_scoped_release release;
+    wire_.run(calls, context);
+  }
+
+  nb::list execute(const nb::object& tensors) const {
     const auto blocks = nb::steal<nb::tuple>(PySequence_Tuple(tensors.ptr()));
     if (!blocks.is_valid()) nb::raise_python_error();
     if (blocks.size() != steps_.size()) {
@@ -140,13 +175,10 @@ class Round {
       inputs.push_back(input.tensor);
       outputs.append(std::move(output));
     }
-    const auto context = wire_.context();
-    const nb::gil_scoped_release release;
-    wire_.run(calls, context);
+    run_calls(calls);
     return outputs;
   }
 
- private:
   struct Step {
     bool is_there = false, takes = false, gives = false, is_complex = false;
     nb::object shape, dtype;  // None: not checked
@@ -245,6 +277,11 @@ class Round {
     if (!nb::inst_ready(self)) return 0;
     const Round& round = *nb::inst_ptr<Round>(self);
     Py_VISIT(round.wire_.held());
+    const Recording& recording = round.recording_;
+    for (const nb::object* held :
+         {&recording.recorder, &recording.activity, &recording.failed, &recording.remember}) {
+      Py_VISIT(held->ptr());
+    }
     for (const Step& step : round.steps_) {
       const int stop = step.visit([&](PyObject* held) { return visit(held, arg); });
       if (stop != 0) return stop;
@@ -253,17 +290,23 @@ class Round {
   }
 
   static int clear(PyObject* self) {
-    if (nb::inst_ready(self)) std::exchange(nb::inst_ptr<Round>(self)->steps_, {});
+    if (!nb::inst_ready(self)) return 0;
+    Round& round = *nb::inst_ptr<Round>(self);
+    std::exchange(round.steps_, {});
+    std::exchange(round.recording_, {});
     return 0;
   }
 
   const Name shape_{"shape"}, dtype_{"dtype"}, is_cpu_{"is_cpu"}, is_cuda_{"is_cuda"},
       get_device_{"get_device"}, is_neg_{"is_neg"}, is_conj_{"is_conj"}, stride_{"stride"},
-      data_ptr_{"data_ptr"};
+      data_ptr_{"data_ptr"}, requires_grad_{"requires_grad"}, observers_{"observers"},
+      calls_{"calls"}, seconds_{"seconds"};
 
   const TensorReader reader_;
+  const EagerState torch_;
   Wire wire_;
   const int device_;
+  Recording recording_;
   std::vector<Step> steps_;
 };
 

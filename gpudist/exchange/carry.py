@@ -6,7 +6,7 @@ and so on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from gpudist.exchange.in_flight import Blocks, InFlight
 from gpudist.exchange.movement import Movement
 from gpudist.exchange.reference_executor import plain, run_steps
 from gpudist.exchange.step import MovementStep
-from gpudist.transport.base import ReduceOp, RunSteps, Signature, StageCall, Transport
+from gpudist.transport.base import BoundSteps, ReduceOp, Signature, StageCall, Transport
 from gpudist.transport.flight_recorder import Activity
 from gpudist.world.partition import Partition, require_one_world
 
@@ -37,18 +37,31 @@ def carry_out(
     """
     first, others = movements[0], tuple(movements[1:])
     results: Sequence[torch.Tensor | None] = inputs
-    for run in first.kept.get(others) or _bind(first, others):
-        results = run(results)
+    for bound in first.kept.get(others) or _bind(first, others):
+        results = bound.run(results)
     return tuple(results)  # pyright: ignore[reportReturnType]
 
 
 def carry_out_one(movement: Movement, x: torch.Tensor) -> torch.Tensor:
     """Execute one movement; the same as :func:`carry_out`, a little faster."""
-    runs = movement.kept.get(()) or _bind(movement, ())
-    results: list[torch.Tensor | None] = runs[0]((x,))
-    for run in runs[1:]:
-        results = run(results)
+    first, *others = movement.kept.get(()) or _bind(movement, ())
+    results: list[torch.Tensor | None] = first.run((x,))
+    for bound in others:
+        results = bound.run(results)
     return results[0]  # pyright: ignore[reportReturnType]
+
+
+def repetition_of(movement: Movement) -> Callable[[torch.Tensor | None], torch.Tensor | None]:
+    """Return a function that repeats the last call of :func:`carry_out_one`, or returns ``None``.
+
+    See :class:`~gpudist.transport.base.BoundSteps`.
+    """
+    bound = movement.kept.get(()) or ()
+    return bound[0].run_like_last if len(bound) == 1 else never_repeated
+
+
+def never_repeated(x: torch.Tensor | None) -> None:
+    """Repeat nothing."""
 
 
 def start(
@@ -148,22 +161,22 @@ class _Common(NamedTuple):
     steps: tuple[MovementStep, ...]
 
 
-def _bind(first: Movement, others: tuple[Movement, ...]) -> tuple[RunSteps, ...]:
-    """Return a function per stage that executes one step of each movement, cached.
+def _bind(first: Movement, others: tuple[Movement, ...]) -> tuple[BoundSteps, ...]:
+    """Return one step of each movement per stage, bound together and cached.
 
     It is kept by the first movement, and ends with it.
     """
     movements = (first, *others)
     depths = max(len(movement.stages) for movement in movements)
-    runs: list[RunSteps] = []
+    bound: list[BoundSteps] = []
     for depth in range(depths):
         wire, signature, activity, _ = _common(movements, depth)
         steps = [m.steps[depth] if depth < len(m.stages) else None for m in movements]
         if wire.packs:
-            runs.append(wire.bind_steps(signature, activity, steps))
+            bound.append(wire.bind_steps(signature, activity, steps))
         else:
-            runs.append(partial(run_steps, wire, signature, steps))
-    return first.kept.made(others, lambda: tuple(runs))
+            bound.append(BoundSteps(partial(run_steps, wire, signature, steps)))
+    return first.kept.made(others, lambda: tuple(bound))
 
 
 def _common(

@@ -128,7 +128,9 @@ def all_gather(
     Source:
         Hewett & Grady 2020, arXiv:2006.03108, section 3.
     """
-    operator = remembered(AllGather, P_x, axes, axes_keep, global_shape=global_shape, shape=shape)
+    operator = remembered(
+        AllGather, P_x, (axes, axes_keep, global_shape, shape), ("global_shape", "shape")
+    )
     return applied(operator, x)
 
 
@@ -168,5 +170,5 @@ def sum_scatter(
     Source:
         Hewett & Grady 2020, arXiv:2006.03108, section 3.
     """
-    operator = remembered(SumScatter, P_x, axes, axes_keep, shape=shape)
+    operator = remembered(SumScatter, P_x, (axes, axes_keep, shape), ("shape",))
     return applied(operator, x)

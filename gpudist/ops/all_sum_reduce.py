@@ -130,6 +130,6 @@ def all_sum_reduce(
         Hewett & Grady 2020, arXiv:2006.03108, section 3.
     """
     operator = remembered(
-        AllSumReduce, P_x, axes_reduce, axes_keep, global_shape=global_shape, shape=shape
+        AllSumReduce, P_x, (axes_reduce, axes_keep, global_shape, shape), ("global_shape", "shape")
     )
     return applied(operator, x)

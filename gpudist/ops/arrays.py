@@ -57,7 +57,8 @@ def _applied_to_array(operator: Operator, x: Any) -> Any:
         return operator(x)
     agreement, device = operator.agreement, operator.P_x.device
     if x is None:
-        y = operator(None)
+        nothing: Any = None
+        y = operator.forward(nothing)
         return _with_kind(agreement.owners_kind, device, lambda: y)
     try:
         kind = _kind_of(x)

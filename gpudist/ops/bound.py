@@ -16,6 +16,7 @@ from torch.compiler import is_dynamo_compiling
 from gpudist.cache import Cache
 from gpudist.checks.storage import storage_problem
 from gpudist.errors import ShapeError
+from gpudist.exchange.carry import never_repeated
 from gpudist.exchange.torch_library import (
     binding_for_compiler,
     constant_when_traced,
@@ -36,12 +37,17 @@ class Bound(Generic[T]):
     Args:
         shape: ``"dynamic"`` caches nothing: the ranks agree at every call.
         agreement: agreement of the ranks, if it may be dynamic.
+
+    Attributes:
+        repeat: repeats the last call in native code if ``x`` and the state of torch are as they
+            were, otherwise returns ``None``. Not to be called while torch.compile traces.
     """
 
     def __init__(self, shape: ShapeMode, agreement: ShapeAgreement | None = None) -> None:
         self._remembers = shape != "dynamic"
         self._agreement = agreement
         self._found = Cache[tuple[object, ...], T]()
+        self.repeat: Callable[[Any], torch.Tensor | None] = never_repeated
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Bound[T]:
         # Bound objects belong to the original, so a copy binds again, with the same agreement.

@@ -151,7 +151,9 @@ def broadcast(
         Hewett & Grady 2020, arXiv:2006.03108, section 3.
     """
     operator = remembered(
-        Broadcast, P_x, P_y, transpose_src, transpose_dest, preserve_batch,
-        global_shape=global_shape, shape=shape,
-    )  # fmt: skip
+        Broadcast,
+        P_x,
+        (P_y, transpose_src, transpose_dest, preserve_batch, global_shape, shape),
+        ("global_shape", "shape"),
+    )
     return applied(operator, x)

@@ -115,7 +115,7 @@ def scatter(
     Source:
         Hewett & Grady 2020, arXiv:2006.03108, section 3.
     """
-    return applied(remembered(Scatter, P_x, root, preserve_batch, shape=shape), x)
+    return applied(remembered(Scatter, P_x, (root, preserve_batch, shape), ("shape",)), x)
 
 
 def gather(
@@ -152,4 +152,4 @@ def gather(
     Source:
         Hewett & Grady 2020, arXiv:2006.03108, section 3.
     """
-    return applied(remembered(Gather, P_x, root, preserve_batch, shape=shape), x)
+    return applied(remembered(Gather, P_x, (root, preserve_batch, shape), ("shape",)), x)

@@ -182,14 +182,17 @@ def halo_exchange(
     Source:
         Hewett & Grady 2020, arXiv:2006.03108, section 3.
     """
-    windows = window if not is_dynamo_compiling() else _numbers(window)
+    make, windows = HaloExchange, window
+    if is_dynamo_compiling():
+        make, windows = _of_numbers, _numbers(window)
     if type(halo) is list:
         halo = tuple(halo)  # has a hash, so that the look-up below is fast
     operator = remembered(
-        HaloExchange if not is_dynamo_compiling() else _of_numbers, P_x, windows,
-        halo=halo, periodic=periodic, padding_value=padding_value, nested=nested,
-        global_shape=global_shape, shape=shape,
-    )  # fmt: skip
+        make,
+        P_x,
+        (windows, halo, periodic, padding_value, nested, global_shape, shape),
+        ("halo", "periodic", "padding_value", "nested", "global_shape", "shape"),
+    )
     return applied(operator, x)
 
 
@@ -208,4 +211,4 @@ def _of_numbers(
     P_x: CartesianPartition, windows: Sequence[tuple[Any, ...]] | None, **options: Any
 ) -> HaloExchange:
     made = None if windows is None else tuple(kind(*numbers) for kind, *numbers in windows)
-    return remembered(HaloExchange, P_x, made, **options)
+    return remembered(HaloExchange, P_x, (made, *options.values()), tuple(options))

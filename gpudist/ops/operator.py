@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch.compiler import is_dynamo_compiling
+from torch.nn.modules import module
 
 from gpudist.cache import Cache
 from gpudist.checks.arguments import Checked, as_plain, check, checked, refusal_of
@@ -16,6 +17,7 @@ from gpudist.checks.storage import TORCH_ERRORS, explain
 from gpudist.errors import PartitionError
 from gpudist.exchange import Movement
 from gpudist.exchange.autograd import is_eager, move, move_one
+from gpudist.exchange.carry import carry_out_one, repetition_of
 from gpudist.exchange.torch_library import constant_when_traced, handle_of
 from gpudist.ops.bound import Bound
 from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, ShapeMode
@@ -113,12 +115,31 @@ class Operator(Checked, torch.nn.Module):
         self.agreement = agreement
         self._bound = Bound[tuple[BlockLayout, Movement]]("dynamic", agreement)
 
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        # Torch's call takes as long as a small message.
+        if (
+            is_dynamo_compiling()
+            or self._compiled_call_impl is not None
+            or self._forward_hooks
+            or self._forward_pre_hooks
+            or self._backward_hooks
+            or self._backward_pre_hooks
+            or module._global_forward_hooks
+            or module._global_forward_pre_hooks
+            or module._global_backward_hooks
+            or module._global_backward_pre_hooks
+        ):
+            return super().__call__(x)
+        return self.forward(x)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not self._takes_part:
-            if not isinstance(x, torch.Tensor):
-                self.require_tensor(x)
-            return x.clone()
         try:
+            if not is_dynamo_compiling() and (y := self._bound.repeat(x)) is not None:
+                return y
+            if not self._takes_part:
+                if not isinstance(x, torch.Tensor):
+                    self.require_tensor(x)
+                return x.clone()
             if x is None or not is_eager(x):
                 if not isinstance(x, torch.Tensor):
                     self.require_tensor(x)
@@ -129,6 +150,10 @@ class Operator(Checked, torch.nn.Module):
                 movement = self._bind_recent(layout, x)
             else:
                 movement = self._bound.found(x, self._agree_and_bind)[1]
+                if not x.requires_grad:
+                    y = carry_out_one(movement, x)
+                    self._bound.repeat = repetition_of(movement)
+                    return y
             return move_one(movement, x)
         except TORCH_ERRORS as error:
             explain(type(self).__name__, error, (x,))
@@ -171,20 +196,27 @@ _Operator = TypeVar("_Operator")
 
 
 def remembered(
-    make: Callable[..., _Operator], P_x: Partition, *args: object, **kwargs: object
+    make: Callable[..., _Operator],
+    P_x: Partition,
+    values: tuple[object, ...],
+    names: tuple[str, ...] = (),
 ) -> _Operator:
     """Return the operator that a function calls, created at its first call and cached.
 
     If there are many operators on the same partitions, the oldest is dropped, and agrees again if
     it is called again. All ranks that agree create the same operators in the same order, so they
     drop the same ones.
+
+    Args:
+        make: called as ``make(P_x, ...)`` with the values.
+        P_x: partition.
+        values: further arguments.
+        names: names of the last values, which are keywords; always the same ones for as many
+            values, since they are not part of the key.
     """
     if is_dynamo_compiling():
-        args = tuple([_constant(value) for value in args])
-        kwargs = {name: _constant(value) for name, value in kwargs.items()}
-        return getattr(P_x, _remember_while_tracing(make, P_x, *args, **kwargs))
-    # Everyone who makes such an operator passes the same keywords in the same order.
-    values = (*args, *kwargs.values())
+        values = tuple([_constant(value) for value in values])
+        return getattr(P_x, _remember_while_tracing(make, P_x, values, names))
     key: Any = (make, P_x, values)
     try:
         operators = P_x.wire.remembered
@@ -196,9 +228,11 @@ def remembered(
             operators = P_x.wire.remembered
             found = operators.get(key)
         except (AttributeError, TypeError):
+            args, kwargs = _arguments(values, names)
             check(make.__init__, make.__name__, (None, P_x, *args), kwargs)
             raise
     if found is None:
+        args, kwargs = _arguments(values, names)
         found = make(P_x, *args, **kwargs)
         partitions = (P_x, *[value for value in values if isinstance(value, Partition)])
         order: Any = operators.setdefault(("order", partitions), deque())
@@ -209,11 +243,21 @@ def remembered(
     return found  # type: ignore[return-value]
 
 
+def _arguments(
+    values: tuple[object, ...], names: tuple[str, ...]
+) -> tuple[tuple[object, ...], dict[str, object]]:
+    count = len(values) - len(names)
+    return values[:count], dict(zip(names, values[count:], strict=True))
+
+
 @constant_when_traced
 def _remember_while_tracing(
-    make: Callable[..., object], P_x: Partition, *args: object, **kwargs: object
+    make: Callable[..., object],
+    P_x: Partition,
+    values: tuple[object, ...],
+    names: tuple[str, ...],
 ) -> str:
-    found = remembered(make, P_x, *args, **kwargs)
+    found = remembered(make, P_x, values, names)
     name = f"_operator_{handle_of(found)}"
     setattr(P_x, name, found)
     return name

@@ -107,7 +107,6 @@ def repartition(
         Hewett & Grady 2020, arXiv:2006.03108, section 3.
     """
     operator = remembered(
-        Repartition, P_x, P_y, preserve_batch,
-        global_shape=global_shape, shape=shape,
-    )  # fmt: skip
+        Repartition, P_x, (P_y, preserve_batch, global_shape, shape), ("global_shape", "shape")
+    )
     return applied(operator, x)

@@ -90,7 +90,6 @@ def send_recv(
         Hewett & Grady 2020, arXiv:2006.03108, section 3.
     """
     operator = remembered(
-        SendRecv, P_x, P_y, preserve_batch,
-        global_shape=global_shape, shape=shape,
-    )  # fmt: skip
+        SendRecv, P_x, (P_y, preserve_batch, global_shape, shape), ("global_shape", "shape")
+    )
     return applied(operator, x)

@@ -95,7 +95,6 @@ def shift(
         ``MPI_Cart_shift`` of the MPI 4.1 standard, section 8.5.6.
     """
     operator = remembered(
-        Shift, P_x, steps, preserve_batch,
-        global_shape=global_shape, shape=shape,
-    )  # fmt: skip
+        Shift, P_x, (steps, preserve_batch, global_shape, shape), ("global_shape", "shape")
+    )
     return applied(operator, x)

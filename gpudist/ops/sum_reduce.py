@@ -125,7 +125,9 @@ def sum_reduce(
         Hewett & Grady 2020, arXiv:2006.03108, section 3.
     """
     operator = remembered(
-        SumReduce, P_x, P_y, transpose_src, transpose_dest, preserve_batch,
-        global_shape=global_shape, shape=shape,
-    )  # fmt: skip
+        SumReduce,
+        P_x,
+        (P_y, transpose_src, transpose_dest, preserve_batch, global_shape, shape),
+        ("global_shape", "shape"),
+    )
     return applied(operator, x)

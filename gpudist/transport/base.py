@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import RLock
-from typing import Any, Literal, NoReturn, Protocol, get_args
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol, get_args
 
 import torch
 
@@ -25,13 +25,27 @@ from gpudist.geometry.boxes import Stage
 from gpudist.geometry.messages import MessageStage, as_messages
 from gpudist.transport.failure.channel import Failure, FailureChannel
 from gpudist.transport.failure.forks import keep_for_good, leave_to_parent_after_fork
-from gpudist.transport.flight_recorder import Activity, FlightRecorder
+from gpudist.transport.flight_recorder import Activity, FlightRecorder, Operation
 from gpudist.transport.world_facts import WorldFacts
 
 ReduceOp = Literal["sum", "max", "min", "prod"]
 # Bound stage with the addresses of its input and output, whose tensors the caller keeps alive.
 StageCall = tuple[object, int, int]
 RunSteps = Callable[[Sequence["torch.Tensor | None"]], "list[torch.Tensor | None]"]
+
+
+class BoundSteps(NamedTuple):
+    """One step of each of several movements, bound by a transport.
+
+    Attributes:
+        run: maps input tensors to output tensors: checks, packs, exchanges and unpacks.
+        run_like_last: maps the only input to the only output if all is as in the last call, the
+            layout of the input and the state of torch included, and no gradient is needed.
+            Otherwise returns ``None``, and nothing has happened.
+    """
+
+    run: RunSteps
+    run_like_last: Callable[[torch.Tensor | None], torch.Tensor | None] = lambda x: None
 
 
 @dataclass(frozen=True)
@@ -311,11 +325,10 @@ class Transport(ABC):
 
     def bind_steps(
         self, signature: Signature, activity: Activity | None, steps: Sequence[Any]
-    ) -> RunSteps:
-        """Return a function that executes one step of each of several movements together.
+    ) -> BoundSteps:
+        """Bind one step of each of several movements, which are executed together.
 
-        The function maps input tensors to output tensors: it checks, packs, exchanges and unpacks.
-        It raises the same errors as :meth:`group`.
+        They raise the same errors as :meth:`group`.
 
         Args:
             signature: common signature of the steps.
@@ -326,6 +339,33 @@ class Transport(ABC):
         raise NotImplementedError(
             f"the {self.name} transport does not pack stages; check its attribute packs"
         )
+
+    def end_with(self, error: BaseException) -> NoReturn:
+        """Fail the world with an error of its own, and raise it as an error of gpudist."""
+        raise error
+
+    def steps_failed(
+        self, operation: Operation | None, raise_again: Callable[[], object]
+    ) -> NoReturn:
+        """End a call of bound steps that has failed; the native core calls this.
+
+        Args:
+            operation: operation of the call, if it was recorded.
+            raise_again: raises the error.
+        """
+        try:
+            raise_again()
+        except errors.ShapeError:
+            # Nothing was posted.
+            if operation is not None:
+                self.recorder.leave(operation)
+                self.recorder.drop(operation)
+            raise
+        except BaseException as error:
+            if operation is not None:
+                self.recorder.leave(operation)
+            self.end_with(error)
+        raise AssertionError("the call has not failed")
 
     def carried(
         self, stage: Stage, rank: int, dtype: torch.dtype, accumulates: bool

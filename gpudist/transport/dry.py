@@ -15,7 +15,7 @@ import torch
 
 from gpudist.geometry.boxes import Box, CollectiveKind, Message, Stage
 from gpudist.geometry.messages import MessageStage
-from gpudist.transport.base import RunSteps, Signature
+from gpudist.transport.base import BoundSteps, Signature
 from gpudist.transport.failure.channel import Failure, FailureChannel
 from gpudist.transport.flight_recorder import Activity
 from gpudist.transport.message_header import MessageHeader
@@ -158,7 +158,7 @@ class DryTransport(PointToPointTransport):
 
     def bind_steps(
         self, signature: Signature, activity: Activity | None, steps: Sequence[Any]
-    ) -> RunSteps:
+    ) -> BoundSteps:
         def run(tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
             found: list[Traffic] = []
             outputs = [
@@ -169,7 +169,7 @@ class DryTransport(PointToPointTransport):
                 self._listener.exchanged(_together(found))
             return outputs
 
-        return run
+        return BoundSteps(run)
 
     def start_stages(
         self, signature: Signature, calls: Sequence[Any], activity: Activity

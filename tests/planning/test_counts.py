@@ -16,6 +16,7 @@ from benchmarks.resnet import ResNet18
 from gpudist.geometry.messages import as_messages
 from gpudist.planning.hardware import profile_of
 from gpudist.planning.rehearsal import DryNetwork
+from gpudist.transport.base import BoundSteps
 from gpudist.world.partition import Partition
 from tests.convert.networks import Classifier, LeNet5, OneCell
 from tests.pool import distributed
@@ -87,14 +88,14 @@ class Sent:
             return post_send(payload, *rest)
 
         def count_steps(signature: Any, activity: Any, steps: Sequence[Any]) -> Any:
-            run = bind_steps(signature, activity, steps)
+            run = bind_steps(signature, activity, steps).run
 
             def counted(blocks: Any) -> Any:
                 for step in filter(None, steps):
                     self._add_stage(step.stage, step.partition, step.dtype)
                 return run(blocks)
 
-            return counted
+            return BoundSteps(counted)
 
         wire._post_send = count_payload
         if wire.packs:

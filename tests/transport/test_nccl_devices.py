@@ -184,7 +184,7 @@ def test_tensor_on_another_gpu() -> None:
     x = torch.ones(4)
     movement = ops.HaloExchange(P_x, halo=((1, 1),)).movement(x)
     wire.device = torch.device("cuda", 1)
-    run = wire.bind_steps(Signature("a test", bytes(16)), None, movement.steps)
+    run = wire.bind_steps(Signature("a test", bytes(16)), None, movement.steps).run
     blocks: list[Any] = [OnGpu(x, 0)]
     with pytest.raises(ShapeError, match="the tensor is on cuda:0, its partition is on cuda:1"):
         run(blocks)

@@ -104,8 +104,8 @@ def test_stages_bound_by_two_threads_at_once_stay(P_world: Partition) -> None:
     try:
         movement = gpudist.ops.HaloExchange(P, halo=((1, 1),), periodic=True).movement
         bound = movement(torch.ones(8))
-        (run,) = carry._bind(bound, ())
-        results = run_all([lambda: run([torch.ones(8)])] * 2)
+        (steps,) = carry._bind(bound, ())
+        results = run_all([lambda: steps.run([torch.ones(8)])] * 2)
     finally:
         del wire.bind_stage
     assert all(torch.equal(y, torch.ones(10)) for (y,) in results)

@@ -116,7 +116,7 @@ def all_to_all_attention(
     Returns:
         This worker's block of the output, ``[B, H, S_q, D_v]``.
     """
-    layer = remembered(AllToAllAttention, P_x, is_causal, scale, shape=shape)
+    layer = remembered(AllToAllAttention, P_x, (is_causal, scale, shape), ("shape",))
     return layer(query, key, value, key_padding_mask, key_lengths)
 
 

@@ -130,7 +130,7 @@ def ring_attention(
     Returns:
         This worker's block of the output, ``[B, H, S_q, D_v]``.
     """
-    layer = remembered(RingAttention, P_x, is_causal, scale, shape=shape)
+    layer = remembered(RingAttention, P_x, (is_causal, scale, shape), ("shape",))
     return layer(query, key, value, key_padding_mask, key_lengths)
 
 

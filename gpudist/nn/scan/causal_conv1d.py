@@ -69,7 +69,7 @@ def causal_conv1d(
     problem = _problem(x, weight, bias, seq_idx)
     if problem is not None:
         refuse(P_x, ShapeError(f"causal_conv1d: {problem}; x has shape {list(x.shape)}"))
-    line = remembered(CartesianPartition.along, P_x, (2,))
+    line = remembered(CartesianPartition.along, P_x, ((2,),))
     length, kernel = x.shape[2], weight.shape[1]
     halo = ((0, 0), (0, 0), (kernel - 1, 0))
     past = halo_exchange(x, line, halo=halo, shape=shape)

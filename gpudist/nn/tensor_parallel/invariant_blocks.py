@@ -51,7 +51,7 @@ def invariant_gather(
         ConventionError: the block is already an invariant value.
     """
     require_active("invariant_gather", P)
-    blocks = remembered(LineBlocks, P, "invariant_gather")
+    blocks = remembered(LineBlocks, P, ("invariant_gather",))
     dim %= x.dim()
     if lengths is None:
         lengths = [row[0] for row in P.allgather_data([x.shape[dim]])]
@@ -89,7 +89,7 @@ def invariant_scatter(
         ConventionError: the value is a part, or a copy whose gradients add up.
     """
     require_active("invariant_scatter", P)
-    blocks = remembered(LineBlocks, P, "invariant_scatter")
+    blocks = remembered(LineBlocks, P, ("invariant_scatter",))
     dim %= x.dim()
     expect("invariant_scatter", "invariant", x, P)
     y = cut_once(x, blocks, dim, blocks.given(x, dim, lengths, True))

@@ -6,18 +6,17 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import lru_cache
-from time import monotonic
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
-from gpudist.errors import NotBuiltError, ShapeError
+from gpudist.errors import NotBuiltError
 from gpudist.geometry.boxes import Box, Message, Stage
-from gpudist.transport.base import RunSteps, Signature
+from gpudist.transport.base import BoundSteps, Signature
 from gpudist.transport.failure.channel import Failure, FailureChannel
 from gpudist.transport.failure.store import STORE_ERRORS, store_gone
-from gpudist.transport.flight_recorder import END_S, START_S, Activity, Operation, Post
+from gpudist.transport.flight_recorder import Activity, Operation, Post
 from gpudist.transport.host.meeting import HostMeeting
 from gpudist.transport.host.processes import forbidden_call
 from gpudist.transport.message_header import MessageHeader
@@ -180,39 +179,16 @@ class HostTransport(PointToPointTransport):
 
     def bind_steps(
         self, signature: Signature, activity: Activity | None, steps: Sequence[Any]
-    ) -> RunSteps:
+    ) -> BoundSteps:
         assert _native is not None
         if activity is None:
-            return _native.Round(None, None, steps).run
-        run_native = _native.Round(self._core, _native_signature(signature), steps).run
-        recorder, end_with = self.recorder, self.end_with
-        remember = recorder.remember
-
-        def run(tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-            observed = recorder.observers
-            if observed:
-                operation = recorder.begin(activity)
-            else:
-                operation = [activity, monotonic(), None]
-                remember(operation)
-            try:
-                outputs = run_native(tensors)
-            except ShapeError:
-                recorder.leave(operation)
-                recorder.drop(operation)
-                raise
-            except BaseException as error:
-                recorder.leave(operation)
-                end_with(error)
-            if observed:
-                recorder.end(operation)
-            else:
-                operation[END_S] = now = monotonic()
-                activity.calls += 1
-                activity.seconds += now - operation[START_S]
-            return outputs
-
-        return run
+            bound = _native.Round(None, None, steps, None, None, None)
+        else:
+            bound = _native.Round(
+                self._core, _native_signature(signature), steps, self.recorder, activity,
+                self.steps_failed,
+            )  # fmt: skip
+        return BoundSteps(bound.run, bound.run_like_last)
 
     def start_stages(
         self, signature: Signature, calls: Sequence[tuple[Any, int, int]], activity: Activity

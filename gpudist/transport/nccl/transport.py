@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 
 from gpudist.checks.digest import digest_of
-from gpudist.errors import GpudistError, NotBuiltError, ShapeError, TransportError
+from gpudist.errors import GpudistError, NotBuiltError, TransportError
 from gpudist.geometry.boxes import Stage
 from gpudist.geometry.messages import MessageStage
-from gpudist.transport.base import Communicator, RunSteps, Signature, Transport
+from gpudist.transport.base import BoundSteps, Communicator, Signature, Transport
 from gpudist.transport.failure.channel import Failure
 from gpudist.transport.failure.forks import words_of_child
 from gpudist.transport.failure.store import StoreFailureChannel
@@ -231,32 +231,15 @@ class NcclTransport(Transport):
 
     def bind_steps(
         self, signature: Signature, activity: Activity | None, steps: Sequence[Any]
-    ) -> RunSteps:
+    ) -> BoundSteps:
         assert _native is not None
         index = -1 if self.device.index is None else self.device.index
         exchanged = native_signature(signature) if activity is not None else None
-        run_native = _native.DeviceRound(self._core, exchanged, index, steps, self.stream).run
-        if activity is None:
-            return run_native
-        recorder, end_with = self.recorder, self.end_with
-
-        def run(tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-            operation = recorder.begin(activity) if recorder.observers else None
-            try:
-                outputs = run_native(tensors)
-            except BaseException as error:
-                if operation is not None:
-                    recorder.leave(operation)
-                if isinstance(error, ShapeError):
-                    raise  # The operation was rejected before anything was posted.
-                end_with(error)
-            if operation is None:
-                activity.calls += 1
-            else:
-                recorder.end(operation)
-            return outputs
-
-        return run
+        bound = _native.DeviceRound(
+            self._core, exchanged, index, steps, self.stream, self.recorder, activity,
+            self.steps_failed,
+        )  # fmt: skip
+        return BoundSteps(bound.run, bound.run_like_last)
 
     def carried(
         self, stage: Stage, rank: int, dtype: torch.dtype, accumulates: bool
