@@ -76,10 +76,10 @@ class EagerState {
  public:
   EagerState() {
     const nb::module_ torch = nb::module_::import_("torch._C");
-    for (const char* name : {"_are_functorch_transforms_active", "_len_torch_dispatch_stack"}) {
+    for (const char* name :
+         {"_are_functorch_transforms_active", "_len_torch_dispatch_stack", "_is_tracing"}) {
       counts_.push_back(torch.attr(name));
     }
-    tracer_ = torch.attr("_get_tracing_state");
     is_included_ = torch.attr("_dispatch_tls_is_dispatch_key_included");
     early_ = torch.attr("DispatchKey").attr("PreDispatch");
     forward_mode_ = nb::module_::import_("torch.autograd.forward_ad").attr("__dict__");
@@ -89,13 +89,12 @@ class EagerState {
     for (const nb::object& count : counts_) {
       if (PyObject_IsTrue(count().ptr()) != 0) return false;
     }
-    return tracer_().is_none() && is_included_(early_).is(Py_False) &&
-           nb::cast<int>(forward_mode_[level_]) < 0;
+    return is_included_(early_).is(Py_False) && nb::cast<int>(forward_mode_[level_]) < 0;
   }
 
  private:
   std::vector<nb::object> counts_;
-  nb::object tracer_, is_included_, early_;
+  nb::object is_included_, early_;
   nb::dict forward_mode_;
   const nb::str level_{"_current_level"};
 };
