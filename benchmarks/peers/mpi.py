@@ -181,6 +181,18 @@ def _sum_scatter(count: int, world: Communicator) -> Both:
     return _both(into, part, expected)
 
 
+def _shift(count: int, world: Communicator) -> Both:
+    size, rank = world.size, world.rank
+    x = pattern(count // size, rank)
+    sender, receiver = (rank - 1) % size, (rank + 1) % size
+
+    def into(y: np.ndarray) -> np.ndarray:
+        world.Sendrecv(x, receiver, recvbuf=y, source=sender)
+        return y
+
+    return _both(into, x.size, pattern(x.size, sender))
+
+
 def _both(into: Callable[[np.ndarray], np.ndarray], count: int, expected: np.ndarray) -> Both:
     y = np.empty(count, np.float32)
     is_right = equals(expected)
@@ -195,6 +207,7 @@ _OPERATORS: dict[str, Callable[[int, Communicator], Both]] = {
     "gather": _gather,
     "all_gather": _all_gather,
     "sum_scatter": _sum_scatter,
+    "shift": _shift,
 }
 
 

@@ -157,3 +157,9 @@ def test_every_operator_has_a_row() -> None:
     assert len(names) >= 10
     for name in names:
         assert any(f"{name}(" in text for text in subjects), name
+
+
+def test_every_operator_has_a_call_of_mpi() -> None:
+    from benchmarks.peers import mpi
+
+    assert list(mpi._OPERATORS) == list(operators.OPERATORS)
