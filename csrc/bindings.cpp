@@ -246,8 +246,9 @@ NB_MODULE(_native, m) {
             new (self) HostRound({communicator, signature}, HostRound::kCpu, steps,
                                  {std::move(recorder), std::move(activity), std::move(failed)});
           },
-          "communicator"_a.none(), "signature"_a.none(), "steps"_a, "recorder"_a.none(),
-          "activity"_a.none(), "failed"_a.none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
+          "communicator"_a.none(), "signature"_a.none(), "steps"_a, "recorder"_a = nb::none(),
+          "activity"_a = nb::none(), "failed"_a = nb::none(), nb::keep_alive<1, 2>(),
+          nb::keep_alive<1, 3>())
       .def("run", &HostRound::run, "tensors"_a)
       .def("run_like_last", &HostRound::run_like_last, "x"_a.none());
 

@@ -260,8 +260,8 @@ void bind_nccl(nb::module_& m) {
                                    {std::move(recorder), std::move(activity), std::move(failed)});
           },
           "world"_a, "signature"_a.none(), "device"_a, "steps"_a, "current_stream"_a,
-          "recorder"_a.none(), "activity"_a.none(), "failed"_a.none(), nb::keep_alive<1, 2>(),
-          nb::keep_alive<1, 3>())
+          "recorder"_a = nb::none(), "activity"_a = nb::none(), "failed"_a = nb::none(),
+          nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
       .def("run", &DeviceRound::run, "tensors"_a)
       .def("run_like_last", &DeviceRound::run_like_last, "x"_a.none());
 }

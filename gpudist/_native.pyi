@@ -156,9 +156,9 @@ class DeviceRound:
         device: int,
         steps: Sequence[Any],
         current_stream: Callable[[], int],
-        recorder: FlightRecorder | None,
-        activity: Activity | None,
-        failed: Failed | None,
+        recorder: FlightRecorder | None = None,
+        activity: Activity | None = None,
+        failed: Failed | None = None,
     ) -> None: ...
     def run(self, tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]: ...
     def run_like_last(self, x: torch.Tensor | None) -> torch.Tensor | None: ...
@@ -200,9 +200,9 @@ class Round:
         communicator: HostCommunicator | None,
         signature: Signature | None,
         steps: Sequence[Any],
-        recorder: FlightRecorder | None,
-        activity: Activity | None,
-        failed: Failed | None,
+        recorder: FlightRecorder | None = None,
+        activity: Activity | None = None,
+        failed: Failed | None = None,
     ) -> None: ...
     def run(self, tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]: ...
     def run_like_last(self, x: torch.Tensor | None) -> torch.Tensor | None: ...

@@ -182,7 +182,7 @@ class HostTransport(PointToPointTransport):
     ) -> BoundSteps:
         assert _native is not None
         if activity is None:
-            bound = _native.Round(None, None, steps, None, None, None)
+            bound = _native.Round(None, None, steps)
         else:
             bound = _native.Round(
                 self._core, _native_signature(signature), steps, self.recorder, activity,
