@@ -58,7 +58,7 @@ def _applied_to_array(operator: Operator, x: Any) -> Any:
     agreement, device = operator.agreement, operator.P_x.device
     if x is None:
         nothing: Any = None
-        y = operator.forward(nothing)
+        y = operator(nothing)
         return _with_kind(agreement.owners_kind, device, lambda: y)
     try:
         kind = _kind_of(x)

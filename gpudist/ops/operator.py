@@ -217,7 +217,7 @@ def remembered(
     """
     if is_dynamo_compiling():
         values = tuple([_constant(value) for value in values])
-        return getattr(P_x, _remember_while_tracing(make, P_x, values, names))
+        return getattr(P_x, _remember_while_tracing(make, P_x, names, *values))
     key: Any = (make, P_x, values)
     try:
         operators = P_x.wire.remembered
@@ -255,8 +255,8 @@ def _arguments(
 def _remember_while_tracing(
     make: Callable[..., object],
     P_x: Partition,
-    values: tuple[object, ...],
     names: tuple[str, ...],
+    *values: object,
 ) -> str:
     found = remembered(make, P_x, values, names)
     name = f"_operator_{handle_of(found)}"

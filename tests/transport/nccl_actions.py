@@ -30,9 +30,11 @@ def line(P_world: Partition) -> CartesianPartition:
 def halo_of(P_world: Partition, cells: int = 6, rows: int = 4) -> ops.HaloExchange:
     """Return a halo exchange of columns, which must be packed; made once per world."""
     return remembered(
-        ops.HaloExchange, line(P_world), None,
-        halo=((1, 2),), periodic=True, global_shape=(rows, cells * P_world.size),
-    )  # fmt: skip
+        ops.HaloExchange,
+        line(P_world),
+        (None, ((1, 2),), True, (rows, cells * P_world.size)),
+        ("halo", "periodic", "global_shape"),
+    )
 
 
 def block_of(P_world: Partition, cells: int = 6) -> torch.Tensor:

@@ -45,7 +45,9 @@ def repartitioned(P_world: Partition, first: list[int], second: list[int]) -> Te
     P_x = P_world.create_cartesian_topology_partition(first)
     P_y = P_world.create_cartesian_topology_partition(second)
     x = block(P_x).requires_grad_()
-    return with_gradient(remembered(ops.Repartition, P_x, P_y, global_shape=(CELLS, CELLS)), x)
+    return with_gradient(
+        remembered(ops.Repartition, P_x, (P_y, (CELLS, CELLS)), ("global_shape",)), x
+    )
 
 
 def rows_to_columns(P_world: Partition) -> Tensors:
@@ -61,7 +63,7 @@ def halo_of_rows(P_world: Partition) -> Tensors:
     P_x = P_world.create_cartesian_topology_partition([RANKS, 1])
     x = block(P_x).requires_grad_()
     operator = remembered(
-        ops.HaloExchange, P_x, None, halo=((1, 1), (0, 0)), global_shape=(CELLS, CELLS)
+        ops.HaloExchange, P_x, (None, ((1, 1), (0, 0)), (CELLS, CELLS)), ("halo", "global_shape")
     )
     return with_gradient(operator, x)
 
@@ -71,7 +73,7 @@ def halo_of_boxes(P_world: Partition) -> Tensors:
     P_x = P_world.create_cartesian_topology_partition([2, 2, 1])
     x = torch.arange(64.0).reshape(4, 4, 4).requires_grad_()
     operator = remembered(
-        ops.HaloExchange, P_x, None, halo=((1, 1), (1, 1), (0, 0)), global_shape=(8, 8, 4)
+        ops.HaloExchange, P_x, (None, ((1, 1), (1, 1), (0, 0)), (8, 8, 4)), ("halo", "global_shape")
     )
     return with_gradient(operator, x)
 
