@@ -119,6 +119,7 @@ class Operator(Checked, torch.nn.Module):
         # Torch's call takes as long as a small message.
         if (
             is_dynamo_compiling()
+            or type(x) is not torch.Tensor
             or self._compiled_call_impl is not None
             or self._forward_hooks
             or self._forward_pre_hooks
