@@ -90,7 +90,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m tests.zoo")
     parser.add_argument("--only", default="*", help="part of the names, or a pattern of them")
     parser.add_argument("--shard", type=_shard, default=(1, 1), help="I/N: every Nth, from the Ith")
-    parser.add_argument("--grids", type=_grids, default=list(GRIDS), help="of 2x1,2x2,3")
+    parser.add_argument("--grids", type=_grids, default=list(GRIDS), help=f"of {','.join(GRIDS)}")
     parser.add_argument("--again", action="store_true", help="judge what has a verdict, too")
     parser.add_argument("--jobs", type=int, default=_JOBS, help="networks at a time")
     parser.add_argument("--limit", type=float, default=600, help="seconds for a network")

@@ -26,8 +26,10 @@ from tests.zoo.prepare import in_dtype_of, inputs_of, prepared
 from tests.zoo.record import Record, differences, has_drawn, kept_bytes_of, record_of
 from tests.zoo.sent import Sent
 
-# Workers along the first and the second spatial dim; three have uneven blocks of odd sizes.
-GRIDS: dict[str, tuple[int, ...]] = {"2x1": (2, 1), "2x2": (2, 2), "3": (3,)}
+# Workers along the first and the second spatial dim; grids with three have uneven blocks.
+GRIDS: dict[str, tuple[int, ...]] = {
+    "2x1": (2, 1), "2x2": (2, 2), "3": (3,), "1x3": (1, 3), "3x2": (3, 2)
+}  # fmt: skip
 # What makes the network that is judged. The last two judge the judge: the network alone on each
 # rank is right, and the same with one gradient a thousandth larger on the last rank is wrong.
 Mode = Literal["distribute", "sequential", "tampered"]
@@ -274,7 +276,11 @@ def _block(each: Input, P_x: CartesianPartition) -> torch.Tensor:
 
 
 def _size(network: Network, grid: str) -> tuple[int, ...]:
-    return network.odd if GRIDS[grid] == (3,) else network.even
+    if 3 not in GRIDS[grid]:
+        return network.even
+    # The first extent is never a multiple of three: let three workers share it along either dim.
+    first, *others = network.odd
+    return (others[0], first, *others[1:]) if others and grid == "1x3" else network.odd
 
 
 def _fresh(name: str, size: Size) -> nn.Module:

@@ -77,8 +77,8 @@ class Network:
         name: its package and its own name, ``"timm/hiera"``.
         make: the network for inputs of that spatial size, in training mode, with random weights.
         even: spatial size of the input on grids of two and four workers.
-        odd: spatial size on three workers: odd where the network takes such a size; never a
-            multiple of three along the first dim, so that blocks are uneven.
+        odd: spatial size on grids with three workers: odd where the network takes such a size;
+            never a multiple of three along the first dim, so that blocks are uneven.
         inputs: the arguments of the forward, by their names, for a spatial size.
         methods: those that are called from outside.
         call: what is called with the arguments.

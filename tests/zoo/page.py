@@ -20,10 +20,8 @@ RESULTS = ROOT / "benchmarks" / "results" / "zoo" / "verdicts.jsonl"
 TEMPLATE = Path(__file__).with_name("page.md")
 # Grid of the numbers that are shown of one grid only.
 _DETAILED = "2x2"
-_HEAD = (
-    "| network | verdict | error | 2 x 1 | 2 x 2 | 3 | messages | moved | memory |",
-    "|---|---|--:|--:|--:|--:|--:|--:|--:|",
-)
+_COLUMNS = ("network", "verdict", "error", *GRIDS, "messages", "moved", "memory")
+_HEAD = (f"| {' | '.join(_COLUMNS)} |", f"|---|---|{'--:|' * (len(_COLUMNS) - 2)}")
 
 
 def page(networks: Sequence[Network], verdicts: dict[tuple[str, str], Verdict]) -> str:

@@ -179,10 +179,14 @@ def _continued(
     whole: Mapping[str, torch.Tensor],
 ) -> dict[str, torch.Tensor | None]:
     """Loss and parameters of a sequential network that goes on from here."""
-    state, moments = _all_whole(net.state_dict()), _all_whole(optimizer.state_dict())
-    fresh.load_state_dict(state)
+    # Free what has been recorded: ranks that are threads hold it all at once.
+    net.zero_grad()
+    fresh.load_state_dict(_all_whole(net.state_dict()))
+    moments = _all_whole(optimizer.state_dict())
+    optimizer.state.clear()
     successor = torch.optim.AdamW(fresh.parameters(), lr=1.0)
     successor.load_state_dict(moments)
+    del moments
     _, loss = _trained(network, fresh, whole)
     successor.step()
     return {"loss": loss.detach(), **{name: p.detach() for name, p in fresh.named_parameters()}}

@@ -60,7 +60,7 @@ def test_network_alone_is_right() -> None:
 
 
 @needs_packages
-@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("grid", ["2x1", "2x2", "3"])
 def test_gradient_that_is_a_thousandth_larger_on_one_rank_is_wrong(grid: str) -> None:
     found = judge("monai/unet_3d", grid, "tampered", LIMIT_S)
     assert found.verdict == "wrong"
@@ -189,8 +189,8 @@ def test_page_has_details_of_two_by_two() -> None:
         for i, grid in enumerate(GRIDS)
     }  # fmt: skip
     text = page([network], verdicts)
-    row = "| `one` | right | 1.0e-09 | 1,234.6 | 2,469.1 | 3,703.7 | 1,007 | 0.5 | 0.31 |"
-    assert row in text.splitlines()
+    bytes_sent = "1,234.6 | 2,469.1 | 3,703.7 | 4,938.3 | 6,172.8"
+    assert f"| `one` | right | 1.0e-09 | {bytes_sent} | 1,007 | 0.5 | 0.31 |" in text.splitlines()
     assert "- `timm/one`: 1e-06, noise" in text
     assert "**1 right, 0 refused, 0 failed, 0 wrong.**" in text
     verdicts[network.name, "3"].planned_bytes = 8
