@@ -10,16 +10,16 @@ import torch
 
 from gpudist.exchange import Movement
 from gpudist.exchange.carry import _common
-from gpudist.transport.host.transport import HostTransport, _native, _native_signature
+from gpudist.transport.host.core_transport import CoreTransport, _native, native_signature
 
 
 def one_call(movement: Movement, x: torch.Tensor, y: torch.Tensor) -> Callable[[], torch.Tensor]:
     """Execute the only stage of ``movement`` from ``x`` into existing memory ``y``."""
     wire = movement.steps[0].partition.wire
-    assert isinstance(wire, HostTransport)
+    assert isinstance(wire, CoreTransport)
     stage: Any = movement.steps[0].bind(x.stride())[0]
     calls = [(stage, x.data_ptr(), y.data_ptr())]
-    signature, run = _native_signature(_common((movement,), 0).signature), wire._core.run
+    signature, run = native_signature(_common((movement,), 0).signature), wire._core.run
 
     def call() -> torch.Tensor:
         run(signature, calls)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import product
 from math import prod
 
-from gpudist.geometry.boxes import Box, Move
-from gpudist.transport.nccl.program import BufferName, BufferView, contiguous_strides
+from gpudist.geometry.boxes import Box, Move, contiguous_strides
+from gpudist.transport.nccl.program import BufferName, BufferView
 
 
 def neighbours(block: tuple[int, ...], faces_only: bool = False) -> list[Move]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import compress
+from operator import attrgetter, not_
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -53,17 +55,17 @@ def move(movements: Sequence[Movement], inputs: Sequence[torch.Tensor]) -> tuple
     """
     if is_eager(*inputs):
         if torch.is_grad_enabled() and any([x.requires_grad for x in inputs]):
-            return apply(_MoveNode, tuple(movements), *inputs)
+            return apply(_MoveNode, carry_out, tuple(movements), *inputs)
         return carry_out(movements, inputs)
     if is_recorded() or any([type(x) not in PLAIN for x in inputs]):
         return _moved_by_library(movements, inputs)
-    return apply(_MoveNode, tuple(movements), *inputs)
+    return apply(_MoveNode, moved, tuple(movements), *inputs)
 
 
 def move_one(movement: Movement, x: torch.Tensor) -> torch.Tensor:
     """Move one input for which :func:`is_eager` is true; see :func:`move`."""
     if x.requires_grad and torch.is_grad_enabled():
-        return apply(_MoveNode, (movement,), x)[0]
+        return apply(_MoveNode, carry_out, (movement,), x)[0]
     return carry_out_one(movement, x)
 
 
@@ -231,24 +233,26 @@ class _ApplyHandwritten(torch.autograd.Function):
 
 class _MoveNode(torch.autograd.Function):
     @staticmethod
-    def forward(movements: tuple[Movement, ...], *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return moved(movements, inputs)
+    def forward(
+        mover: Callable[..., tuple[torch.Tensor, ...]],
+        movements: tuple[Movement, ...],
+        *inputs: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        return mover(movements, inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-        ctx.movements = inputs[0]
+        ctx.movements = inputs[1]
         # Checkpointing recomputes the forward when saved tensors are read, so every rank must save
         # one.
-        ctx.save_for_backward(inputs[1].new_empty(0))
+        ctx.save_for_backward(inputs[2].new_empty(0))
         if has_tangents():
             return
-        ctx.mark_non_differentiable(
-            *(y for y, needed in zip(output, ctx.needs_input_grad[1:], strict=True) if not needed)
-        )
+        ctx.mark_non_differentiable(*compress(output, map(not_, ctx.needs_input_grad[2:])))
 
     @staticmethod
     def jvp(ctx: Any, *tangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        given = [(i, x) for i, x in enumerate(tangents[1:]) if x is not None]
+        given = [(i, x) for i, x in enumerate(tangents[2:]) if x is not None]
         moved = move([ctx.movements[i].T.T for i, _ in given], [x for _, x in given])
         results: list[torch.Tensor | None] = [None] * len(ctx.movements)
         for (i, _), tangent in zip(given, moved, strict=True):
@@ -258,9 +262,8 @@ class _MoveNode(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         _ = ctx.saved_tensors
-        needed = [i for i, needs in enumerate(ctx.needs_input_grad[1:]) if needs]
-        moved = move([ctx.movements[i].T for i in needed], [gradients[i] for i in needed])
-        results: list[torch.Tensor | None] = [None] * len(gradients)
-        for i, gradient in zip(needed, moved, strict=True):
-            results[i] = gradient
-        return (None, *results)
+        movements: tuple[Movement, ...] = ctx.movements
+        needs = ctx.needs_input_grad[2:]
+        adjoints = tuple(map(attrgetter("T"), compress(movements, needs)))
+        moved = iter(move(adjoints, tuple(compress(gradients, needs))))
+        return None, None, *[next(moved) if needed else None for needed in needs]

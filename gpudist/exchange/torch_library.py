@@ -121,15 +121,13 @@ def is_eager(*inputs: torch.Tensor | None) -> bool:
     # On the path of every call, so it calls nothing of ours that does not matter.
     if is_dynamo_compiling() or _has_transforms() or forward_ad._current_level >= 0:  # pyright: ignore
         return False
-    if _count_modes() > 0 or _is_included(_EARLY) or _script_tracer() is not None:
-        return not is_recorded() and _are_plain(inputs)
-    if len(inputs) == 1 and type(inputs[0]) in PLAIN:
-        return True
-    return _are_plain(inputs)
-
-
-def _are_plain(inputs: Sequence[torch.Tensor | None]) -> bool:
-    return all([x is None or type(x) in PLAIN for x in inputs])
+    may_record = _count_modes() > 0 or _is_included(_EARLY) or _script_tracer() is not None
+    if may_record and is_recorded():
+        return False
+    for x in inputs:  # noqa: SIM110
+        if x is not None and type(x) not in PLAIN:
+            return False
+    return True
 
 
 class Watching(TorchDispatchMode):
@@ -163,7 +161,7 @@ def is_traced() -> bool:
     """Return whether a graph is being traced, by torch.compile or with proxy tensors."""
     if is_dynamo_compiling() or _private._get_dispatch_mode(_PROXY) is not None:
         return True
-    return _early_mode(_PROXY) is not None
+    return _is_included(_EARLY) and _early_mode(_PROXY) is not None
 
 
 def _transforms() -> list[Any]:

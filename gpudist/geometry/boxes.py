@@ -6,13 +6,11 @@ are moved to it. The boxes determine whether overwriting suffices to compute tha
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import product
 from math import prod
-from operator import itemgetter, lt, sub
+from operator import lt, sub
 from typing import Literal
 
 from gpudist.checks.digest import digest_of
@@ -227,34 +225,6 @@ def intersection(a: Box, b: Box) -> Box | None:
     return Box(start, stop) if all(map(lt, start, stop)) else None
 
 
-class Overlaps:
-    """Index that finds the boxes that have cells in common with a given one.
-
-    Args:
-        boxes: the blocks of a tensor that have cells: all products of ranges that divide its dims.
-    """
-
-    def __init__(self, boxes: Iterable[Box]) -> None:
-        self._numbers = {box.start: (i, box) for i, box in enumerate(boxes)}
-        self._starts = [sorted(set(of_dim)) for of_dim in zip(*self._numbers, strict=True)]
-
-    def __call__(self, box: Box) -> list[tuple[int, Box]]:
-        """Return the number and the common cells of each box that overlaps ``box``, by number."""
-        if not self._numbers:
-            return []
-        near: list[list[int]] = []
-        for low, high, starts in zip(box.start, box.stop, self._starts, strict=True):
-            near.append(starts[max(0, bisect_right(starts, low) - 1) : bisect_left(starts, high)])
-        found: list[tuple[int, Box]] = []
-        for number, other in sorted(
-            map(self._numbers.__getitem__, product(*near)), key=itemgetter(0)
-        ):
-            cells = intersection(other, box)
-            if cells is not None:
-                found.append((number, cells))
-        return found
-
-
 def without(part: Box, hole: Box) -> Iterator[Box]:
     """Return disjoint boxes that cover ``part`` outside ``hole``."""
     common = intersection(part, hole)
@@ -310,3 +280,13 @@ def stage_of(
         sources_overlap=sources_overlap,
         destinations_overlap=destinations_overlap,
     )
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides in items of a contiguous tensor of ``shape``."""
+    strides: list[int] = []
+    stride = 1
+    for extent in reversed(shape):
+        strides.append(stride)
+        stride *= extent
+    return tuple(strides[::-1])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
 from typing import Literal, get_args
@@ -63,6 +63,7 @@ class Sbp:
     def is_split(self) -> bool:
         return self.kind == "split"
 
+    @lru_cache(maxsize=1024)  # noqa: B019
     def blocks(self, extent: int, parts: int) -> Blocks:
         """Return the blocks of a split dim of ``extent`` cells over ``parts`` workers."""
         return Blocks(extent, parts, self.sizes)
@@ -186,6 +187,55 @@ class Layout:
                 start[d], stop[d] = start[d] + low, start[d] + high
         return Box(tuple(start), tuple(stop))
 
+    def index(self, rank: int) -> Index | None:
+        """Return the index of ``rank`` on the grid, ``None`` if it is not there."""
+        return index_of(self.ranks.index(rank), self.grid) if rank in self.ranks else None
+
+    def overlapping(
+        self, box: Box, pinned: Mapping[int, int]
+    ) -> Iterator[tuple[dict[int, int], Box]]:
+        """Yield each block with cells of ``box``: its index along split axes, and the common cells.
+
+        Args:
+            box: global cells, at least one.
+            pinned: index along some axes, where other blocks are left out.
+        """
+        of_dims: list[Iterator[tuple[dict[int, int], int, int]]] = []
+        for dim, extent in enumerate(self.shape):
+            axes = [axis for axis, one in enumerate(self.sbp) if one.dim == dim]
+            of_dims.append(self._segments(axes, extent, box.start[dim], box.stop[dim], pinned))
+        for segments in product(*of_dims):
+            at = {axis: i for indices, _, _ in segments for axis, i in indices.items()}
+            yield (
+                at,
+                Box(tuple(low for _, low, _ in segments), tuple(high for *_, high in segments)),
+            )
+
+    def _segments(
+        self, axes: Sequence[int], extent: int, low: int, high: int, pinned: Mapping[int, int]
+    ) -> Iterator[tuple[dict[int, int], int, int]]:
+        """Yield the index of each block of ``extent`` cells in the given range, and its part of it.
+
+        Args:
+            axes: axes that split these cells, outer axis first.
+            extent: number of cells.
+            low, high: range of cells.
+            pinned: index along some axes.
+        """
+        if not axes:
+            yield {}, low, high
+            return
+        axis, *inner = axes
+        blocks = self.sbp[axis].blocks(extent, self.grid[axis])
+        if axis in pinned:
+            start, stop = blocks.block(pinned[axis])
+            low, high = max(low, start), min(high, stop)
+        for i, first, last in blocks.overlapping(low, high):
+            start, stop = blocks.block(i)
+            found = self._segments(inner, stop - start, first - start, last - start, pinned)
+            for indices, a, b in found:
+                yield {axis: i, **indices}, start + a, start + b
+
     @cached_property
     def boxes(self) -> dict[int, Box]:
         """Cells of each rank."""
@@ -235,6 +285,16 @@ class Layout:
     def with_sbp(self, sbp: NdSbp) -> Layout:
         """Return the layout with other attributes."""
         return Layout(self.ranks, self.grid, sbp, self.shape)
+
+    def restricted(self, axes: Sequence[int], dims: Sequence[int]) -> Layout:
+        """Return the layout on these axes, of these dims; no other axis splits them."""
+        sbp = tuple(
+            replace(one, dim=dims.index(one.dim)) if one.dim in dims else broadcast
+            for one in (self.sbp[axis] for axis in axes)
+        )
+        return Layout(
+            (), tuple(self.grid[a] for a in axes), sbp, tuple(self.shape[d] for d in dims)
+        )
 
     @property
     def dual(self) -> Layout:

@@ -5,69 +5,146 @@ source sends it to one of the ranks that share the copy; nothing is sent if the 
 This moves the fewest bytes if there is one term or one copy. If several terms are needed in several
 copies, they are summed first, each cell on one rank: through an intermediate layout, or by an
 all-reduce.
+
+A rank computes its own transfers, in time proportional to its peers, wherever a rule by indices
+balances the messages as well as a search over all ranks (``RouteStep.is_local``).
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from itertools import product
 from math import inf, prod
-from typing import NamedTuple
 
 from gpudist.errors import ShapeError
-from gpudist.geometry.boxes import (
-    Box,
-    Collective,
-    Overlaps,
-    Plan,
-    Stage,
-    intersection,
-    stage_of,
-)
-from gpudist.geometry.cartesian import index_of
-from gpudist.geometry.layout import Layout, Sbp, broadcast, misfit, partial_sum, split
+from gpudist.geometry.boxes import Box, Collective, Plan, Stage, intersection, stage_of
+from gpudist.geometry.cartesian import index_of, rank_of
+from gpudist.geometry.layout import Index, Layout, Sbp, broadcast, misfit, partial_sum, split
 
 
-class RouteTransfer(NamedTuple):
-    """Cells that ``holder`` sends to ``receiver``; the two may be the same rank."""
-
-    holder: int
-    receiver: int
-    cells: Box
-
-
-class RouteStep(NamedTuple):
+@dataclass(frozen=True)
+class RouteStep:
     """One set of messages.
 
     Attributes:
         source: layout before the step.
         target: layout after the step.
         summed: axes of an all-reduce, ``None`` if the step consists of transfers.
-        volume: number of cells sent, over all ranks.
     """
 
     source: Layout
     target: Layout
-    summed: tuple[int, ...] | None
-    volume: int
+    summed: tuple[int, ...] | None = None
+
+    @cached_property
+    def volume(self) -> int:
+        """Number of cells sent, over all ranks."""
+        source, target = self.source, self.target
+        if self.summed is not None:
+            return _cells_all_reduced(source, self.summed)
+        if not self.is_local and source.count("broadcast") > 1 and target.count("partial_sum") > 1:
+            found = _searched(source, target)
+            return sum(cells.volume for holder, receiver, cells in found if holder != receiver)
+        # Every rank keeps as many cells as it can.
+        return _cells_needed(source, target) - _cells_kept(source, target)
+
+    @cached_property
+    def is_local(self) -> bool:
+        """Whether each rank finds its own transfers by ``_peers``.
+
+        This is so if a term has one holder and a copy one receiver; or if both layouts are on grids
+        of one shape, of the same ranks or of no common rank, and either nothing moves, or all
+        holders of a block send and receive equally much.
+        """
+        source, target = self.source, self.target
+        if source.count("broadcast") == target.count("partial_sum") == 1:
+            return True
+        if source.grid != target.grid:
+            return False
+        if source.ranks == target.ranks:
+            if _cells_needed(source, target) == _cells_kept(source, target):
+                return True
+        elif not set(source.ranks).isdisjoint(target.ranks):
+            return False
+        return all(
+            n == 1
+            or a == b
+            or (a != broadcast and b != partial_sum)
+            or _is_alike(source, target, axis)
+            for axis, (a, b, n) in enumerate(zip(source.sbp, target.sbp, source.grid, strict=True))
+        )
+
+
+def _is_alike(source: Layout, target: Layout, axis: int) -> bool:
+    """Return whether one layout cuts a dim on ``axis``, in equal blocks, and the other does not."""
+    cut, other = (target, source) if target.sbp[axis].is_split else (source, target)
+    dim = cut.sbp[axis].dim
+    axes = [(one, n) for one, n in zip(cut.sbp, cut.grid, strict=True) if one.dim == dim]
+    return (
+        dim >= 0
+        and all(one.dim != dim for one in other.sbp)
+        and all(one.sizes is None for one, _ in axes)
+        and cut.shape[dim] % prod(n for _, n in axes) == 0
+    )
+
+
+def _peers(own: Layout, index: Index, other: Layout) -> Iterator[tuple[int, Box]]:
+    """Yield the holder and the cells of each transfer to the rank at ``index`` of ``own``.
+
+    A holder and its receiver have the same index along axes where the holders have copies, and
+    along axes where the receivers' values are added up. Then a rank sends nothing that the receiver
+    has, and all copies are equal, as in ``_pairs``.
+
+    In the dual layouts, these are the receivers of the rank at ``index`` of ``own``.
+
+    Args:
+        own: target of a step, or dual of its source.
+        index: index of a rank on the grid of ``own``.
+        other: source of the step, or dual of its target.
+    """
+    box, pinned = own.box(index), dict[int, int]()
+    axes = zip(own.sbp, other.sbp, strict=True) if own.grid == other.grid else ()
+    for axis, ends in enumerate(axes):
+        # Where copies become terms, the first rank takes part.
+        if ends == (partial_sum, broadcast) and index[axis]:
+            return
+        if ends[0] == partial_sum or ends[1] == broadcast:
+            pinned[axis] = index[axis]
+    if not box.volume:
+        return
+    for indices, cells in other.overlapping(box, pinned):
+        fixed = {**pinned, **indices}
+        ways = [(fixed[a],) if a in fixed else range(n) for a, n in enumerate(other.grid)]
+        for place in product(*ways):
+            yield other.ranks[rank_of(place, other.grid)], cells
 
 
 @lru_cache(maxsize=4096)
-def transfers(source: Layout, target: Layout) -> tuple[RouteTransfer, ...]:
-    """Return the transfers of one step between all ranks, in the same order on every rank."""
+def _searched(source: Layout, target: Layout) -> tuple[tuple[int, int, Box], ...]:
+    """Return holder, receiver and cells of all transfers, chosen with all ranks in view.
+
+    They are in the same order on every rank; a holder may be its own receiver.
+    """
     load: defaultdict[int, int] = defaultdict(int)
-    found: list[RouteTransfer] = []
+    found: list[tuple[int, int, Box]] = []
     blocks = source.groups("broadcast")
-    terms, overlapping = list(blocks.values()), Overlaps(blocks)
+    numbers = {block: number for number, block in enumerate(blocks)}
     for wanted, copies in target.groups("partial_sum").items():
-        for number, cells in overlapping(wanted):
-            for holder, receiver in _pairs(terms[number], copies, load):
+        common: dict[Box, Box] = {}
+        for indices, cells in source.overlapping(wanted, {}):
+            index = tuple(indices.get(axis, 0) for axis in range(len(source.grid)))
+            common[source.box(index)] = cells
+        for block in sorted(common, key=numbers.__getitem__):
+            volume = common[block].volume
+            for holder, receiver in _pairs(blocks[block], copies, load):
                 if holder != receiver:
-                    load[holder] += cells.volume
-                    load[receiver] += cells.volume
-                found.append(RouteTransfer(holder, receiver, cells))
+                    load[holder] += volume
+                    load[receiver] += volume
+                found.append((holder, receiver, common[block]))
     return tuple(found)
 
 
@@ -150,16 +227,19 @@ def route(source: Layout, target: Layout) -> tuple[RouteStep, ...]:
             f"boxing: a tensor of global shape {list(source.shape)} cannot become one of shape "
             f"{list(target.shape)}; the shapes must be equal"
         )
-    ways: list[tuple[Layout, ...]] = [(source, target)]
-    if source.count("partial_sum") > 1 and target.count("broadcast") > 1:
-        ways += [(source, between, target) for between in dict.fromkeys(_between(source, target))]
+    direct = _cheapest_step(source, target)
+    terms, copies = source.count("partial_sum"), target.count("broadcast")
+    if 1 in (terms, copies) or direct.volume <= least_volume(source, target):
+        return (direct,)
+    ways = [(source, target)]
+    ways += [(source, between, target) for between in dict.fromkeys(_between(source, target))]
     bounds = [sum(map(_fewest_sent, way, way[1:])) for way in ways]
     best: tuple[RouteStep, ...] = ()
     least: tuple[float, int] = inf, 0
     for bound, i in sorted(zip(bounds, range(len(ways)), strict=True)):
         if (bound, i) > least:
             break
-        steps = tuple(map(_step, ways[i], ways[i][1:]))
+        steps = tuple(map(_cheapest_step, ways[i], ways[i][1:]))
         if (volume(steps), i) < least:
             best, least = steps, (volume(steps), i)
     return best
@@ -180,17 +260,12 @@ def volume(steps: tuple[RouteStep, ...]) -> int:
     return sum(step.volume for step in steps)
 
 
-def _step(source: Layout, target: Layout) -> RouteStep:
-    """Return a step by transfers, or by an all-reduce if that moves no more cells."""
-    if source.count("broadcast") > 1 and target.count("partial_sum") > 1:
-        found = transfers(source, target)
-        sent = sum(t.cells.volume for t in found if t.holder != t.receiver)
-    else:  # Every rank keeps as many cells as it can.
-        sent = _cells_needed(source, target) - _cells_kept(source, target)
-    axes = _summed_axes(source, target)
-    if axes and (reduced := _cells_all_reduced(source, axes)) <= sent:
-        return RouteStep(source, target, axes, reduced)
-    return RouteStep(source, target, None, sent)
+def _cheapest_step(source: Layout, target: Layout) -> RouteStep:
+    step, axes = RouteStep(source, target), _summed_axes(source, target)
+    # An all-reduce has fewer messages than transfers.
+    if axes and _cells_all_reduced(source, axes) <= step.volume:
+        return RouteStep(source, target, axes)
+    return step
 
 
 def _fewest_sent(source: Layout, target: Layout) -> int:
@@ -210,9 +285,42 @@ def _cells_held(layout: Layout) -> int:
 
 
 def _cells_kept(source: Layout, target: Layout) -> int:
-    pairs = ((box, target.boxes.get(rank)) for rank, box in source.boxes.items())
-    common = (intersection(box, other) for box, other in pairs if other is not None)
-    return sum(cells.volume for cells in common if cells is not None)
+    """Return the cells that can stay on their rank, over all ranks.
+
+    The dims of a group are cut by the same axes, so that the sum over the ranks is a product over
+    groups.
+    """
+    if not source.same_workers(target):
+        common = set(source.ranks).intersection(target.ranks)
+        return sum(_common(source.boxes[rank], target.boxes[rank]) for rank in common)
+    groups: list[tuple[set[int], list[int]]] = []
+    ends = list(zip(source.sbp, target.sbp, strict=True))
+    for dim in range(len(source.shape)):
+        axes = {axis for axis, pair in enumerate(ends) if dim in (pair[0].dim, pair[1].dim)}
+        linked = [group for group in groups if group[0] & axes]
+        groups = [group for group in groups if group not in linked]
+        axes, dims = axes.union(*(group[0] for group in linked)), [dim]
+        groups.append((axes, sum((group[1] for group in linked), dims)))
+    free = [i for i, pair in enumerate(ends) if not pair[0].is_split and not pair[1].is_split]
+    # Where copies become terms, one rank keeps what all have.
+    kept = prod(source.grid[i] for i in free if ends[i] != (broadcast, partial_sum))
+    for axes, dims in groups:
+        a, b = (layout.restricted(sorted(axes), sorted(dims)) for layout in (source, target))
+        apart = not any(x.is_split and y.is_split for x, y in zip(a.sbp, b.sbp, strict=True))
+        if a.sbp == b.sbp or (len(dims) == 1 and apart):
+            kept *= prod(a.shape)
+        else:
+            kept *= sum(
+                cells.volume
+                for indices, block in a.overlapping(Box.whole(a.shape), {})
+                for _, cells in b.overlapping(block, indices)
+            )
+    return kept
+
+
+def _common(box: Box, other: Box) -> int:
+    common = intersection(box, other)
+    return 0 if common is None else common.volume
 
 
 def _cells_all_reduced(source: Layout, axes: tuple[int, ...]) -> int:
@@ -269,51 +377,51 @@ def plan(source: Layout, target: Layout, rank: int, members: tuple[int, ...]) ->
     Args:
         source, target: layouts.
         rank: rank of the world.
-        members: ranks of the world in source and target; the plan addresses peers by position in
-            this list.
+        members: ranks of the world in source and target, ascending; the plan addresses peers by
+            position in this list.
     """
-    position = {member: i for i, member in enumerate(members)}
-    stages = [_stage(step, rank, position) for step in route(source, target)]
-    return Plan(("boxing", source, target), position[rank], tuple(stages))
+    stages = [_stage(step, rank, members) for step in route(source, target)]
+    return Plan(("boxing", source, target), bisect_left(members, rank), tuple(stages))
 
 
-def _stage(step: RouteStep, rank: int, position: dict[int, int]) -> Stage:
-    owned, wanted = step.source.boxes.get(rank), step.target.boxes.get(rank)
+def _stage(step: RouteStep, rank: int, members: tuple[int, ...]) -> Stage:
+    source, target = step.source, step.target
+    here, there = source.index(rank), target.index(rank)
+    owned = None if here is None else source.box(here)
+    wanted = None if there is None else target.box(there)
     input_shape = owned.shape if owned is not None else None
     output_shape = wanted.shape if wanted is not None else None
     if step.summed is not None:
-        if owned is None or not owned.volume:
+        if here is None or owned is None or not owned.volume:
             return Stage(input_shape, output_shape)
-        members = tuple(sorted(position[r] for r in _summed_with(step, rank)))
-        reduce = Collective("all_reduce", members, members[0], True)
+        summed = [range(n) if a in step.summed else (here[a],) for a, n in enumerate(source.grid)]
+        ranks = [source.ranks[rank_of(index, source.grid)] for index in product(*summed)]
+        group = tuple(bisect_left(members, each) for each in sorted(ranks))
+        reduce = Collective("all_reduce", group, group[0], True)
         return Stage(input_shape, output_shape, collectives=(reduce,))
-    gives: list[tuple[int, Box]] = []
-    takes: list[tuple[int, Box]] = []
-    for holder, receiver, cells in transfers(step.source, step.target):
-        if owned is not None and holder == rank:
-            gives.append((position[receiver], cells.shifted(owned.start)))
-        if wanted is not None and receiver == rank:
-            takes.append((position[holder], cells.shifted(wanted.start)))
+    if step.is_local:
+        given = () if here is None else _peers(source.dual, here, target.dual)
+        taken = () if there is None else _peers(target, there, source)
+    else:
+        found = _searched(source, target)
+        given = [(receiver, cells) for holder, receiver, cells in found if holder == rank]
+        taken = [(holder, cells) for holder, receiver, cells in found if receiver == rank]
+    gives = [
+        (bisect_left(members, peer), cells.shifted(owned.start))
+        for peer, cells in given
+        if owned is not None
+    ]
+    takes = [
+        (bisect_left(members, peer), cells.shifted(wanted.start))
+        for peer, cells in taken
+        if wanted is not None
+    ]
     return stage_of(
-        position[rank],
+        bisect_left(members, rank),
         input_shape,
         output_shape,
         gives,
         takes,
-        sources_overlap=step.target.count("broadcast") > 1,
-        destinations_overlap=step.source.count("partial_sum") > 1,
+        sources_overlap=target.count("broadcast") > 1,
+        destinations_overlap=source.count("partial_sum") > 1,
     )
-
-
-def _summed_with(step: RouteStep, rank: int) -> list[int]:
-    """Return the ranks whose blocks are summed with the block of ``rank``."""
-    grid, summed = step.source.grid, step.summed or ()
-    mine = index_of(step.source.ranks.index(rank), grid)
-    return [
-        other
-        for i, other in enumerate(step.source.ranks)
-        if all(
-            a == b or axis in summed
-            for axis, (a, b) in enumerate(zip(index_of(i, grid), mine, strict=True))
-        )
-    ]

@@ -20,7 +20,11 @@ _MOST_CELLS = {1: 14, 2: 7, 3: 4}
 @st.composite
 def cuts(draw: st.DrawFn, extent: int, most_parts: int = 4) -> Blocks:
     """A cut of ``extent`` cells: balanced, or of explicit sizes with empty blocks among them."""
-    parts = draw(st.integers(1, most_parts))
+    return draw(cuts_in(extent, draw(st.integers(1, most_parts))))
+
+
+@st.composite
+def cuts_in(draw: st.DrawFn, extent: int, parts: int) -> Blocks:
     if draw(st.booleans()):
         return Blocks(extent, parts)
     inner = draw(st.lists(st.integers(0, extent), min_size=parts - 1, max_size=parts - 1))

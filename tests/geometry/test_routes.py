@@ -6,16 +6,23 @@ of the tensor.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import combinations, product
+from math import prod
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 
 from gpudist.errors import ShapeError
-from gpudist.geometry.boxes import Stage
+from gpudist.geometry import blocks, boxes, layout as layouts, routes
+from gpudist.geometry.boxes import Plan, Stage
 from gpudist.geometry.layout import Layout, NdSbp, Sbp, broadcast, partial_sum, split
-from gpudist.geometry.routes import plan, route, transfers, volume
+from gpudist.geometry.routes import plan, route, volume
+from tests.geometry.oracle import Array, PerRank, assert_linear_operator, carry_out, exactly
+from tests.geometry.strategies import cuts_in, shapes, workers
 
 Held = frozenset[int]  # sums of terms a rank can make, each a bit mask of terms
 State = tuple[Held, ...]
@@ -140,9 +147,9 @@ def test_fewest_cells_between_explicit_cuts() -> None:
             worse.append(f"{a} -> {b}: {volume(route(source, target))}, not {best}")
     assert not worse
     source, target = (Layout((0, 1, 2), (3,), (S(0, n),), (9,)) for n in ([5, 0, 4], [3, 2, 4]))
-    assert [(t.holder, t.receiver, t.cells.volume) for t in transfers(source, target)] == [
-        (0, 0, 3), (0, 1, 2), (2, 2, 4),
-    ]  # fmt: skip
+    stages = [plan(source, target, rank, (0, 1, 2)).stages[0] for rank in range(3)]
+    assert [[move.source.volume for move in stage.moves] for stage in stages] == [[3], [], [4]]
+    assert [[(m.peer, m.volume) for m in stage.sends] for stage in stages] == [[(1, 2)], [], []]
 
 
 def stages_of(a: Sbp, b: Sbp) -> list[Stage]:
@@ -175,12 +182,141 @@ def test_known_pairs_move_nothing(a: Sbp, b: Sbp) -> None:
     assert not stage.communicates
 
 
+def all_plans(source: Layout, target: Layout, size: int) -> list[Plan]:
+    return [plan(source, target, rank, tuple(range(size))) for rank in range(size)]
+
+
+@st.composite
+def sbps(draw: st.DrawFn, grid: tuple[int, ...], shape: tuple[int, ...]) -> NdSbp:
+    found: list[Sbp] = []
+    for parts in grid:
+        one = draw(st.sampled_from([B, P, *map(S, range(len(shape)))]))
+        if one.is_split and all(one.dim != each.dim for each in found):
+            one = S(one.dim, draw(cuts_in(shape[one.dim], parts)).sizes)
+        found.append(one)
+    return tuple(found)
+
+
+@st.composite
+def boxings(draw: st.DrawFn) -> tuple[Layout, Layout, int]:
+    """Two layouts of one tensor, and the size of the world; often of the same workers."""
+    shape, grids = draw(shapes()), st.sampled_from([(1,), (3,), (2, 2), (3, 2), (2, 2, 2)])
+    grid = draw(grids)
+    other = grid if draw(st.booleans()) else draw(grids)
+    world = draw(st.integers(max(prod(grid), prod(other)), 9))
+    ranks = draw(workers(prod(grid), world))
+    others = ranks if grid == other and draw(st.booleans()) else draw(workers(prod(other), world))
+    source = Layout(tuple(ranks), grid, draw(sbps(grid, shape)), shape)
+    return source, Layout(tuple(others), other, draw(sbps(other, shape)), shape), world
+
+
+def part_of(x: Array, layout: Layout, rank: int) -> Array | None:
+    """The block of ``rank``; terms are random, and the first is what is missing."""
+    index = layout.index(rank)
+    if index is None:
+        return None
+    every = [range(n) if one == P else (0,) for one, n in zip(layout.sbp, layout.grid, strict=True)]
+    terms = [np.random.default_rng(i).integers(1 << 40, size=x.shape) for i in every_index(every)]
+    own = tuple(i if one == P else 0 for i, one in zip(index, layout.sbp, strict=True))
+    number = every_index(every).index(own)
+    term = terms[number] if number else x - sum(terms[1:], np.zeros_like(x))
+    return term[layout.box(index).slices]
+
+
+def every_index(ranges: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    return list(product(*ranges))
+
+
+def assert_parts(parts: PerRank, x: Array, layout: Layout) -> None:
+    """All copies of each term are equal, and the first ones add up to ``x``."""
+    whole, seen = np.zeros_like(x), {}
+    for rank, part in enumerate(parts):
+        index = layout.index(rank)
+        assert (part is None) == (index is None)
+        if index is not None:
+            first = tuple(0 if one == B else i for i, one in zip(index, layout.sbp, strict=True))
+            if first not in seen:
+                whole[layout.box(index).slices] += part
+            np.testing.assert_array_equal(seen.setdefault(first, part), part)
+    np.testing.assert_array_equal(whole, x)
+
+
+@exactly
+@given(boxings())
+def test_every_rank_gets_its_part(case: tuple[Layout, Layout, int]) -> None:
+    """All copies are equal, there and back, and the volume is what the messages have."""
+    source, target, size = case
+    plans = all_plans(source, target, size)
+    x = np.random.default_rng(1).integers(1 << 40, size=source.shape)
+    for a, b, given_plans in (
+        (source, target, plans),
+        (target.dual, source.dual, [one.T for one in plans]),
+    ):
+        assert_parts(carry_out(given_plans, [part_of(x, a, rank) for rank in range(size)]), x, b)
+    if sum(map(prod, (one.input_shape or (0,) for one in plans))) < 200:
+        assert_linear_operator(plans)
+    for number, step in enumerate(route(source, target)):
+        if step.summed is None:
+            sends = [message for one in plans for message in one.stages[number].sends]
+            assert step.volume == sum(message.volume for message in sends)
+
+
+MANY = (4096,), (64, 64), (16, 16, 16)
+
+
+def many_pairs(grid: tuple[int, ...]) -> list[tuple[Layout, Layout]]:
+    """Pairs of which each rank exchanges cells with at most 64 others."""
+    shape, ranks = (8192, 4096, 64), tuple(range(prod(grid)))
+    cut = [S(d) for d in range(len(grid))]
+    uneven = S(0, [8192 // grid[0] - 1, *[8192 // grid[0]] * (grid[0] - 2), 8192 // grid[0] + 1])
+    rest = cut[:-1]
+    pairs: list[tuple[list[Sbp], list[Sbp]]] = [
+        (cut, [uneven, *cut[1:]]), ([*rest, B], cut), ([*rest, B], [*rest, P]), (cut, [*rest, P]),
+    ]  # fmt: skip
+    if rest:
+        pairs += [(cut, [*rest, B]), ([*rest, P], cut), (cut, [*cut[1:], cut[0]])]
+        pairs += [([*rest, P], [*rest, B]), ([B, *cut[1:]], [S(0), *rest[1:], B])]
+    found = [[Layout(ranks, grid, tuple(one), shape) for one in pair] for pair in pairs]
+    others = tuple(rank + len(ranks) for rank in ranks)
+    far = Layout(others, grid, (uneven, *cut[1:]), shape)
+    return [(a, b) for a, b in found] + [(Layout(ranks, grid, tuple(cut), shape), far)]
+
+
+@pytest.mark.parametrize("grid", MANY, ids=str)
+def test_a_plan_of_many_ranks_visits_peers_only(
+    grid: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The boxes and blocks that are computed grow with the peers of a rank, not with the ranks."""
+    visits = 0
+
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def visit(*args: Any) -> Any:
+            nonlocal visits
+            visits += 1
+            return function(*args)
+
+        return visit
+
+    for owner, name in (
+        (boxes.Box, "__init__"), (blocks.Blocks, "block"), (layouts, "index_of"),
+        (layouts, "rank_of"), (routes, "index_of"), (routes, "rank_of"),
+    ):  # fmt: skip
+        monkeypatch.setattr(owner, name, counted(getattr(owner, name)))
+    for source, target in many_pairs(grid):
+        members = tuple(sorted({*source.ranks, *target.ranks}))
+        visits = 0
+        (stage,) = plan(source, target, 1234, members).stages
+        groups = sum(len(one.members) for one in stage.collectives)
+        peers = len(stage.sends) + len(stage.receives) + groups
+        assert peers <= 2 * 64 and visits <= 20 * (peers + 3), (source.sbp, target.sbp, visits)
+
+
 def test_first_holders_share_the_work() -> None:
     """Copies that many ranks have are not all sent by the first."""
     source = Layout((0, 1, 2, 3), (4,), (B,), (8,))
     target = Layout((4, 5, 6, 7), (4,), (S(0),), (8,))
-    senders = {t.holder for t in transfers(source, target)}
-    assert senders == {0, 1, 2, 3}
+    stages = [plan(source, target, rank, tuple(range(8))).stages[0] for rank in range(4)]
+    assert [[m.volume for m in stage.sends] for stage in stages] == [[2]] * 4
 
 
 def test_blocks_of_blocks() -> None:

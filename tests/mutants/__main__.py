@@ -68,11 +68,11 @@ def tests_of(path: Path) -> list[list[str]]:
     """Return the tests to run, one after another, until one fails.
 
     First come the tests that name the module or something in it, its namesake before all. For code
-    that moves data, threads come first; then processes, for what packing transports use; then NCCL,
-    which keeps layouts. For some of geometry, layers beside torch's come last.
+    that moves data, threads come first; then gloo, which only carries messages; then NCCL, which
+    keeps layouts. For some of geometry, layers beside torch's come last.
     """
     if path.parent.name == "exchange":
-        chosen = ("loopback", "host and not twelve_ranks")
+        chosen = ("loopback", "gloo and not twelve_ranks")
         keeps_layouts = ["-k", "nccl", "tests/transport/test_nccl_layouts.py"]
         return [*(["-k", which, *EXCHANGE] for which in chosen), keeps_layouts]
     tree = ast.parse(path.read_text())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import compress
 from math import prod
 from typing import Any, NamedTuple
 
@@ -92,8 +93,7 @@ class ParameterLayer(DistributedModule):
 
     @property
     def _own(self) -> list[torch.Tensor]:
-        own = [getattr(self, name, None) for name in self._names]
-        return [parameter for parameter in own if parameter is not None]
+        return [x for name in self._names if (x := getattr(self, name, None)) is not None]
 
     def ways(self) -> list[Way]:
         """Return how each existing parameter is moved; empty while :meth:`use_copies` applies."""
@@ -122,7 +122,8 @@ class ParameterLayer(DistributedModule):
             return self._copies
         if self.replicate_parameters:
             return copies_of(self._own, self._holders)
-        return copies_of_owned(self._own, self._broadcasts) if self.uses_copies else self._own
+        is_fused = self._is_fused and not is_compiled()
+        return copies_of_owned(self._own, self._broadcasts) if is_fused else self._own
 
     def bind_parameters(self) -> tuple[Movement | None, ...]:
         """Return the movement of each parameter to its users; ``None`` if it is already local."""
@@ -138,11 +139,8 @@ def move_those(
     movements: tuple[Movement | None, ...], tensors: list[torch.Tensor]
 ) -> list[torch.Tensor]:
     """Move each tensor that has a movement, all in flight together, and return ``tensors``."""
-    moving = [i for i, movement in enumerate(movements) if movement is not None]
+    moving = tuple(filter(None, movements))
     if not moving:
         return tensors
-    moved = move([m for m in movements if m is not None], [tensors[i] for i in moving])
-    results = list(tensors)
-    for i, tensor in zip(moving, moved, strict=True):
-        results[i] = tensor
-    return results
+    moved = iter(move(moving, tuple(compress(tensors, movements))))
+    return [x if m is None else next(moved) for m, x in zip(movements, tensors, strict=True)]
