@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
+from weakref import ref
 
 import torch
 from torch.utils._pytree import tree_map
@@ -157,8 +158,18 @@ def copied(network: torch.nn.Module, memo: dict[int, Any] | None = None) -> torc
 
 
 def paths_of(network: torch.nn.Module) -> Callable[[], dict[int, str]]:
-    """Return a cached function that maps the identity of each module to its path."""
-    return cache(lambda: {id(module): path for path, module in network.named_modules()})
+    """Return a cached function that maps the identity of each module to its path.
+
+    The function does not keep the network, which keeps the function.
+    """
+    weak = ref(network)
+
+    def paths() -> dict[int, str]:
+        found = weak()
+        modules = () if found is None else found.named_modules()
+        return {id(module): path for path, module in modules}
+
+    return cache(paths)
 
 
 def _is_size(x: Any) -> bool:

@@ -283,7 +283,8 @@ class KeptForBackward:
         storage = x.untyped_storage()
         if storage._cdata not in self._held:
             self._kept[storage._cdata] = storage
-        return x
+        # The tensor itself would keep the node that saves it alive for ever, if it is its result.
+        return x.detach()
 
     @property
     def nbytes(self) -> int:

@@ -58,7 +58,8 @@ def is_leaf(x: GlobalTensor, *_: object) -> bool:
 
 @entry(T.requires_grad.__get__)  # pyright: ignore
 def requires_grad(x: GlobalTensor, *_: object) -> bool:
-    return x._local.requires_grad
+    source: Any = views.source_of(x)
+    return source._local.requires_grad
 
 
 @entry(T.retains_grad.__get__)  # pyright: ignore
@@ -296,9 +297,10 @@ def as_int(x: GlobalTensor) -> int:
 def text(x: GlobalTensor, **_: object) -> str:
     """Return a text with this rank's part and the global attributes, without communication."""
     kind = "Parameter" if getattr(x, "_is_param", False) else "GlobalTensor"
+    local = "not computed yet" if views.is_outdated(x) else f"\n{x._local.detach()!r}"
     return (
         f"{kind}(shape={list(x.shape)}, placement={x.placement!r}, sbp={x.sbp!r}, "
-        f"dtype={x.dtype}, local=\n{x._local.detach()!r})"
+        f"dtype={x.dtype}, local={local})"
     )
 
 
@@ -330,7 +332,7 @@ def _reshaped_in_place(out_of_place: Callable[..., Any]) -> Callable[..., Global
         if x._local.is_leaf and x._local.requires_grad and torch.is_grad_enabled():
             raise RuntimeError(f"{name}: the tensor is a leaf that requires grad")
         view: Any = out_of_place(x, *args, **kwargs)
-        if views.concerns(x) or views.is_copy(view):
+        if views.may_be_followed(x) or views.is_copy(view):
             raise NotImplementedError(
                 f"{name}: other tensors would follow this one, and their cells had to be copied; "
                 f"use y = x.{out_of_place.__name__}(...)"

@@ -30,8 +30,8 @@ from gpudist.sbp.spectrum import (
     Pending,
     Ranges,
     Spectrum,
-    as_made,
     bypass,
+    changed_by,
     computed,
     new_spectrum,
     slice_of,
@@ -92,6 +92,8 @@ def _transform(name: str, x: GlobalTensor, *args: Any, **kwargs: Any) -> Any:
     ordinary tensor.
     """
     if torch._C._are_functorch_transforms_active():  # pyright: ignore
+        return NotImplemented
+    if vars(x).get("_changed") is not None:
         return NotImplemented
     pending = vars(x).get("_pending")
     base: Any = x if pending is None else pending.base
@@ -167,7 +169,7 @@ def _shift(function: Any, x: Spectrum, dim: Any = None) -> Any:
     pending = x._pending
     dims = range(x.dim()) if dim is None else (dim,) if isinstance(dim, int) else dim
     dims = [d % x.dim() for d in dims]
-    if pending.base is None or not dims:
+    if pending.base is None or x._changed is not None or not dims:
         return NotImplemented
 
     def shift(t: Any, along: Collection[int]) -> Any:
@@ -201,7 +203,7 @@ def _take(x: Spectrum, index: Any) -> Any:
     Slices that take the same of these share one computation.
     """
     pending, ranges = x._pending, _ranges(x, index)
-    if not pending.late or pending.around is not None or ranges is None:
+    if not pending.late or pending.around is not None or ranges is None or x._changed is not None:
         return NotImplemented
     blocked = pending.blocked
     own = tuple(range(n) if d in blocked else ranges[d] for d, n in enumerate(x.shape))
@@ -212,7 +214,10 @@ def _take(x: Spectrum, index: Any) -> Any:
     if part is None:
         part = pending.parts[own] = _part(x, own)
     rest = [slice_of(r) if d in blocked else slice(None) for d, r in enumerate(ranges)]
-    return part[tuple(rest)]
+    taken = part[tuple(rest)]
+    # Its changes must reach other slices, even after the network has dropped ``x``.
+    vars(taken)["_whole"] = x
+    return taken
 
 
 def _part(x: Spectrum, own: Ranges) -> GlobalTensor:
@@ -221,22 +226,25 @@ def _part(x: Spectrum, own: Ranges) -> GlobalTensor:
     base, blocked = pending.base, pending.blocked
     assert base is not None
     cells = [*map(slice_of, own)]
-    with as_made(base):
+    with views.as_made(base):
         first = [slice(None) if d in pending.late else one for d, one in enumerate(cells)]
         less = replace(pending, base=base[tuple(first)], parts={}).taken(pending.late - blocked)
         then = [slice(None) if d in blocked else one for d, one in enumerate(cells)]
         then = [one if d in pending.late else slice(None) for d, one in enumerate(then)]
         less = replace(less, base=less.base[tuple(then)])  # pyright: ignore
     part = computed(new_spectrum(less, tuple(map(len, own)), x.dtype, x.device))
-    weak = ref(x)
+    weak, sbp = ref(x), part.sbp
+
+    def make() -> T:
+        return computed(weak())[tuple(cells)].to_global(sbp=sbp)
 
     def write(changed: T) -> None:
         whole = weak()
         if whole is not None:
-            whole[tuple(map(slice_of, own))] = changed
+            changed_by(whole, own)
 
     # Once ``x`` has cells, which may change, the part is linked to it.
-    views.link(part, views.EmulatedView(base, base.clone, write, True))
+    views.link(part, views.EmulatedView(base, make, write, True))
     return part
 
 

@@ -6,8 +6,7 @@ steps can wait, dim by dim, until it is known which cells of the other dims are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -99,9 +98,14 @@ class Spectrum(GlobalTensor):
     """A global tensor that is computed when its cells are needed.
 
     Then it becomes an ordinary global tensor. Shape, dtype and layout are known before.
+
+    Attributes:
+        _pending: how to compute it.
+        _changed: cells of the part that has changed in place since.
     """
 
     _pending: Pending
+    _changed: Ranges | None = None
 
     @classmethod
     def __torch_function__(
@@ -137,35 +141,41 @@ def new_spectrum(pending: Pending, shape: Sequence[int], dtype: Any, device: Any
     return made
 
 
-@contextmanager
-def as_made(base: GlobalTensor) -> Iterator[None]:
-    """Compute in the modes that the base was made in, whatever the modes are now."""
-    local = base._local
-    with ExitStack() as modes:
-        if torch.is_inference_mode_enabled() and not local.is_inference():
-            modes.enter_context(torch.inference_mode(False))
-        if local.requires_grad and not torch.is_grad_enabled():
-            modes.enter_context(torch.enable_grad())
-        yield
-
-
 def computed(x: Any) -> Any:
-    """Return ``x``, which is no longer a spectrum. Collective if it was one."""
+    """Return ``x``, which has cells then. Collective if it had none."""
     if type(x) is not Spectrum:
+        if isinstance(x, GlobalTensor) and views.is_outdated(x):
+            views.renewed(x)
         return x
     pending, base = x._pending, x._pending.base
     placement, sbp = pending.layout
+    y: Any
     if base is None:
         y = _zeros_in_place_of(x, placement, sbp)
     else:
-        with as_made(base):
+        with views.as_made(base):
             y = pending.boxed(sbp)
+            # Other spectra read the base.
+            y = y.clone() if y._local is base._local else y
     del x._pending
+    changed = vars(x).pop("_changed", None)
     x._local, x._global_spec = y._local, y._global_spec
     x.__class__ = GlobalTensor  # pyright: ignore
     for ranges, part in pending.parts.items():
         _link(part, x, ranges)
+    if changed is not None:
+        part = pending.parts[changed]
+        with views.as_made(part):
+            x[tuple(map(slice_of, changed))] = part
     return x
+
+
+def changed_by(x: Spectrum, ranges: Ranges) -> None:
+    """Note that the part with cells ``ranges`` has changed in place, and outdate all others."""
+    x._changed = ranges
+    for other, part in x._pending.parts.items():
+        if other != ranges:
+            views.outdate(part)
 
 
 def _zeros_in_place_of(x: T, placement: Placement, sbp: NdSbp) -> GlobalTensor:

@@ -1,12 +1,15 @@
 """Emulate views that had to be copied: keep them equal to their base.
 
 A view that had to be boxed has memory of its own. In-place changes of the view are written to its
-base. Changes of the base, through any tensor that shares its memory, are written to the view.
+base. After a change of the base, through any tensor that shares its memory, the view is outdated:
+it has no cells until it is used, which computes them again. To do so at once would let ranks
+disagree, since some may have freed a view that others still hold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from weakref import ReferenceType, ref
@@ -35,7 +38,7 @@ class EmulatedView:
     is_copy: bool
 
 
-# Emulated views, by the memory of their base.
+# Emulated views that are not outdated, by the memory of their base.
 _copies: dict[int, list[ReferenceType[Any]]] = {}
 
 
@@ -85,16 +88,19 @@ def note(
         # They may share memory on this rank alone, for example on the rank that holds the only
         # term.
         y._local = y._local.clone()
+    vars(base)["_has_views"] = True
     link(y, EmulatedView(base, make, _writer(base, call), is_copy))
 
 
 def link(y: torch.Tensor, view: EmulatedView) -> None:
     """Make ``y`` an emulated view, in place of the one that it was."""
     before = view_of(y)
+    vars(y)["_view"] = view
+    if is_outdated(y):
+        return
     if before is not None:
         watched = _copies.get(_memory(before.base), [])
         watched[:] = [one for one in watched if one() is not y]
-    vars(y)["_view"] = view
     _watch(_memory(view.base), y)
 
 
@@ -121,6 +127,14 @@ def _memory(x: Any) -> int:
     return x._local.untyped_storage()._cdata
 
 
+def may_be_followed(x: torch.Tensor) -> bool:
+    """Return whether ``x`` is or ever had an emulated view: the same on every rank.
+
+    Whether views still exist may differ between ranks.
+    """
+    return "_has_views" in vars(x) or view_of(x) is not None
+
+
 def concerns(x: torch.Tensor) -> bool:
     """Return whether changing ``x`` affects tensors that do not share its memory."""
     return bool(_copies) and (_memory(x) in _copies or view_of(x) is not None)
@@ -145,7 +159,7 @@ def require_writable(name: str, x: torch.Tensor) -> None:
 
 def changed(x: Any) -> None:
     """Propagate an in-place change of ``x`` to all tensors that should share its memory."""
-    _refresh(_memory(x), x)
+    _outdate_views(_memory(x), x)
     view = view_of(x)
     if view is None:
         return
@@ -157,15 +171,66 @@ def changed(x: Any) -> None:
         changed(view.base)
 
 
-def _refresh(memory: int, but: Any) -> None:
-    """Recompute the emulated views of this memory."""
+def _outdate_views(memory: int, but: Any) -> None:
+    """Outdate the emulated views of this memory that have memory of their own."""
     for one in _copies.pop(memory, []):
         y = one()
         view = None if y is None else view_of(y)
         if view is None:
             continue
-        own = _memory(y)
-        if y is not but and (view.is_copy or own != _memory(view.base)):
-            y._local = view.make()._local  # pyright: ignore
-            _refresh(own, None)
-        _watch(_memory(view.base), y)
+        if y is not but and (view.is_copy or _memory(y) != memory):
+            outdate(y)
+        else:
+            _watch(memory, y)
+
+
+def outdate(y: Any) -> None:
+    """Drop the cells of an emulated view and of all its views; their next use computes them."""
+    local = vars(y).pop("_local", None)
+    if local is None:
+        return
+    for one in _copies.pop(local.untyped_storage()._cdata, []):
+        other = one()
+        if other is not None:
+            outdate(other)
+
+
+def is_outdated(x: torch.Tensor) -> bool:
+    """Return whether the base of ``x`` has changed, and its cells are not computed yet."""
+    return "_local" not in vars(x) and view_of(x) is not None
+
+
+def renewed(y: Any) -> torch.Tensor:
+    """Compute the cells of an outdated view, and return this rank's part. Collective."""
+    view = view_of(y)
+    assert view is not None
+    with as_made(view.base):
+        made: Any = view.make()
+        # To compute a spectrum links its parts to it.
+        view = view_of(y) or view
+        is_alias = view.is_copy and _memory(made) == _memory(view.base)
+        local = made._local.clone() if is_alias else made._local
+    vars(y)["_local"] = local
+    _watch(_memory(view.base), y)
+    return local
+
+
+def source_of(x: torch.Tensor) -> torch.Tensor:
+    """Return ``x``, or the tensor with cells that the outdated view ``x`` follows."""
+    while is_outdated(x):
+        view = view_of(x)
+        assert view is not None
+        x = view.base
+    return x
+
+
+@contextmanager
+def as_made(base: Any) -> Iterator[None]:
+    """Compute in the modes that the base was made in, whatever the modes are now."""
+    local = base._local
+    with ExitStack() as modes:
+        if torch.is_inference_mode_enabled() and not local.is_inference():
+            modes.enter_context(torch.inference_mode(False))
+        if local.requires_grad and not torch.is_grad_enabled():
+            modes.enter_context(torch.enable_grad())
+        yield

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Sequence
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -99,6 +101,26 @@ def test_original_is_not_changed(P_world: Partition) -> None:
     assert not alone._forward_pre_hooks and not alone.project._forward_pre_hooks
     for key, value in alone.state_dict().items():
         assert torch.equal(value, state[key]), key
+
+
+@distributed(ranks=2, transports=["loopback"])
+def test_a_dropped_network_is_freed(P_world: Partition) -> None:
+    """At once: parameters and gradients do not wait for the garbage collector."""
+    make, shape, _ = NETWORKS["aspp"]
+    P_x = grid(P_world, [1, 1, 2, 1])
+
+    def dropped() -> ref[torch.nn.Module]:
+        net = distribute(make().double(), P_x)
+        net(own_block(random_like_all(shape, 1), P_x)).sum().backward()
+        return ref(net)
+
+    # Torch imports modules at the first call, and errors on the way keep its frames.
+    dropped()
+    gc.disable()
+    try:
+        assert dropped()() is None
+    finally:
+        gc.enable()
 
 
 @distributed(ranks=2, transports=["loopback"])

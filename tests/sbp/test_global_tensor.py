@@ -271,6 +271,10 @@ def test_shapes_change_in_place(P_world: Partition) -> None:
     with pytest.raises(NotImplementedError, match=r"y = x.t\(...\)"):
         row.t_()
     assert view.shape == (3, 8) and row.shape == (4, 6)
+    if P_world.rank == 1:
+        del view
+    with pytest.raises(NotImplementedError, match=r"y = x.t\(...\)"):
+        row.t_()  # Raises on all ranks, whether they still have the view or not.
     for change in (lambda: row.resize_(2, 2), lambda: row.resize_as_(row)):
         with pytest.raises(NotImplementedError, match="make a new tensor"):
             change()

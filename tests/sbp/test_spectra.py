@@ -152,6 +152,20 @@ class Written(Corners):
         return x + y + z + torch.fft.irfft2(out, s=x.shape[-2:])
 
 
+class Dropped(Corners):
+    """Slices that overlap are written to after the spectrum itself is dropped."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        low, high = self.slices_of(torch.fft.rfft2(x))
+        low *= self.low[0]
+        high += self.high.sum()
+        low.mul_(2)
+        return low.abs() + high.abs()
+
+    def slices_of(self, f: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return f[:, :, :3, :4], f[:, :, 1:4, 1:5]
+
+
 class Single(Corners):
     """Cells of one sample and one row, of three transformed dims."""
 
@@ -180,7 +194,17 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "2-D": lambda: Centered((6, 4)),
     **{
         kind.__name__: kind
-        for kind in (Corners, OfComplexNumbers, Resampled, Filter, OneDim, Written, Single, Zeros)
+        for kind in (
+            Corners,
+            OfComplexNumbers,
+            Resampled,
+            Filter,
+            OneDim,
+            Written,
+            Dropped,
+            Single,
+            Zeros,
+        )
     },
 }
 
@@ -345,6 +369,21 @@ def test_gradients_of_a_spectrum(P_world: Partition) -> None:
         net.hooked = hooked
         with pytest.raises(RuntimeError, match="before you use the spectrum"):
             net(block)
+
+
+@distributed(ranks=[2, 4], transports=["loopback"])
+def test_one_rank_keeps_a_spectrum(P_world: Partition) -> None:
+    """A rank sends the same, whatever it has not freed yet."""
+    kept: list[torch.Tensor] = []
+
+    class Kept(Dropped):
+        def slices_of(self, f: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            if P_world.rank == 1:
+                kept.append(f)
+            return f[:, :, :3, :4], f[:, :, :3, :4]
+
+    P_x = grid(P_world, [1, 1, P_world.size, 1])
+    assert_as_alone(Kept, P_x, [(2, CHANNELS, 16, 12)], steps=1)
 
 
 class Read(nn.Module):
