@@ -52,12 +52,13 @@ class PlainSums:
         """
         if hasattr(copies_node, "replicated"):
             return True
-        # The node was created within a graph of torch.compile.
+        # The node was created under torch.compile or a dispatch mode.
         if any(region.is_invariant for region in _regions_of(network)):
             raise ConventionError(
-                f"{_NAME}: under torch.compile it is unknown over which workers to sum the "
-                "gradients of modules between layers of the invariant convention; compile parts of "
-                "the network"
+                f"{_NAME}: under torch.compile or a dispatch mode, such as that of "
+                "torch.utils.flop_counter, it is unknown over which workers to sum the gradients "
+                "of modules between layers of the invariant convention; apply it to parts of the "
+                "network"
             )
         return False
 
