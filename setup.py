@@ -19,8 +19,9 @@ ROOT = Path(__file__).resolve().parent
 STABLE_ABI = sys.version_info >= (3, 12) and not sysconfig.get_config_var("Py_GIL_DISABLED")
 WITHOUT_CORE = """
 warning: gpudist is installed WITHOUT ITS NATIVE CORE: {reason}
-Processes of one node will use gloo, which is many times slower, and GPUs cannot be used. Install a
-C++17 compiler (Debian: apt-get install g++), then install gpudist again, which keeps your torch:
+Processes of one node will use gloo, which is many times slower. GPUs, and ranks that are threads,
+cannot be used. Install a C++17 compiler (Debian: apt-get install g++), then install gpudist again,
+which keeps your torch:
 
     GPUDIST_NATIVE=on pip install --force-reinstall --no-deps --no-cache-dir {what}
 

@@ -31,37 +31,13 @@ using gpudist::Signature;
 using gpudist::StageCall;
 using gpudist::Transfer;
 
-// A message of raw bytes in flight.
-struct RawMessage {
-  Transfer transfer;
-  std::vector<gpudist::BoxView> boxes;
-  Signature signature;
-};
-
-RawMessage* post(HostCommunicator& communicator, Transfer::Kind kind, uintptr_t address,
-                 int64_t bytes, int peer, const Signature& signature) {
-  auto message = std::make_unique<RawMessage>();
-  message->signature = signature;
-  const int64_t start = 0, stride = 1;
-  message->boxes = {gpudist::make_box_view(1, &start, &bytes, &stride, 1)};
-  Transfer& transfer = message->transfer;
-  transfer.kind = kind;
-  transfer.peer = peer;
-  transfer.bytes = bytes;
-  transfer.tensor = reinterpret_cast<char*>(address);
-  transfer.boxes = &message->boxes;
-  transfer.signature = &message->signature;
-  communicator.post(&transfer);
-  return message.release();
-}
-
 using Calls = std::vector<std::tuple<const BoundStage*, uintptr_t, uintptr_t>>;
 
 StageCall stage_call(const BoundStage& stage, uintptr_t input, uintptr_t output) {
   return {&stage, reinterpret_cast<const char*>(input), reinterpret_cast<char*>(output)};
 }
 
-// Wire of a Round between the processes of one node.
+// Wire of a Round over the host core.
 struct HostWire {
   using Stage = const BoundStage;
   using Call = StageCall;
@@ -180,45 +156,27 @@ NB_MODULE(_native, m) {
           "move_destinations"_a, "sends"_a, "receives"_a, "sums"_a, "own_sources"_a, "relays"_a,
           "relayed"_a);
 
-  nb::class_<RawMessage>(m, "RawMessage", "A message of plain bytes, in flight.");
-
   nb::class_<HostCommunicator>(m, "HostCommunicator",
-                               "Messages between the processes of one node, through shared memory.")
+                               "Messages between processes of one node, or threads of one.")
       .def(
           "__init__",
-          [](HostCommunicator* self, int rank, int size, double timeout_s, bool pulls) {
-            new (self) HostCommunicator(rank, size, timeout_s, pulls, gpudist::check_signals);
+          [](HostCommunicator* self, int rank, int size, double timeout_s, bool pulls,
+             const nb::object& rest) {
+            std::function<void()> with_gil;
+            if (!rest.is_none()) {
+              with_gil = [rest] {
+                const nb::gil_scoped_acquire acquire;
+                rest();
+              };
+            }
+            new (self) HostCommunicator(rank, size, timeout_s, pulls, gpudist::check_signals,
+                                        std::move(with_gil));
           },
-          "rank"_a, "size"_a, "timeout_s"_a, "pulls"_a)
+          "rank"_a, "size"_a, "timeout_s"_a, "pulls"_a, "rest"_a = nb::none())
       .def("address", &HostCommunicator::address)
       .def("connect", &HostCommunicator::connect, "addresses"_a)
       .def("begin", &HostCommunicator::begin, "signature"_a,
            nb::call_guard<nb::gil_scoped_release>())
-      .def(
-          "post_send",
-          [](HostCommunicator& self, uintptr_t address, int64_t bytes, int peer,
-             const Signature& signature) {
-            return post(self, Transfer::Kind::kSend, address, bytes, peer, signature);
-          },
-          "address"_a, "bytes"_a, "peer"_a, "signature"_a, nb::rv_policy::take_ownership,
-          nb::call_guard<nb::gil_scoped_release>())
-      .def(
-          "post_receive",
-          [](HostCommunicator& self, uintptr_t address, int64_t bytes, int peer,
-             const Signature& signature) {
-            return post(self, Transfer::Kind::kReceive, address, bytes, peer, signature);
-          },
-          "address"_a, "bytes"_a, "peer"_a, "signature"_a, nb::rv_policy::take_ownership,
-          nb::call_guard<nb::gil_scoped_release>())
-      .def(
-          "wait",
-          [](HostCommunicator& self, const std::vector<RawMessage*>& messages) {
-            std::vector<Transfer*> transfers;
-            for (RawMessage* message : messages) transfers.push_back(&message->transfer);
-            nb::gil_scoped_release release;
-            self.wait(transfers);
-          },
-          "messages"_a)
       .def(
           "run",
           [](HostCommunicator& self, const Signature& signature, const Calls& calls) {
@@ -230,6 +188,19 @@ NB_MODULE(_native, m) {
       .def("post_failure", &HostCommunicator::post_failure, "text"_a)
       .def("failure", &HostCommunicator::failure)
       .def("reports", &HostCommunicator::reports)
+      .def("may_go_on", &HostCommunicator::may_go_on)
+      .def("unfinished",
+           [](const HostCommunicator& self) {
+             nb::list found;
+             for (const Transfer* transfer : self.unfinished()) {
+               const Signature& signature = *transfer->signature;
+               found.append(nb::make_tuple(
+                   transfer->kind == Transfer::Kind::kSend, transfer->peer, transfer->sequence,
+                   transfer->bytes, nb::bytes(signature.digest.data(), signature.digest.size()),
+                   signature.label));
+             }
+             return found;
+           })
       .def("posted", &HostCommunicator::posted, "sends"_a, "peer"_a)
       .def("try_enter", &HostCommunicator::try_enter)
       .def("leave", &HostCommunicator::leave)

@@ -16,7 +16,7 @@ import torch
 from gpudist.testing import run_distributed
 from gpudist.testing.rank_pool import RankPool, RanksFailed, StartMethod
 from gpudist.transport import TRANSPORTS
-from gpudist.transport.host.transport import is_built, what_is_missing
+from gpudist.transport.host.core_transport import is_built, what_is_missing
 from gpudist.world.partition import Partition
 from tests.doubles import misuses_of_nccl, use_doubles
 
@@ -70,7 +70,7 @@ def distributed(
 
         @functools.wraps(body)
         def test(*, ranks: int, transport: str, **params: Any) -> None:
-            if transport in ("host", "nccl") and not is_built():
+            if transport != "gloo" and not is_built():
                 pytest.skip(what_is_missing())
             if transport == "nccl":
                 use_doubles()

@@ -20,7 +20,7 @@ from torch.utils.dlpack import from_dlpack
 
 import gpudist
 from gpudist import ops, recycling
-from gpudist.transport.host.transport import is_built, what_is_missing
+from gpudist.transport.host.core_transport import is_built, what_is_missing
 from gpudist.world.partition import Partition
 from tests.pool import distributed
 

@@ -20,13 +20,12 @@ from benchmarks.gpu.kernel import bound, equal_to
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.measure import GpuCase
 from benchmarks.gpu.self_halo import exchange_of
-from gpudist.geometry.boxes import Box, Move
+from gpudist.geometry.boxes import Box, Move, contiguous_strides
 from gpudist.transport.nccl.program import (
     BufferView,
     CombineJob,
     Lowered,
     NcclStep,
-    contiguous_strides,
 )
 from gpudist.world.partition import Partition
 

@@ -12,12 +12,12 @@ from benchmarks.gpu.boxes import neighbours, starts, view
 from benchmarks.gpu.kernel import bound, equal_to, random
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.measure import GpuCase
+from gpudist.geometry.boxes import contiguous_strides
 from gpudist.transport.nccl.program import (
     BufferName,
     BufferView,
     CombineJob,
     Lowered,
-    contiguous_strides,
 )
 from gpudist.world.partition import Partition
 

@@ -30,13 +30,15 @@ std::string seconds(double value) {
 }  // namespace
 
 HostCommunicator::HostCommunicator(int rank, int size, double timeout_s, bool pulls,
-                                   std::function<void()> on_wait)
+                                   std::function<void()> on_wait, std::function<void()> rest)
     : rank_(rank),
       size_(size),
       timeout_s_(timeout_s),
       pulls_(pulls),
+      is_thread_(rest != nullptr),
       pauses_(has_cores_for(size) ? kPausesAlone : kPausesShared),
       on_wait_(std::move(on_wait)),
+      rest_(std::move(rest)),
       controls_(size),
       pids_(size, 0),
       pidfds_(size, -1),
@@ -48,7 +50,7 @@ HostCommunicator::HostCommunicator(int rank, int size, double timeout_s, bool pu
       received_(size, 0),
       lent_(size),
       loans_(size, 0) {
-  controls_[rank] = Segment(Control::bytes(size));
+  controls_[rank] = Segment(Control::bytes(size), !is_thread_);
   control(rank)->self.store(reinterpret_cast<uint64_t>(&control(rank)->self));
   pids_[rank] = getpid();
 }
@@ -57,17 +59,18 @@ HostCommunicator::~HostCommunicator() {
   close();
 }
 
-std::pair<pid_t, int> HostCommunicator::address() const {
+std::pair<pid_t, int64_t> HostCommunicator::address() const {
   require_open();
-  return {getpid(), controls_[rank_].fd()};
+  return {getpid(), controls_[rank_].id()};
 }
 
-void HostCommunicator::connect(const std::vector<std::pair<pid_t, int>>& addresses) {
+void HostCommunicator::connect(const std::vector<std::pair<pid_t, int64_t>>& addresses) {
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
-    const auto [pid, fd] = addresses[peer];
-    controls_[peer] = Segment(pid, fd, Control::bytes(size_));
+    const auto [pid, id] = addresses[peer];
+    controls_[peer] = Segment(pid, id, Control::bytes(size_));
     pids_[peer] = pid;
+    if (is_thread_) continue;
     pidfds_[peer] = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
     check_call(pidfds_[peer], "pidfd_open");
   }
@@ -94,10 +97,13 @@ void HostCommunicator::require_no_failure() const {
   if (control(0)->failure_state.load(std::memory_order_acquire) == 2) throw WorldFailed();
 }
 
+// A thread that waits for its turn keeps `mutex_`. It raises when it goes on, and touches no
+// transfer before.
 void HostCommunicator::abandon() {
-  const auto locked = lock();
-  forget_transfers();
   abandoned_ = true;
+  std::unique_lock<std::recursive_mutex> locked(mutex_, std::try_to_lock);
+  while (!locked.owns_lock() && !is_resting_ && !locked.try_lock()) usleep(100);
+  forget_transfers();
 }
 
 std::unique_lock<std::recursive_mutex> HostCommunicator::enter() const {
@@ -129,6 +135,7 @@ void HostCommunicator::wait(const std::vector<Transfer*>& transfers) {
   try {
     carry_on_until_complete(transfers);
   } catch (...) {
+    is_resting_ = false;
     forget_transfers();
     throw;
   }
@@ -144,6 +151,8 @@ void HostCommunicator::carry_on_until_complete(const std::vector<Transfer*>& tra
     if (first == transfers.size()) return;
     if (progress()) {
       idle = 0;
+    } else if (is_thread_) {
+      sleep();
     } else if (++idle < pauses_) {
       pause_briefly();
     } else if (idle < pauses_ + kYields) {
@@ -156,6 +165,7 @@ void HostCommunicator::carry_on_until_complete(const std::vector<Transfer*>& tra
 
 // The world has ended; the owners of queued transfers are about to free them.
 void HostCommunicator::forget_transfers() {
+  const std::lock_guard<std::mutex> locked(forgetting_);
   for (int peer = 0; peer < size_; ++peer) {
     if (lent_[peer].empty()) continue;
     outgoing(peer)->revoked.store(1, std::memory_order_seq_cst);
@@ -180,17 +190,56 @@ void HostCommunicator::ring(int peer) {
 
 void HostCommunicator::sleep() {
   Control* mine = control(rank_);
-  const uint32_t seen = mine->doorbell.load(std::memory_order_seq_cst);
+  seen_rings_ = mine->doorbell.load(std::memory_order_seq_cst);
   mine->sleeping.store(1, std::memory_order_seq_cst);
-  if (!leaving_ && !progress()) futex_wait(&mine->doorbell, seen);
+  if (!leaving_ && !progress()) is_thread_ ? rest() : futex_wait(&mine->doorbell, seen_rings_);
   mine->sleeping.store(0, std::memory_order_seq_cst);
   require_open();
-  if (now_s() >= next_look_s_) look_around();
+  if (!is_thread_ && now_s() >= next_look_s_) look_around();
+}
+
+// What peers sent before the world failed is received first.
+void HostCommunicator::rest() {
+  look_around();
+  is_resting_ = true;
+  rest_();
+  is_resting_ = false;
+}
+
+bool HostCommunicator::may_go_on() const {
+  return leaving_ || abandoned_ ||
+         control(rank_)->doorbell.load(std::memory_order_seq_cst) != seen_rings_ ||
+         control(0)->failure_state.load(std::memory_order_acquire) == 2 || now_s() >= deadline_s_;
+}
+
+std::vector<const Transfer*> HostCommunicator::unfinished() const {
+  std::vector<const Transfer*> found;
+  for (const auto* queues : {&lent_, &sends_, &receives_}) {
+    for (const auto& queue : *queues) found.insert(found.end(), queue.begin(), queue.end());
+  }
+  return found;
 }
 
 void HostCommunicator::look_around() {
   on_wait_();
   require_no_failure();
+  // Where ranks are threads, `rest` finds that nobody can go on.
+  if (!is_thread_) require_peers();
+  const double now = now_s();
+  if (now >= deadline_s_) {
+    std::string text = "'" + reports()[rank_] + "' on rank " + std::to_string(rank_) +
+                       " was not complete after " + seconds(timeout_s_) +
+                       " s; what each rank did last:";
+    const auto all = reports();
+    for (int peer = 0; peer < size_; ++peer) {
+      text += "\n  rank " + std::to_string(peer) + ": " + all[peer];
+    }
+    throw CollectiveTimeout(text);
+  }
+  next_look_s_ = now + kLookEveryS;
+}
+
+void HostCommunicator::require_peers() {
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
     pollfd ended{pidfds_[peer], POLLIN, 0};
@@ -207,28 +256,16 @@ void HostCommunicator::look_around() {
                           std::to_string(rank_) + " was in '" + reports()[rank_] + "'",
                       peer);
   }
-  const double now = now_s();
-  if (now >= deadline_s_) {
-    std::string text = "'" + reports()[rank_] + "' on rank " + std::to_string(rank_) +
-                       " was not complete after " + seconds(timeout_s_) +
-                       " s; what each rank did last:";
-    const auto all = reports();
-    for (int peer = 0; peer < size_; ++peer) {
-      text += "\n  rank " + std::to_string(peer) + ": " + all[peer];
-    }
-    throw CollectiveTimeout(text);
-  }
-  next_look_s_ = now + kLookEveryS;
 }
 
 Mailbox* HostCommunicator::incoming(int peer) {
   Segment& segment = inboxes_[peer];
   if (segment.data() == nullptr) {
-    segment = Segment(sizeof(Mailbox));
+    segment = Segment(sizeof(Mailbox), !is_thread_);
     const uint64_t self = control(peer)->self.load(std::memory_order_relaxed);
     reinterpret_cast<Mailbox*>(segment.data())->can_pull =
-        pulls_ && can_pull(pids_[peer], self, self);
-    control(peer)->outboxes[rank_].store(segment.fd() + 1, std::memory_order_seq_cst);
+        pulls_ && (is_thread_ || can_pull(pids_[peer], self, self));
+    control(peer)->outboxes[rank_].store(segment.id() + 1, std::memory_order_seq_cst);
     ring(peer);
   }
   return reinterpret_cast<Mailbox*>(segment.data());
@@ -237,11 +274,11 @@ Mailbox* HostCommunicator::incoming(int peer) {
 Mailbox* HostCommunicator::outgoing(int peer) {
   Segment& segment = outboxes_[peer];
   if (segment.data() == nullptr) {
-    const int fd = control(rank_)->outboxes[peer].load(std::memory_order_seq_cst) - 1;
-    if (fd < 0) return nullptr;
+    const int64_t id = control(rank_)->outboxes[peer].load(std::memory_order_seq_cst) - 1;
+    if (id < 0) return nullptr;
     Segment found;
     try {
-      found = Segment(pids_[peer], fd, sizeof(Mailbox));
+      found = Segment(pids_[peer], id, sizeof(Mailbox));
     } catch (const SegmentGone&) {
       return nullptr;  // look_around() finds the cause
     } catch (const TransportError&) {
@@ -325,6 +362,7 @@ void HostCommunicator::leave_to_parent() {
   // After fork() the locks may be held by threads that do not exist in this process.
   new (&mutex_) std::recursive_mutex;
   new (&mapped_) std::shared_mutex;
+  new (&forgetting_) std::mutex;
   for (auto& loans : lent_) loans.clear();
   let_go();
 }

@@ -1,4 +1,5 @@
-// Messages between the processes of one node, through shared memory.
+// Messages between the processes of one node, through shared memory, or between threads of one
+// process.
 //
 // Every rank has a control block that all others map. Each pair of ranks that exchanges messages
 // has a mailbox: a ring of slots that the sender packs into and the receiver unpacks from. The
@@ -32,18 +33,23 @@ struct Mailbox;
 class HostCommunicator {
  public:
   // Size of a failure's text, with its terminating zero.
-  static constexpr int kFailureBytes = 8 * 1024;
+  static constexpr int kFailureBytes = 64 * 1024;
 
   // `on_wait` is called periodically while this rank waits; it may throw. Receivers read large
   // messages from the sender's memory only if `pulls` is set and the system allows it.
-  HostCommunicator(int rank, int size, double timeout_s, bool pulls, std::function<void()> on_wait);
+  //
+  // With `rest`, the ranks are threads of this process, of which one runs at a time. A rank that
+  // can do nothing calls it, and it returns when the rank `may_go_on` and has its turn; it may
+  // throw.
+  HostCommunicator(int rank, int size, double timeout_s, bool pulls, std::function<void()> on_wait,
+                   std::function<void()> rest = nullptr);
   ~HostCommunicator();
   HostCommunicator(const HostCommunicator&) = delete;
 
-  // Process id and descriptor through which other processes open this rank's control block.
-  std::pair<pid_t, int> address() const;
+  // Process id and id of the segment through which other ranks map this rank's control block.
+  std::pair<pid_t, int64_t> address() const;
   // Map the control block of every other rank, by rank; entry `rank` is ignored.
-  void connect(const std::vector<std::pair<pid_t, int>>& addresses);
+  void connect(const std::vector<std::pair<pid_t, int64_t>>& addresses);
 
   // Lock to hold across related calls; `begin`, `post` and `wait` also take it themselves. Throws
   // if another thread holds it.
@@ -68,6 +74,11 @@ class HostCommunicator {
   bool post_failure(const std::string& text);
   // Text of the world's failure, or an empty string.
   std::string failure() const;
+  // Whether a rank that waits should try again: a peer has done something for it, the world has
+  // ended, or its deadline has passed.
+  bool may_go_on() const;
+  // Messages that are not complete. No thread of this rank may run meanwhile.
+  std::vector<const Transfer*> unfinished() const;
   // Description of every rank's last operation.
   std::vector<std::string> reports() const;
   // Number of messages posted to or from a rank, which is also the number of the next message.
@@ -88,6 +99,8 @@ class HostCommunicator {
   void ring(int peer);
   void sleep();
   void look_around();
+  void rest();
+  void require_peers();
   Mailbox* incoming(int peer);
   Mailbox* outgoing(int peer);
   Control* control(int rank) const;
@@ -96,9 +109,6 @@ class HostCommunicator {
   void require_no_failure() const;
   void forget_transfers();
   void let_go();
-  std::unique_lock<std::recursive_mutex> lock() const {
-    return std::unique_lock<std::recursive_mutex>(mutex_);
-  }
 
   mutable std::recursive_mutex mutex_;
   // Held shared while reading the controls without `mutex_`, which a waiting thread holds for long.
@@ -107,13 +117,20 @@ class HostCommunicator {
   const int size_;
   const double timeout_s_;
   const bool pulls_;
+  const bool is_thread_;
   const int pauses_;
   const std::function<void()> on_wait_;
+  const std::function<void()> rest_;
   double deadline_s_ = 0;
   double next_look_s_ = 0;
   std::atomic<bool> leaving_{false};
   std::atomic<bool> closed_{false};
-  bool abandoned_ = false;
+  std::atomic<bool> abandoned_{false};
+  // Whether the thread that holds `mutex_` waits for its turn, and the lock of `forget_transfers`,
+  // which another thread may call then.
+  std::atomic<bool> is_resting_{false};
+  std::mutex forgetting_;
+  uint32_t seen_rings_ = 0;
   std::vector<Segment> controls_;
   std::vector<pid_t> pids_;
   std::vector<int> pidfds_;

@@ -80,7 +80,7 @@ bool HostCommunicator::progress_send(int peer) {
     char* slot = mailbox->slots[written % kSlots].data;
     int64_t room = kSlotBytes;
     const bool first = !transfer.header_done;
-    const bool lends = first && mailbox->can_pull != 0 && worth_lending(transfer);
+    const bool lends = first && mailbox->can_pull != 0 && worth_lending(transfer, is_thread_);
     if (first) {
       write_header(transfer, lends, slot);
       transfer.header_done = true;
@@ -88,7 +88,7 @@ bool HostCommunicator::progress_send(int peer) {
       room -= kHeaderBytes;
     }
     if (lends) {
-      write_loan(transfer, slot);
+      write_loan(transfer, slot, is_thread_);
     } else {
       const int64_t bytes = std::min(room, transfer.bytes - transfer.moved);
       transfer.stream.gather(transfer.tensor, slot, bytes);
@@ -168,7 +168,8 @@ bool HostCommunicator::receive_pull(Mailbox* mailbox, Transfer& transfer) {
   const int64_t bytes = std::min(turn, transfer.limit() - transfer.moved);
   const auto revoked = [&] { return mailbox->revoked.load(std::memory_order_seq_cst) != 0; };
   if (bytes <= 0 || revoked()) return false;
-  const int64_t moved = pull(pids_[transfer.peer], transfer, bytes);
+  const int64_t moved =
+      is_thread_ ? pull_here(transfer, bytes) : pull(pids_[transfer.peer], transfer, bytes);
   // Bytes read after the sender revoked its loans may be invalid; the failure will be reported.
   if (moved == 0 || revoked()) return false;
   transfer.moved += moved;
@@ -192,6 +193,7 @@ bool HostCommunicator::progress_own() {
     }
     own.complete = own.moved == own.bytes;
     if (own.complete) {
+      moved = true;
       own_.erase(own_.begin() + static_cast<long>(i));
     } else {
       ++i;

@@ -40,11 +40,11 @@ struct Control {
   // Current operation of this rank, for reports. Torn reads are harmless.
   std::atomic<uint64_t> operations;
   std::atomic<uint64_t> label[kLabelBytes / 8];
-  // For each receiver: 1 + the descriptor, in the receiver's process, of the mailbox that this rank
-  // writes to.
-  std::atomic<int32_t> outboxes[];
+  // For each receiver: 1 + the id, in the receiver's process, of the mailbox that this rank writes
+  // to.
+  std::atomic<int64_t> outboxes[];
 
-  static size_t bytes(int size) { return sizeof(Control) + size * sizeof(std::atomic<int32_t>); }
+  static size_t bytes(int size) { return sizeof(Control) + size * sizeof(std::atomic<int64_t>); }
 };
 
 }  // namespace gpudist

@@ -21,7 +21,6 @@ Pieces::Pieces(HostCommunicator& communicator, const Signature& signature, Trans
     total += bytes;
   }
   const auto locked = communicator.enter();
-  communicator.begin(signature);
   try {
     for (size_t i = 0; i < peers.size(); ++i) {
       Transfer& transfer = transfers_[i];

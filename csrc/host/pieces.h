@@ -12,8 +12,8 @@ namespace gpudist {
 // Address and number of bytes.
 using Piece = std::pair<uintptr_t, int64_t>;
 
-// In flight from construction until wait() returns. Until then the memory must stay valid, and
-// bytes to send must not change.
+// In flight from construction, after `begin`, until wait() returns. Until then the memory must stay
+// valid, and bytes to send must not change.
 class Pieces {
  public:
   Pieces(HostCommunicator& communicator, const Signature& signature, Transfer::Kind kind,

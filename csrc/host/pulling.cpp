@@ -79,8 +79,9 @@ bool can_pull(pid_t pid, uint64_t address, uint64_t expected) {
 
 namespace {
 
-bool in_long_rows(const Transfer& send) {
-  return send.boxes->size() <= kMaxBoxes && send.bytes >= kLongRowBytes * rows_of(*send.boxes);
+bool can_lend_rows(const Transfer& send, bool is_here) {
+  if (send.boxes->size() > kMaxBoxes) return false;
+  return is_here || send.bytes >= kLongRowBytes * rows_of(*send.boxes);
 }
 
 void pack(Transfer& send) {
@@ -93,13 +94,14 @@ void pack(Transfer& send) {
 
 }  // namespace
 
-bool worth_lending(const Transfer& send) {
+bool worth_lending(const Transfer& send, bool is_here) {
   if (!send.is_answered && send.bytes < kUnansweredLoanBytes) return false;
-  return send.bytes >= kPackedLoanBytes || (send.bytes >= kLoanBytes && in_long_rows(send));
+  return send.bytes >= kPackedLoanBytes ||
+         (send.bytes >= kLoanBytes && can_lend_rows(send, is_here));
 }
 
-void write_loan(Transfer& send, char* slot) {
-  const bool packs = !in_long_rows(send);
+void write_loan(Transfer& send, char* slot, bool is_here) {
+  const bool packs = !can_lend_rows(send, is_here);
   if (packs) pack(send);
   const char* address = packs ? send.packed.get() : send.tensor;
   const std::vector<BoxView>& boxes = packs ? send.packed_boxes : *send.boxes;
@@ -196,6 +198,15 @@ int64_t pull(pid_t pid, Transfer& receive, int64_t bytes) {
   const bool direct = !receive.adds && receive.own == nullptr &&
                       receive.bytes >= kDirectRowBytes * rows_of(*receive.boxes);
   return direct ? pull_directly(pid, receive, bytes) : pull_and_unpack(pid, receive, bytes);
+}
+
+int64_t pull_here(Transfer& receive, int64_t bytes) {
+  for (int64_t left = bytes; left > 0;) {
+    const BoxStream::Run piece = receive.source_stream.take(left);
+    receive.unpack(receive.source + piece.offset, piece.bytes);
+    left -= piece.bytes;
+  }
+  return bytes;
 }
 
 }  // namespace gpudist

@@ -15,11 +15,13 @@ namespace gpudist {
 
 class Segment::Mapping {
  public:
+  // Memory of a file, or of this process alone if `fd` is -1.
   Mapping(int fd, size_t bytes) : fd(fd), bytes_(bytes) {
-    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    const int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
+    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
     if (memory == MAP_FAILED) {
       const int reason = errno;
-      close(fd);
+      if (fd >= 0) close(fd);
       errno = reason;
       check_call(-1, "mmap of a shared segment");
     }
@@ -55,17 +57,17 @@ bool is_segment(int fd, size_t bytes) {
 
 }  // namespace
 
-// Segments created by this process, by descriptor. Ranks that are threads of it share them.
-std::map<int, std::weak_ptr<Segment::Mapping>>& Segment::own() {
-  static std::map<int, std::weak_ptr<Mapping>> segments;
+// Segments created by this process, by id. Ranks that are threads of it share them.
+std::map<int64_t, std::weak_ptr<Segment::Mapping>>& Segment::own() {
+  static std::map<int64_t, std::weak_ptr<Mapping>> segments;
   return segments;
 }
 
-Segment::Segment(size_t bytes) {
-  const int fd = memfd_create("gpudist", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  check_call(fd, "memfd_create");
-  if (ftruncate(fd, static_cast<off_t>(bytes)) < 0 || fchmod(fd, kOwnerOnly) < 0 ||
-      fcntl(fd, F_ADD_SEALS, kSeals) < 0) {
+Segment::Segment(size_t bytes, bool is_shared) {
+  const int fd = is_shared ? memfd_create("gpudist", MFD_CLOEXEC | MFD_ALLOW_SEALING) : -1;
+  if (is_shared) check_call(fd, "memfd_create");
+  if (is_shared && (ftruncate(fd, static_cast<off_t>(bytes)) < 0 || fchmod(fd, kOwnerOnly) < 0 ||
+                    fcntl(fd, F_ADD_SEALS, kSeals) < 0)) {
     const int reason = errno;
     close(fd);
     errno = reason;
@@ -73,16 +75,16 @@ Segment::Segment(size_t bytes) {
   }
   mapping_ = std::make_shared<Mapping>(fd, bytes);
   const std::lock_guard<std::mutex> lock(own_mutex);
-  own()[fd] = mapping_;
+  own()[id()] = mapping_;
 }
 
-Segment::Segment(pid_t pid, int fd, size_t bytes) {
+Segment::Segment(pid_t pid, int64_t id, size_t bytes) {
   if (pid == getpid()) {
     const std::lock_guard<std::mutex> lock(own_mutex);
-    mapping_ = own()[fd].lock();
+    mapping_ = own()[id].lock();
     if (mapping_ != nullptr) return;
   }
-  const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);
+  const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(id);
   const int opened = open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   if (opened < 0 && (errno == ENOENT || errno == ESRCH)) throw SegmentGone(path + " is gone");
   check_call(opened, ("open " + path).c_str());
@@ -103,8 +105,8 @@ char* Segment::data() const {
   return mapping_ != nullptr ? mapping_->data : nullptr;
 }
 
-int Segment::fd() const {
-  return mapping_ != nullptr ? mapping_->fd : -1;
+int64_t Segment::id() const {
+  return mapping_->fd >= 0 ? mapping_->fd : reinterpret_cast<int64_t>(mapping_->data);
 }
 
 }  // namespace gpudist

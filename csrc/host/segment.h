@@ -1,9 +1,11 @@
-// Anonymous shared memory: a memfd that peers open through /proc, freed with its last user.
+// Anonymous shared memory, freed with its last user: a memfd that other processes open through
+// /proc, or memory of this process alone.
 #pragma once
 
 #include <sys/types.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 
@@ -19,18 +21,19 @@ struct SegmentGone : TransportError {
 class Segment {
  public:
   Segment() = default;
-  // Create a segment filled with zeros.
-  explicit Segment(size_t bytes);
-  // Map segment `fd` of process `pid`. Ranks that are threads of one process share one mapping.
-  Segment(pid_t pid, int fd, size_t bytes);
+  // Create a segment filled with zeros. Only a shared one has a descriptor, and is seen by other
+  // processes.
+  Segment(size_t bytes, bool is_shared);
+  // Map segment `id` of process `pid`. Ranks that are threads of one process share one mapping.
+  Segment(pid_t pid, int64_t id, size_t bytes);
 
   char* data() const;
-  // Descriptor in the process that created the segment.
-  int fd() const;
+  // Name of the segment in the process that created it: its descriptor, or else its address.
+  int64_t id() const;
 
  private:
   class Mapping;
-  static std::map<int, std::weak_ptr<Mapping>>& own();
+  static std::map<int64_t, std::weak_ptr<Mapping>>& own();
 
   std::shared_ptr<Mapping> mapping_;
 };

@@ -54,6 +54,7 @@ def run_distributed(
         PeerFailure: if a process died; the error names its rank.
         CollectiveTimeout: if time ran out; the error shows where each rank was.
         TransportError: if ``timeout`` is out of range.
+        NotBuiltError: over loopback and host, if this installation has no native core.
     """
     timeout = deadline_of(timeout, "run_distributed")
     check(run_distributed, "run_distributed", (fn, size), {"transport": transport})

@@ -36,6 +36,11 @@ class Post(NamedTuple):
     received_bytes: int
 
 
+def post_of(sends: bool, peer: int, size_bytes: int) -> Post:
+    """Return this rank's side of a message."""
+    return Post("send", peer, size_bytes, 0) if sends else Post("receive", peer, 0, size_bytes)
+
+
 class OperatorTotals:
     """Totals of one operator over one partition on this rank.
 
@@ -286,11 +291,13 @@ def posts_between(
     """
     item_bytes = dtype.itemsize
     posts = [
-        *(Post("send", ranks[m.peer], m.volume * item_bytes, 0)
-          for m in (*carried.sends, *carried.relays)),
-        *(Post("receive", ranks[m.peer], 0, m.volume * item_bytes)
-          for m in (*carried.incoming, *carried.relayed)),
-    ]  # fmt: skip
+        post_of(sends, ranks[message.peer], message.volume * item_bytes)
+        for sends, messages in (
+            (True, (*carried.sends, *carried.relays)),
+            (False, (*carried.incoming, *carried.relayed)),
+        )
+        for message in messages
+    ]
     given = prod(stage.input_shape or (0,)) * item_bytes
     taken = prod(stage.output_shape or (0,)) * item_bytes
     for collective in carried.collectives:

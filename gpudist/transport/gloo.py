@@ -14,6 +14,7 @@ import torch.distributed.distributed_c10d as dist
 from gpudist.errors import CollectiveTimeout, GpudistError, PeerFailure, TransportError
 from gpudist.transport.addresses import LOOPBACK, address_towards, host_of, reachable_address
 from gpudist.transport.background import Background, BackgroundCall
+from gpudist.transport.base import Signature
 from gpudist.transport.failure.forks import keep_for_good
 from gpudist.transport.failure.store import STORE_ERRORS, StoreFailureChannel, store_gone
 from gpudist.transport.message_header import HEADER_BYTES, MessageHeader
@@ -225,23 +226,21 @@ class GlooTransport(PointToPointTransport):
                 f"one"
             ) from error
 
-    def _post_send(self, payload: torch.Tensor, peer: int, header: MessageHeader) -> _GlooMessage:
-        message = _GlooMessage(payload, peer, header, is_recv=False)
-        message.close_frame()
-        self._in_flight.add(message)
-        try:
-            message.works.append(self._gloo.send([message.frame], peer, _FRAME_TAG))
-            if not message.is_inline:
-                message.works.append(self._gloo.send([payload], peer, message.tag))
-        except RuntimeError as error:
-            self._raise_lost(_ConnectionLost(peer, error))
-        return message
+    def _begin(self, signature: Signature) -> None:
+        self._deadline_s = time.monotonic() + self.timeout_s
 
-    def _post_recv(self, payload: torch.Tensor, peer: int, header: MessageHeader) -> _GlooMessage:
-        message = _GlooMessage(payload, peer, header, is_recv=True)
+    def _post(
+        self, sends: bool, payload: torch.Tensor, peer: int, header: MessageHeader
+    ) -> _GlooMessage:
+        message = _GlooMessage(payload, peer, header, is_recv=not sends)
+        if sends:
+            message.close_frame()
         self._in_flight.add(message)
+        start = self._gloo.send if sends else self._gloo.recv
         try:
-            message.works.append(self._gloo.recv([message.frame], peer, _FRAME_TAG))
+            message.works.append(start([message.frame], peer, _FRAME_TAG))
+            if sends and not message.is_inline:
+                message.works.append(start([payload], peer, message.tag))
         except RuntimeError as error:
             self._raise_lost(_ConnectionLost(peer, error))
         return message

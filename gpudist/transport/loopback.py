@@ -3,160 +3,109 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
+from weakref import WeakMethod
 
 import torch
 from torch._guards import TracingContext
 
 from gpudist import errors
 from gpudist.transport.cooperative import Turns
-from gpudist.transport.failure.channel import Failure, FailureChannel
+from gpudist.transport.failure.channel import Failure
+from gpudist.transport.host.core_transport import CoreTransport
 from gpudist.transport.message_header import MessageHeader
-from gpudist.transport.point_to_point import PointToPointTransport
 
 T = TypeVar("T")
 
 _INTERRUPT_PATIENCE_S = 1.0
 _SLICE_S = 0.1
-
-
-class LoopbackFailureChannel(FailureChannel):
-    """Failure channel of ranks that share a process."""
-
-    def __init__(self) -> None:
-        self._failure: Failure | None = None
-
-    def post(self, failure: Failure) -> None:
-        if self._failure is None:
-            self._failure = failure
-
-    def peek(self) -> Failure | None:
-        return self._failure
-
-
-@dataclass(eq=False)
-class _LoopbackMessage:
-    """One side of a message; the other side may not have been posted yet."""
-
-    payload: torch.Tensor
-    header: MessageHeader
-    words: str
-    done: bool = False
+# Messages of a rank that the report of a deadlock names.
+_SHOWN = 4
 
 
 class _World:
     """State shared by the ranks of one run. It needs no locks: one thread runs at a time."""
 
     def __init__(self, size: int, timeout_s: float) -> None:
-        self.failures = LoopbackFailureChannel()
         self.turns = Turns(size, self._deadlock)
-        self.sends: defaultdict[tuple[int, int], deque[_LoopbackMessage]] = defaultdict(deque)
-        self.recvs: defaultdict[tuple[int, int], deque[_LoopbackMessage]] = defaultdict(deque)
-        self.transports = [LoopbackTransport(self, rank, size, timeout_s) for rank in range(size)]
+        self.transports = [LoopbackTransport(self.turns, r, size, timeout_s) for r in range(size)]
+        for wire in self.transports:
+            wire.meet(self.transports)
+        # First failure; the ranks forget it when they close.
+        self.failure: Failure | None = None
 
-    def deliver(self, source: int, target: int) -> None:
-        sends, recvs = self.sends[source, target], self.recvs[source, target]
-        while sends and recvs:
-            send, recv = sends.popleft(), recvs.popleft()
-            try:
-                recv.header.verify(send.header, target, source)
-            except errors.PlanMismatch as error:
-                # The error belongs to the receiver, but this may be the sender's thread.
-                self.failures.post(Failure.from_exception(error, target))
-                return
-            recv.payload.copy_(send.payload)
-            send.done = recv.done = True
+    def fail(self, failure: Failure) -> None:
+        for wire in self.transports:
+            wire.failures.post(failure)
 
     def _deadlock(self) -> None:
-        reports = [f"  rank {wire.rank} {wire.report()}" for wire in self.transports]
-        meant = {digest for wire in self.transports for digest in wire.waits_in()}
+        finished = self.turns.finished
+        reports: list[str] = []
+        meant: set[bytes] = set()
+        for wire in self.transports:
+            waits = {} if finished[wire.rank] else wire.waits()
+            meant.update(waits.values())
+            reports.append(f"  rank {wire.rank} {wire.report(list(waits))}")
         kind, why = "CollectiveTimeout", "deadlock"
-        if len(meant) > 1 and not any(self.turns.finished):
+        if len(meant) > 1 and not any(finished):
             # If all ranks agreed on the order of operations, the first unfinished operation could
             # run.
             kind, why = "PlanMismatch", "ranks disagree about what they do"
         text = f"{why}: every rank waits or has finished, and no message can be delivered:\n"
-        self.failures.post(Failure(kind, None, text + "\n".join(reports)))
+        self.fail(Failure(kind, None, text + "\n".join(reports)))
 
 
-class LoopbackTransport(PointToPointTransport):
-    """One rank of a ``LoopbackWorld``. Messages are copied once, from tensor to tensor."""
+class LoopbackTransport(CoreTransport):
+    """One rank of a ``LoopbackWorld``.
+
+    Raises:
+        NotBuiltError: this installation has no native core.
+    """
 
     name = "loopback"
     connects = "threads of one process"
 
-    def __init__(self, world: _World, rank: int, size: int, timeout_s: float) -> None:
-        super().__init__(rank, size, torch.device("cpu"), timeout_s, world.failures)
-        self._world = world
-        self._waiting: Sequence[_LoopbackMessage] = ()
+    def __init__(self, turns: Turns, rank: int, size: int, timeout_s: float) -> None:
+        # Python's garbage collector does not see what the core refers to.
+        rest = WeakMethod(self._rest)
+        super().__init__(rank, size, timeout_s, rest=lambda: rest()())  # pyright: ignore[reportOptionalCall]
+        self._turns = turns
 
     @classmethod
     def single(cls, timeout_s: float = 300.0) -> LoopbackTransport:
         """Return the transport of a world whose only rank is the calling thread."""
         return _World(1, timeout_s).transports[0]
 
-    def error(self) -> errors.GpudistError | None:
-        failure = self.failures.peek()
-        return super().error() if failure is None else self.exception_of(failure)
+    def meet(self, transports: Sequence[LoopbackTransport]) -> None:
+        """Connect this rank with those of ``transports``, by rank."""
+        self._core.connect([wire._core.address() for wire in transports])
 
-    def waits_in(self) -> set[bytes]:
-        """Return the digests of the operations that this rank waits for."""
-        return {message.header.digest for message in self._waiting if not message.done}
+    def waits(self) -> dict[str, bytes]:
+        """Return a description of each message that this rank waits for, and its digest."""
+        return {
+            f"rank {peer} to {'receive' if sends else 'send'} "
+            f"{MessageHeader(number, nbytes, digest, label).words()}": digest
+            for sends, peer, number, nbytes, digest, label in self._core.unfinished()
+        }
 
-    def report(self) -> str:
+    def report(self, waits: Sequence[str]) -> str:
         """Describe what this rank is doing, for the report of a deadlock."""
-        if self._world.turns.finished[self.rank]:
+        if self._turns.finished[self.rank]:
             return "has finished"
-        waiting = ", ".join(message.words for message in self._waiting if not message.done)
-        return f"waits for {waiting}; its last operations: {'; '.join(self.recorder.lines())}"
+        more = f" and {len(waits) - _SHOWN} more messages" if len(waits) > _SHOWN else ""
+        operations = "; ".join(self.recorder.lines())
+        return f"waits for {', '.join(waits[:_SHOWN])}{more}; its last operations: {operations}"
 
-    def _post_send(
-        self, payload: torch.Tensor, peer: int, header: MessageHeader
-    ) -> _LoopbackMessage:
-        message = _LoopbackMessage(payload, header, f"rank {peer} to receive {header.words()}")
-        self._world.sends[self.rank, peer].append(message)
-        self._world.deliver(self.rank, peer)
-        return message
-
-    def _post_recv(
-        self, payload: torch.Tensor, peer: int, header: MessageHeader
-    ) -> _LoopbackMessage:
-        message = _LoopbackMessage(payload, header, f"rank {peer} to send {header.words()}")
-        self._world.recvs[peer, self.rank].append(message)
-        self._world.deliver(peer, self.rank)
-        return message
-
-    def _wait(self, handles: Sequence[_LoopbackMessage]) -> None:
-        def complete() -> bool:
-            return all(message.done for message in handles)
-
-        def ready() -> bool:
-            failed = self.failures.peek() is not None
-            return failed or complete() or time.monotonic() > self._deadline_s
-
-        if TracingContext.try_get() is not None and not ready():
+    def _rest(self) -> None:
+        if TracingContext.try_get() is not None:
             raise errors.TransportError(
                 f"rank {self.rank} would wait for other threads while torch.compile allows only "
                 "one to compile: agree on the shapes first, by a call that is not compiled or "
                 "with global_shape="
             )
-        self._waiting = handles
-        self._world.turns.wait(self.rank, ready)
-        if not complete():
-            self._raise_incomplete()
-        self._waiting = ()
-
-    def _raise_incomplete(self) -> None:
-        failure = self.failures.peek()
-        if failure is not None:
-            raise self.exception_of(failure)
-        raise errors.CollectiveTimeout(
-            f"after {self.timeout_s:g} s rank {self.rank} still {self.report()}"
-        )
+        self._turns.wait(self.rank, self._core.may_go_on)
 
 
 @dataclass
@@ -210,14 +159,12 @@ class LoopbackWorld:
             while not world.turns.all_finished.wait(_SLICE_S):
                 pass
         except BaseException as error:
-            world.failures.post(
-                Failure("PeerFailure", None, f"{type(error).__name__} in the caller")
-            )
+            world.fail(Failure("PeerFailure", None, f"{type(error).__name__} in the caller"))
             world.turns.all_finished.wait(_INTERRUPT_PATIENCE_S)
             raise
         finally:
             torch.set_rng_state(generator_state)
-        _raise_cause(outcomes, world.failures.peek())
+        _raise_cause(outcomes, world.failure)
         return [outcome.value for outcome in outcomes]  # pyright: ignore[reportReturnType]
 
 
@@ -234,6 +181,7 @@ def _run_rank(
         outcome.error = error
         wire.abort(Failure.from_exception(error, wire.rank))
     finally:
+        world.failure = world.failure or wire.failures.peek()
         try:
             wire.close()
             # Cached plans of other worlds hold a reference to this rank; free its operators.

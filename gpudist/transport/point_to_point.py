@@ -6,13 +6,12 @@ file.
 
 from __future__ import annotations
 
-import time
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -21,7 +20,7 @@ from gpudist.transport.base import Signature, Transport
 from gpudist.transport.collectives import PointToPointCommunicator
 from gpudist.transport.failure.channel import Failure, FailureChannel
 from gpudist.transport.failure.forks import words_of_child
-from gpudist.transport.flight_recorder import Post
+from gpudist.transport.flight_recorder import post_of
 from gpudist.transport.message_header import MessageHeader
 
 
@@ -54,21 +53,23 @@ class PointToPointTransport(Transport):
         super().__init__(rank, size, device, timeout_s, failures)
         self._open: _Group | None = None
         self._running: Signature | None = None
-        self._deadline_s = float("inf")
         self._sent: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
         self._failure: Failure | None = None
         self._closed = False
 
-    # Start to send a one-dimensional uint8 tensor to a world rank and return a handle.
-    @abstractmethod
-    def _post_send(self, payload: torch.Tensor, peer: int, header: MessageHeader) -> Any: ...
+    # Start the deadline of a group.
+    def _begin(self, signature: Signature) -> None:
+        pass
 
-    # Start to receive and return a handle; the wait must verify the expected header.
+    # Start to send a one-dimensional uint8 tensor to a world rank, or to receive one, and return a
+    # handle. The wait of a receive must verify the expected header.
     @abstractmethod
-    def _post_recv(self, payload: torch.Tensor, peer: int, header: MessageHeader) -> Any: ...
+    def _post(
+        self, sends: bool, payload: torch.Tensor, peer: int, header: MessageHeader
+    ) -> Any: ...
 
-    # Wait until all are complete; raise at ``self._deadline_s`` or if the world fails.
+    # Wait until all are complete; raise at the deadline or if the world fails.
     @abstractmethod
     def _wait(self, handles: Sequence[Any]) -> None: ...
 
@@ -82,11 +83,11 @@ class PointToPointTransport(Transport):
 
     def queue_send(self, payload: torch.Tensor, peer: int) -> None:
         """Send a one-dimensional uint8 tensor to world rank ``peer`` when the group ends."""
-        self._group().posts.append(lambda: self._start_send(payload, peer))
+        self._group().posts.append(lambda: self._start(True, payload, peer))
 
     def queue_recv(self, payload: torch.Tensor, peer: int) -> None:
         """Receive into ``payload`` from world rank ``peer`` when the group ends."""
-        self._group().posts.append(lambda: self._start_recv(payload, peer))
+        self._group().posts.append(lambda: self._start(False, payload, peer))
 
     def queue_collective(self, members: tuple[int, ...], run: Callable[[], None]) -> None:
         """Call ``run``, which exchanges messages among ``members``, when the group ends."""
@@ -98,8 +99,8 @@ class PointToPointTransport(Transport):
         recvs: Iterable[tuple[torch.Tensor, int]] = (),
     ) -> None:
         """Exchange one step of a collective: pairs of payload and world rank, concurrently."""
-        handles = [self._start_recv(payload, peer) for payload, peer in recvs]
-        handles += [self._start_send(payload, peer) for payload, peer in sends]
+        handles = [self._start(False, payload, peer) for payload, peer in recvs]
+        handles += [self._start(True, payload, peer) for payload, peer in sends]
         self._wait(handles)
 
     def abort(self, failure: Failure) -> None:
@@ -150,17 +151,20 @@ class PointToPointTransport(Transport):
     def _group_end(self) -> None:
         group, self._open = self._group(), None
         self._running = group.signature
-        self._deadline_s = time.monotonic() + self.timeout_s
         try:
+            self._begin(group.signature)
             handles = [post() for post in group.posts]
             for _, run in sorted(group.collectives, key=itemgetter(0)):
                 run()
             self._wait(handles)
         except BaseException as error:
-            self._fail(error)
-            raise
+            self.end_with(error)
         finally:
             self._running = None
+
+    def end_with(self, error: BaseException) -> NoReturn:
+        self._fail(error)
+        raise error
 
     def _fail(self, error: BaseException) -> None:
         # Post ``error``; if the world failed for another reason first, raise that instead.
@@ -176,21 +180,14 @@ class PointToPointTransport(Transport):
             raise errors.TransportError("messages are posted inside `with transport.group(...):`")
         return self._open
 
-    def _start_send(self, payload: torch.Tensor, peer: int) -> Any:
-        header = self._header(self._next_number(True, peer), payload)
-        self.recorder.posted(Post("send", peer, header.nbytes, 0), header.sequence)
-        return self._post_send(payload, peer, header)
-
-    def _start_recv(self, payload: torch.Tensor, peer: int) -> Any:
-        header = self._header(self._next_number(False, peer), payload)
-        self.recorder.posted(Post("receive", peer, 0, header.nbytes), header.sequence)
-        return self._post_recv(payload, peer, header)
+    def _start(self, sends: bool, payload: torch.Tensor, peer: int) -> Any:
+        assert self._running is not None
+        sequence, size_bytes = self._next_number(sends, peer), payload.numel()
+        self.recorder.posted(post_of(sends, peer, size_bytes), sequence)
+        header = MessageHeader.of(self._running, sequence, size_bytes)
+        return self._post(sends, payload, peer, header)
 
     def _next_number(self, sends: bool, peer: int) -> int:
         counted = self._sent if sends else self._received
         counted[peer] += 1
         return counted[peer] - 1
-
-    def _header(self, sequence: int, payload: torch.Tensor) -> MessageHeader:
-        assert self._running is not None
-        return MessageHeader.of(self._running, sequence, payload.numel())

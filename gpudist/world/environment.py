@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from gpudist.errors import NotBuiltError
 from gpudist.transport import TRANSPORTS
-from gpudist.transport.host.transport import is_built, what_is_missing
+from gpudist.transport.host.core_transport import is_built, what_is_missing
 from gpudist.transport.nccl.driver import cuda_version, oldest_driver, what_this_driver_lacks
 from gpudist.transport.nccl.library import (
     installed_wheels,

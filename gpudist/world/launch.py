@@ -291,7 +291,7 @@ def choose_transport(
                 f"{built.nccl_missing}. To leave them idle, set GPUDIST_TRANSPORT=host"
             )
         return "nccl", f"torch sees {built.gpus} GPUs"
-    if launch.size == 1:
+    if launch.size == 1 and not built.host_missing:
         return "loopback", "one process"
     if not launch.same_node:
         return "gloo", f"{launch.size} processes on several nodes"

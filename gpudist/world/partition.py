@@ -45,6 +45,7 @@ class Partition:
         shape: ``(size,)``, or the shape of the process grid.
         dim: number of axes.
         rank: this worker's position in the partition, ``None`` if it is not a member.
+        active: whether this worker is a member.
         index: this worker's index on the process grid, ``None`` if it is not a member.
         transport: name of the transport that carries the messages, such as ``"nccl"``.
         wire: this rank's end of it, an instance of ``TRANSPORTS[transport]``.
@@ -59,6 +60,7 @@ class Partition:
         self.shape: tuple[int, ...] = tuple(shape) if shape is not None else (len(self.ranks),)
         # These are not cached properties, which take a lock that torch.compile cannot trace.
         self.rank = self._find_rank()
+        self.active = self.rank is not None
         self.index = None if self.rank is None else index_of(self.rank, self.shape)
 
     @property
@@ -80,11 +82,6 @@ class Partition:
     def plan_rank(self) -> int:
         """:attr:`rank`, or -1 outside the partition, because plans hold integers only."""
         return self.rank if self.rank is not None else -1
-
-    @property
-    def active(self) -> bool:
-        """Whether this worker is a member."""
-        return self.rank is not None
 
     @property
     def device(self) -> torch.device:

@@ -25,9 +25,9 @@ from gpudist.transport.failure.channel import Failure
 from gpudist.transport.failure.forks import keep_for_good
 from gpudist.transport.failure.last_words import Endings, report_uncaught_errors
 from gpudist.transport.failure.store import STORE_ERRORS, own_connection, store_gone
+from gpudist.transport.host.core_transport import is_built, what_is_missing
 from gpudist.transport.host.meeting import NotOneNode
 from gpudist.transport.host.processes import await_end_of_parent, has_variable
-from gpudist.transport.host.transport import is_built, what_is_missing
 from gpudist.transport.loopback import LoopbackTransport
 from gpudist.transport.nccl.driver import what_this_driver_lacks
 from gpudist.transport.nccl.library import what_nccl_misses

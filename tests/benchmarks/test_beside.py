@@ -23,7 +23,7 @@ from benchmarks.files import BadFile, write
 from benchmarks.measure import Series
 from benchmarks.training import Step
 from benchmarks.worlds import WorldFailed
-from gpudist.transport.host.transport import is_built
+from gpudist.transport.host.core_transport import is_built
 from gpudist.world.partition import Partition
 from tests.pool import distributed
 

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.files import read
 from benchmarks.rows import Row
 from benchmarks.stencil import Stencil
-from gpudist.transport.host.transport import is_built, what_is_missing
+from gpudist.transport.host.core_transport import is_built, what_is_missing
 from tests import warm
 
 ROOT = Path(__file__).resolve().parents[2]

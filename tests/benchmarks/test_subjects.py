@@ -19,7 +19,7 @@ from benchmarks.training import Step
 from gpudist import nn, ops
 from gpudist.ops.operator import Operator
 from gpudist.testing import run_distributed
-from gpudist.transport.host.transport import is_built
+from gpudist.transport.host.core_transport import is_built
 from gpudist.world.partition import Partition
 from tests.pool import distributed
 

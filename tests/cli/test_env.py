@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gpudist.cli import env, main
-from gpudist.transport.host.transport import is_built
+from gpudist.transport.host.core_transport import is_built
 from gpudist.transport.nccl.library import wheel_libraries
 from gpudist.world.environment import Cuda, Device, Environment, Nccl, TransportState
 from gpudist.world.links import GpuLink

@@ -53,20 +53,22 @@ std::string refusal_by_a_child(int fd, size_t bytes) {
 }
 
 void segments_are_their_owners() {
-  const Segment segment(4096);
+  const Segment segment(4096, true);
+  const int fd = static_cast<int>(segment.id());
   struct stat status;
-  CHECK(stat(descriptor_path(segment.fd()).c_str(), &status) == 0);
+  CHECK(stat(descriptor_path(fd).c_str(), &status) == 0);
   CHECK((status.st_mode & 07777) == 0600);
   CHECK(status.st_uid == geteuid());
   // The size is sealed: peers may rely on it.
-  CHECK(ftruncate(segment.fd(), 1) != 0 && ftruncate(segment.fd(), 8192) != 0);
-  CHECK(refusal_by_a_child(segment.fd(), 4096).empty());
+  CHECK(ftruncate(fd, 1) != 0 && ftruncate(fd, 8192) != 0);
+  CHECK(refusal_by_a_child(fd, 4096).empty());
 }
 
 void what_is_no_segment_is_refused() {
   const char* refused = "is not a shared segment of this user and size";
-  const Segment segment(4096);
-  CHECK(refusal_by_a_child(segment.fd(), 8192).find(refused) != std::string::npos);
+  const Segment segment(4096, true);
+  const int fd = static_cast<int>(segment.id());
+  CHECK(refusal_by_a_child(fd, 8192).find(refused) != std::string::npos);
   const int unsealed = memfd_create("other", MFD_CLOEXEC);
   CHECK(ftruncate(unsealed, 4096) == 0);
   CHECK(refusal_by_a_child(unsealed, 4096).find(refused) != std::string::npos);

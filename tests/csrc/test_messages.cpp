@@ -26,8 +26,8 @@ std::vector<char> numbered(size_t bytes, unsigned seed) {
   return data;
 }
 
-void exchanges_every_size_both_ways(bool pulls) {
-  World world(2, 60, pulls);
+void exchanges_every_size_both_ways(bool pulls, bool takes_turns) {
+  World world(2, 60, pulls, takes_turns);
   const size_t slot = kSlotBytes, first = kSlotBytes - kHeaderBytes;
   const std::vector<size_t> sizes{
       0, 1, 7, first - 1, first, first + 1, slot, first + slot, 600'000, 3 << 20};
@@ -79,8 +79,8 @@ void many_messages_keep_their_order() {
   CHECK(all_fine(errors));
 }
 
-void eight_ranks_talk_at_random() {
-  World world(8);
+void eight_ranks_talk_at_random(bool takes_turns) {
+  World world(8, 60, true, takes_turns);
   std::vector<int> rounds(20);
   std::iota(rounds.begin(), rounds.end(), 0);
   const auto errors = world.run([&](HostCommunicator& me, int rank) {
@@ -122,8 +122,8 @@ void eight_ranks_talk_at_random() {
 }
 
 // One message to two ranks; each rank splits it at different places.
-void pieces_are_cut_anywhere(bool pulls) {
-  World world(3, 60, pulls);
+void pieces_are_cut_anywhere(bool pulls, bool takes_turns) {
+  World world(3, 60, pulls, takes_turns);
   const Signature signature = signature_of("pieces");
   for (const int64_t bytes : {int64_t{1}, int64_t{5000}, int64_t{100'000}, int64_t{3} << 20}) {
     const std::vector<char> expected = numbered(bytes, 3);
@@ -137,6 +137,7 @@ void pieces_are_cut_anywhere(bool pulls) {
         cuts.emplace_back(start, 0);
       }
       const Kind kind = rank == 0 ? Kind::kSend : Kind::kReceive;
+      me.begin(signature);
       Pieces pieces(me, signature, kind, rank == 0 ? std::vector<int>{2, 1} : std::vector<int>{0},
                     cuts);
       pieces.wait();
@@ -151,6 +152,7 @@ void pieces_that_nobody_waits_for_end_the_world() {
   const Signature signature = signature_of("pieces");
   char byte = 0;
   {
+    world[0].begin(signature);
     Pieces forgotten(world[0], signature, Kind::kReceive, {1},
                      {{reinterpret_cast<uintptr_t>(&byte), 1}});
   }
@@ -169,6 +171,58 @@ int open_descriptors() {
   while (readdir(folder) != nullptr) ++count;
   closedir(folder);
   return count;
+}
+
+void threads_need_no_descriptors() {
+  World world(12, 60, true, true);
+  const Signature signature = signature_of("everyone");
+  const int before = open_descriptors();
+  const auto errors = world.run([&](HostCommunicator& me, int rank) {
+    std::list<std::vector<char>> data;
+    std::list<Bytes> messages;
+    std::vector<Transfer*> all;
+    me.begin(signature);
+    for (int peer = 0; peer < world.size(); ++peer) {
+      if (peer == rank) continue;
+      for (const Kind kind : {Kind::kSend, Kind::kReceive}) {
+        data.emplace_back(9, static_cast<char>(kind == Kind::kSend ? rank : -1));
+        messages.emplace_back(kind, peer, data.back(), signature);
+        me.post(&messages.back().transfer);
+        all.push_back(&messages.back().transfer);
+      }
+    }
+    me.wait(all);
+    CHECK(open_descriptors() == before);
+    for (const Bytes& message : messages) {
+      const Transfer& transfer = message.transfer;
+      CHECK(*transfer.tensor == (transfer.kind == Kind::kSend ? rank : transfer.peer));
+    }
+  });
+  CHECK(all_fine(errors));
+}
+
+// Rank 0 waits for its turn meanwhile, so that its lock is not free.
+void a_resting_rank_learns_what_was_abandoned() {
+  World world(2, 60, true, true);
+  const Signature signature = signature_of("two pieces");
+  std::vector<char> data(1 << 20);
+  const Piece piece{reinterpret_cast<uintptr_t>(data.data()), static_cast<int64_t>(data.size())};
+  std::unique_ptr<Pieces> forgotten;
+  const auto errors = world.run([&](HostCommunicator& me, int rank) {
+    if (rank == 1) {
+      CHECK(world[0].unfinished().size() == 2);
+      CHECK(!world[0].may_go_on());
+      forgotten.reset();
+      CHECK(world[0].unfinished().empty());
+      return;
+    }
+    me.begin(signature);
+    forgotten = std::make_unique<Pieces>(me, signature, Kind::kSend, std::vector<int>{1},
+                                         std::vector<Piece>{piece});
+    Pieces(me, signature, Kind::kReceive, {1}, {piece}).wait();
+  });
+  CHECK(!errors[1]);
+  CHECK(text_of<TransportError>(errors[0]).find("did not finish") != std::string::npos);
 }
 
 void closing_lets_go_of_everything() {
@@ -209,12 +263,18 @@ void closing_lets_go_of_everything() {
 }  // namespace
 
 void test_messages() {
-  exchanges_every_size_both_ways(true);
-  exchanges_every_size_both_ways(false);
+  exchanges_every_size_both_ways(true, false);
+  exchanges_every_size_both_ways(false, false);
+  exchanges_every_size_both_ways(true, true);
+  exchanges_every_size_both_ways(false, true);
   many_messages_keep_their_order();
-  eight_ranks_talk_at_random();
-  pieces_are_cut_anywhere(true);
-  pieces_are_cut_anywhere(false);
+  eight_ranks_talk_at_random(false);
+  eight_ranks_talk_at_random(true);
+  pieces_are_cut_anywhere(true, false);
+  pieces_are_cut_anywhere(false, false);
+  pieces_are_cut_anywhere(true, true);
+  threads_need_no_descriptors();
+  a_resting_rank_learns_what_was_abandoned();
   pieces_that_nobody_waits_for_end_the_world();
   closing_lets_go_of_everything();
 }

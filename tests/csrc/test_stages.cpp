@@ -38,14 +38,14 @@ std::vector<float> values_of(int rank, int64_t cells) {
   return values;
 }
 
-void sums_are_in_the_order_of_the_receives() {
+void sums_are_in_the_order_of_the_receives(bool takes_turns) {
   for (int64_t cells : {1, 100, 40'000}) {
     std::vector<float> expected(3 * cells);
     for (int from = 0; from < kRanks; ++from) {
       const std::vector<float> values = values_of(from, cells);
       for (int64_t i = 0; i < 2 * cells; ++i) expected[(from % 2) * cells + i] += values[i];
     }
-    World world(kRanks);
+    World world(kRanks, 60, true, takes_turns);
     const auto errors = world.run([&](HostCommunicator& me, int rank) {
       const BoundStage stage = overlapping_sum(Dtype::kFloat32, rank, cells);
       const std::vector<float> values = values_of(rank, cells);
@@ -261,7 +261,8 @@ void test_stages() {
   for (int64_t part : {1, 1000, 100'000}) sums_are_sent_on(part);
   exchanges_overlap();
   an_exchange_that_is_dropped_ends_the_world();
-  sums_are_in_the_order_of_the_receives();
+  sums_are_in_the_order_of_the_receives(false);
+  sums_are_in_the_order_of_the_receives(true);
   narrow_sums_are_rounded_once();
   stages_run_together();
   a_stage_may_be_local();

@@ -35,7 +35,7 @@ def test_sixty_configurations(runner: Runner) -> None:
     verdicts = [runner.examine(number, SEED, list(by_layer()), RANKS) for number in range(60)]
     wrong = [(drawn, verdict) for drawn, verdict in verdicts if verdict.how == "wrong"]
     assert not wrong, "\n".join(f"{drawn.to_json()}\n{verdict.text}" for drawn, verdict in wrong)
-    assert {drawn.transport for drawn, _ in verdicts} == {"loopback", "host"}
+    assert {drawn.transport for drawn, _ in verdicts} == {"loopback", "host", "gloo"}
     right = [drawn for drawn, verdict in verdicts if verdict.how == "right"]
     assert len(right) >= 30
 
@@ -123,7 +123,7 @@ def test_a_rank_that_does_not_come_is_wrong(
     assert verdict.how == "wrong"
 
 
-@pytest.mark.parametrize("transport", ["loopback", "host"])
+@pytest.mark.parametrize("transport", ["loopback", "host", "gloo"])
 def test_what_is_refused_everywhere_is_refused(runner: Runner, transport: Any) -> None:
     options = {**CONV.options, "padding": "full"}
     case = Case("Conv1d", (1, 1, 2), (1, 1, 6), options)

@@ -11,7 +11,7 @@ import torch
 
 from gpudist.transport.base import Signature
 from gpudist.transport.failure.channel import Failure
-from gpudist.transport.nccl.program import native_signature
+from gpudist.transport.host.core_transport import native_signature
 from gpudist.transport.nccl.streams import stream_of
 from gpudist.transport.nccl.transport import _native
 from gpudist.world.environment import describe

@@ -13,13 +13,12 @@ import pytest
 import torch
 
 from benchmarks.gpu.kernel import bound
-from gpudist.geometry.boxes import Box
+from gpudist.geometry.boxes import Box, contiguous_strides
 from gpudist.transport.nccl.program import (
     BufferName,
     BufferView,
     CombineJob,
     Lowered,
-    contiguous_strides,
 )
 from gpudist.world.partition import Partition
 from tests.gpu.devices import require_gpu

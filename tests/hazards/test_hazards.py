@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gpudist
 from gpudist.sbp import GlobalTensor
-from gpudist.transport.host.transport import is_built, what_is_missing
+from gpudist.transport.host.core_transport import is_built, what_is_missing
 from gpudist.world.partition import Partition
 from tests.every import EVERY
 from tests.hazards.entries import Grid, workers

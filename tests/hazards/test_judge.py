@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gpudist.errors import ShapeError
-from gpudist.transport.host.transport import is_built, what_is_missing
+from gpudist.transport.host.core_transport import is_built, what_is_missing
 from tests.hazards.forwards import ENTRIES
 from tests.hazards.judge import judge
 from tests.hazards.subjects import Alone, Subject, Values

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gpudist.transport.host.transport import is_built
+from gpudist.transport.host.core_transport import is_built
 
 pytestmark = pytest.mark.skipif(not is_built(), reason="needs the native core")
 

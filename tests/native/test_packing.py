@@ -1,4 +1,4 @@
-"""Every dtype through the native core, bitwise as over loopback, where torch packs and adds."""
+"""Every dtype through the native core, bitwise as over gloo, where torch packs and adds."""
 
 from __future__ import annotations
 
@@ -49,10 +49,14 @@ def exchange_everything(P_world: Partition, dtype: torch.dtype) -> list[bytes]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_host_is_loopback_in_every_bit(dtype: torch.dtype) -> None:
-    over_host = the_pool().run(RANKS, exchange_everything, (dtype,), transport="host")
-    assert over_host == run_distributed(exchange_everything, RANKS, dtype)
-    assert all(len(bits) > 0 for rank in over_host for bits in rank)
+def test_the_core_is_torch_in_every_bit(dtype: torch.dtype) -> None:
+    over_gloo, over_host = (
+        the_pool().run(RANKS, exchange_everything, (dtype,), transport=name)
+        for name in ("gloo", "host")
+    )
+    assert over_host == over_gloo
+    assert run_distributed(exchange_everything, RANKS, dtype) == over_gloo
+    assert all(len(bits) > 0 for rank in over_gloo for bits in rank)
 
 
 @distributed(5, transports=("host", "loopback"))

@@ -20,7 +20,7 @@ import torch
 
 from gpudist import nn, zero_volume_tensor
 from gpudist.exchange import Movement
-from gpudist.transport.host import transport as host
+from gpudist.transport.host import core_transport as core
 from gpudist.transport.nccl import transport as nccl
 from gpudist.transport.nccl.transport import NcclTransport
 from gpudist.world.partition import Partition
@@ -36,7 +36,7 @@ ALLOWED_BYTES = 40 << 10
 # Larger caches are reduced to this size, so that they are full after the warm-up.
 MOST_REMEMBERED = 256
 DEFAULT_REMEMBERED = 4096
-LARGE_CACHES = ((host, "_native_signature"), (nccl, "native_signature"))
+LARGE_CACHES = ((core, "native_signature"), (nccl, "native_signature"))
 
 
 class _Heap(ctypes.Structure):

@@ -34,7 +34,7 @@ from gpudist.planning.rehearsal import DryNetwork, without_cells
 from gpudist.planning.table import choice, evidence
 from gpudist.testing import run_distributed
 from gpudist.transport.dry import Posted, SharedCollective, Traffic
-from gpudist.transport.host.transport import is_built, what_is_missing
+from gpudist.transport.host.core_transport import is_built, what_is_missing
 from gpudist.world.partition import Partition
 from tests import warm
 from tests.convert.networks import Classifier

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -16,13 +15,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from gpudist.errors import CollectiveTimeout, PeerFailure, PlanMismatch, ShapeError, TransportError
+from gpudist.errors import CollectiveTimeout, PeerFailure, PlanMismatch, TransportError
 from gpudist.geometry.boxes import Stage
 from gpudist.transport.base import Signature, Transport
 from gpudist.transport.flight_recorder import Activity, OperatorTotals
 from gpudist.transport.gloo import GlooTransport
-from gpudist.transport.loopback import LoopbackTransport, LoopbackWorld
 from tests.patience import allowed_s
 from tests.transport.worlds import Outcome, ProcessRanks, outcomes
 
@@ -186,83 +185,8 @@ def test_a_process_with_an_abandoned_wait_exits_in_silence() -> None:
     assert "was not complete after 0.5 s" in ended.stdout
 
 
-def wait_for_next(transport: Transport) -> None:
-    everyone = transport.communicator(range(transport.size))
-    if transport.rank < 2:
-        everyone.recv(torch.zeros(2), transport.rank + 1)
-
-
-def test_loopback_finds_a_deadlock_at_once() -> None:
-    start_s = time.monotonic()
-    ended = outcomes("loopback", 3, wait_for_next, timeout_s=300)
-    assert time.monotonic() - start_s < allowed_s(2)
-    assert ended.pop(2).error is None
-    for text in errors_of(ended, CollectiveTimeout):
-        assert "deadlock" in text
-        assert "rank 0 waits for rank 1 to send message 0 of 8 bytes" in text
-        assert "rank 1 waits for rank 2 to send" in text
-        assert "rank 2 has finished" in text
-
-
-def cross(transport: Transport) -> None:
-    """Each sends to the other and means something else: no message is ever opened."""
-    everyone = transport.communicator(range(2))
-    name = "a sum" if transport.rank else "a broadcast"
-    with transport.group(Signature(name, name.encode().ljust(16))):
-        everyone.send(torch.zeros(2), 1 - transport.rank)
-
-
-def test_loopback_tells_a_disagreement_from_a_deadlock() -> None:
-    start_s = time.monotonic()
-    for text in errors_of(outcomes("loopback", 2, cross, timeout_s=300), PlanMismatch):
-        assert "ranks disagree about what they do" in text
-        assert "rank 1 to receive message 0 of 8 bytes for 'a broadcast'" in text
-        assert "rank 0 to receive message 0 of 8 bytes for 'a sum'" in text
-    assert time.monotonic() - start_s < allowed_s(2)
-
-
-def test_loopback_raises_the_cause_and_not_its_echo() -> None:
-    with pytest.raises(ZeroDivisionError, match="a mistake of the user") as caught:
-        LoopbackWorld(4).run(raise_on_two)
-    note = "raised on rank 2 of a loopback world of 4"
-    assert note in getattr(caught.value, "__notes__", [str(caught.value)])[-1]
-
-
-def draw(transport: LoopbackTransport) -> list[float]:
-    drawn = [torch.rand(()).item()]
-    ring(transport, "hand over")
-    return [*drawn, torch.rand(()).item()]
-
-
-def test_loopback_ranks_have_generators_of_their_own() -> None:
-    torch.manual_seed(7)
-    expected = torch.rand(2).tolist()
-    torch.manual_seed(7)
-    assert LoopbackWorld(3).run(draw) == [expected] * 3
-    assert torch.rand(2).tolist() == expected
-
-
-def be_late(transport: LoopbackTransport) -> None:
-    pair, x = transport.communicator([0, 1]), torch.zeros(1)
-    if transport.rank == 1:
-        time.sleep(0.3)
-    with transport.group(Signature("a message", bytes(16))):
-        pair.recv(x, 1 - transport.rank)
-
-
-def test_loopback_waits_no_longer_than_its_deadline() -> None:
-    """Another rank has run all the while, so that nobody could see a deadlock before."""
-    with pytest.raises(CollectiveTimeout, match=r"after 0\.1 s rank 0 still waits for rank 1 to"):
-        LoopbackWorld(2, timeout_s=0.1).run(be_late)
-
-
-def test_a_world_of_nobody() -> None:
-    with pytest.raises(TransportError, match="at least one rank, not 0"):
-        LoopbackWorld(0)
-
-
 def test_what_belongs_in_a_group_or_in_a_transport_that_packs() -> None:
-    alone = LoopbackTransport.single()
+    alone = GlooTransport(dist.HashStore(), 0, 1, 5.0, prefix="alone", same_node=True)
     with pytest.raises(TransportError, match=r"inside `with transport\.group"):
         alone.queue_send(torch.zeros(1, dtype=torch.uint8), 0)
     assert not alone.packs
@@ -272,49 +196,11 @@ def test_what_belongs_in_a_group_or_in_a_transport_that_packs() -> None:
         lambda: alone.bind_steps(Signature("a test", bytes(16)), None, []),
         lambda: alone.start_stages(Signature("a test", bytes(16)), [], activity),
     ]
-    with pytest.raises(NotImplementedError, match="the loopback transport does not carry pieces"):
+    with pytest.raises(NotImplementedError, match="the gloo transport does not carry pieces"):
         alone.start_pieces(Signature("a test", bytes(16)), True, [], [])
     for bind in bound:
-        with pytest.raises(NotImplementedError, match="the loopback transport does not pack"):
+        with pytest.raises(NotImplementedError, match="the gloo transport does not pack"):
             bind()
-
-
-def test_loopback_of_one_needs_no_thread() -> None:
-    before = threading.active_count()
-    transport = LoopbackTransport.single()
-    output = torch.zeros(3)
-    alone = transport.communicator([0])
-    alone.all_reduce(torch.arange(3.0), output)
-    assert output.tolist() == [0, 1, 2]
-    with pytest.raises(TransportError, match="the max of no contributions is undefined"):
-        alone.reduce(None, output, 0, "max")
-    with pytest.raises(ShapeError, match=r"carries tensors on cpu, not .* on meta"):
-        alone.broadcast(torch.zeros(1, device="meta"), 0)
-    assert threading.active_count() == before
-
-
-def wait_for_ever(transport: LoopbackTransport) -> None:
-    while True:
-        ring(transport, "again")
-
-
-@pytest.fixture
-def control_c() -> Iterator[None]:
-    """Control-C raises, also where the tests run in the background of a shell, which ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("control_c")
-def test_loopback_ends_with_control_c() -> None:
-    timer = threading.Timer(0.3, signal.raise_signal, [signal.SIGINT])
-    timer.start()
-    start_s = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        LoopbackWorld(2).run(wait_for_ever)
-    assert time.monotonic() - start_s < allowed_s(3)
-    assert not [t for t in threading.enumerate() if t.name.startswith("gpudist loopback")]
 
 
 class BrokenGloo:

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from gpudist.transport.host.core_transport import is_built, what_is_missing
 from gpudist.transport.host.processes import has_ended
-from gpudist.transport.host.transport import is_built, what_is_missing
 from tests import warm
 from tests.doubles import use_doubles
 

@@ -18,10 +18,12 @@ from torch.distributed import distributed_c10d
 from gpudist.errors import CollectiveTimeout, NotBuiltError, PeerFailure, TransportError
 from gpudist.transport.failure.store import StoreFailureChannel
 from gpudist.transport.gloo import GlooTransport
-from gpudist.transport.host import transport as host
+from gpudist.transport.host import core_transport as core
+from gpudist.transport.host.core_transport import is_built, what_is_missing
 from gpudist.transport.host.meeting import NotOneNode
 from gpudist.transport.host.processes import has_ended
-from gpudist.transport.host.transport import HostTransport, is_built, what_is_missing
+from gpudist.transport.host.transport import HostTransport
+from gpudist.transport.loopback import LoopbackTransport
 from gpudist.transport.nccl import transport as nccl
 from gpudist.transport.nccl.transport import NcclTransport
 from gpudist.world import runtime
@@ -128,10 +130,12 @@ def test_ranks_of_nccl_that_never_come() -> None:
 
 
 def test_without_the_native_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "_native", None)
+    monkeypatch.setattr(core, "_native", None)
     monkeypatch.setattr(nccl, "_native", None)
     with pytest.raises(NotBuiltError, match="the host transport"):
         HostTransport(new_store(), 0, 2, 0.3, prefix=PREFIX)
+    with pytest.raises(NotBuiltError, match=r"the loopback transport: .*pip install"):
+        LoopbackTransport.single()
     with pytest.raises(NotBuiltError, match="the nccl transport"):
         NcclTransport(new_store(), 0, 2, 0.3, prefix=PREFIX, device=torch.device("cpu"))
 

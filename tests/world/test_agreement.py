@@ -14,7 +14,7 @@ import torch.distributed as dist
 import gpudist
 from gpudist.errors import CollectiveTimeout, GpudistError, PeerFailure, PlanMismatch
 from gpudist.transport.failure.asker import StoreAsker
-from gpudist.transport.host.transport import is_built, what_is_missing
+from gpudist.transport.host.core_transport import is_built, what_is_missing
 from gpudist.world import runtime
 from gpudist.world.agreement import WorldAgreement
 from gpudist.world.launch import Launch

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import subprocess
+import sys
 import textwrap
 import threading
 import time
@@ -20,6 +21,7 @@ import gpudist
 from gpudist.errors import ShapeError, TransportError
 from gpudist.testing import run_distributed
 from gpudist.transport.failure.channel import Failure
+from gpudist.transport.host.core_transport import is_built
 from gpudist.transport.loopback import LoopbackTransport
 from gpudist.transport.report import write_error_file
 from gpudist.world.launch import Built, Launch, launch_of, settings_of
@@ -176,6 +178,7 @@ GPUS = Built(host_missing="", nccl_missing="", gpus=4)
     ("environment", "built", "transport", "reason"),
     [
         ({}, WHOLE, "loopback", "one process"),
+        ({}, Built("no native core", "no CUDA half", 0), "gloo", "no native core"),
         (OPEN_MPI, WHOLE, "host", "2 processes on one node"),
         (TORCHRUN, WHOLE, "gloo", "8 processes on several nodes"),
         ({}, GPUS, "nccl", "torch sees 4 GPUs"),
@@ -211,12 +214,14 @@ def test_number_on_the_node(environment: Mapping[str, str], local_rank: int) -> 
     assert launch_of(environment).local_rank == local_rank
 
 
-def run(arguments: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+def run(
+    arguments: list[str], python: str | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
     launchers = ("RANK", "WORLD_SIZE", "OMPI_", "PMI", "SLURM_", "GPUDIST_", "TORCHELASTIC_")
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(launchers)}
     known = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [warm.python(), *arguments],
+        [python or warm.python(), *arguments],
         env={**inherited, **known, **environment},
         capture_output=True,
         text=True,
@@ -243,7 +248,34 @@ def test_init_unlaunched(tmp_path: Path) -> None:
     )
     ended = run([program])
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.split("\n")[0] == "1 0 loopback [1.0, 1.0]"
+    name = "loopback" if is_built() else "gloo"
+    assert ended.stdout.split("\n")[0] == f"1 0 {name} [1.0, 1.0]"
+
+
+def test_init_without_the_native_core(tmp_path: Path) -> None:
+    program = script(
+        tmp_path,
+        """
+        import sys
+        sys.modules["gpudist._native"] = None
+        import gpudist, torch
+        P = gpudist.init()
+        y = gpudist.all_sum_reduce(torch.ones(2), P.create_cartesian_topology_partition([1]), [0])
+        print(P.size, P.rank, P.transport, y.tolist())
+        try:
+            gpudist.testing.run_distributed(print, 2)
+        except gpudist.NotBuiltError as error:
+            print(error)
+        """,
+    )
+    # Not a process that has imported the core before.
+    ended = run([program], python=sys.executable)
+    assert ended.returncode == 0, ended.stderr
+    first, second = ended.stdout.splitlines()
+    assert first == "1 0 gloo [1.0, 1.0]"
+    assert second.startswith("the loopback transport: this installation of gpudist has no native")
+    assert "GPUDIST_NATIVE=on pip install" in second
+    assert "using gloo, which is many times slower" in ended.stderr
 
 
 def test_init_refuses_a_transport_it_does_not_know(tmp_path: Path) -> None:

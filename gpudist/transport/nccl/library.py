@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from gpudist.transport.host.transport import what_is_missing
+from gpudist.transport.host.core_transport import what_is_missing
 
 try:
     import gpudist._native as _native

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, Literal
 
 import torch
 
-from gpudist.transport.base import Signature
 from gpudist.transport.nccl.verbs import NcclCall
 
 try:
@@ -156,16 +154,6 @@ def _ends(step: NcclStep) -> tuple[BufferName, ...]:
     return (step.target,) if step.kind == "receive" else (step.source, step.target)
 
 
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides in items of a contiguous tensor of ``shape``."""
-    strides: list[int] = []
-    stride = 1
-    for extent in reversed(shape):
-        strides.append(stride)
-        stride *= extent
-    return tuple(strides[::-1])
-
-
 def _numbers(job: CombineJob) -> tuple[Any, ...]:
     assert _native is not None
     views = [
@@ -188,10 +176,3 @@ def native_call(call: NcclCall, communicator: Any) -> tuple[Any, ...]:
         NCCL_DTYPES[call.dtype],
         NCCL_OPS[call.op],
     )
-
-
-@lru_cache(maxsize=4096)
-def native_signature(signature: Signature) -> Any:
-    """Convert a signature to one of the native core."""
-    assert _native is not None
-    return _native.Signature(signature.label, signature.digest)

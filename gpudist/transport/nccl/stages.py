@@ -13,7 +13,7 @@ from math import prod
 import torch
 
 from gpudist.errors import TransportError
-from gpudist.geometry.boxes import Box, Collective, Message, Stage
+from gpudist.geometry.boxes import Box, Collective, Message, Stage, contiguous_strides
 from gpudist.geometry.combines import Combine, Source, combines
 from gpudist.geometry.messages import MessageStage, as_messages
 from gpudist.transport.nccl.program import (
@@ -22,7 +22,6 @@ from gpudist.transport.nccl.program import (
     CombineJob,
     Lowered,
     NcclStep,
-    contiguous_strides,
 )
 from gpudist.transport.nccl.verbs import REAL_OF, REDUCED
 

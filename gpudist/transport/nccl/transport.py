@@ -20,11 +20,12 @@ from gpudist.transport.failure.forks import words_of_child
 from gpudist.transport.failure.store import StoreFailureChannel
 from gpudist.transport.flight_recorder import Activity
 from gpudist.transport.gloo import GlooTransport
+from gpudist.transport.host.core_transport import native_signature, what_is_missing
 from gpudist.transport.host.meeting import NotOneNode
 from gpudist.transport.host.processes import forbidden_call
-from gpudist.transport.host.transport import HostTransport, what_is_missing
+from gpudist.transport.host.transport import HostTransport
 from gpudist.transport.nccl.library import keep_memory_unregistered, wheel_libraries
-from gpudist.transport.nccl.program import native_call, native_signature
+from gpudist.transport.nccl.program import native_call
 from gpudist.transport.nccl.rendezvous import Rendezvous
 from gpudist.transport.nccl.stages import (
     carried_by_nccl,

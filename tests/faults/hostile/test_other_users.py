@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpudist.transport.host.transport import is_built, what_is_missing
+from gpudist.transport.host.core_transport import is_built, what_is_missing
 
 if not is_built():
     pytest.skip(what_is_missing(), allow_module_level=True)

@@ -22,8 +22,9 @@ import pytest
 from gpudist.errors import CollectiveTimeout, GpudistError, PeerFailure, TransportError
 from gpudist.transport.failure.store import StoreFailureChannel
 from gpudist.transport.host.beacon import Beacon
+from gpudist.transport.host.core_transport import is_built, what_is_missing
 from gpudist.transport.host.meeting import NotOneNode
-from gpudist.transport.host.transport import HostTransport, is_built, what_is_missing
+from gpudist.transport.host.transport import HostTransport
 from gpudist.transport.nccl.rendezvous import Rendezvous
 from tests.transport.worlds import new_store
 

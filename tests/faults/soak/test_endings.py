@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpudist.transport.host.transport import is_built
+from gpudist.transport.host.core_transport import is_built
 from tests.faults.soak.nursery import End, Nursery
 
 LIMIT_S = 60.0

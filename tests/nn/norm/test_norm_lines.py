@@ -12,7 +12,7 @@ import torch
 from gpudist import nn
 from gpudist.exchange.torch_library import Watching
 from gpudist.nn.norm.lines import fits
-from gpudist.transport.host.transport import is_built, what_is_missing
+from gpudist.transport.host.core_transport import is_built, what_is_missing
 from gpudist.world.partition import CartesianPartition, Partition
 from tests.nn.compare import (
     assert_block_of,
