@@ -363,7 +363,7 @@ def test_profiles_are_saved_and_read(tmp_path: Path):
 
 def test_a_measured_profile_can_be_planned_with():
     profile = run_distributed(measured_profile, 2)[0]
-    assert profile.wire == "gloo"
+    assert profile.wire == "host"
     assert min(profile.tflops, profile.memory_gbps, profile.kernel_us, profile.node.gbps) > 0
     assert plan(two_convolutions(), (1, 1, 16, 16), 2, profile)[0].seconds > 0
 
