@@ -289,7 +289,7 @@ def test_a_graph_of_torch_compile_does_not_tell(P_world: Partition) -> None:
     network = fuse_parameter_movements(nn.Sequential(*layers), P_world)
     torch.compiler.reset()
     compiled: Any = torch.compile(network, backend="eager")
-    with pytest.raises(ConventionError, match=r"under torch\.compile or a dispatch mode.* it is unknown"):
+    with pytest.raises(ConventionError, match=r"under torch\.compile or a dispatch mode"):
         compiled(torch.ones(2, FEATURES))
 
 
