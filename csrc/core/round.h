@@ -80,14 +80,15 @@ class Round {
     if (steps_.size() != 1) return nb::none();
     const Step& step = steps_[0];
     dlpack::Tensor seen;
-    if (!step.takes || !step.gives || !reader_.read(x, seen) || !step.is_like_last(seen) ||
-        requires_grad_.of(x).is(Py_True) || !is_resolved(step, x) || !torch_.is_plain()) {
+    const bool is_seen = step.takes ? reader_.read(x, seen) : reader_.describe(x, seen);
+    if (!is_seen || !step.is_like_last(seen) || requires_grad_.of(x).is(Py_True) ||
+        !is_resolved(step, x) || !torch_.is_plain()) {
       return nb::none();
     }
     const nb::tuple bound = step.last_bound;
     return recorded([&] {
-      nb::object output = bound[1]();
-      run_calls({Wire::call(nb::cast<Stage&>(bound[0]), address_of(seen), address(output))});
+      nb::object output = output_of(step, bound);
+      run_calls({call_of(step, bound, step.takes ? address_of(seen) : 0, output)});
       return output;
     });
   }
@@ -165,13 +166,11 @@ class Round {
         outputs.append(step.make_output());
         continue;
       }
-      Input input;
-      if (step.takes) input = input_of(step, x);
+      const Input input = step.takes ? input_of(step, x) : placeholder_of(step, x);
       const nb::tuple bound = input.is_like_last ? step.last_bound : bound_to(step, input.strides);
       if (input.can_be_last) step.last_bound = bound;
-      nb::object output = step.gives ? nb::object(bound[1]()) : step.make_output();
-      calls.push_back(
-          Wire::call(nb::cast<Stage&>(bound[0]), input.address, step.gives ? address(output) : 0));
+      nb::object output = output_of(step, bound);
+      calls.push_back(call_of(step, bound, input.address, output));
       inputs.push_back(input.tensor);
       outputs.append(std::move(output));
     }
@@ -230,15 +229,30 @@ class Round {
       return {x, nb::object(), address_of(seen), true};
     }
     if (step.shape.is_none()) return {x, stride_.call(x), address(x)};
-    const bool plain = shape_.of(x).equal(step.shape) && dtype_.of(x).is(step.dtype) &&
-                       is_here(x) && is_resolved(step, x);
-    const uintptr_t found = plain ? address_if_any(x) : 0;
+    const uintptr_t found = is_as_bound(step, x) && is_resolved(step, x) ? address_if_any(x) : 0;
     if (found != 0) {
       if (is_seen) step.set_last(seen);
       return {x, stride_.call(x), found, false, is_seen};
     }
     const nb::object block = step.check(x);
     return {block, stride_.call(block), address(block)};
+  }
+
+  // What a rank without an input block gets in its place. It is not read.
+  Input placeholder_of(const Step& step, const nb::object& x) const {
+    dlpack::Tensor seen;
+    Input input;
+    if (step.shape.is_none() || !reader_.describe(x, seen)) return input;
+    input.is_like_last = step.is_like_last(seen);
+    if (!input.is_like_last && is_as_bound(step, x)) {
+      step.set_last(seen);
+      input.can_be_last = true;
+    }
+    return input;
+  }
+
+  bool is_as_bound(const Step& step, const nb::object& x) const {
+    return shape_.of(x).equal(step.shape) && dtype_.of(x).is(step.dtype) && is_here(x);
   }
 
   // Whether the memory has the values of the tensor, not their negatives or conjugates.
@@ -249,6 +263,15 @@ class Round {
   bool is_here(const nb::object& x) const {
     if (device_ == kCpu) return is_cpu_.of(x).is(Py_True);
     return is_cuda_.of(x).is(Py_True) && nb::cast<int>(get_device_.call(x)) == device_;
+  }
+
+  static nb::object output_of(const Step& step, const nb::tuple& bound) {
+    return step.gives ? nb::object(bound[1]()) : step.make_output();
+  }
+
+  Call call_of(const Step& step, const nb::tuple& bound, uintptr_t input,
+               const nb::object& output) const {
+    return Wire::call(nb::cast<Stage&>(bound[0]), input, step.gives ? address(output) : 0);
   }
 
   // The bound stage, and the callable that makes its output.

@@ -50,14 +50,19 @@ class TensorReader {
     if (api->version.major == 1) describe_ = api->describe;
   }
 
-  // Whether `x` is a plain tensor with memory that could be described.
-  bool read(nb::handle x, dlpack::Tensor& description) const {
+  // Whether `x` is a plain tensor that could be described.
+  bool describe(nb::handle x, dlpack::Tensor& description) const {
     if (describe_ == nullptr || x.type().ptr() != tensor_.ptr()) return false;
     if (describe_(x.ptr(), &description) != 0) {
       PyErr_Clear();
       return false;
     }
-    return description.data != nullptr && description.strides != nullptr;
+    return description.strides != nullptr;
+  }
+
+  // Whether it also has memory.
+  bool read(nb::handle x, dlpack::Tensor& description) const {
+    return describe(x, description) && description.data != nullptr;
   }
 
  private:

@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import gpudist
 from gpudist.errors import GpudistError, PeerFailure
 from gpudist.exchange.torch_library import is_eager
-from gpudist.ops import HaloExchange
+from gpudist.ops import Broadcast, HaloExchange, Repartition, SumReduce
+from gpudist.ops.operator import Operator, zero_volume_tensor
 from gpudist.transport.failure.channel import Failure
 from gpudist.transport.flight_recorder import Operation
 from gpudist.world.partition import Partition
@@ -53,6 +54,32 @@ def test_it_is_the_call(P_world: Partition) -> None:
     (row,) = [r for r in P_world.wire.recorder.rows() if r.operator == "halo_exchange"]
     assert (row.calls, row.messages) == (3, 3 * 1)
     assert row.sent_bytes == 3 * 2 * 4
+
+
+ONE_SIDED: dict[str, Callable[[Partition, Partition], Operator]] = {
+    "broadcast": lambda P_all, P_root: Broadcast(P_root, P_all),
+    "sum_reduce": lambda P_all, P_root: SumReduce(P_all, P_root),
+    "scatter": lambda P_all, P_root: Repartition(P_root, P_all),
+    "gather": lambda P_all, P_root: Repartition(P_all, P_root),
+}
+
+
+@pytest.mark.parametrize("name", ONE_SIDED)
+@distributed(ranks=3, transports=NATIVE)
+def test_ranks_without_an_input_or_an_output_repeat_it(P_world: Partition, name: str) -> None:
+    P_root = P_world.create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    P_all = P_world.create_cartesian_topology_partition([1, 3])
+    operator = ONE_SIDED[name](P_all, P_root)
+    x = torch.arange(12.0).view(2, 6) + 100 * (P_world.rank or 0)
+    x = x if operator.P_x.active else zero_volume_tensor(2)
+    operator(x)
+    repeat, z = operator._bound.repeat, 10 * x
+    y = repeat(z)
+    assert y is not None
+    assert torch.equal(y, operator.forward(z)) and torch.equal(y, 10 * operator(x))
+    assert y.shape == operator(x).shape and (y.numel() > 0) == operator.P_y.active
+    for other in (z.double(), z.clone().requires_grad_(), torch.empty(0), torch.empty(3, 0), None):
+        assert repeat(other) is None
 
 
 @distributed(ranks=2, transports=NATIVE)
