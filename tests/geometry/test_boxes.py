@@ -18,7 +18,12 @@ from gpudist.geometry import (
     plan_all_sum_reduce,
     plan_halo,
 )
-from gpudist.geometry.boxes import intersection, messages_by_peer, uncovered
+from gpudist.geometry.boxes import (
+    contiguous_strides,
+    intersection,
+    messages_by_peer,
+    uncovered,
+)
 from tests.geometry.oracle import carry_out
 
 
@@ -34,6 +39,11 @@ def test_empty_boxes_have_no_volume_and_scalars_have_one_cell():
     assert Box((2, 0), (2, 5)).volume == 0
     assert Box((3,), (1,)).volume == 0
     assert Box.whole(()).volume == 1
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (2, 3), (4, 1, 3, 2)], ids=str)
+def test_contiguous_strides_are_those_of_numpy(shape: tuple[int, ...]) -> None:
+    assert contiguous_strides(shape) == np.empty(shape, np.int8).strides
 
 
 def test_what_boxes_have_in_common_and_leave():

@@ -6,6 +6,7 @@ of the tensor.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import combinations, product
@@ -317,6 +318,52 @@ def test_first_holders_share_the_work() -> None:
     target = Layout((4, 5, 6, 7), (4,), (S(0),), (8,))
     stages = [plan(source, target, rank, tuple(range(8))).stages[0] for rank in range(4)]
     assert [[m.volume for m in stage.sends] for stage in stages] == [[2]] * 4
+
+
+def test_a_search_spreads_messages() -> None:
+    """Between grids of other shapes, two messages have two ends among four copies or terms."""
+    copies, halves = Layout((0, 1, 2, 3), (4,), (B,), (8,)), Layout((4, 5), (2,), (S(0),), (8,))
+    terms = copies.with_sbp((P,))
+    sends = [len(one.stages[0].sends) for one in all_plans(copies, halves, 6)]
+    receives = [len(one.stages[0].receives) for one in all_plans(halves, terms, 6)]
+    assert sorted(sends[:4]) == sorted(receives[:4]) == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("shape", [(4,), (5,), (3, 2)], ids=str)
+@pytest.mark.parametrize("grid", [(2,), (3,), (2, 2), (1, 4)], ids=str)
+def test_peers_by_indices_are_as_busy_as_by_search(
+    grid: tuple[int, ...], shape: tuple[int, ...]
+) -> None:
+    ends = all_sbps(len(grid), len(shape))
+    uneven = S(0, [shape[0], *[0] * (grid[-1] - 1)])
+    ends += [(*one[:-1], uneven) for one in ends if all(each.dim != 0 for each in one[:-1])]
+    ranks = tuple(range(prod(grid)))
+    busier: list[str] = []
+    for a, b, shift in product(ends, ends, (0, len(ranks))):
+        others = tuple(rank + shift for rank in ranks)
+        source, target = Layout(ranks, grid, a, shape), Layout(others, grid, b, shape)
+        if routes.RouteStep(source, target).is_local:
+            found = by_indices(source, target)
+            if largest_load(found) > largest_load(routes._searched(source, target)):
+                busier.append(f"{a} -> {b} of ranks {others}")
+    assert not busier
+
+
+def largest_load(found: Sequence[tuple[int, int, boxes.Box]]) -> int:
+    load = Counter[int]()
+    for holder, receiver, cells in found:
+        if holder != receiver:
+            load[holder] += cells.volume
+            load[receiver] += cells.volume
+    return max(load.values(), default=0)
+
+
+def by_indices(source: Layout, target: Layout) -> list[tuple[int, int, boxes.Box]]:
+    return [
+        (holder, rank, cells)
+        for rank in target.ranks
+        for holder, cells in routes._peers(target, target.index(rank) or (), source)
+    ]
 
 
 def test_blocks_of_blocks() -> None:
