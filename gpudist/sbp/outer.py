@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 from typing import Any
-from weakref import ref
 
 import torch
 
@@ -60,9 +59,7 @@ class OuterTensor(torch.Tensor):
     _kind: type[torch.Tensor]
     # What an in-place function has made of it.
     _made: torch.Tensor | None
-    # Tensors that share its memory in torch, in the order in which they were made.
-    _family: list[Any]
-    _view: tuple[Any, ...] | None
+    _view: tuple[OuterTensor, Any, Any, Any] | None
 
     @staticmethod
     def of(
@@ -70,7 +67,7 @@ class OuterTensor(torch.Tensor):
         placement: Placement,
         shape: tuple[int, ...],
         call: tuple[Any, tuple[Any, ...], dict[str, Any]],
-        view: tuple[Any, ...] | None = None,
+        view: tuple[OuterTensor, Any, Any, Any] | None = None,
     ) -> OuterTensor:
         """Return the result of a call, whose tensors have the shape of the result or no dims.
 
@@ -86,8 +83,6 @@ class OuterTensor(torch.Tensor):
         x: Any = make(OuterTensor, shape, dtype=first.dtype, device=first.device)
         x._function, x._args, x._kwargs = call
         x._kind, x._placement, x._made, x._view = kind, placement, None, view
-        x._family = [] if view is None else view[0]._family
-        x._family.append(ref(x))
         return x
 
     @classmethod
@@ -130,9 +125,22 @@ class OuterTensor(torch.Tensor):
         """Make all cells."""
         return self._cells((slice(None),) * self.dim())
 
+    @property
+    def made(self) -> torch.Tensor | None:
+        """Tensor that it stands for since it or its base was changed in place, else ``None``."""
+        if self._made is None and self._view is not None:
+            base, function, args, kwargs = self._view
+            found = base.made
+            if found is not None:
+                # A change may have made it require grad.
+                with torch.set_grad_enabled(found.requires_grad or torch.is_grad_enabled()):
+                    self._made = function(found, *args, **kwargs)
+        return self._made
+
     def standing(self) -> torch.Tensor:
         """Make rows, unless a function that changed the tensor has made it before."""
-        return self.rows() if self._made is None else self._made
+        made = self.made
+        return self.rows() if made is None else made
 
     def rows(self) -> torch.Tensor:
         """Make a tensor in blocks of the dim before the last one, as of queries, or all cells."""
@@ -145,20 +153,18 @@ class OuterTensor(torch.Tensor):
         return wrapped(self._kind, local, global_spec(placement, rows, shape, self.dtype))
 
     def changed(self) -> torch.Tensor:
-        """Make the tensor for a function that changes it in place, and all that share its memory.
+        """Make the tensor for a function that changes it in place.
 
-        From then on they stand for what was made.
+        From then on it stands for what was made, as do its base and all views of that, which are
+        made when they are used: a rank may have freed a view that others still hold.
         """
-        for one in self._family:
-            x = one()
-            if x is not None and x._made is None:
-                if x._view is None:
-                    x._made = x.rows()
-                else:
-                    base, function, args, kwargs = x._view
-                    x._made = function(base._made, *args, **kwargs)
-        assert self._made is not None
-        return self._made
+        if self._view is not None:
+            self._view[0].changed()
+        elif self._made is None:
+            self._made = self.rows()
+        made = self.made
+        assert made is not None
+        return made
 
     def viewed(self, function: Any, args: Sequence[Any], kwargs: Any) -> OuterTensor | None:
         """Return a view, or ``None`` if it would copy cells or has none."""
@@ -199,7 +205,7 @@ def without_cells(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         with torch._C.DisableTorchFunctionSubclass():
             return function(*args, **kwargs)
     given = [x for x in tensors_in([args, kwargs]) if isinstance(x, OuterTensor)]
-    if any(x._made is not None for x in given):
+    if any(x.made is not None for x in given):
         return NotImplemented
     first, found = given[0], None
     is_of_first = bool(args) and args[0] is first
@@ -248,9 +254,7 @@ def made_in(function: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]
     def made(x: Any) -> Any:
         if not isinstance(x, OuterTensor):
             return x
-        if x._made is None and is_first and x is args[0]:
-            return x.changed()
-        return x.standing()
+        return x.changed() if is_first and x is args[0] else x.standing()
 
     return mapped(args, made), mapped(kwargs, made)
 
@@ -262,9 +266,10 @@ def writable(function: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any
     def current(x: Any) -> Any:
         if not isinstance(x, OuterTensor):
             return x
-        if x._made is None and is_first and x is args[0]:
+        if is_first and x is args[0]:
             return x.changed()
-        return x if x._made is None else x._made
+        made = x.made
+        return x if made is None else made
 
     return mapped(args, current), mapped(kwargs, current)
 
@@ -288,7 +293,7 @@ def outer(
     pending = [x for x in given if isinstance(x, OuterTensor)]
     if not pending and len(given) == 1 and 0 not in given[0].stride():
         return None
-    if "out" in kwargs or _changes(function, kwargs) or any(x._made is not None for x in pending):
+    if "out" in kwargs or _changes(function, kwargs) or any(x.made is not None for x in pending):
         return None
     plain = [x for x in given if not isinstance(x, OuterTensor)]
     if any(type(x) is not torch.Tensor or x.requires_grad for x in plain):

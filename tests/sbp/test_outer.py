@@ -113,6 +113,37 @@ def test_functions_of_masks(P_world: Partition, name: str) -> None:
             assert all(line.endswith("; 0 bytes boxed") for line in lines), lines
 
 
+class Held(nn.Module):
+    """Changes a mask while there are views of it, which a rank may free before."""
+
+    def __init__(self, frees: bool) -> None:
+        super().__init__()
+        self.frees = frees
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(TOKENS, dtype=x.dtype)
+        mask = places[:, None] - places
+        freed, used = [mask.view(TOKENS // 4, 4, TOKENS)], mask[TOKENS // 4 :]
+        if self.frees:
+            freed.clear()
+        mask += x[0]
+        return x + mask.abs() + used.sum(0)
+
+
+@distributed(ranks=2, transports=["loopback"])
+def test_a_rank_may_free_views_before_others(P_world: Partition) -> None:
+    P_x = P_world.create_cartesian_topology_partition([1, 2, 1])
+    x = torch.linspace(0, 1, TOKENS * TOKENS, dtype=torch.float64).view(1, TOKENS, TOKENS)
+    net = gpudist.distribute(Held(P_world.rank == 0), P_x)
+    block, whole = own_block(x, P_x).requires_grad_(), x.clone().requires_grad_()
+    y, expected = net(block), Held(True)(whole)
+    torch.testing.assert_close(y.full_tensor(), expected)
+    y.square().sum().backward()
+    expected.square().sum().backward()
+    assert block.grad is not None and whole.grad is not None
+    torch.testing.assert_close(block.grad, own_block(whole.grad, P_x))
+
+
 class Positions(nn.Module):
     """Pairs of positions that stay whole: few, learned, or as many as there are already."""
 
