@@ -57,7 +57,7 @@ ARGUMENTS: list[tuple[Any, ...]] = [
     (IMAGE, 1, 2, 2), (SQUARES[:, :4], (4, 6), 2, 1, 0, 2), (IMAGE[:, :2, :3], [2, 2, 3, 4], False),
     (IMAGE[..., :3], PLACED.expand(2, 6, 3), 2), (VOLUME[0, ..., :3], PLACED.expand(2, 4, 3, 3), 2),
     (VOLUME[..., :3], PLACED.expand(1, 2, 4, 3, 3), 2),
-    (VOLUME[0], random((2, 3, 3, 2)), "bilinear", "zeros", False),
+    (VOLUME[0], random((2, 3, 3, 2)), "bilinear", "zeros", False), (VOLUME[..., 1], 2, 1, 0, 2),
 ]  # fmt: skip
 REFUSALS = (
     TypeError, RuntimeError, LookupError, ValueError, AttributeError, ArithmeticError, UserWarning,
