@@ -75,13 +75,14 @@ No production code has a hook for fault injection:
 - packing and unpacking: one page of the victim's memory is protected, so the access itself triggers
   the fault, in the native core too;
 - message: over nccl the test double stops at half of the bytes; over gloo and loopback the test
-  wraps the transport's Python methods. Receivers read large shared-memory messages directly from
-  the sender, so there the fault comes at a random time.
+  wraps the Python methods by which a rank waits. Receivers read large shared-memory messages
+  directly from the sender, so there the fault comes at a random time.
 
 Limits of these tests:
 
 - **No GPU.** "nccl" is a test double of NCCL and of CUDA's runtime in host memory.
-- Ranks of loopback are threads of one process, so they can only raise or be slow.
+- Ranks of loopback are threads of one process, so they can only raise or be slow. One runs at a
+  time, so no other rank could notice that one packs or unpacks slowly.
 - If gloo fails to connect, it keeps the world's sockets until the process ends. If the rank that
   serves the store is stopped, a thread that waits for the store remains as long.
 

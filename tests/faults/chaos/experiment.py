@@ -18,6 +18,9 @@ SLOW_S = 0.3
 
 SMALL, MEDIUM, LARGE = 4 * 1024, 96 * 1024, 1024 * 1024
 
+# Transports whose movements the native core executes, without running any Python.
+NATIVE = ("host", "nccl", "loopback")
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -70,8 +73,10 @@ def why_not(transport: str, fault: str, point: str) -> str:
             return "its ranks do not join"
         if point == "any time":
             return "a signal comes to the process, not to a rank"
+        if fault == "slow" and point in ("packing", "unpacking"):
+            return "no other rank runs meanwhile"
     if fault == "raised":
-        if point == "unpacking" and transport in ("host", "nccl"):
+        if point == "unpacking" and transport in NATIVE:
             return "no Python runs there"
         if point == "any time" and transport == "nccl":
             return "that is the point 'message'"
@@ -117,11 +122,11 @@ def draw(rng: random.Random, operator: str, transport: str, fault: str, point: s
     elif point == "unpacking":
         candidates = row.gets(row.ranks)
     nbytes = rng.choice([SMALL, MEDIUM, LARGE])
-    if transport in ("host", "nccl") and point in ("packing", "unpacking"):
+    if transport in NATIVE and point in ("packing", "unpacking"):
         nbytes = SMALL  # whose memory is read and written by the rank itself, and not by a peer
     if transport == "host" and point == "message":
         nbytes = MEDIUM if row.is_packed and fault != "raised" else LARGE
-    if point == "any time":
+    if point == "any time" or (transport == "loopback" and point == "message"):
         nbytes = LARGE
     served = transport != "loopback" and rng.random() < 0.25
     return Experiment(

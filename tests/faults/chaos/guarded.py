@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import threading
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
@@ -43,14 +44,14 @@ def guard_next_output(strike: Strike) -> Callable[[], None]:
 
     Call this before anything is bound.
     """
-    make_maker = recycling.maker
+    make_maker, victim = recycling.maker, threading.current_thread()
     wanted: list[bool] = []
 
     def maker(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Any:
         make = make_maker(shape, dtype, device)
 
         def make_guarded() -> torch.Tensor:
-            if not wanted or not prod(shape):
+            if not wanted or not prod(shape) or threading.current_thread() is not victim:
                 return make()
             wanted.clear()
             if strike.fault == "raised":

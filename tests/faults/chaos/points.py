@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ from gpudist.transport.host.meeting import HostMeeting
 from gpudist.transport.nccl.rendezvous import Rendezvous
 from gpudist.world.partition import Partition
 from tests.doubles.nccl import inject
-from tests.faults.chaos.experiment import MEDIUM, Experiment
+from tests.faults.chaos.experiment import MEDIUM, NATIVE, Experiment
 from tests.faults.chaos.guarded import guard_next_output, guarded_copy, set_blow
 from tests.faults.chaos.strike import Strike
 
@@ -52,8 +53,7 @@ class Victim:
 
     @property
     def is_native(self) -> bool:
-        """Return whether the native core executes movements, without running any Python."""
-        return self.tried.transport in ("host", "nccl")
+        return self.tried.transport in NATIVE
 
     def before_joining(self) -> None:
         """Strike when it joins the world: before it does, or on the way."""
@@ -78,6 +78,9 @@ class Victim:
             raises_in_packing = point == "packing" and self.strike.fault == "raised"
             if point == "unpacking" or raises_in_packing:
                 self._guard_output = guard_next_output(self.strike)
+            elif point == "message" and self.tried.transport == "loopback":
+                me = threading.current_thread()
+                calls(wire._turns, "wait", before=lambda: self._while_in_flight(me))
         elif point == "packing":
             for name in ("queue_send", "queue_recv", "queue_collective"):
                 calls(wire, name, after=fire)
@@ -91,7 +94,10 @@ class Victim:
             else:
                 calls(wire, "_make_communicator", before=fire)
 
-    def _while_in_flight(self) -> None:
+    def _while_in_flight(self, thread: threading.Thread | None = None) -> None:
+        # All threads wait by the same object.
+        if thread not in (None, threading.current_thread()):
+            return
         if self.strike.armed:
             time.sleep(self.rng.uniform(0.0, 0.01))
         self.strike.fire()
@@ -137,7 +143,9 @@ class Victim:
         """Whether a clock chooses the moment."""
         if self.tried.point == "any time":
             return True
-        is_exact = self._touches_a_page or self._in_a_message_of_nccl
+        is_exact = (
+            self._touches_a_page or self._in_a_message_of_nccl or self.tried.transport == "loopback"
+        )
         return self.tried.point == "message" and self.is_native and not is_exact
 
     def before_closing(self, wire: Any) -> None:

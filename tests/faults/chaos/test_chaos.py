@@ -34,7 +34,8 @@ SHORT = [
     ("send_recv", "nccl", "raised", "before"),
     ("sum_scatter", "nccl", "crashed", "split"),
     ("gather", "loopback", "raised", "message"),
-    ("sum_scatter", "loopback", "slow", "unpacking"),
+    ("sum_scatter", "loopback", "slow", "message"),
+    ("halo_exchange", "loopback", "raised", "packing"),
     ("all_sum_reduce", "host", "stopped", "before"),
 ]
 
