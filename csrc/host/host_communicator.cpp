@@ -36,7 +36,10 @@ HostCommunicator::HostCommunicator(int rank, int size, double timeout_s, bool pu
       timeout_s_(timeout_s),
       pulls_(pulls),
       is_thread_(rest != nullptr),
-      pauses_(has_cores_for(size) ? kPausesAlone : kPausesShared),
+      pauses_(is_thread_            ? 0
+              : has_cores_for(size) ? kPausesAlone
+                                    : kPausesShared),
+      yields_(is_thread_ ? 0 : kYields),
       on_wait_(std::move(on_wait)),
       rest_(std::move(rest)),
       controls_(size),
@@ -151,11 +154,9 @@ void HostCommunicator::carry_on_until_complete(const std::vector<Transfer*>& tra
     if (first == transfers.size()) return;
     if (progress()) {
       idle = 0;
-    } else if (is_thread_) {
-      sleep();
     } else if (++idle < pauses_) {
       pause_briefly();
-    } else if (idle < pauses_ + kYields) {
+    } else if (idle < pauses_ + yields_) {
       sched_yield();
     } else {
       sleep();

@@ -118,7 +118,7 @@ class HostCommunicator {
   const double timeout_s_;
   const bool pulls_;
   const bool is_thread_;
-  const int pauses_;
+  const int pauses_, yields_;
   const std::function<void()> on_wait_;
   const std::function<void()> rest_;
   double deadline_s_ = 0;
