@@ -65,14 +65,16 @@ def leaf(x: torch.Tensor, needs_grad: bool) -> torch.Tensor:
     return x.detach().clone().requires_grad_(needs_grad)
 
 
-class _RightBatchNorm(TorchFunctionMode):
-    """Gives torch's batch norm a gradient with its own strides; others it may read wrongly."""
+class _RightNorms(TorchFunctionMode):
+    """Gives torch's norms of channels a gradient with their own strides; others may be misread."""
+
+    _norms = (F.batch_norm, torch.batch_norm, F.instance_norm, torch.instance_norm)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         y = func(*args, **(kwargs or {}))
-        if func in (F.batch_norm, torch.batch_norm) and y.requires_grad:
+        if func in self._norms and y.requires_grad:
             # Extents of 1 make odd strides contiguous, too.
             y.register_hook(lambda gradient: torch.empty_like(y).copy_(gradient))
         return y
@@ -90,7 +92,7 @@ class Alone:
         return {n: leaf(x, inputs[n].leaf and with_graph) for n, x in values.items()}
 
     def call(self, values: Values) -> Any:
-        with _RightBatchNorm():
+        with _RightNorms():
             return call(self.entry, self.network, values)
 
     def whole(self, y: torch.Tensor) -> torch.Tensor:
