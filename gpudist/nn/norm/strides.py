@@ -10,9 +10,10 @@ from gpudist.exchange.autograd import is_eager
 def gradient_as_laid_out(y: torch.Tensor) -> torch.Tensor:
     """Return ``y``, and copy its gradient to the strides of ``y`` if they differ.
 
-    Required for results of torch's batch norm on the CPU (torch 2.11 to 2.13). If extents of 1 make
-    it ambiguous whether a gradient is channels-last, torch's backward reads it as channels-last,
-    and returns wrong numbers without an error. This happens with blocks of one sample.
+    Required for results of torch's batch norm and instance norm on the CPU (torch 2.11 to 2.13). If
+    extents of 1 make it ambiguous whether a gradient is channels-last, torch's backward reads it
+    as channels-last, and returns wrong numbers without an error. This happens with blocks of one
+    sample.
     """
     if y.requires_grad and y.device.type == "cpu" and is_eager(y):
         strides = y.stride()
