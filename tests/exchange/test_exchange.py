@@ -284,7 +284,8 @@ def test_adding_into_what_does_not_fit_is_refused(P_world: Partition) -> None:
     P_x = P_world.create_cartesian_topology_partition([2])
     x = cells((4,))
     movement = ops.HaloExchange(P_x, halo=((1, 1),)).movement(x)
-    for wrong in (torch.zeros(5).double(), torch.zeros(6)):
+    elsewhere = torch.zeros(6, dtype=x.dtype, device="meta")
+    for wrong in (torch.zeros(5).double(), torch.zeros(6), elsewhere):
         with pytest.raises(ShapeError, match="cannot be added to"):
             add_into([movement], [x], [wrong])
     nested = ops.HaloExchange(P_x, halo=((1, 1),)).movement(x)

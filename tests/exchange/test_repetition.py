@@ -22,7 +22,7 @@ from gpudist.transport.flight_recorder import Operation
 from gpudist.world.partition import Partition
 from tests.pool import distributed
 
-NATIVE = ("host", "nccl")
+NATIVE = ("host", "nccl", "loopback")
 
 
 def called(P_world: Partition, x: torch.Tensor, **options: Any) -> tuple[HaloExchange, Any]:
@@ -113,7 +113,8 @@ def test_another_state_of_torch_is_left_to_the_call(P_world: Partition, state: s
     assert repeat(x) is not None
 
 
-@distributed(ranks=2, transports=NATIVE)
+# Tracers belong to the process, and ranks of loopback share it.
+@distributed(ranks=2, transports=("host", "nccl"))
 def test_transforms_and_tracers_are_left_to_the_call(P_world: Partition) -> None:
     x = torch.ones(4)
     _, repeat = called(P_world, x)
