@@ -160,8 +160,7 @@ NB_MODULE(_native, m) {
                                "Messages between processes of one node, or threads of one.")
       .def(
           "__init__",
-          [](HostCommunicator* self, int rank, int size, double timeout_s, bool pulls,
-             const nb::object& rest) {
+          [](HostCommunicator* self, int rank, int size, double timeout_s, const nb::object& rest) {
             std::function<void()> with_gil;
             if (!rest.is_none()) {
               with_gil = [rest] {
@@ -169,10 +168,10 @@ NB_MODULE(_native, m) {
                 rest();
               };
             }
-            new (self) HostCommunicator(rank, size, timeout_s, pulls, gpudist::check_signals,
+            new (self) HostCommunicator(rank, size, timeout_s, gpudist::check_signals,
                                         std::move(with_gil));
           },
-          "rank"_a, "size"_a, "timeout_s"_a, "pulls"_a, "rest"_a = nb::none())
+          "rank"_a, "size"_a, "timeout_s"_a, "rest"_a = nb::none())
       .def("address", &HostCommunicator::address)
       .def("connect", &HostCommunicator::connect, "addresses"_a)
       .def("begin", &HostCommunicator::begin, "signature"_a,

@@ -173,7 +173,6 @@ class HostCommunicator:
         rank: int,
         size: int,
         timeout_s: float,
-        pulls: bool,
         rest: Callable[[], None] | None = None,
     ) -> None: ...
     def address(self) -> tuple[int, int]: ...

@@ -33,20 +33,20 @@ void write_header(const Transfer& transfer, bool lends, char* slot) {
   WireHeader header{};
   header.sequence = transfer.sequence;
   header.bytes = transfer.bytes;
-  header.lends = lends;
+  header.lender = lends ? &transfer : nullptr;
   std::memcpy(header.digest, transfer.signature->digest.data(), sizeof(header.digest));
   copy_text(header.label, kLabelBytes, transfer.signature->label);
   std::memcpy(slot, &header, sizeof(header));
 }
 
-bool verify_header(const Transfer& transfer, const char* slot, int rank) {
+const Transfer* verify_header(const Transfer& transfer, const char* slot, int rank) {
   WireHeader header;
   std::memcpy(&header, slot, sizeof(header));
   header.label[kLabelBytes - 1] = '\0';
   const bool same_operation =
       std::memcmp(header.digest, transfer.signature->digest.data(), sizeof(header.digest)) == 0;
   if (same_operation && header.sequence == transfer.sequence && header.bytes == transfer.bytes) {
-    return header.lends != 0;
+    return header.lender;
   }
   const std::string me = std::to_string(rank), peer = std::to_string(transfer.peer);
   throw PlanMismatch(

@@ -15,8 +15,8 @@ constexpr int kLabelBytes = 200;
 struct WireHeader {
   uint64_t sequence;
   int64_t bytes;
-  // whether a description of the payload's location follows, instead of the payload
-  uint64_t lends;
+  // Where ranks are threads: the send, if the receiver is to read its cells; no payload follows.
+  const Transfer* lender;
   char digest[16];
   char label[kLabelBytes];
 };
@@ -26,9 +26,9 @@ constexpr int64_t kHeaderBytes = (sizeof(WireHeader) + 63) / 64 * 64;
 
 void write_header(const Transfer& transfer, bool lends, char* slot);
 
-// Compare the header in `slot` with what `rank` expects and return whether the payload is to be
-// read from the sender's memory. Throws PlanMismatch with both ranks' views.
-bool verify_header(const Transfer& transfer, const char* slot, int rank);
+// Compare the header in `slot` with what `rank` expects and return its `lender`, which is garbage
+// if another process wrote it. Throws PlanMismatch with both ranks' views.
+const Transfer* verify_header(const Transfer& transfer, const char* slot, int rank);
 
 // Copy as much of `text` as fits with a terminating zero, without cutting a UTF-8 character.
 size_t fitting_bytes(const std::string& text, size_t room);

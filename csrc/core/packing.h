@@ -35,6 +35,9 @@ inline Dtype sum_dtype(Dtype dtype) {
   return is_narrow(dtype) ? Dtype::kFloat32 : dtype;
 }
 
+// Measured on two cores with 32 MiB of cache: from this size on, a result is written past it.
+constexpr int64_t kPastCacheBytes = 8 << 20;
+
 // Iterates over the bytes of boxes in order. It holds offsets only; the tensor's address is an
 // argument.
 class BoxStream {
@@ -56,8 +59,19 @@ class BoxStream {
   // Copy the next `bytes` of the tensor at `tensor` to `out`.
   void gather(const char* tensor, char* out, size_t bytes);
 
-  // Copy `bytes` from `in` to the next cells of the tensor.
-  void scatter(char* tensor, const char* in, size_t bytes);
+  // Copy `bytes` from `in` to the next cells of the tensor. If `past_cache`, long rows are written
+  // to memory directly, which is faster if the result does not fit into the cache.
+  void scatter(char* tensor, const char* in, size_t bytes, bool past_cache = false);
+
+  // Call f(offset in the tensor, bytes) for contiguous pieces that make up the next `bytes`.
+  template <class F>
+  void walk(int64_t bytes, F f) {
+    while (bytes > 0) {
+      const Run piece = take(bytes);
+      f(piece.offset, static_cast<size_t>(piece.bytes));
+      bytes -= piece.bytes;
+    }
+  }
 
   // Set the next cells to the sums of items of `in` and of the next cells of `other`, all of
   // `dtype`.
@@ -69,9 +83,6 @@ class BoxStream {
   void scatter_add(char* tensor, const char* in, size_t bytes, Dtype dtype);
 
  private:
-  // Call f(offset in the tensor, bytes) for contiguous pieces that make up the next `bytes`.
-  template <class F>
-  void walk(int64_t bytes, F f);
   void enter();
 
   const std::vector<BoxView>* boxes_ = nullptr;
@@ -84,9 +95,13 @@ class BoxStream {
 void copy_boxes(const char* source, const std::vector<BoxView>& from, char* destination,
                 const std::vector<BoxView>& to);
 
-// Copy or add the next `bytes` of one stream to the cells of another, like scatter and scatter_add.
-void move_cells(const char* source, BoxStream& from, char* destination, BoxStream& to,
-                int64_t bytes, bool adds, Dtype dtype);
+// Copy the next `bytes` of one stream to the cells of another, like scatter.
+void copy_cells(const char* source, BoxStream& from, char* destination, BoxStream& to,
+                int64_t bytes, bool past_cache);
+
+// The same, but add, like scatter_add.
+void add_cells(const char* source, BoxStream& from, char* destination, BoxStream& to, int64_t bytes,
+               Dtype dtype);
 
 // Set all cells of a box to `value`.
 void fill(char* destination, const BoxView& box, Dtype dtype, double value);

@@ -2,6 +2,10 @@
 #include <complex>
 #include <cstring>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #include "core/errors.h"
 #include "core/half.h"
 #include "core/packing.h"
@@ -106,6 +110,36 @@ inline void copy_run(char* to, const char* from, size_t bytes) {
   }
 }
 
+constexpr size_t kLongRunBytes = 4 * 1024;
+
+#if defined(__x86_64__)
+// Copy to memory that is not loaded into the cache first, nor kept there.
+[[gnu::target("avx2")]] void stream_avx2(char* to, const char* from, size_t bytes) {
+  const size_t before = -reinterpret_cast<uintptr_t>(to) % sizeof(__m256i);
+  std::memcpy(to, from, before);
+  size_t at = before;
+  for (; at + 4 * sizeof(__m256i) <= bytes; at += 4 * sizeof(__m256i)) {
+    const __m256i* in = reinterpret_cast<const __m256i*>(from + at);
+    __m256i* out = reinterpret_cast<__m256i*>(to + at);
+    const __m256i a = _mm256_loadu_si256(in), b = _mm256_loadu_si256(in + 1);
+    const __m256i c = _mm256_loadu_si256(in + 2), d = _mm256_loadu_si256(in + 3);
+    _mm256_stream_si256(out, a);
+    _mm256_stream_si256(out + 1, b);
+    _mm256_stream_si256(out + 2, c);
+    _mm256_stream_si256(out + 3, d);
+  }
+  _mm_sfence();
+  std::memcpy(to + at, from + at, bytes - at);
+}
+#endif
+
+void copy_past_cache(char* to, const char* from, size_t bytes) {
+#if defined(__x86_64__)
+  if (has_avx2 && bytes >= kLongRunBytes) return stream_avx2(to, from, bytes);
+#endif
+  copy_run(to, from, bytes);
+}
+
 }  // namespace
 
 void BoxStream::enter() {
@@ -129,15 +163,6 @@ BoxStream::Run BoxStream::take(int64_t bytes) {
   return piece;
 }
 
-template <class F>
-void BoxStream::walk(int64_t bytes, F f) {
-  while (bytes > 0) {
-    const Run piece = take(bytes);
-    f(piece.offset, static_cast<size_t>(piece.bytes));
-    bytes -= piece.bytes;
-  }
-}
-
 void BoxStream::gather(const char* tensor, char* out, size_t bytes) {
   walk(static_cast<int64_t>(bytes), [&](int64_t offset, size_t piece) {
     copy_run(out, tensor + offset, piece);
@@ -145,9 +170,9 @@ void BoxStream::gather(const char* tensor, char* out, size_t bytes) {
   });
 }
 
-void BoxStream::scatter(char* tensor, const char* in, size_t bytes) {
+void BoxStream::scatter(char* tensor, const char* in, size_t bytes, bool past_cache) {
   walk(static_cast<int64_t>(bytes), [&](int64_t offset, size_t piece) {
-    copy_run(tensor + offset, in, piece);
+    past_cache ? copy_past_cache(tensor + offset, in, piece) : copy_run(tensor + offset, in, piece);
     in += piece;
   });
 }
@@ -200,17 +225,18 @@ void copy_boxes(const char* source, const std::vector<BoxView>& from, char* dest
   }
 }
 
-void move_cells(const char* source, BoxStream& from, char* destination, BoxStream& to,
-                int64_t bytes, bool adds, Dtype dtype) {
-  while (bytes > 0) {
-    const BoxStream::Run piece = from.take(bytes);
-    if (adds) {
-      to.scatter_add(destination, source + piece.offset, piece.bytes, dtype);
-    } else {
-      to.scatter(destination, source + piece.offset, piece.bytes);
-    }
-    bytes -= piece.bytes;
-  }
+void copy_cells(const char* source, BoxStream& from, char* destination, BoxStream& to,
+                int64_t bytes, bool past_cache) {
+  from.walk(bytes, [&](int64_t offset, size_t piece) {
+    to.scatter(destination, source + offset, piece, past_cache);
+  });
+}
+
+void add_cells(const char* source, BoxStream& from, char* destination, BoxStream& to, int64_t bytes,
+               Dtype dtype) {
+  from.walk(bytes, [&](int64_t offset, size_t piece) {
+    to.scatter_add(destination, source + offset, piece, dtype);
+  });
 }
 
 namespace {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -33,8 +32,6 @@ struct Transfer {
   // same cells in the same order, and this one only has to stay behind.
   const Transfer* after = nullptr;
   bool streams = false;
-  // Send: whether this rank expects a message back from the same peer.
-  bool is_answered = false;
   // Receive: cells of this rank to add the message to, instead of those of `tensor`.
   const char* own = nullptr;
   const Signature* signature = nullptr;
@@ -44,16 +41,13 @@ struct Transfer {
   bool header_done = false;
   bool complete = false;
   BoxStream stream;
-  // kOwn: the cells to read. Receive with `pulls`: the sender's cells, in the sender's memory.
+  // The cells to read of kOwn and of a receive from a `lender`.
   BoxStream source_stream;
   BoxStream own_stream;
-  bool pulls = false;
-  std::vector<BoxView> pulled_boxes;
-  // Send that the peer pulls: its number among the pulled sends to this peer, and a contiguous copy
-  // if its rows are short.
+  // Receive: the send whose cells to read, if the peer is a thread of this process and lends them.
+  const Transfer* lender = nullptr;
+  // Send whose cells the peer reads: its number among those to this peer.
   uint64_t lent = 0;
-  std::shared_ptr<char> packed;
-  std::vector<BoxView> packed_boxes;
 
   // Copy or add the next bytes of the message to their cells.
   void unpack(const char* in, int64_t bytes) {
@@ -62,7 +56,7 @@ struct Transfer {
     } else if (adds) {
       stream.scatter_add(tensor, in, bytes, dtype);
     } else {
-      stream.scatter(tensor, in, bytes);
+      stream.scatter(tensor, in, bytes, this->bytes >= kPastCacheBytes);
     }
   }
 

@@ -11,7 +11,6 @@
 #include "core/errors.h"
 #include "core/message.h"
 #include "host/mailbox.h"
-#include "host/pulling.h"
 #include "host/waiting.h"
 
 namespace gpudist {
@@ -29,12 +28,11 @@ std::string seconds(double value) {
 
 }  // namespace
 
-HostCommunicator::HostCommunicator(int rank, int size, double timeout_s, bool pulls,
+HostCommunicator::HostCommunicator(int rank, int size, double timeout_s,
                                    std::function<void()> on_wait, std::function<void()> rest)
     : rank_(rank),
       size_(size),
       timeout_s_(timeout_s),
-      pulls_(pulls),
       is_thread_(rest != nullptr),
       pauses_(is_thread_            ? 0
               : has_cores_for(size) ? kPausesAlone
@@ -54,7 +52,6 @@ HostCommunicator::HostCommunicator(int rank, int size, double timeout_s, bool pu
       lent_(size),
       loans_(size, 0) {
   controls_[rank] = Segment(Control::bytes(size), !is_thread_);
-  control(rank)->self.store(reinterpret_cast<uint64_t>(&control(rank)->self));
   pids_[rank] = getpid();
 }
 
@@ -263,9 +260,6 @@ Mailbox* HostCommunicator::incoming(int peer) {
   Segment& segment = inboxes_[peer];
   if (segment.data() == nullptr) {
     segment = Segment(sizeof(Mailbox), !is_thread_);
-    const uint64_t self = control(peer)->self.load(std::memory_order_relaxed);
-    reinterpret_cast<Mailbox*>(segment.data())->can_pull =
-        pulls_ && (is_thread_ || can_pull(pids_[peer], self, self));
     control(peer)->outboxes[rank_].store(segment.id() + 1, std::memory_order_seq_cst);
     ring(peer);
   }

@@ -3,9 +3,10 @@
 //
 // Every rank has a control block that all others map. Each pair of ranks that exchanges messages
 // has a mailbox: a ring of slots that the sender packs into and the receiver unpacks from. The
-// receiver creates it when it first expects a message. Large messages with long rows are read
-// directly from the sender's memory if the system allows it. Messages from one rank to another
-// match in posting order.
+// receiver creates it when it first expects a message. The slots stay in the cache, which makes two
+// copies of a large message faster than the system's one from process to process, whose cost is by
+// the page. Threads read large messages where the sender has them. Messages from one rank to
+// another match in posting order.
 #pragma once
 
 #include <sys/types.h>
@@ -35,13 +36,12 @@ class HostCommunicator {
   // Size of a failure's text, with its terminating zero.
   static constexpr int kFailureBytes = 64 * 1024;
 
-  // `on_wait` is called periodically while this rank waits; it may throw. Receivers read large
-  // messages from the sender's memory only if `pulls` is set and the system allows it.
+  // `on_wait` is called periodically while this rank waits; it may throw.
   //
   // With `rest`, the ranks are threads of this process, of which one runs at a time. A rank that
   // can do nothing calls it, and it returns when the rank `may_go_on` and has its turn; it may
   // throw.
-  HostCommunicator(int rank, int size, double timeout_s, bool pulls, std::function<void()> on_wait,
+  HostCommunicator(int rank, int size, double timeout_s, std::function<void()> on_wait,
                    std::function<void()> rest = nullptr);
   ~HostCommunicator();
   HostCommunicator(const HostCommunicator&) = delete;
@@ -95,7 +95,7 @@ class HostCommunicator {
   bool progress_receive(int peer);
   bool progress_own();
   bool receive_slot(Mailbox* mailbox, Transfer& transfer);
-  bool receive_pull(Mailbox* mailbox, Transfer& transfer);
+  bool receive_lent(Mailbox* mailbox, Transfer& transfer);
   void ring(int peer);
   void sleep();
   void look_around();
@@ -116,7 +116,6 @@ class HostCommunicator {
   const int rank_;
   const int size_;
   const double timeout_s_;
-  const bool pulls_;
   const bool is_thread_;
   const int pauses_, yields_;
   const std::function<void()> on_wait_;

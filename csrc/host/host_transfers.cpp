@@ -1,12 +1,10 @@
-// Progress of transfers: filling and emptying slots of mailboxes, and reading cells from the
-// sender's memory.
+// Progress of transfers: filling and emptying slots of mailboxes, and reading a thread's cells.
 #include <algorithm>
 
 #include "core/errors.h"
 #include "core/message.h"
 #include "host/host_communicator.h"
 #include "host/mailbox.h"
-#include "host/pulling.h"
 
 namespace gpudist {
 
@@ -17,6 +15,10 @@ namespace {
 constexpr int64_t kStreamedBytes = 256 * 1024;
 // Maximum bytes to read before other transfers make progress.
 constexpr int64_t kTurnBytes = 1024 * 1024;
+
+bool has_revoked(const Mailbox* mailbox) {
+  return mailbox->revoked.load(std::memory_order_seq_cst) != 0;
+}
 
 }  // namespace
 
@@ -80,16 +82,15 @@ bool HostCommunicator::progress_send(int peer) {
     char* slot = mailbox->slots[written % kSlots].data;
     int64_t room = kSlotBytes;
     const bool first = !transfer.header_done;
-    const bool lends = first && mailbox->can_pull != 0 && worth_lending(transfer, is_thread_);
+    // What does not fit into a slot would make threads take turns for every few slots.
+    const bool lends = first && is_thread_ && transfer.bytes > kSlotBytes - kHeaderBytes;
     if (first) {
       write_header(transfer, lends, slot);
       transfer.header_done = true;
       slot += kHeaderBytes;
       room -= kHeaderBytes;
     }
-    if (lends) {
-      write_loan(transfer, slot, is_thread_);
-    } else {
+    if (!lends) {
       const int64_t bytes = std::min(room, transfer.bytes - transfer.moved);
       transfer.stream.gather(transfer.tensor, slot, bytes);
       transfer.moved += bytes;
@@ -112,8 +113,7 @@ bool HostCommunicator::progress_send(int peer) {
 bool HostCommunicator::progress_loans(int peer, Mailbox* mailbox) {
   auto& lent = lent_[peer];
   bool moved = false;
-  while (!lent.empty() && lent.front()->lent <= mailbox->pulled.load(std::memory_order_seq_cst)) {
-    lent.front()->packed.reset();
+  while (!lent.empty() && lent.front()->lent <= mailbox->returned.load(std::memory_order_seq_cst)) {
     lent.front()->complete = true;
     lent.pop_front();
     moved = true;
@@ -127,7 +127,8 @@ bool HostCommunicator::progress_receive(int peer) {
   bool moved = false;
   while (!queue.empty()) {
     Transfer& transfer = *queue.front();
-    if (!(transfer.pulls ? receive_pull(mailbox, transfer) : receive_slot(mailbox, transfer)))
+    if (!(transfer.lender != nullptr ? receive_lent(mailbox, transfer)
+                                     : receive_slot(mailbox, transfer)))
       break;
     moved = true;
     if (transfer.complete) queue.pop_front();
@@ -142,15 +143,20 @@ bool HostCommunicator::receive_slot(Mailbox* mailbox, Transfer& transfer) {
   const char* slot = mailbox->slots[consumed % kSlots].data;
   int64_t room = kSlotBytes;
   if (!transfer.header_done) {
-    const bool lends = verify_header(transfer, slot, rank_);
+    const Transfer* lender = verify_header(transfer, slot, rank_);
+    const bool lends = is_thread_ && lender != nullptr;
+    if (lends && has_revoked(mailbox)) return false;
     transfer.header_done = true;
-    if (lends) read_loan(slot + kHeaderBytes, transfer);
+    if (lends) {
+      transfer.lender = lender;
+      transfer.source_stream = BoxStream(lender->boxes);
+    }
   }
   if (transfer.moved == 0) {
     slot += kHeaderBytes;
     room -= kHeaderBytes;
   }
-  if (!transfer.pulls) {
+  if (transfer.lender == nullptr) {
     const int64_t bytes = std::min(room, transfer.bytes - transfer.moved);
     if (transfer.limit() < transfer.moved + bytes) return false;
     transfer.unpack(slot, bytes);
@@ -162,20 +168,20 @@ bool HostCommunicator::receive_slot(Mailbox* mailbox, Transfer& transfer) {
   return true;
 }
 
-// Read up to kTurnBytes from the sender's memory.
-bool HostCommunicator::receive_pull(Mailbox* mailbox, Transfer& transfer) {
+// Read up to kTurnBytes where the sender has them.
+bool HostCommunicator::receive_lent(Mailbox* mailbox, Transfer& transfer) {
   const int64_t turn = transfer.streams ? kStreamedBytes : kTurnBytes;
   const int64_t bytes = std::min(turn, transfer.limit() - transfer.moved);
-  const auto revoked = [&] { return mailbox->revoked.load(std::memory_order_seq_cst) != 0; };
-  if (bytes <= 0 || revoked()) return false;
-  const int64_t moved =
-      is_thread_ ? pull_here(transfer, bytes) : pull(pids_[transfer.peer], transfer, bytes);
-  // Bytes read after the sender revoked its loans may be invalid; the failure will be reported.
-  if (moved == 0 || revoked()) return false;
-  transfer.moved += moved;
+  if (bytes <= 0 || has_revoked(mailbox)) return false;
+  transfer.source_stream.walk(bytes, [&](int64_t offset, size_t piece) {
+    transfer.unpack(transfer.lender->tensor + offset, static_cast<int64_t>(piece));
+  });
+  // What was read before the sender took it back may be invalid; the failure will be reported.
+  if (has_revoked(mailbox)) return false;
+  transfer.moved += bytes;
   if (transfer.moved < transfer.bytes) return true;
   transfer.complete = true;
-  mailbox->pulled.fetch_add(1, std::memory_order_seq_cst);
+  mailbox->returned.fetch_add(1, std::memory_order_seq_cst);
   ring(transfer.peer);
   return true;
 }
@@ -187,7 +193,11 @@ bool HostCommunicator::progress_own() {
     const int64_t turn = own.streams ? kStreamedBytes : own.bytes;
     const int64_t bytes = std::min(turn, own.limit() - own.moved);
     if (bytes > 0) {
-      move_cells(own.source, own.source_stream, own.tensor, own.stream, bytes, own.adds, own.dtype);
+      if (own.adds) {
+        add_cells(own.source, own.source_stream, own.tensor, own.stream, bytes, own.dtype);
+      } else {
+        copy_cells(own.source, own.source_stream, own.tensor, own.stream, bytes, false);
+      }
       own.moved += bytes;
       moved = true;
     }

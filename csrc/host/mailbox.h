@@ -10,7 +10,7 @@
 namespace gpudist {
 
 constexpr int kSlots = 8;
-constexpr int64_t kSlotBytes = 32 * 1024;
+constexpr int64_t kSlotBytes = 64 * 1024;
 
 struct alignas(64) MailboxSlot {
   char data[kSlotBytes];
@@ -20,11 +20,10 @@ struct alignas(64) MailboxSlot {
 struct Mailbox {
   alignas(64) std::atomic<uint64_t> written;
   alignas(64) std::atomic<uint64_t> consumed;
-  // Number of loans that the receiver has read, and whether it can read the sender's memory.
-  std::atomic<uint64_t> pulled;
-  std::atomic<uint32_t> can_pull;
-  // Set when the sender withdraws its loans, before their memory is reused.
-  alignas(64) std::atomic<uint32_t> revoked;
+  // Where ranks are threads: the number of lent messages that the receiver has read, and whether
+  // the sender has withdrawn the others, because their memory is about to be reused.
+  std::atomic<uint64_t> returned;
+  std::atomic<uint32_t> revoked;
   MailboxSlot slots[kSlots];
 };
 
@@ -32,8 +31,6 @@ struct Control {
   alignas(64) std::atomic<uint32_t> doorbell;
   std::atomic<uint32_t> sleeping;
   alignas(64) std::atomic<uint32_t> closed;
-  // Address of this member in its own process; others read it to test whether they can pull.
-  std::atomic<uint64_t> self;
   // Failure of the world; only rank 0's is used. 0: none, 1: being written, 2: readable.
   std::atomic<uint32_t> failure_state;
   char failure[HostCommunicator::kFailureBytes];

@@ -11,6 +11,9 @@ namespace {
 using Boxes = StageBoxes::Boxes;
 using Kind = Transfer::Kind;
 
+// Bytes to move before more messages are packed.
+constexpr int64_t kMovedBytes = 256 * 1024;
+
 // Address and strides of the tensor that boxes refer to.
 struct TensorView {
   const std::vector<int64_t>& strides;  // in items
@@ -88,23 +91,25 @@ char* begin_output(const StageCall& call, std::vector<float>& widened) {
   return reinterpret_cast<char*>(widened.data());
 }
 
-void fill_and_move(const StageCall& call, char* target) {
+void fill_boxes(const StageCall& call, char* target) {
   const BoundStage& stage = *call.stage;
-  if (!stage.sums_widened) {
-    for (const BoxView& box : stage.fills) fill(target, box, stage.dtype, stage.fill);
-  }
-  copy_boxes(call.input, stage.move_sources, target, stage.move_destinations);
+  if (stage.sums_widened) return;
+  for (const BoxView& box : stage.fills) fill(target, box, stage.dtype, stage.fill);
+}
+
+void move_boxes(const StageCall& call, char* target) {
+  copy_boxes(call.input, call.stage->move_sources, target, call.stage->move_destinations);
+}
+
+int64_t bytes_of(const std::vector<BoxView>& boxes) {
+  int64_t bytes = 0;
+  for (const BoxView& box : boxes) bytes += box.bytes();
+  return bytes;
 }
 
 void end_output(const StageCall& call, const std::vector<float>& widened) {
   const BoundStage& stage = *call.stage;
   if (stage.sums_widened) narrow(widened.data(), call.output, stage.output_items, stage.dtype);
-}
-
-bool comes_from(const BoundStage& stage, int peer) {
-  const auto is_from = [&](const BoundMessage& message) { return message.peer == peer; };
-  return std::any_of(stage.receives.begin(), stage.receives.end(), is_from) ||
-         std::any_of(stage.sums.begin(), stage.sums.end(), is_from);
 }
 
 size_t transfers_in(const BoundStage& stage) {
@@ -145,19 +150,18 @@ void Exchange::post_all(const std::vector<StageCall>& calls) {
     calls_[i].transfers.reserve(transfers_in(*calls[i].stage));
     for (const BoundMessage& message : calls[i].stage->sends) {
       char* const input = const_cast<char*>(calls[i].input);  // only read
-      Transfer& send = add(calls_[i], Kind::kSend, message, input);
-      send.is_answered = comes_from(*calls[i].stage, message.peer);
-      communicator_.post(&send);
+      communicator_.post(&add(calls_[i], Kind::kSend, message, input));
     }
   }
   // Start the messages that peers wait for before doing other work.
   communicator_.progress();
   for (BoundCall& call : calls_) {
     call.target = begin_output(call.stage_call, call.sums);
-    fill_and_move(call.stage_call, call.target);
+    fill_boxes(call.stage_call, call.target);
     for (const BoundMessage& message : call.stage_call.stage->receives) {
       communicator_.post(&add(call, Kind::kReceive, message, call.target));
     }
+    move_in_turns(call.stage_call, call.target);
     post_sums(call);
   }
   for (BoundCall& call : calls_) {
@@ -171,6 +175,20 @@ void Exchange::post_all(const std::vector<StageCall>& calls) {
     for (const BoundMessage& message : stage.relayed) {
       communicator_.post(&add(call, Kind::kReceive, message, call.target));
     }
+  }
+}
+
+// Messages make progress between parts of a large move: peers do not wait, and cells that are both
+// sent and moved are in the cache.
+void Exchange::move_in_turns(const StageCall& call, char* target) {
+  const BoundStage& stage = *call.stage;
+  const int64_t total = bytes_of(stage.move_sources);
+  if (total <= kMovedBytes) return move_boxes(call, target);
+  BoxStream from(&stage.move_sources), to(&stage.move_destinations);
+  for (int64_t moved = 0; moved < total; moved += kMovedBytes) {
+    const int64_t bytes = std::min(kMovedBytes, total - moved);
+    copy_cells(call.input, from, target, to, bytes, total >= kPastCacheBytes);
+    communicator_.progress();
   }
 }
 
@@ -247,10 +265,15 @@ void run_local_stage(const StageCall& call) {
   const BoundStage& stage = *call.stage;
   std::vector<float> widened;
   char* target = begin_output(call, widened);
-  fill_and_move(call, target);
+  fill_boxes(call, target);
+  move_boxes(call, target);
   for (const BoundMessage& own : stage.sums) {
     BoxStream from(&stage.own_sources), to(&own.boxes);
-    move_cells(call.input, from, target, to, own.bytes, !stage.starts_with_copy, stage.dtype);
+    if (stage.starts_with_copy) {
+      copy_cells(call.input, from, target, to, own.bytes, false);
+    } else {
+      add_cells(call.input, from, target, to, own.bytes, stage.dtype);
+    }
   }
   end_output(call, widened);
 }

@@ -95,6 +95,7 @@ class Exchange {
   };
 
   void post_all(const std::vector<StageCall>& calls);
+  void move_in_turns(const StageCall& call, char* target);
   void post_sums(BoundCall& call);
   Transfer& add(BoundCall& call, Transfer::Kind kind, const BoundMessage& message, char* tensor);
 

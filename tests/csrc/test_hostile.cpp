@@ -9,7 +9,6 @@
 #include <random>
 
 #include "host/mailbox.h"
-#include "host/pulling.h"
 #include "host/segment.h"
 #include "test.h"
 #include "world.h"
@@ -19,8 +18,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 namespace {
 
 using namespace gpudist;
-
-constexpr int64_t kBytes = 64 * 1024;
 
 std::string descriptor_path(int fd) {
   return "/proc/self/fd/" + std::to_string(fd);
@@ -81,78 +78,14 @@ void what_is_no_segment_is_refused() {
   CHECK(refusal_by_a_child(99999, 4096).find("is gone") != std::string::npos);
 }
 
-// The bytes behind a header that describe a loan of `boxes`.
-std::vector<char> loan_of(uint64_t count, const std::vector<BoxView>& boxes) {
-  const uint64_t address = 4096;
-  std::vector<char> bytes(2 * sizeof(uint64_t) + boxes.size() * sizeof(BoxView));
-  std::memcpy(bytes.data(), &address, sizeof(address));
-  std::memcpy(bytes.data() + sizeof(address), &count, sizeof(count));
-  std::memcpy(bytes.data() + 2 * sizeof(uint64_t), boxes.data(), boxes.size() * sizeof(BoxView));
-  return bytes;
-}
-
-BoxView rows_of(int64_t rows, int64_t row_bytes) {
-  BoxView box;
-  box.dims = 1;
-  box.rows = box.shape[0] = rows;
-  box.row_bytes = row_bytes;
-  box.stride[0] = 2 * row_bytes;
-  return box;
-}
-
-std::string refusal_of_loan(uint64_t count, const std::vector<BoxView>& boxes) {
-  const Signature signature = signature_of("loan");
-  std::vector<char> data(kBytes);
-  Bytes receive(Transfer::Kind::kReceive, 1, data, signature);
-  std::vector<char> slot(kSlotBytes);
-  const std::vector<char> loan = loan_of(count, boxes);
-  std::memcpy(slot.data(), loan.data(), loan.size());
-  return refusal_of([&] { read_loan(slot.data(), receive.transfer); });
-}
-
-void loans_that_make_no_sense_are_refused() {
-  const BoxView half = rows_of(8, kBytes / 16);
-  CHECK(refusal_of_loan(2, {half, half}).empty());
-  CHECK(refusal_of_loan(3, {half, rows_of(0, 1), half}) != "");
-  const auto is_refused = [](uint64_t count, const std::vector<BoxView>& boxes) {
-    return refusal_of_loan(count, boxes)
-               .find("offers cells other than the 65536 bytes of 'loan'") != std::string::npos;
-  };
-  CHECK(is_refused(1, {half}));
-  CHECK(is_refused(3, {half, half, half}));
-  CHECK(is_refused(uint64_t{1} << 60, {half, half}));
-  CHECK(is_refused(uint64_t{1} << 10, {half, half}));
-  BoxView bad = half;
-  bad.dims = kMaxDims + 1;
-  CHECK(is_refused(2, {half, bad}));
-  bad = half;
-  bad.shape[0] = 0;
-  CHECK(is_refused(2, {half, bad}));
-  bad = half;
-  bad.shape[0] = 7;
-  CHECK(is_refused(2, {half, bad}));
-  bad = half;
-  bad.row_bytes = -half.row_bytes;
-  CHECK(is_refused(2, {half, bad}));
-  bad = half;
-  bad.stride[0] = int64_t{1} << 62;
-  CHECK(is_refused(2, {half, bad}));
-  bad = half;
-  bad.rows = bad.shape[0] = int64_t{1} << 62;
-  CHECK(is_refused(2, {half, bad}));
-}
-
-// Random mutations of valid loans, for builds without libFuzzer.
-void random_damage_is_refused_or_harmless() {
+// Random headers, for builds without libFuzzer: the first half of them differ from the right one in
+// few bytes.
+void random_headers_are_refused_or_right() {
   std::mt19937 random(1);
   for (int i = 0; i < 20'000; ++i) {
-    const std::vector<char> loan = loan_of(2, {rows_of(8, kBytes / 16), rows_of(8, kBytes / 16)});
-    std::vector<uint8_t> input{1};
-    input.insert(input.end(), loan.begin(), loan.end());
-    for (unsigned changes = random() % 5; changes > 0; --changes) {
-      const uint8_t values[] = {0, 1, 0x7f, 0x80, 0xff, static_cast<uint8_t>(random())};
-      input[random() % input.size()] = values[random() % 6];
-    }
+    std::vector<uint8_t> input(1 + 4 * (random() % 5));
+    for (uint8_t& byte : input) byte = static_cast<uint8_t>(random());
+    input[0] = i < 10'000;
     LLVMFuzzerTestOneInput(input.data(), input.size());
   }
 }
@@ -162,6 +95,5 @@ void random_damage_is_refused_or_harmless() {
 void test_hostile() {
   segments_are_their_owners();
   what_is_no_segment_is_refused();
-  loans_that_make_no_sense_are_refused();
-  random_damage_is_refused_or_harmless();
+  random_headers_are_refused_or_right();
 }

@@ -26,8 +26,8 @@ std::vector<char> numbered(size_t bytes, unsigned seed) {
   return data;
 }
 
-void exchanges_every_size_both_ways(bool pulls, bool takes_turns) {
-  World world(2, 60, pulls, takes_turns);
+void exchanges_every_size_both_ways(bool takes_turns) {
+  World world(2, 60, takes_turns);
   const size_t slot = kSlotBytes, first = kSlotBytes - kHeaderBytes;
   const std::vector<size_t> sizes{
       0, 1, 7, first - 1, first, first + 1, slot, first + slot, 600'000, 3 << 20};
@@ -80,7 +80,7 @@ void many_messages_keep_their_order() {
 }
 
 void eight_ranks_talk_at_random(bool takes_turns) {
-  World world(8, 60, true, takes_turns);
+  World world(8, 60, takes_turns);
   std::vector<int> rounds(20);
   std::iota(rounds.begin(), rounds.end(), 0);
   const auto errors = world.run([&](HostCommunicator& me, int rank) {
@@ -122,8 +122,8 @@ void eight_ranks_talk_at_random(bool takes_turns) {
 }
 
 // One message to two ranks; each rank splits it at different places.
-void pieces_are_cut_anywhere(bool pulls, bool takes_turns) {
-  World world(3, 60, pulls, takes_turns);
+void pieces_are_cut_anywhere(bool takes_turns) {
+  World world(3, 60, takes_turns);
   const Signature signature = signature_of("pieces");
   for (const int64_t bytes : {int64_t{1}, int64_t{5000}, int64_t{100'000}, int64_t{3} << 20}) {
     const std::vector<char> expected = numbered(bytes, 3);
@@ -174,7 +174,7 @@ int open_descriptors() {
 }
 
 void threads_need_no_descriptors() {
-  World world(12, 60, true, true);
+  World world(12, 60, true);
   const Signature signature = signature_of("everyone");
   const int before = open_descriptors();
   const auto errors = world.run([&](HostCommunicator& me, int rank) {
@@ -203,7 +203,7 @@ void threads_need_no_descriptors() {
 
 // Rank 0 waits for its turn meanwhile, so that its lock is not free.
 void a_resting_rank_learns_what_was_abandoned() {
-  World world(2, 60, true, true);
+  World world(2, 60, true);
   const Signature signature = signature_of("two pieces");
   std::vector<char> data(1 << 20);
   const Piece piece{reinterpret_cast<uintptr_t>(data.data()), static_cast<int64_t>(data.size())};
@@ -263,16 +263,11 @@ void closing_lets_go_of_everything() {
 }  // namespace
 
 void test_messages() {
-  exchanges_every_size_both_ways(true, false);
-  exchanges_every_size_both_ways(false, false);
-  exchanges_every_size_both_ways(true, true);
-  exchanges_every_size_both_ways(false, true);
+  for (bool takes_turns : {false, true}) exchanges_every_size_both_ways(takes_turns);
   many_messages_keep_their_order();
   eight_ranks_talk_at_random(false);
   eight_ranks_talk_at_random(true);
-  pieces_are_cut_anywhere(true, false);
-  pieces_are_cut_anywhere(false, false);
-  pieces_are_cut_anywhere(true, true);
+  for (bool takes_turns : {false, true}) pieces_are_cut_anywhere(takes_turns);
   threads_need_no_descriptors();
   a_resting_rank_learns_what_was_abandoned();
   pieces_that_nobody_waits_for_end_the_world();

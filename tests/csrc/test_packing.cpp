@@ -22,7 +22,7 @@ void add_all(const char* source, const std::vector<BoxView>& from, char* target,
   int64_t bytes = 0;
   for (const BoxView& box : from) bytes += box.bytes();
   BoxStream in(&from), out(&to);
-  move_cells(source, in, target, out, bytes, true, dtype);
+  add_cells(source, in, target, out, bytes, dtype);
 }
 
 std::mt19937_64 random_bits(11);
@@ -126,6 +126,22 @@ std::vector<size_t> random_chunks(size_t bytes, size_t unit) {
     bytes -= chunks.back();
   }
   return chunks;
+}
+
+// Rows that begin and end anywhere in a line of the cache.
+void scatters_past_the_cache() {
+  for (size_t before = 0; before < 70; ++before) {
+    for (size_t bytes : {4095 + before, 4096 + before, 9000 - before}) {
+      std::vector<char> source(bytes), target(before + bytes + 70, 'x');
+      for (char& byte : source) byte = static_cast<char>(random_bits());
+      const int64_t start = static_cast<int64_t>(before), stop = start + bytes, stride = 1;
+      const std::vector<BoxView> boxes{make_box_view(1, &start, &stop, &stride, 1)};
+      BoxStream(&boxes).scatter(target.data(), source.data(), bytes, true);
+      std::vector<char> expected(target.size(), 'x');
+      std::copy(source.begin(), source.end(), expected.begin() + start);
+      CHECK(target == expected);
+    }
+  }
 }
 
 void gathers_and_scatters() {
@@ -410,6 +426,7 @@ void narrows_once() {
 
 void test_packing() {
   gathers_and_scatters();
+  scatters_past_the_cache();
   adds_every_dtype();
   copies_rows_of_different_lengths();
   gathers_expanded_cells();

@@ -45,7 +45,7 @@ void sums_are_in_the_order_of_the_receives(bool takes_turns) {
       const std::vector<float> values = values_of(from, cells);
       for (int64_t i = 0; i < 2 * cells; ++i) expected[(from % 2) * cells + i] += values[i];
     }
-    World world(kRanks, 60, true, takes_turns);
+    World world(kRanks, 60, takes_turns);
     const auto errors = world.run([&](HostCommunicator& me, int rank) {
       const BoundStage stage = overlapping_sum(Dtype::kFloat32, rank, cells);
       const std::vector<float> values = values_of(rank, cells);
@@ -149,9 +149,9 @@ BoundStage whole_sum(int rank, int64_t cells, bool accumulates) {
 }
 
 // Sums of the same cells advance piece by piece, also for large messages.
-void sums_of_the_same_cells_stream(bool pulls) {
+void sums_of_the_same_cells_stream(bool takes_turns) {
   for (int64_t cells : {1, 5000, 300'000}) {
-    World world(kRanks, 60, pulls);
+    World world(kRanks, 60, takes_turns);
     for (bool accumulates : {false, true}) {
       std::vector<float> expected(cells, accumulates ? 7 : 0);
       for (int from = 0; from < kRanks; ++from) {
@@ -206,6 +206,36 @@ void sums_are_sent_on(int64_t part) {
   CHECK(all_fine(errors));
 }
 
+// Both ranks keep all their cells and get the other's first cells, whose rows leave gaps.
+void large_moves_let_messages_pass(int64_t columns, bool takes_turns) {
+  constexpr int64_t kRows = 70;
+  World world(2, 60, takes_turns);
+  const auto errors = world.run([&](HostCommunicator& me, int rank) {
+    const int64_t width = columns + 1;
+    StageBoxes boxes;
+    boxes.sends = {{1 - rank, {{0, 0, kRows, columns}}}};
+    boxes.move_sources = boxes.move_destinations = {{0, 0, kRows, columns}};
+    boxes.receives = {{1 - rank, {{kRows, 0, 2 * kRows, columns}}}};
+    const BoundStage stage(Dtype::kFloat32, {columns, 1}, {width, 1}, 2 * kRows * width, 0, false,
+                           false, false, boxes);
+    const std::vector<float> mine = values_of(rank, kRows * columns);
+    const std::vector<float> theirs = values_of(1 - rank, kRows * columns);
+    std::vector<float> output(2 * kRows * width, 7);
+    run_stages(me, signature_of("moves"),
+               {{&stage, reinterpret_cast<const char*>(mine.data()),
+                 reinterpret_cast<char*>(output.data())}});
+    bool fine = true;
+    for (int64_t row = 0; row < 2 * kRows; ++row) {
+      const std::vector<float>& from = row < kRows ? mine : theirs;
+      const float* is = output.data() + row * width;
+      fine &= std::memcmp(is, from.data() + row % kRows * columns, 4 * columns) == 0;
+      fine &= is[columns] == 7;
+    }
+    CHECK(fine);
+  });
+  CHECK(all_fine(errors));
+}
+
 // Two exchanges in flight at once, waited for in reverse order.
 void exchanges_overlap() {
   World world(2);
@@ -256,9 +286,12 @@ void an_exchange_that_is_dropped_ends_the_world() {
 }  // namespace
 
 void test_stages() {
-  sums_of_the_same_cells_stream(true);
-  sums_of_the_same_cells_stream(false);
+  for (bool takes_turns : {false, true}) sums_of_the_same_cells_stream(takes_turns);
   for (int64_t part : {1, 1000, 100'000}) sums_are_sent_on(part);
+  // Rows of 4 KB in turns, and of 140 KB past the cache.
+  for (int64_t columns : {3, 1001, 35'001}) {
+    for (bool takes_turns : {false, true}) large_moves_let_messages_pass(columns, takes_turns);
+  }
   exchanges_overlap();
   an_exchange_that_is_dropped_ends_the_world();
   sums_are_in_the_order_of_the_receives(false);

@@ -57,7 +57,7 @@ class Turns {
 
 class World {
  public:
-  explicit World(int size, double timeout_s = 60, bool pulls = true, bool takes_turns = false)
+  explicit World(int size, double timeout_s = 60, bool takes_turns = false)
       : turns_(takes_turns ? std::make_unique<Turns>(size) : nullptr) {
     std::vector<std::pair<pid_t, int64_t>> addresses;
     for (int rank = 0; rank < size; ++rank) {
@@ -69,7 +69,7 @@ class World {
         };
       }
       ranks_.push_back(
-          std::make_unique<gpudist::HostCommunicator>(rank, size, timeout_s, pulls, [] {}, rest));
+          std::make_unique<gpudist::HostCommunicator>(rank, size, timeout_s, [] {}, rest));
       addresses.push_back(ranks_.back()->address());
     }
     for (auto& rank : ranks_) rank->connect(addresses);

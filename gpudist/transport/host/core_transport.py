@@ -72,8 +72,6 @@ class CoreTransport(PointToPointTransport):
     Args:
         rank, size: this rank and number of ranks.
         timeout_s: deadline of every group, in seconds.
-        pulls: whether to read large messages directly from the sender's memory if the system
-            allows it.
         rest: if the ranks are threads, called where this rank can only let others run.
 
     Raises:
@@ -88,12 +86,11 @@ class CoreTransport(PointToPointTransport):
         rank: int,
         size: int,
         timeout_s: float,
-        pulls: bool = True,
         rest: Callable[[], None] | None = None,
     ) -> None:
         require_core(self.name)
         assert _native is not None
-        self._core = _native.HostCommunicator(rank, size, timeout_s, pulls, rest)
+        self._core = _native.HostCommunicator(rank, size, timeout_s, rest)
         super().__init__(rank, size, torch.device("cpu"), timeout_s, CoreFailureChannel(self._core))
         self.recorder.number_of = self._core.posted
         self._try_enter, self._leave = self._core.try_enter, self._core.leave

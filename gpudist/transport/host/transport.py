@@ -27,8 +27,6 @@ class HostTransport(CoreTransport):
         timeout_s: deadline of every group, in seconds.
         prefix: prefix of the keys in ``store``, unique per world.
         store_rank: world rank whose process hosts the store, or ``None`` if none of them does.
-        pulls: whether to read large messages directly from the sender's memory if the system
-            allows it.
         look: called during the rendezvous; raises the failure of a surrounding world.
 
     Raises:
@@ -52,7 +50,6 @@ class HostTransport(CoreTransport):
         *,
         prefix: str,
         store_rank: int | None = None,
-        pulls: bool = True,
         look: Callable[[], None] = lambda: None,
     ) -> None:
         require_core(self.name)
@@ -60,7 +57,7 @@ class HostTransport(CoreTransport):
         if call := forbidden_call():
             with closing(meeting):
                 meeting.refuse(call)
-        super().__init__(rank, size, timeout_s, pulls)
+        super().__init__(rank, size, timeout_s)
         operation = self.recorder.begin_group(f"connect {size} ranks")
         try:
             with closing(meeting):

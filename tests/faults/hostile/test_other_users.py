@@ -61,7 +61,7 @@ def run_as_another_user(*arguments: int) -> list[str]:
 
 @needs_root
 def test_another_user_is_refused() -> None:
-    core = _native.HostCommunicator(0, 2, 5.0, True)
+    core = _native.HostCommunicator(0, 2, 5.0)
     _, descriptor = core.address()
     assert run_as_another_user(os.getpid(), descriptor, id(core)) == ["refused"] * 5
     # The objects they were refused exist: this user may open them.
@@ -70,7 +70,7 @@ def test_another_user_is_refused() -> None:
 
 
 def test_segments_have_no_name_and_are_the_owners_alone() -> None:
-    core = _native.HostCommunicator(0, 2, 5.0, True)
+    core = _native.HostCommunicator(0, 2, 5.0)
     _, descriptor = core.address()
     found = os.fstat(descriptor)
     assert found.st_mode & 0o7777 == 0o600 and found.st_uid == os.geteuid()
@@ -88,7 +88,7 @@ def test_memory_of_another_user_is_not_taken_for_a_rank() -> None:
         "os.fchmod(fd, 0o600); fcntl.fcntl(fd, 1033, 7); "
         "print(fd, flush=True); time.sleep(60)"
     )
-    core = _native.HostCommunicator(0, 2, 5.0, True)
+    core = _native.HostCommunicator(0, 2, 5.0)
     _, own = core.address()
     bytes_of = os.fstat(own).st_size
     bait = subprocess.Popen(
