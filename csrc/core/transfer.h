@@ -15,6 +15,13 @@ struct Signature {
   std::string digest;
 };
 
+// Sends of the same cells to several ranks. Each piece after the first is packed once, into a slot
+// that all of them read.
+struct SharedPacking {
+  int receivers = 0;
+  std::vector<int> slot_of;  // for each piece; -1: no slot was free, and each send packs it
+};
+
 struct Transfer {
   // kOwn copies boxes of `source` to boxes of `tensor` within this rank.
   enum class Kind { kSend, kReceive, kOwn };
@@ -35,6 +42,8 @@ struct Transfer {
   // Receive: cells of this rank to add the message to, instead of those of `tensor`.
   const char* own = nullptr;
   const Signature* signature = nullptr;
+  // Send: what it shares with others, which go to other ranks.
+  SharedPacking* shared = nullptr;
 
   uint64_t sequence = 0;
   int64_t moved = 0;

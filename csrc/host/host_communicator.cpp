@@ -49,6 +49,7 @@ HostCommunicator::HostCommunicator(int rank, int size, double timeout_s,
       receives_(size),
       sent_(size, 0),
       received_(size, 0),
+      readers_(kSlots),
       lent_(size),
       loans_(size, 0) {
   controls_[rank] = Segment(Control::bytes(size), !is_thread_);

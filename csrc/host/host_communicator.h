@@ -91,6 +91,7 @@ class HostCommunicator {
  private:
   void carry_on_until_complete(const std::vector<Transfer*>& transfers);
   bool progress_send(int peer);
+  bool share_piece(const Transfer& transfer, int* slot);
   bool progress_loans(int peer, Mailbox* mailbox);
   bool progress_receive(int peer);
   bool progress_own();
@@ -142,6 +143,17 @@ class HostCommunicator {
   std::vector<Transfer*> own_;
   std::vector<uint64_t> sent_;
   std::vector<uint64_t> received_;
+  // Who reads a shared slot: how many receivers have yet to be told of it, and the mailboxes of the
+  // others, with the number of their slot that refers to it.
+  struct Readers {
+    const SharedPacking* packing = nullptr;
+    int untold = 0;
+    std::vector<std::pair<const Mailbox*, uint64_t>> told;
+
+    bool are_done() const;
+  };
+  std::vector<Readers> readers_;
+  int next_shared_ = 0;
   std::vector<std::deque<Transfer*>> lent_;
   std::vector<uint64_t> loans_;
 };

@@ -16,6 +16,11 @@ constexpr int64_t kStreamedBytes = 256 * 1024;
 // Maximum bytes to read before other transfers make progress.
 constexpr int64_t kTurnBytes = 1024 * 1024;
 
+std::string no_shared_slot(const Transfer& receive) {
+  return "rank " + std::to_string(receive.peer) + " refers to memory that it does not have in '" +
+         receive.signature->label + "'; run the same gpudist on every rank";
+}
+
 bool has_revoked(const Mailbox* mailbox) {
   return mailbox->revoked.load(std::memory_order_seq_cst) != 0;
 }
@@ -81,6 +86,7 @@ bool HostCommunicator::progress_send(int peer) {
     if (written - mailbox->consumed.load(std::memory_order_seq_cst) == kSlots) break;
     char* slot = mailbox->slots[written % kSlots].data;
     int64_t room = kSlotBytes;
+    int shared_slot = -1;
     const bool first = !transfer.header_done;
     // What does not fit into a slot would make threads take turns for every few slots.
     const bool lends = first && is_thread_ && transfer.bytes > kSlotBytes - kHeaderBytes;
@@ -89,12 +95,19 @@ bool HostCommunicator::progress_send(int peer) {
       transfer.header_done = true;
       slot += kHeaderBytes;
       room -= kHeaderBytes;
+    } else if (transfer.shared != nullptr && !share_piece(transfer, &shared_slot)) {
+      break;
     }
-    if (!lends) {
-      const int64_t bytes = std::min(room, transfer.bytes - transfer.moved);
+    const int64_t bytes = lends ? 0 : std::min(room, transfer.bytes - transfer.moved);
+    if (shared_slot < 0) {
       transfer.stream.gather(transfer.tensor, slot, bytes);
-      transfer.moved += bytes;
+    } else {
+      transfer.stream.walk(bytes, [](int64_t, size_t) {});
+      readers_[shared_slot].told.emplace_back(mailbox, written);
+      --readers_[shared_slot].untold;
     }
+    transfer.moved += bytes;
+    mailbox->shared[written % kSlots] = static_cast<uint32_t>(shared_slot + 1);
     mailbox->written.store(++written, std::memory_order_seq_cst);
     ring(peer);
     moved = true;
@@ -108,6 +121,36 @@ bool HostCommunicator::progress_send(int peer) {
     }
   }
   return moved;
+}
+
+bool HostCommunicator::Readers::are_done() const {
+  return untold == 0 && std::all_of(told.begin(), told.end(), [](const auto& reader) {
+           return reader.first->consumed.load(std::memory_order_seq_cst) > reader.second;
+         });
+}
+
+// Pack the next piece into a shared slot, unless another send has; -1 if none is free. Returns
+// false if the slots have earlier pieces of the same sends, whose receivers are on their way. To
+// wait for other sends might be to wait for each other.
+bool HostCommunicator::share_piece(const Transfer& transfer, int* slot) {
+  SharedPacking& packing = *transfer.shared;
+  const int64_t first = kSlotBytes - kHeaderBytes;
+  const auto piece = static_cast<size_t>((transfer.moved - first) / kSlotBytes);
+  if (piece == packing.slot_of.size()) {
+    Readers& next = readers_[next_shared_];
+    const bool is_free = next.are_done();
+    if (!is_free && next.packing == &packing) return false;
+    packing.slot_of.push_back(is_free ? next_shared_ : -1);
+    if (is_free) {
+      next = {&packing, packing.receivers, {}};
+      BoxStream stream = transfer.stream;
+      stream.gather(transfer.tensor, control(rank_)->shared[next_shared_].data,
+                    std::min(kSlotBytes, transfer.bytes - transfer.moved));
+      next_shared_ = (next_shared_ + 1) % kSlots;
+    }
+  }
+  *slot = packing.slot_of[piece];
+  return true;
 }
 
 bool HostCommunicator::progress_loans(int peer, Mailbox* mailbox) {
@@ -141,6 +184,8 @@ bool HostCommunicator::receive_slot(Mailbox* mailbox, Transfer& transfer) {
   const uint64_t consumed = mailbox->consumed.load(std::memory_order_relaxed);
   if (mailbox->written.load(std::memory_order_seq_cst) == consumed) return false;
   const char* slot = mailbox->slots[consumed % kSlots].data;
+  const uint32_t shared = mailbox->shared[consumed % kSlots];
+  if (shared > kSlots) throw TransportError(no_shared_slot(transfer));
   int64_t room = kSlotBytes;
   if (!transfer.header_done) {
     const Transfer* lender = verify_header(transfer, slot, rank_);
@@ -152,6 +197,7 @@ bool HostCommunicator::receive_slot(Mailbox* mailbox, Transfer& transfer) {
       transfer.source_stream = BoxStream(lender->boxes);
     }
   }
+  if (shared > 0) slot = control(transfer.peer)->shared[shared - 1].data;
   if (transfer.moved == 0) {
     slot += kHeaderBytes;
     room -= kHeaderBytes;

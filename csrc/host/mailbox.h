@@ -24,6 +24,8 @@ struct Mailbox {
   // the sender has withdrawn the others, because their memory is about to be reused.
   std::atomic<uint64_t> returned;
   std::atomic<uint32_t> revoked;
+  // For each slot: 0, or 1 + the number of the sender's shared slot that has the payload.
+  uint32_t shared[kSlots];
   MailboxSlot slots[kSlots];
 };
 
@@ -37,6 +39,9 @@ struct Control {
   // Current operation of this rank, for reports. Torn reads are harmless.
   std::atomic<uint64_t> operations;
   std::atomic<uint64_t> label[kLabelBytes / 8];
+  // Pieces of messages that this rank sends to several others. A slot is reused once all of them
+  // have read it.
+  MailboxSlot shared[kSlots];
   // For each receiver: 1 + the id, in the receiver's process, of the mailbox that this rank writes
   // to.
   std::atomic<int64_t> outboxes[];

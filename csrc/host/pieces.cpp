@@ -7,6 +7,7 @@ namespace gpudist {
 Pieces::Pieces(HostCommunicator& communicator, const Signature& signature, Transfer::Kind kind,
                const std::vector<int>& peers, const std::vector<Piece>& pieces)
     : communicator_(communicator), transfers_(peers.size()) {
+  packing_.receivers = static_cast<int>(peers.size());
   // A transfer stores offsets from one base address, and pieces may be anywhere: use the first.
   const uintptr_t base = pieces.empty() ? 0 : pieces.front().first;
   int64_t total = 0;
@@ -30,6 +31,7 @@ Pieces::Pieces(HostCommunicator& communicator, const Signature& signature, Trans
       transfer.tensor = reinterpret_cast<char*>(base);
       transfer.boxes = &boxes_;
       transfer.signature = &signature;
+      if (kind == Transfer::Kind::kSend) transfer.shared = &packing_;
       communicator.post(&transfer);
     }
     communicator.progress();

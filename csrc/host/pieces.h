@@ -30,6 +30,7 @@ class Pieces {
   HostCommunicator& communicator_;
   std::vector<BoxView> boxes_;
   std::vector<Transfer> transfers_;
+  SharedPacking packing_;
   bool complete_ = false;
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/errors.h"
+#include "host/mailbox.h"
 
 namespace gpudist {
 
@@ -39,11 +40,17 @@ struct TensorView {
     std::vector<BoundMessage> bound;
     bound.reserve(messages.size());
     for (const auto& [peer, boxes] : messages) {
-      BoundMessage message{peer, views(boxes), 0};
+      BoundMessage message{peer, views(boxes), 0, bound.size(), 1};
       for (const BoxView& box : message.boxes) {
         message.bytes += box.bytes() / item_bytes * wire_bytes;
       }
       bound.push_back(std::move(message));
+    }
+    for (size_t i = 0; i < bound.size(); ++i) {
+      const auto is_alike = [&](const auto& other) { return other.second == messages[i].second; };
+      const auto first = std::find_if(messages.begin(), messages.end(), is_alike);
+      bound[i].first = static_cast<size_t>(first - messages.begin());
+      bound[i].alike = static_cast<int>(std::count_if(messages.begin(), messages.end(), is_alike));
     }
     return bound;
   }
@@ -148,10 +155,8 @@ void Exchange::post_all(const std::vector<StageCall>& calls) {
   for (size_t i = 0; i < calls.size(); ++i) {
     calls_[i].stage_call = calls[i];
     calls_[i].transfers.reserve(transfers_in(*calls[i].stage));
-    for (const BoundMessage& message : calls[i].stage->sends) {
-      char* const input = const_cast<char*>(calls[i].input);  // only read
-      communicator_.post(&add(calls_[i], Kind::kSend, message, input));
-    }
+    char* const input = const_cast<char*>(calls[i].input);  // only read
+    post_sends(calls_[i], calls[i].stage->sends, input, nullptr);
   }
   // Start the messages that peers wait for before doing other work.
   communicator_.progress();
@@ -167,14 +172,26 @@ void Exchange::post_all(const std::vector<StageCall>& calls) {
   for (BoundCall& call : calls_) {
     const BoundStage& stage = *call.stage_call.stage;
     const Transfer* sum = stage.relays.empty() ? nullptr : call.transfers.back();
-    for (const BoundMessage& message : stage.relays) {
-      Transfer& relay = add(call, Kind::kSend, message, call.target);
-      relay.after = sum;
-      communicator_.post(&relay);
-    }
+    post_sends(call, stage.relays, call.target, sum);
     for (const BoundMessage& message : stage.relayed) {
       communicator_.post(&add(call, Kind::kReceive, message, call.target));
     }
+  }
+}
+
+void Exchange::post_sends(BoundCall& call, const std::vector<BoundMessage>& messages, char* tensor,
+                          const Transfer* after) {
+  const size_t first = call.transfers.size();
+  for (size_t i = 0; i < messages.size(); ++i) {
+    const BoundMessage& message = messages[i];
+    Transfer& send = add(call, Kind::kSend, message, tensor);
+    send.after = after;
+    if (message.alike > 1 && message.bytes > kSlotBytes) {
+      if (message.first == i) packings_.push_back({message.alike, {}});
+      send.shared =
+          message.first == i ? &packings_.back() : call.transfers[first + message.first]->shared;
+    }
+    communicator_.post(&send);
   }
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <list>
 #include <utility>
 #include <vector>
 
@@ -15,6 +16,9 @@ struct BoundMessage {
   int peer;  // -1: this rank
   std::vector<BoxView> boxes;
   int64_t bytes;
+  // Index of the first message of the same cells, and how many there are.
+  size_t first = 0;
+  int alike = 1;
 };
 
 // One rank's work in a stage. Each box is given by all its starts, then all its stops.
@@ -96,6 +100,8 @@ class Exchange {
 
   void post_all(const std::vector<StageCall>& calls);
   void move_in_turns(const StageCall& call, char* target);
+  void post_sends(BoundCall& call, const std::vector<BoundMessage>& messages, char* tensor,
+                  const Transfer* after);
   void post_sums(BoundCall& call);
   Transfer& add(BoundCall& call, Transfer::Kind kind, const BoundMessage& message, char* tensor);
 
@@ -103,6 +109,7 @@ class Exchange {
   const Signature& signature_;
   std::vector<BoundCall> calls_;
   std::vector<Transfer> transfers_;
+  std::list<SharedPacking> packings_;
 };
 
 // Run stages together.

@@ -1,5 +1,6 @@
 // Messages between ranks: all sizes, both directions at once, in order, among many ranks.
 #include <dirent.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <list>
@@ -117,6 +118,53 @@ void eight_ranks_talk_at_random(bool takes_turns) {
       CHECK(fine);
     }
     me.close();
+  });
+  CHECK(all_fine(errors));
+}
+
+// Messages to random ranks that all of them read in the same slots. Some ranks are late, and all
+// messages are in flight at once or few at a time.
+void many_messages_share_their_packing(size_t at_once, bool takes_turns) {
+  constexpr int kRanks = 5;
+  World world(kRanks, 60, takes_turns);
+  const auto errors = world.run([&](HostCommunicator& me, int rank) {
+    std::mt19937 random(7);  // same seed, so the same traffic on all ranks
+    for (int round = 0; round < 6; ++round) {
+      const Signature signature = signature_of("round " + std::to_string(round));
+      std::list<std::vector<char>> data;
+      std::list<SharedPacking> packings;
+      std::list<Bytes> messages;
+      std::vector<std::pair<std::vector<char>*, unsigned>> expected;
+      std::vector<Transfer*> all;
+      if (random() % kRanks == static_cast<unsigned>(rank)) usleep(2000);
+      me.begin(signature);
+      for (unsigned number = 0; number < 24; ++number) {
+        const int from = random() % kRanks;
+        const unsigned to = random() % (1u << kRanks) & ~(1u << from);
+        const size_t bytes = random() % (number % 3 == 0 ? 3'000'000 : 300'000);
+        const unsigned seed = round * 100 + number;
+        if (from == rank) data.push_back(numbered(bytes, seed));
+        if (from == rank) packings.push_back({__builtin_popcount(to), {}});
+        for (int peer = 0; peer < kRanks; ++peer) {
+          if ((to >> peer & 1u) == 0 || (from != rank && peer != rank)) continue;
+          if (from != rank) {
+            data.push_back(std::vector<char>(bytes));
+            expected.emplace_back(&data.back(), seed);
+          }
+          messages.emplace_back(from == rank ? Kind::kSend : Kind::kReceive,
+                                from == rank ? peer : from, data.back(), signature);
+          if (from == rank) messages.back().transfer.shared = &packings.back();
+          me.post(&messages.back().transfer);
+          all.push_back(&messages.back().transfer);
+        }
+        if (number % at_once == at_once - 1) me.wait(all);
+      }
+      me.wait(all);
+      bool fine = true;
+      for (const auto& [received, seed] : expected)
+        fine &= *received == numbered(received->size(), seed);
+      CHECK(fine);
+    }
   });
   CHECK(all_fine(errors));
 }
@@ -267,7 +315,10 @@ void test_messages() {
   many_messages_keep_their_order();
   eight_ranks_talk_at_random(false);
   eight_ranks_talk_at_random(true);
-  for (bool takes_turns : {false, true}) pieces_are_cut_anywhere(takes_turns);
+  for (bool takes_turns : {false, true}) {
+    pieces_are_cut_anywhere(takes_turns);
+    for (size_t at_once : {1, 5, 24}) many_messages_share_their_packing(at_once, takes_turns);
+  }
   threads_need_no_descriptors();
   a_resting_rank_learns_what_was_abandoned();
   pieces_that_nobody_waits_for_end_the_world();
