@@ -7,21 +7,29 @@ from pathlib import Path
 MIB = 1 << 20
 
 
-def status_mib(name: str) -> float:
-    """Return a number of /proc/self/status, in MiB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+def status_mib(name: str, file: str = "status") -> float:
+    """Return a number of a file of /proc/self, in MiB."""
+    lines = Path("/proc/self", file).read_text().splitlines()
     (line,) = [line for line in lines if line.startswith(f"{name}:")]
     return int(line.split()[1]) * 1024 / MIB
 
 
 def own_mib() -> float:
-    """Return the resident memory without pages of files, such as the code of libraries."""
-    return status_mib("VmRSS") - status_mib("RssFile")
+    """Return the resident memory without pages of files, such as the code of libraries.
+
+    Of a page of shared memory that n processes use, each counts 1/n.
+    """
+    return status_mib("VmRSS") - _counted_elsewhere_mib()
 
 
 def own_peak_mib() -> float:
-    """Return the peak without the pages of files that are resident now."""
-    return status_mib("VmHWM") - status_mib("RssFile")
+    """Return the peak without pages of files and parts of others, as they are resident now."""
+    return status_mib("VmHWM") - _counted_elsewhere_mib()
+
+
+def _counted_elsewhere_mib() -> float:
+    shared = status_mib("RssShmem") - status_mib("Pss_Shmem", "smaps_rollup")
+    return status_mib("RssFile") + shared
 
 
 def forget_peak() -> None:

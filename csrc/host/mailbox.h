@@ -9,7 +9,7 @@
 
 namespace gpudist {
 
-constexpr int kSlots = 8;
+constexpr int kSlots = 4;
 constexpr int64_t kSlotBytes = 64 * 1024;
 
 struct alignas(64) MailboxSlot {

@@ -31,7 +31,7 @@ Pieces::Pieces(HostCommunicator& communicator, const Signature& signature, Trans
       transfer.tensor = reinterpret_cast<char*>(base);
       transfer.boxes = &boxes_;
       transfer.signature = &signature;
-      if (kind == Transfer::Kind::kSend) transfer.shared = &packing_;
+      if (kind == Transfer::Kind::kSend && peers.size() > 1) transfer.shared = &packing_;
       communicator.post(&transfer);
     }
     communicator.progress();
