@@ -13,6 +13,8 @@ namespace gpudist {
 namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
+// MADV_POPULATE_WRITE, since Linux 5.14.
+constexpr int kPopulateWrite = 23;
 constexpr size_t kLargest = size_t{1} << 56;
 constexpr uint64_t kMostByDefault = uint64_t{1} << 30;
 
@@ -28,13 +30,16 @@ char* map_pages(size_t bytes) {
       mmap(nullptr, bytes + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return nullptr;
   char* data = static_cast<char*>(memory);
-  if (spare == 0) return data;
-  const size_t before = -reinterpret_cast<uintptr_t>(data) % kHugePage;
+  const size_t before = spare > 0 ? -reinterpret_cast<uintptr_t>(data) % kHugePage : 0;
   if (before > 0) munmap(data, before);
   data += before;
   if (before < spare) munmap(data + bytes, spare - before);
-  // Without huge pages madvise fails, and the pages are small.
-  madvise(data, bytes, MADV_HUGEPAGE);
+  // Huge pages are made when they are written, while they are in the cache. Small ones are made at
+  // once, since a fault costs more than to fill its page. Where a system does not know this, advice
+  // fails, and pages are made one by one.
+  const size_t huge = bytes / kHugePage * kHugePage;
+  if (huge > 0) madvise(data, bytes, MADV_HUGEPAGE);
+  if (huge < bytes) madvise(data + huge, bytes - huge, kPopulateWrite);
   return data;
 }
 
@@ -150,6 +155,13 @@ void RecyclingPool::shed(size_t limit_bytes, Blocks& surplus) noexcept {
 RecyclingPool::Statistics RecyclingPool::statistics() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return {in_use_bytes_, idle_bytes_, hits_, misses_, limit_bytes_};
+}
+
+bool RecyclingPool::is_new(const char* data) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto block = std::find_if(in_use_.rbegin(), in_use_.rend(),
+                                  [&](const Block& each) { return each.data == data; });
+  return block != in_use_.rend() && block->released == 0;
 }
 
 void RecyclingPool::after_fork_in_child() {

@@ -42,6 +42,9 @@ class RecyclingPool {
   void empty() noexcept;
   void set_limit(size_t bytes) noexcept;
   Statistics statistics() const;
+  // Whether `data` is the start of a block in use that nobody has used before, whose pages may not
+  // exist yet. Fast for a block that was acquired late.
+  bool is_new(const char* data) const;
 
   // Size of the class that `bytes` belongs to: eight classes per power of two, so at most 1/8 more.
   static size_t class_bytes(size_t bytes);

@@ -34,6 +34,7 @@ struct Transfer {
   const char* source = nullptr;
   const std::vector<BoxView>* source_boxes = nullptr;
   bool adds = false;
+  bool past_cache = false;
   Dtype dtype = Dtype::kUint8;
   // Transfer that must complete before this one touches the tensor. If `streams`, both visit the
   // same cells in the same order, and this one only has to stay behind.
@@ -65,7 +66,7 @@ struct Transfer {
     } else if (adds) {
       stream.scatter_add(tensor, in, bytes, dtype);
     } else {
-      stream.scatter(tensor, in, bytes, this->bytes >= kPastCacheBytes);
+      stream.scatter(tensor, in, bytes, past_cache);
     }
   }
 

@@ -142,7 +142,9 @@ bool HostCommunicator::share_piece(const Transfer& transfer, int* slot) {
     if (!is_free && next.packing == &packing) return false;
     packing.slot_of.push_back(is_free ? next_shared_ : -1);
     if (is_free) {
-      next = {&packing, packing.receivers, {}};
+      next.packing = &packing;
+      next.untold = packing.receivers;
+      next.told.clear();
       BoxStream stream = transfer.stream;
       stream.gather(transfer.tensor, control(rank_)->shared[next_shared_].data,
                     std::min(kSlotBytes, transfer.bytes - transfer.moved));

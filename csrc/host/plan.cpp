@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/errors.h"
+#include "core/recycling.h"
 #include "host/mailbox.h"
 
 namespace gpudist {
@@ -108,6 +109,11 @@ void move_boxes(const StageCall& call, char* target) {
   copy_boxes(call.input, call.stage->move_sources, target, call.stage->move_destinations);
 }
 
+// The system fills a new page in the cache when it is first written.
+bool writes_past_cache(int64_t bytes, const char* target) {
+  return bytes >= kPastCacheBytes && !recycling_pool().is_new(target);
+}
+
 int64_t bytes_of(const std::vector<BoxView>& boxes) {
   int64_t bytes = 0;
   for (const BoxView& box : boxes) bytes += box.bytes();
@@ -164,7 +170,9 @@ void Exchange::post_all(const std::vector<StageCall>& calls) {
     call.target = begin_output(call.stage_call, call.sums);
     fill_boxes(call.stage_call, call.target);
     for (const BoundMessage& message : call.stage_call.stage->receives) {
-      communicator_.post(&add(call, Kind::kReceive, message, call.target));
+      Transfer& receive = add(call, Kind::kReceive, message, call.target);
+      receive.past_cache = writes_past_cache(message.bytes, call.target);
+      communicator_.post(&receive);
     }
     move_in_turns(call.stage_call, call.target);
     post_sums(call);
@@ -201,10 +209,11 @@ void Exchange::move_in_turns(const StageCall& call, char* target) {
   const BoundStage& stage = *call.stage;
   const int64_t total = bytes_of(stage.move_sources);
   if (total <= kMovedBytes) return move_boxes(call, target);
+  const bool past_cache = writes_past_cache(total, target);
   BoxStream from(&stage.move_sources), to(&stage.move_destinations);
   for (int64_t moved = 0; moved < total; moved += kMovedBytes) {
     const int64_t bytes = std::min(kMovedBytes, total - moved);
-    copy_cells(call.input, from, target, to, bytes, total >= kPastCacheBytes);
+    copy_cells(call.input, from, target, to, bytes, past_cache);
     communicator_.progress();
   }
 }

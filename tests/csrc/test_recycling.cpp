@@ -51,6 +51,28 @@ void classes() {
   CHECK(RecyclingPool::class_bytes(0) == page);
 }
 
+// Only small pages exist at once, where the system can make them.
+void new_blocks() {
+  RecyclingPool pool(64 * kMiB);
+  const auto first = pool.acquire(3 * kMiB), second = pool.acquire(kMiB);
+  char* const data = first->data;
+  CHECK(pool.is_new(data) && pool.is_new(second->data));
+  CHECK(!pool.is_new(data + 1) && !pool.is_new(nullptr));
+  unsigned char resident = 1;
+  CHECK(mincore(data, 1, &resident) == 0 && (resident & 1) == 0);
+  if (madvise(second->data, kMiB, 23) == 0) {
+    CHECK(mincore(data + 2 * kMiB, 1, &resident) == 0);
+    CHECK((resident & 1) == 1);
+  }
+  pool.release(first);
+  CHECK(!pool.is_new(data));
+  const auto again = pool.acquire(3 * kMiB);
+  CHECK(again->data == data && !pool.is_new(data));
+  CHECK(pool.is_new(second->data));
+  pool.release(again);
+  pool.release(second);
+}
+
 void reuse() {
   RecyclingPool pool(64 * kMiB);
   const auto first = pool.acquire(3 * kMiB);
@@ -243,6 +265,7 @@ void fork_while_threads_use_it() {
 
 void test_recycling() {
   classes();
+  new_blocks();
   reuse();
   limit();
   no_memory();
