@@ -18,14 +18,17 @@ struct alignas(64) MailboxSlot {
 
 // Single-producer, single-consumer ring. The sender writes a slot before it increments `written`.
 struct Mailbox {
+  // Written by the sender.
   alignas(64) std::atomic<uint64_t> written;
-  alignas(64) std::atomic<uint64_t> consumed;
-  // Where ranks are threads: the number of lent messages that the receiver has read, and whether
-  // the sender has withdrawn the others, because their memory is about to be reused.
-  std::atomic<uint64_t> returned;
-  std::atomic<uint32_t> revoked;
   // For each slot: 0, or 1 + the number of the sender's shared slot that has the payload.
   uint32_t shared[kSlots];
+  // Where ranks are threads: whether the sender has withdrawn what it lent, because its memory is
+  // about to be reused.
+  std::atomic<uint32_t> revoked;
+  // Written by the receiver.
+  alignas(64) std::atomic<uint64_t> consumed;
+  // Number of lent messages that it has read.
+  std::atomic<uint64_t> returned;
   MailboxSlot slots[kSlots];
 };
 
