@@ -17,7 +17,7 @@ def status_mib(name: str, file: str = "status") -> float:
 def own_mib() -> float:
     """Return the resident memory without pages of files, such as the code of libraries.
 
-    Of a page of shared memory that n processes use, each counts 1/n.
+    Each process counts its share, 1/n, of a page that n processes use.
     """
     return status_mib("VmRSS") - _counted_elsewhere_mib()
 
