@@ -81,7 +81,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: zoo
 .PHONY: fuzz-input mutants coverage tidy analysis
 .PHONY: chaos soak hazards
-.PHONY: wheels wheels-test
+.PHONY: wheels wheels-test stable-abi
 .PHONY: gpu-build gpu-test gpu-bench gpu-first gpu-sanitize gpu-rehearsal ptx
 
 demo: $(INSTALLED)
@@ -221,7 +221,7 @@ check: lint $(ZOO)
 
 # With the lowest priority: some tests of the core have time limits of one second.
 analysis: $(TOOLS)
-	nice -n 19 $(MAKE) -j1 types tidy sanitize-core QUICK=quick
+	nice -n 19 $(MAKE) -j1 stable-abi types tidy sanitize-core QUICK=quick
 
 format: $(TOOLS)
 	$(PYTHON) -m ruff check --fix .
@@ -288,6 +288,11 @@ newcomer: $(INSTALLED)
 # Build the source distribution and the wheels, with the CUDA half, in dist/; print auditwheel's report.
 wheels: $(RELEASE)/.installed
 	$(RELEASE)/bin/python -m release.wheels --pythons $(PYTHONS)
+
+# Compile the bindings against the stable ABI of Python 3.12, which the last wheel needs. Takes that
+# Python's headers, in PATH or from pyenv; with CI set it fails without them.
+stable-abi: $(ANALYSIS)
+	$(PYTHON) -m release.stable_abi
 
 # Install what is in dist/ into clean environments and check it; the log is build/wheels/test.log.
 wheels-test: $(RELEASE)/.installed

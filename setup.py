@@ -13,8 +13,11 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
+from setuptools.errors import CompileError
 
 ROOT = Path(__file__).resolve().parent
+COMPILERS = ("c++", "g++", "clang++", "icpx")
 # From Python 3.12 on, one build serves all later versions.
 STABLE_ABI = sys.version_info >= (3, 12) and not sysconfig.get_config_var("Py_GIL_DISABLED")
 WITHOUT_CORE = """
@@ -26,29 +29,62 @@ which keeps your torch:
     GPUDIST_NATIVE=on pip install --force-reinstall --no-deps --no-cache-dir {what}
 
 """
+ADVICE = (
+    "whose output is above. Python's headers are needed too (Debian: apt-get install python3-dev). "
+    "GPUDIST_CUDA=off leaves out the CUDA half; GPUDIST_NATIVE=off installs gpudist without its "
+    "native core: then processes of one node use gloo, which is many times slower"
+)
+
+
+def missing_tool() -> str | None:
+    """Return which tool of the native core's build this machine lacks, or None."""
+    if not shutil.which("cmake"):
+        return "there is no CMake in PATH"
+    # CMake refuses a compiler that CXX names and that is missing: a slip, not a wish.
+    if not os.environ.get("CXX") and not any(map(shutil.which, COMPILERS)):
+        return "there is no C++ compiler in PATH"
+    return None
+
+
+def has_core() -> bool:
+    """Return whether this install is to have a native core.
+
+    ``GPUDIST_NATIVE`` is ``auto``, ``on`` or ``off``. Only ``off`` or, with ``auto``, a missing
+    tool leaves the core out; such a wheel is tagged for any machine.
+    """
+    wanted = os.environ.get("GPUDIST_NATIVE", "auto")
+    if wanted not in ("auto", "on", "off"):
+        raise SystemExit(f"GPUDIST_NATIVE is {wanted!r}, but must be auto, on or off")
+    is_needed = "on" in (wanted, os.environ.get("GPUDIST_CUDA", "auto"))
+    return wanted != "off" and (is_needed or missing_tool() is None)
+
+
+class AnnouncedBuild(build_py):
+    """Say on the terminal that the native core is left out for want of a tool."""
+
+    def run(self) -> None:
+        super().run()
+        if os.environ.get("GPUDIST_NATIVE") != "off" and not has_core():
+            what = "-e ." if self.editable_mode or (ROOT / ".git").exists() else "gpudist"
+            announce(WITHOUT_CORE.format(reason=missing_tool(), what=what))
 
 
 class CMakeBuild(build_ext):
     """Configure and build in a tree that is kept, so that only what changed is built again.
 
-    Without CMake or a compiler the package is installed without its native core; the install and
-    ``gpudist.init()`` then say so, and what to do. ``GPUDIST_NATIVE=on`` makes that an error,
-    ``off`` leaves the core out. ``GPUDIST_CUDA`` is ``auto``, ``on`` or ``off`` likewise: without
-    nvcc the core is built without its CUDA half.
+    ``GPUDIST_CUDA`` is ``auto``, ``on`` or ``off``: with ``auto`` and without nvcc the core is
+    built without its CUDA half. Any error of CMake or of a compiler fails the install.
     """
 
     def run(self) -> None:
-        wanted = os.environ.get("GPUDIST_NATIVE", "auto")
-        cuda = os.environ.get("GPUDIST_CUDA", "auto")
-        if wanted == "off":
-            return
+        missing = missing_tool()
+        if missing:
+            raise CompileError(f"the native core cannot be built: {missing}")
         try:
-            self._build(cuda)
-        except (OSError, subprocess.CalledProcessError) as error:
-            if "on" in (wanted, cuda):
-                raise
-            what = "-e ." if self.inplace or (ROOT / ".git").exists() else "gpudist"
-            announce(WITHOUT_CORE.format(reason=_reason(error), what=what))
+            self._build(os.environ.get("GPUDIST_CUDA", "auto"))
+        except subprocess.CalledProcessError as error:
+            step = " ".join(error.cmd[:2])
+            raise CompileError(f"building the native core failed: {step}, {ADVICE}") from error
 
     def _build(self, cuda: str) -> None:
         import nanobind
@@ -85,15 +121,6 @@ def announce(text: str) -> None:
         terminal.write(text)
 
 
-def _reason(error: Exception) -> str:
-    compilers = (os.environ.get("CXX", ""), "c++", "g++", "clang++")
-    if not any(name and shutil.which(name) for name in compilers):
-        return "there is no C++ compiler in PATH"
-    if isinstance(error, subprocess.CalledProcessError):
-        return f"{' '.join(error.cmd[:2])} failed; pip install -v shows why"
-    return str(error)
-
-
 def _find_nvcc() -> str | None:
     """The compiler that ``cmake/cuda.cmake`` would take: another one starts a new tree."""
     folders = [os.environ.get("PATH", "")]
@@ -122,10 +149,13 @@ def _only(pattern: str, file: str) -> str:
     return found
 
 
+CORE = has_core()
 setup(
-    ext_modules=[Extension("gpudist._native", sources=[], py_limited_api=STABLE_ABI)],
-    cmdclass={"build_ext": CMakeBuild},
-    options={"bdist_wheel": {"py_limited_api": "cp312"}} if STABLE_ABI else {},
+    ext_modules=(
+        [Extension("gpudist._native", sources=[], py_limited_api=STABLE_ABI)] if CORE else []
+    ),
+    cmdclass={"build_ext": CMakeBuild, "build_py": AnnouncedBuild},
+    options={"bdist_wheel": {"py_limited_api": "cp312"}} if CORE and STABLE_ABI else {},
     long_description=description(),
     long_description_content_type="text/markdown",
 )

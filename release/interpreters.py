@@ -26,10 +26,7 @@ def interpreter(version: str) -> Path:
         # Shims of pyenv exist for versions that are not selected, and fail.
         if subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0:
             return path
-    raise NoPython(
-        f"there is no python{version} in PATH or in {versions}; install it, or leave it out: "
-        f"make wheels PYTHONS='3.11 3.12'"
-    )
+    raise NoPython(f"there is no python{version} in PATH or in {versions}; install it")
 
 
 def new_environment(version: str, folder: Path) -> Path:

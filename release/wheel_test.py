@@ -205,6 +205,8 @@ def check_without_compiler(log: Log, dist: Path) -> None:
         environment.run(*PIP, pinned_torch())
         said = environment.run(*PIP, "--no-cache-dir", source, on_terminal=True)
         assert "WITHOUT ITS NATIVE CORE" in said and "--no-deps" in said
+        (tags,) = Path(folder).glob("venv/lib/*/site-packages/gpudist-*.dist-info/WHEEL")
+        assert "\nTag: py3-none-any\n" in tags.read_text(), "tagged for a machine"
         said = environment.run(*TORCHRUN, "-m", "gpudist", "check")
         assert "using gloo, which is many times slower" in said and "--no-deps" in said
         environment.variables |= {

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from zipfile import ZipFile
 
-from release.interpreters import new_environment
+from release.interpreters import NoPython, new_environment
 
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "wheels"
@@ -85,7 +85,10 @@ def released_version() -> str:
 
 def build(python: str, source: Path) -> Path:
     """Return the wheel of ``source`` for this version of Python, as the compiler leaves it."""
-    own = new_environment(python, WORK / f"venv-{python}")
+    try:
+        own = new_environment(python, WORK / f"venv-{python}")
+    except NoPython as missing:
+        raise SystemExit(f"{missing}, or leave it out: make wheels PYTHONS='3.11 3.12'") from None
     out = WORK / f"raw-{python}"
     run(
         [own, "-m", "pip", "wheel", "--no-deps", "--no-cache-dir", "--wheel-dir", out, source],

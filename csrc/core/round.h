@@ -104,9 +104,9 @@ class Round {
       operation = recording_.recorder.attr("begin")(recording_.activity);
     } else if (Wire::kWaits) {
       operation = nb::steal(PyList_New(3));
-      PyList_SET_ITEM(operation.ptr(), 0, nb::object(recording_.activity).release().ptr());
-      PyList_SET_ITEM(operation.ptr(), 1, PyFloat_FromDouble(start_s));
-      PyList_SET_ITEM(operation.ptr(), 2, nb::none().release().ptr());
+      PyList_SetItem(operation.ptr(), 0, nb::object(recording_.activity).release().ptr());
+      PyList_SetItem(operation.ptr(), 1, PyFloat_FromDouble(start_s));
+      PyList_SetItem(operation.ptr(), 2, nb::none().release().ptr());
       recording_.remember(operation);
     }
     auto outputs = [&] {
