@@ -7,42 +7,43 @@ of CUDA. ``gpudist`` itself imports torch, so that a bare package stands for it 
 from __future__ import annotations
 
 import ctypes
-import importlib
 import importlib.util
 import multiprocessing
 import sys
 import types
 from multiprocessing.connection import Connection
-from typing import Any
 
 BYTES = 3 << 20
 TIMEOUT_S = 60.0
 
 
-def native_core() -> Any:
+def stand_in_for_package() -> None:
     found = importlib.util.find_spec("gpudist")
     assert found is not None and found.submodule_search_locations is not None
     package = types.ModuleType("gpudist")
     package.__path__ = list(found.submodule_search_locations)
     sys.modules["gpudist"] = package
-    return importlib.import_module("gpudist._native")
 
 
-def exchange(native: Any, rank: int, peer: Connection) -> None:
+def exchange(rank: int, peer: Connection) -> None:
     """Send a block to the other process and compare what arrives with what it sends."""
-    core = native.HostCommunicator(rank, 2, TIMEOUT_S, False)
-    peer.send(core.address())
+    from gpudist._native import BoundStage, Dtype, HostCommunicator, Signature
+
+    core = HostCommunicator(rank, 2, TIMEOUT_S)
+    ours = core.address()
+    peer.send(ours)
     theirs = peer.recv()
-    core.connect([core.address(), theirs] if rank == 0 else [theirs, core.address()])
-    signature = native.Signature("load_native", bytes(16))
+    core.connect([ours, theirs] if rank == 0 else [theirs, ours])
+    message = [(1 - rank, [[0, BYTES]])]
+    stage = BoundStage(
+        Dtype.uint8, [1], [1], BYTES, fill=0.0, starts_with_copy=False, same_cells=False,
+        accumulates=False, fills=[], move_sources=[], move_destinations=[], sends=message,
+        receives=message, sums=[], own_sources=[], relays=[], relayed=[],
+    )  # fmt: skip
     sent = ctypes.create_string_buffer(bytes([rank + 1]) * BYTES, BYTES)
     received = ctypes.create_string_buffer(BYTES)
-    core.begin(signature)
-    messages = [
-        core.post_send(ctypes.addressof(sent), BYTES, 1 - rank, signature),
-        core.post_receive(ctypes.addressof(received), BYTES, 1 - rank, signature),
-    ]
-    core.wait(messages)
+    signature = Signature("load_native", bytes(16))
+    core.run(signature, [(stage, ctypes.addressof(sent), ctypes.addressof(received))])
     assert received.raw == bytes([2 - rank]) * BYTES
     peer.send(None)  # both have read before either ends
     peer.recv()
@@ -50,13 +51,14 @@ def exchange(native: Any, rank: int, peer: Connection) -> None:
 
 
 def main() -> None:
-    native = native_core()
+    stand_in_for_package()
+    from gpudist import _native as native
+
     print(f"Python {sys.version.split()[0]}: {native.__file__}")
-    print(f"CUDA half: {native.cuda_information()}")
-    assert native.cuda_information() is not None and native.device_missing() == ""
+    print(f"CUDA half: {native.cuda_information() or 'not built'}")
     fork = multiprocessing.get_context("fork")
     ends = fork.Pipe()
-    ranks = [fork.Process(target=exchange, args=(native, rank, ends[rank])) for rank in range(2)]
+    ranks = [fork.Process(target=exchange, args=(rank, ends[rank])) for rank in range(2)]
     for process in ranks:
         process.start()
     for process in ranks:

@@ -135,7 +135,8 @@ def main() -> None:
                 )
                 environment.run(*PIP, "--no-deps", wheel)
                 program = shutil.copy(ROOT / "release/load_native.py", folder)
-                environment.run(program)
+                said = environment.run(program)
+                assert "CUDA half: not built" not in said, "no CUDA half"
                 loaded.append(python)
     check_without_compiler(log, arguments.dist)
     log.say(

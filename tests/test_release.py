@@ -140,6 +140,15 @@ def test_missing_headers_fail_where_nobody_looks(
     assert "there is no python3.12" in said
 
 
+def test_the_native_core_loads_without_torch() -> None:
+    ended = subprocess.run(
+        [sys.executable, ROOT / "release/load_native.py"],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert ended.returncode == 0 and "processes exchanged" in ended.stdout, ended.stderr
+
+
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """Sources of a wheel with an empty package, and a ``cmake`` and a compiler that fail."""
