@@ -126,7 +126,9 @@ def main() -> None:
                 log.say(f"skipped: {missing}\n")
                 continue
             if with_torch:
-                check_with_torch(environment, wheel, with_nccl=not checked)
+                # A torch with CUDA brings the NCCL that it needs.
+                with_nccl = not checked and has_light_torch(python)
+                check_with_torch(environment, wheel, with_nccl)
                 checked.append(python)
             else:
                 log.say(
