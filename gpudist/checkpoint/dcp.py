@@ -5,22 +5,28 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+import time
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 import torch
-from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
+from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.filesystem import FileSystem
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan
 
 from gpudist.checkpoint import folders
-from gpudist.checkpoint.identity import files_of, first_bytes, require_of_one_save
+from gpudist.checkpoint.extra_state import extra_to_load, set_extra
+from gpudist.checkpoint.identity import files_of, first_bytes, identity_of
+from gpudist.checkpoint.json_values import encode
+from gpudist.checkpoint.nested import Entire, NestedPlanner
 from gpudist.checkpoint.optimizer_state import unchanged_by_failure
-from gpudist.checkpoint.reader import SafePlanner, SafeReader
+from gpudist.checkpoint.reader import METADATA, SafePlanner, SafeReader
+from gpudist.checkpoint.seal import seal
 from gpudist.checkpoint.sequential import world_of
 from gpudist.checkpoint.stored import (
     model_to_load,
@@ -30,7 +36,7 @@ from gpudist.checkpoint.stored import (
     require_same_groups,
     set_optimizer,
 )
-from gpudist.checkpoint.texts import broadcast_text, failing_together
+from gpudist.checkpoint.texts import ReplacedError, broadcast_text, failing_together
 from gpudist.checks.arguments import checked
 from gpudist.errors import CheckpointError
 from gpudist.world.partition import Partition
@@ -61,11 +67,15 @@ def save(
 
     Cost:
         Every rank writes its blocks to its own file; only the first copy of a block is written.
-        Rank 0 gathers about 500 bytes for each block, writes the index and opens every file once.
+        Rank 0 gathers about 500 bytes for each block, writes the index, opens every file once, and
+        reads back the index and the values that are not tensors.
 
     Raises:
-        CheckpointError: on every rank, if a rank cannot write or does not see the folder, or the
-            ranks' models differ.
+        CheckpointError: on every rank, and the previous checkpoint stays, if a rank cannot write or
+            does not see the folder, the ranks' models or their extra state differ, or a value could
+            not be loaded: an object of any other class than numbers, texts and containers in a
+            group of the optimizer, its state or a module's extra state, an expanded buffer, or an
+            entry of the state dict that is no parameter, buffer or extra state.
     """
     P_world, target = world_of(module), folders.place_of(path)
     state: dict[str, Any] = {"model": model_to_save(module, P_world)}
@@ -78,7 +88,7 @@ def save(
             if P_world.rank == 0:
                 identity = folders.prepare(target)
         identity = broadcast_text(P_world, identity, 0)
-        planner, folder = DefaultSavePlanner(), folders.writing_folder(target, identity)
+        planner, folder = NestedPlanner(), folders.writing_folder(target, identity)
         writer = _Writer(folder, identity)
         with failing_together(P_world, what):
             written = _write(state, planner, writer, P_world)
@@ -87,9 +97,9 @@ def save(
             if P_world.rank == 0:
                 _, metadata = planner.create_global_plan([plan for plan, _ in all_written])
                 writer.finish(metadata, [results for _, results in all_written])
-                # Some versions of torch do not complete the object passed to them.
-                metadata = SafeReader(folder).read_metadata()
-                require_of_one_save(folder, files_of(metadata), metadata)
+                seal(folder / METADATA)
+                with closing(SafeReader(folder)) as reader:
+                    _require_readable(reader, planner.state_dict)
                 folders.put_in_place(target, identity)
     except BaseException:
         if P_world.rank == 0 and identity is not None:
@@ -132,7 +142,7 @@ class _MarkedFiles(FileSystem):
 
 
 def _write(
-    state: dict[str, Any], planner: DefaultSavePlanner, writer: _Writer, P: Partition
+    state: dict[str, Any], planner: NestedPlanner, writer: _Writer, P: Partition
 ) -> bytes:
     """Write this rank's part; return the information that rank 0 needs for the index."""
     assert P.rank is not None
@@ -143,6 +153,35 @@ def _write(
     plan = writer.prepare_global_plan([plan] * P.size)[P.rank]
     results = writer.write_data(plan, planner).wait()
     return pickle.dumps((replace(plan, storage_data=None), results))
+
+
+def _require_readable(reader: SafeReader, written: dict[str, Any]) -> None:
+    """Raise unless :func:`load` would accept the index and read the values of rank 0 as they are.
+
+    Args:
+        reader: reader of the written folder.
+        written: rank 0's state dict, by names in the index.
+    """
+    metadata = reader.read_metadata()
+    reader.require_of_one_save(files_of(metadata))
+    values = {
+        name: None
+        for name, about in metadata.state_dict_metadata.items()
+        if not isinstance(about, TensorStorageMetadata)
+    }
+    _read(values, reader, metadata)
+    for name, value in values.items():
+        given = written[name].value if isinstance(written[name], Entire) else written[name]
+        if encode(value, name, cells=None) != encode(given, name, cells=None):
+            raise CheckpointError(
+                f"{name} is {given!r:.200} but reads back as {value!r:.200}; convert it to numbers, "
+                "texts or lists of them"
+            )
+
+
+# Attempts to read one checkpoint while other jobs replace it, and the pause before each but one.
+_ATTEMPTS = 20
+_PAUSE_S = 0.02
 
 
 @checked(CheckpointError)
@@ -158,6 +197,12 @@ def load(
     ``torch.load`` with ``weights_only=True``. Checkpoints by plain torch can be loaded if names are
     equal and begin with ``"model"``.
 
+    All ranks load the same save, also while another job saves to ``path``: if a rank finds files of
+    another save than the index, all ranks begin again with the new one.
+
+    Tensors are converted to the module's dtypes. Floating-point numbers are rounded; integers and
+    booleans keep their value. Modules get their extra state last.
+
     Args:
         module: tree of layers to fill in place, distributed or not, the same on every rank.
         path: folder of the checkpoint.
@@ -170,22 +215,76 @@ def load(
 
     Raises:
         CheckpointError: on every rank, before anything changes, if a file belongs to another save
-            than the index, a name is missing or unknown, a shape differs, or the optimizer has
-            other groups or rejects the state. Later, with an unchanged optimizer but some of the
-            module's tensors filled, if a file cannot be read or is damaged.
+            than the index, the index is damaged, a name is missing or unknown, a shape differs, a
+            dtype does not convert (complex to real, floating-point to integer), or the optimizer
+            has other groups or rejects the state. Later, with an unchanged optimizer but some of
+            the module's tensors filled, if a file cannot be read or is damaged, a number exceeds
+            the range of the module's dtype, a module rejects its extra state, or other jobs have
+            replaced the checkpoint 20 times during the load.
     """
     P_world, target = world_of(module), folders.place_of(path)
     what = f"loading {target}"
+    before: list[int] = []
+    failure: ReplacedError | None = None
+    for attempt in range(_ATTEMPTS):
+        time.sleep(_PAUSE_S * (attempt > 0))
+        try:
+            with ExitStack() as opened:
+                with failing_together(P_world, what):
+                    reader = opened.enter_context(closing(SafeReader(folders.find(target))))
+                    metadata = reader.read_metadata()
+                digests = [row[0] for row in P_world.allgather_data([reader.digest])]
+                if digests == before:
+                    # Nobody has replaced the index since the last attempt.
+                    break
+                before = digests
+                if other := next((r for r, each in enumerate(digests) if each != digests[0]), 0):
+                    raise ReplacedError(
+                        f"{what}: rank {other} sees another checkpoint than rank 0; every rank "
+                        "must see the same folder"
+                    )
+                return _load(module, optimizer, P_world, what, reader, metadata)
+        except ReplacedError as error:
+            failure = error
+    else:
+        raise CheckpointError(
+            f"{what}: other jobs have replaced the checkpoint {_ATTEMPTS} times during the load; "
+            "save less often, or load from a path to which nobody saves"
+        ) from failure
+    raise CheckpointError(str(failure)) from failure
+
+
+def _load(
+    module: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    P_world: Partition,
+    what: str,
+    reader: SafeReader,
+    metadata: Metadata,
+) -> None:
+    """Load from an open checkpoint, the same on every rank. Collective.
+
+    Raises:
+        ReplacedError: on every rank, if another job has replaced it.
+        CheckpointError: on every rank, as :func:`load`.
+    """
     with failing_together(P_world, what):
-        folder = folders.find(target)
-        reader = SafeReader(folder)
-        metadata = reader.read_metadata()
-        require_of_one_save(folder, files_of(metadata)[P_world.rank :: P_world.size], metadata)
-        state = model_to_load(module, metadata, P_world)
-        values, tensors = {}, {}
+        if P_world.rank == 0 and not reader.is_sealed and identity_of(metadata) is not None:
+            warnings.warn(
+                f"{reader.path} was saved by an earlier version of gpudist, and its index has no "
+                "checksum: damage to it may be found late or never; save it again",
+                stacklevel=4,
+            )
+        reader.hold(files_of(metadata))
+        reader.require_of_one_save(files_of(metadata)[P_world.rank :: P_world.size])
+        state = model_to_load(module, metadata)
+        values = extra = extra_to_load(module, metadata)
+        tensors: dict[str, Any] = {}
         if optimizer is not None:
-            values, tensors = optimizer_to_load(module, optimizer, metadata)
-            _read(values, reader, metadata)
+            of_optimizer, tensors = optimizer_to_load(module, optimizer, metadata)
+            values = values | of_optimizer
+        _read(values, reader, metadata)
+        if optimizer is not None:
             require_same_groups(module, optimizer, metadata, values)
     with unchanged_by_failure(optimizer):
         with failing_together(P_world, what):
@@ -195,6 +294,8 @@ def load(
         # Read tensors last, because the module's tensors are filled in place.
         with failing_together(P_world, what):
             _read(state, reader, metadata)
+        with failing_together(P_world, what):
+            set_extra(module, metadata, {name: values[name] for name in extra})
 
 
 @checked(CheckpointError)

@@ -70,7 +70,8 @@ def find(target: Path) -> Path:
         CheckpointError: if there is none.
     """
     _require_end_of_links(target)
-    for folder in (target, _previous(target)):
+    # Another save may rename its folder to the target between the first two looks.
+    for folder in (target, _previous(target), target):
         if (folder / METADATA).is_file():
             return folder
     raise CheckpointError(f"{target} does not contain a checkpoint: it has no {METADATA}")

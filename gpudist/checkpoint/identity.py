@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable
-from pathlib import Path
+from typing import IO
 
 from torch.distributed.checkpoint.metadata import Metadata
 
-from gpudist.errors import CheckpointError
+from gpudist.checkpoint.texts import ReplacedError
 
 _IDENTITY = re.compile(r"gpudist-[0-9a-f]{32}")
 
@@ -34,24 +33,25 @@ def files_of(metadata: Metadata) -> list[str]:
     return sorted({info.relative_path for info in (metadata.storage_data or {}).values()})
 
 
-def require_of_one_save(folder: Path, files: Iterable[str], metadata: Metadata) -> None:
-    """Raise for files that were not written by the same save as the index.
+def require_identity(file: IO[bytes], path: str, identity: str | None) -> None:
+    """Raise if an open file was not written by the same save as the index.
+
+    Args:
+        file: the file at its start.
+        path: name of the file for errors.
+        identity: identity of the save in the index; ``None`` accepts every file.
 
     Raises:
-        CheckpointError: if a file belongs to another save; the error names the file.
-        OSError: if a file cannot be read.
+        ReplacedError: if the file belongs to another save.
     """
-    identity = identity_of(metadata)
     if identity is None:
         return
     expected = first_bytes(identity)
-    for name in files:
-        with open(folder / name, "rb") as file:
-            found = file.read(len(expected))
-        if found != expected:
-            other_id = found.decode("ascii", errors="replace").strip()
-            other = f"save {other_id}" if _IDENTITY.fullmatch(other_id) else "no save that it names"
-            raise CheckpointError(
-                f"{folder / name} belongs to {other}, but the index to save {identity}: the "
-                "checkpoint is a mixture; use another one, or copy all its files again"
-            )
+    found = file.read(len(expected))
+    if found != expected:
+        other_id = found.decode("ascii", errors="replace").strip()
+        other = f"save {other_id}" if _IDENTITY.fullmatch(other_id) else "no save that it names"
+        raise ReplacedError(
+            f"{path} belongs to {other}, but the index to save {identity}: the "
+            "checkpoint is a mixture; use another one, or copy all its files again"
+        )

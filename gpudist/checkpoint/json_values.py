@@ -1,39 +1,76 @@
-"""Exact JSON encoding of numbers, texts and tensors of one cell, which avoids pickle."""
+"""Exact JSON encoding of the values that a checkpoint stores beside tensors; it avoids pickle."""
 
 from __future__ import annotations
 
+import json
+from base64 import b64decode, b64encode
+from collections import OrderedDict
 from typing import Any
 
+import numpy as np
 import torch
 
 from gpudist.errors import CheckpointError
 
+_DEPTH = 50
 
-def encode(value: Any, what: str) -> Any:
+
+def encode(value: Any, what: str, *, cells: int | None = 1, depth: int = 0) -> Any:
     """Encode ``value`` in terms of JSON types.
 
     Args:
-        value: a number, text, ``None`` or tensor of shape ``[]``, or a list, tuple or dict of them.
+        value: a number, text, ``bytes``, ``None``, dtype, device or tensor, or a list, tuple, set
+            or dict of them. A NumPy number becomes the Python number of the same value.
         what: name of the value for errors.
+        cells: maximum number of cells of a tensor; ``None`` means any number.
+        depth: number of containers around the value.
 
     Raises:
-        CheckpointError: if ``value`` is anything else.
+        CheckpointError: if ``value`` is anything else, also an instance of a subclass, or contains
+            itself.
     """
-    if value is None or isinstance(value, (bool, int, float, str)):
+
+    def inside(item: Any, place: Any) -> Any:
+        return encode(item, f"{what}[{place!r:.80}]", cells=cells, depth=depth + 1)
+
+    if depth > _DEPTH:
+        raise CheckpointError(
+            f"{what:.80}... is nested in more than {_DEPTH} containers or contains itself; flatten "
+            "it, or save it outside the checkpoint"
+        )
+    kind = type(value)
+    if isinstance(value, np.generic) and type(value.item()) in _SCALARS:
+        value, kind = value.item(), type(value.item())
+    if value is None or kind in (bool, int, float, str):
         return value
-    if isinstance(value, list):
-        return [encode(item, what) for item in value]
-    if isinstance(value, tuple):
-        return {"tuple": [encode(item, what) for item in value]}
-    if isinstance(value, dict):
-        return {"dict": [[str(key), encode(item, what)] for key, item in value.items()]}
-    if isinstance(value, torch.Tensor) and value.dim() == 0:
-        bits = value.detach().cpu().reshape(1).view(torch.uint8).tolist()
-        return {"dtype": name_of(value.dtype), "bits": bits}
-    kind = (
-        f"tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value)
+    if kind is list:
+        return [inside(item, i) for i, item in enumerate(value)]
+    if kind in (tuple, torch.Size):
+        return {_NAMES[kind]: [inside(item, i) for i, item in enumerate(value)]}
+    if kind is set:
+        return {"set": sorted((inside(item, item) for item in value), key=json.dumps)}
+    if kind in (dict, OrderedDict):
+        return {_NAMES[kind]: [[inside(k, k), inside(v, k)] for k, v in value.items()]}
+    if kind is complex:
+        return {"complex": [value.real, value.imag]}
+    if kind is bytes:
+        return {"bytes": b64encode(value).decode()}
+    if kind is torch.dtype:
+        return {"named": name_of(value)}
+    if kind is torch.device:
+        return {"device": str(value)}
+    if _is_dense(value) and (cells is None or value.numel() <= cells):
+        return {"tensor": _bits_of(value), "dtype": name_of(value.dtype), "shape": [*value.shape]}
+    found = f"tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else kind
+    cell = "tensor" if cells is None else "tensor of one cell"
+    raise CheckpointError(
+        f"{what} is a {found}; it must be a number, a text or a list of them (or a tuple, set, "
+        f"dict, dtype, device or {cell}): convert it, or save it outside the checkpoint"
     )
-    raise CheckpointError(f"{what} is a {kind}; it must be a number, a text or a list of them")
+
+
+_SCALARS = (bool, int, float, complex, str, bytes)
+_NAMES = {tuple: "tuple", torch.Size: "size", dict: "dict", OrderedDict: "ordered"}
 
 
 def decode(value: Any) -> Any:
@@ -46,12 +83,56 @@ def decode(value: Any) -> Any:
         return [decode(item) for item in value]
     if not isinstance(value, dict):
         return value
-    if "tuple" in value:
-        return tuple(decode(item) for item in value["tuple"])
-    if "dict" in value:
-        return {key: decode(item) for key, item in value["dict"]}
-    bits = torch.tensor(value["bits"], dtype=torch.uint8)
-    return bits.view(dtype_of(value["dtype"])).view(())
+    if "tensor" in value:
+        return _tensor_of(value["tensor"], dtype_of(value["dtype"]), value["shape"])
+    ((name, content),) = value.items()
+    match name:
+        case "tuple" | "size":
+            return (tuple if name == "tuple" else torch.Size)(map(decode, content))
+        case "dict" | "ordered":
+            pairs = [(decode(key), decode(item)) for key, item in content]
+            return dict(pairs) if name == "dict" else OrderedDict(pairs)
+        case "set":
+            return set(map(decode, content))
+        case "complex":
+            return complex(*content)
+        case "bytes":
+            return b64decode(content)
+        case "named":
+            return dtype_of(content)
+        case _:
+            return torch.device(content)
+
+
+def storable(value: Any, what: str, *, cells: int | None = 1) -> Any:
+    """Return a copy of ``value`` in the types that every version of a checkpoint can hold.
+
+    Raises:
+        CheckpointError: as :func:`encode`.
+    """
+    return decode(encode(value, what, cells=cells))
+
+
+def _is_dense(value: Any) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and value.layout is torch.strided
+        and not value.is_quantized
+        and value.device.type != "meta"
+    )
+
+
+def _bits_of(x: torch.Tensor) -> str:
+    x = x.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return b64encode(x.view(torch.uint8).numpy().tobytes()).decode()
+
+
+def _tensor_of(bits: str, dtype: torch.dtype, shape: list[int]) -> torch.Tensor:
+    x = torch.empty(shape, dtype=dtype)
+    if x.numel():
+        data = torch.frombuffer(bytearray(b64decode(bits)), dtype=torch.uint8)
+        x.reshape(-1).view(torch.uint8).copy_(data)
+    return x
 
 
 def name_of(dtype: torch.dtype) -> str:

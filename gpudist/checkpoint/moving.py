@@ -34,10 +34,11 @@ def gather_blocks(
         whole = torch.empty((), dtype=block.dtype)
         _share_cell(block, whole, owner, placement.P.world)
         return whole if to_all or placement.P.world.rank == root else None
-    P_world = placement.P.world
-    movement = _gathering(P_world, placement, block.dtype, tuple(block.shape), root, to_all)
-    (whole,) = carry_out((movement,), (block.detach().to(P_world.device),))
-    return whole.cpu() if to_all or P_world.rank == root else None
+    P_world, dtype = placement.P.world, block.dtype
+    bits = block.detach().to(P_world.device).view(_carrier(dtype))
+    movement = _gathering(P_world, placement, bits.dtype, tuple(block.shape), root, to_all)
+    (whole,) = carry_out((movement,), (bits,))
+    return whole.cpu().view(dtype) if to_all or P_world.rank == root else None
 
 
 def scatter_blocks(
@@ -48,7 +49,7 @@ def scatter_blocks(
     Collective over the world.
 
     Args:
-        whole: on the root, tensor of any floating-point dtype and device; ignored elsewhere.
+        whole: on the root, tensor of the block's dtype on any device; ignored elsewhere.
         block: this rank's block, filled in place, or its placeholder.
         placement: placement of the tensor.
         root: rank of the world that has the whole tensor.
@@ -59,17 +60,25 @@ def scatter_blocks(
     P_world = placement.P.world
     if P_world.rank == root:
         assert whole is not None
-        given = whole.detach().to(P_world.device, block.dtype)
+        given = whole.detach().to(P_world.device)
     else:
         given = torch.empty(0, dtype=block.dtype, device=P_world.device)
     if placement.shape == ():
         kept = block if placement.own_box is not None else block.new_empty(0)
         _share_cell(given, kept, root, P_world)
         return
-    (received,) = carry_out((_scattering(P_world, placement, block.dtype, root),), (given,))
+    dtype = _carrier(block.dtype)
+    (received,) = carry_out((_scattering(P_world, placement, dtype, root),), (given.view(dtype),))
     if placement.own_box is not None:
         with torch.no_grad():
-            block.copy_(received)
+            block.copy_(received.view(block.dtype))
+
+
+def _carrier(dtype: torch.dtype) -> torch.dtype:
+    """Return a dtype of the same size that every transport carries."""
+    return {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(
+        dtype.itemsize, dtype
+    )
 
 
 def _share_cell(x: torch.Tensor, kept: torch.Tensor, root: int, P_world: Partition) -> None:

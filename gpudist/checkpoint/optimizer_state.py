@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from gpudist.checkpoint.conversion import converted
 from gpudist.checkpoint.json_values import decode, dtype_of, encode, name_of
 from gpudist.checkpoint.texts import broadcast_text, failing_together, require_alike
 from gpudist.errors import CheckpointError
@@ -122,16 +124,91 @@ def _about(name: str, key: str, value: Any, parameter: torch.Tensor) -> dict[str
     return {"kind": "tensor", "dtype": name_of(value.dtype)}
 
 
-def set_state(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-    """Load a state dict of this rank's own blocks, which an error may leave partly loaded."""
+def require_complete(optimizer: torch.optim.Optimizer) -> None:
+    """Raise if an optimizer has more than groups of parameters and state of these parameters.
+
+    Raises:
+        CheckpointError: if its state dict has other entries, or state belongs to anything else.
+    """
+    other = set(optimizer.state_dict()) - {"state", "param_groups"}
+    if other:
+        raise CheckpointError(
+            f"the optimizer's state dict has {sorted(map(str, other))} beside 'state' and "
+            "'param_groups'; save them outside the checkpoint"
+        )
+    known = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for owner, values in optimizer.state.items():
+        if values and id(owner) not in known:
+            what = "a tensor" if isinstance(owner, torch.Tensor) else repr(owner)
+            raise CheckpointError(
+                f"the optimizer has state of {what}, which is in none of its groups; remove it, or "
+                "save it outside the checkpoint"
+            )
+
+
+def set_state(
+    optimizer: torch.optim.Optimizer,
+    state_dict: dict[str, Any],
+    same_dtype: Collection[int] = (),
+) -> None:
+    """Load a state dict of this rank's own blocks, which an error may leave partly loaded.
+
+    Torch converts all tensors of the state to the dtype of their parameter. That is undone, unless
+    a floating-point tensor has the parameter's shape and the parameter may have had another dtype.
+
+    Args:
+        optimizer: optimizer to fill.
+        state_dict: its state dict.
+        same_dtype: numbers of parameters that had the same dtype when the state was saved.
+    """
     for group in state_dict["param_groups"]:
         # The optimizer keeps its own names: those of the state dict may be in another order.
         group.pop("param_names", None)
+    numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    by_number = dict(zip(numbers, parameters, strict=True))
+    for number, values in state_dict["state"].items():
+        parameter = by_number[number]
+        for key, value in values.items():
+            if (
+                isinstance(value, torch.Tensor)
+                and value.shape == parameter.shape
+                and value.is_floating_point()
+                and key != "step"
+                and number not in same_dtype
+            ):
+                values[key] = converted(value, parameter.dtype, f"{key} of parameter {number}")
     try:
         optimizer.load_state_dict(state_dict)
     except Exception as error:  # The type of the error depends on the optimizer.
         text = f"{type(error).__name__}: {error}"
         raise CheckpointError(f"the optimizer does not take the state: {text}") from error
+    if type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict:
+        for number, values in state_dict["state"].items():
+            _undo_conversions(optimizer.state[by_number[number]], values, by_number[number].device)
+
+
+def _undo_conversions(state: dict[str, Any], given: dict[str, Any], device: torch.device) -> None:
+    """Restore what torch has converted: dtypes, and the classes of values that are not tensors."""
+    for key, value in given.items():
+        own = state.get(key)
+        if key == "step" or key not in state:
+            continue
+        if isinstance(value, torch.Tensor):
+            if isinstance(own, torch.Tensor) and own.dtype != value.dtype:
+                state[key] = value.to(device)
+        elif not isinstance(own, torch.Tensor):
+            state[key] = _moved(value, device)
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, (dict, OrderedDict)):
+        return type(value)((key, _moved(item, device)) for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return type(value)(_moved(item, device) for item in value)
+    return copy.copy(value)
 
 
 @contextmanager

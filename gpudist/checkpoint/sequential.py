@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
+from gpudist.checkpoint.conversion import converted
+from gpudist.checkpoint.extra_state import (
+    encoded_extra,
+    give_extra,
+    modules_with_extra,
+    require_fillable,
+)
+from gpudist.checkpoint.json_values import decode
 from gpudist.checkpoint.moving import gather_blocks, scatter_blocks
-from gpudist.checkpoint.texts import broadcast_text, require_alike
+from gpudist.checkpoint.texts import broadcast_text, failing_together, require_alike
 from gpudist.checks.arguments import checked
 from gpudist.errors import CheckpointError
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement, placements
@@ -59,7 +68,8 @@ def load_full_state_dict(
 ) -> None:
     """Fill the distributed model from the state dict of the sequential one.
 
-    Collective over the world. Layers that are not distributed get the values on every rank.
+    Collective over the world. Layers that are not distributed get the values on every rank, and
+    modules their extra state, last. Tensors are converted as by :func:`load`.
 
     Args:
         module: tree of layers, distributed or not, the same on every rank.
@@ -70,27 +80,59 @@ def load_full_state_dict(
         For each tensor, one message per owner of a block; also a broadcast if it is replicated.
 
     Raises:
-        CheckpointError: on every rank, before anything changes, if a name is missing or unknown, or
-            a shape differs.
+        CheckpointError: on every rank, before anything changes, if a name is missing or unknown, a
+            shape differs, or a tensor does not convert to the module's dtype. Later, if a module
+            rejects its extra state.
     """
     placed, P_world = placements(module), world_of(module)
     names = _sequential_names(module)
     state = module.state_dict()
     require_alike(P_world, "the names and shapes", described(names, state, placed))
-    problem = None
-    if P_world.rank == root:
-        wanted = {name: _shape(name, state[name], placed) for name in names}
-        extra = state.keys() - set(names)
-        problem = _problem_of(state_dict, wanted, extra)
-    problem = broadcast_text(P_world, problem, root)
-    if problem:
-        raise CheckpointError(f"the state dict does not fit the model: {problem}")
+    text, what = None, "the state dict does not fit the model"
+    with failing_together(P_world, what):
+        require_fillable(module, state)
+        if P_world.rank == root:
+            text = _text_of_extra(module, state_dict, state, names, placed)
+    extra = json.loads(broadcast_text(P_world, text, root))
     for name in names:
-        own = state[name]
-        if isinstance(own, torch.Tensor):
-            given = state_dict[name] if state_dict is not None and P_world.rank == root else None
-            where = placed.get(name) or ParameterPlacement.on(P_world, own.shape)
-            scatter_blocks(given, own, where, root)
+        if name in extra:
+            continue
+        own, given = state[name], None
+        if state_dict is not None and P_world.rank == root:
+            given = converted(state_dict[name].detach(), own.dtype, name)
+        where = placed.get(name) or ParameterPlacement.on(P_world, own.shape)
+        scatter_blocks(given, own, where, root)
+    with failing_together(P_world, what):
+        give_extra(module, {name: decode(value) for name, value in extra.items()})
+
+
+def _text_of_extra(
+    module: torch.nn.Module,
+    given: Mapping[str, Any] | None,
+    state: Mapping[str, Any],
+    names: list[str],
+    placed: dict[str, ParameterPlacement],
+) -> str:
+    """Return the extra state in a sequential state dict, as JSON.
+
+    Raises:
+        CheckpointError: if the state dict does not fit the module.
+    """
+    if given is None:
+        raise CheckpointError("the root passed None; only the other ranks may pass None")
+    wanted = {
+        name: (_shape(name, state[name], placed), state[name].dtype)
+        for name in names
+        if name not in modules_with_extra(module)
+    }
+    missing = [name for name in names if name not in given]
+    unknown = [name for name in given if name not in state]
+    problems = [f"it misses {missing}"] if missing else []
+    problems += [f"the model has no {unknown}"] if unknown else []
+    problems += _problems(given, wanted)
+    if problems:
+        raise CheckpointError("; ".join(problems))
+    return encoded_extra(module, given)
 
 
 def world_of(module: torch.nn.Module) -> Partition:
@@ -131,28 +173,19 @@ def described(
     return repr([(name, _shape(name, state[name], placed)) for name in names])
 
 
-def _problem_of(
-    given: Mapping[str, Any] | None, wanted: dict[str, tuple[int, ...] | None], extra: set[str]
-) -> str:
-    if given is None:
-        return "the root passed None; only the other ranks may pass None"
-    return "; ".join(_problems(given, wanted, extra))
-
-
 def _problems(
-    given: Mapping[str, Any], wanted: dict[str, tuple[int, ...] | None], extra: set[str]
+    given: Mapping[str, Any], wanted: dict[str, tuple[tuple[int, ...] | None, torch.dtype]]
 ) -> Iterator[str]:
-    missing = [name for name in wanted if name not in given]
-    unknown = [name for name in given if name not in wanted and name not in extra]
-    if missing:
-        yield f"it misses {missing}"
-    if unknown:
-        yield f"the model has no {unknown}"
-    for name, shape in wanted.items():
-        if name not in given or shape is None:
+    for name, (shape, dtype) in wanted.items():
+        if name not in given:
             continue
         value = given[name]
         if not isinstance(value, torch.Tensor):
             yield f"{name} is a {type(value).__name__}, not a tensor"
         elif tuple(value.shape) != shape:
-            yield f"{name} has shape {list(value.shape)}, not {list(shape)}"
+            yield f"{name} has shape {list(value.shape)}, not {list(shape or ())}"
+        else:
+            try:
+                converted(value.detach(), dtype, name)
+            except CheckpointError as error:
+                yield str(error)

@@ -9,17 +9,26 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from gpudist.checkpoint.block_tensor import BlockTensor
-from gpudist.checkpoint.json_values import decode
+from gpudist.checkpoint.conversion import dtype_problem
+from gpudist.checkpoint.extra_state import (
+    extra_to_save,
+    modules_with_extra,
+    require_fillable,
+    whole_to_read,
+)
+from gpudist.checkpoint.json_values import decode, storable
+from gpudist.checkpoint.nested import assembled, entries_of
 from gpudist.checkpoint.optimizer_state import (
     described_state,
     empty_state,
     parameter_names,
+    require_complete,
     require_same_parameters,
     set_state,
     whole_shape,
 )
 from gpudist.checkpoint.sequential import described, names_beyond_sequential
-from gpudist.checkpoint.texts import require_alike
+from gpudist.checkpoint.texts import failing_together, require_alike
 from gpudist.errors import CheckpointError
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement, placements
 from gpudist.world.partition import Partition
@@ -29,9 +38,10 @@ def model_to_save(module: torch.nn.Module, P_world: Partition) -> dict[str, Any]
     """Return this rank's blocks of the state dict; on rank 0 also replicated values. Collective."""
     placed, state = placements(module), module.state_dict()
     require_alike(P_world, "the names and shapes", described(list(state), state, placed))
+    extra = extra_to_save(module, state, P_world)
     return {
         name: _stored(value, placed.get(name))
-        for name, value in state.items()
+        for name, value in (state | extra).items()
         if name in placed or P_world.rank == 0
     }
 
@@ -42,6 +52,12 @@ def optimizer_to_save(
     """Return this rank's part of the optimizer's state, by parameter name. Collective."""
     placed, parameters = placements(module), dict(module.named_parameters())
     groups = require_same_parameters(module, optimizer, P_world)
+    options: list[dict[str, Any]] = []
+    with failing_together(P_world, "saving the optimizer"):
+        require_complete(optimizer)
+        for number, group in enumerate(optimizer.param_groups):
+            given = {key: value for key, value in group.items() if key != "params"}
+            options.append(storable(given, f"param_groups[{number}]"))
     state: dict[str, dict[str, Any]] = {}
     for name, keys in described_state(module, optimizer, placed, P_world).items():
         own = optimizer.state.get(parameters[name], {})
@@ -49,7 +65,7 @@ def optimizer_to_save(
         for key, about in keys.items():
             if about["kind"] == "value":
                 if P_world.rank == 0:
-                    state[name][key] = decode(about["value"])
+                    state[name][key] = entries_of(decode(about["value"]))
             elif name in placed or P_world.rank == 0:
                 block = own.get(key)
                 if block is None:
@@ -57,43 +73,49 @@ def optimizer_to_save(
                 state[name][key] = _stored(block, placed.get(name))
     if P_world.rank != 0:
         return {"state": state}
-    options = [
-        {**group, "params": names}
-        for group, names in zip(optimizer.param_groups, groups, strict=True)
-    ]
-    return {"state": state, "param_groups": options}
+    stored = [{key: entries_of(value) for key, value in given.items()} for given in options]
+    for given, names in zip(stored, groups, strict=True):
+        given["params"] = names
+    return {"state": state, "param_groups": stored}
 
 
 def _stored(value: Any, placement: ParameterPlacement | None) -> Any:
     return value if placement is None else BlockTensor(value, placement)
 
 
-def model_to_load(
-    module: torch.nn.Module, metadata: Metadata, P_world: Partition
-) -> dict[str, Any]:
+def model_to_load(module: torch.nn.Module, metadata: Metadata) -> dict[str, Any]:
     """Return the tensors of the module to fill in place, by their names in the checkpoint.
 
     Raises:
-        CheckpointError: if names or shapes in the checkpoint differ from the module's.
+        CheckpointError: if names, shapes or kinds of numbers in the checkpoint differ from the
+            module's.
     """
     placed, beyond = placements(module), names_beyond_sequential(module)
-    stored = metadata.state_dict_metadata
-    own = {name: v for name, v in module.state_dict().items() if isinstance(v, torch.Tensor)}
-    given = {name.removeprefix("model.") for name in stored if name.startswith("model.")}
-    problems = [f"it misses {name}" for name in own if name not in given | beyond]
-    problems += [f"the model has no {name}" for name in sorted(given - module.state_dict().keys())]
-    for name in own.keys() & given:
-        shape, about = whole_shape(name, own[name], placed), stored[f"model.{name}"]
+    state, extra = module.state_dict(), modules_with_extra(module)
+    require_fillable(module, state)
+    stored, paths = metadata.state_dict_metadata, metadata.planner_data or {}
+    given: set[str] = set()
+    for full in stored:
+        if full.startswith("model."):
+            name, path = full.removeprefix("model."), paths.get(full, ())
+            given.add(path[1] if len(path) > 1 and path[1] in extra else name)
+    problems = [f"it misses {name}" for name in state if name not in given | beyond]
+    problems += [f"the model has no {name}" for name in sorted(given - state.keys())]
+    own = {name: value for name, value in state.items() if name in given and name not in extra}
+    for name, value in own.items():
+        shape, about = whole_shape(name, value, placed), stored[f"model.{name}"]
         if not isinstance(about, TensorStorageMetadata):
             problems.append(f"{name} is not a tensor")
-        elif tuple(about.size) != shape:
+            continue
+        if tuple(about.size) != shape:
             problems.append(f"{name} has shape {list(about.size)}, not {list(shape)}")
+        problem = dtype_problem(about.properties.dtype, value.dtype)
+        if problem:
+            problems.append(f"{name} {problem}")
     if problems:
         raise CheckpointError("; ".join(problems))
     return {
-        f"model.{name}": _stored(value.detach(), placed.get(name))
-        for name, value in own.items()
-        if name in given
+        f"model.{name}": _stored(value.detach(), placed.get(name)) for name, value in own.items()
     }
 
 
@@ -120,20 +142,20 @@ def optimizer_to_load(
             )
         if not isinstance(about, TensorStorageMetadata):
             values[full] = None
-        elif len(about.size) == 0:
-            tensors[full] = torch.zeros((), dtype=about.properties.dtype)
+        elif len(about.size) == 0 or path[0] != "state":
+            tensors[full] = whole_to_read(full, metadata)
         else:
             name = path[1]
             shape = whole_shape(name, parameters[name], placed)
-            if tuple(about.size) != shape:
+            if tuple(about.size) != shape or len(path) > 3:
                 raise CheckpointError(f"{full} has shape {list(about.size)}, not {list(shape)}")
             dtype, device = about.properties.dtype, parameters[name].device
             block = torch.zeros(parameters[name].shape, dtype=dtype, device=device)
             tensors[full] = _stored(block, placed.get(name))
-    groups = len({path[1] for _, path in _of_optimizer(metadata) if path[0] == "param_groups"})
-    if groups != len(optimizer.param_groups):
+    groups = {path[1] for _, path in _of_optimizer(metadata) if path[0] == "param_groups"}
+    if {int(number) for number in groups} != set(range(len(optimizer.param_groups))):
         raise CheckpointError(
-            f"it has {groups} groups of parameters, but the optimizer has "
+            f"it has {len(groups)} groups of parameters, but the optimizer has "
             f"{len(optimizer.param_groups)}"
         )
     return values, tensors
@@ -154,7 +176,7 @@ def require_same_groups(
     stored = {
         int(path[1]): values.get(full)
         for full, path in _of_optimizer(metadata)
-        if path[0] == "param_groups" and path[2] == "params"
+        if path[0] == "param_groups" and path[2:] == ("params",)
     }
     for number, own in enumerate(parameter_names(module, optimizer)):
         found = stored.get(number)
@@ -175,22 +197,33 @@ def set_optimizer(
     """
     names = parameter_names(module, optimizer)
     numbers = {name: i for i, name in enumerate(name for group in names for name in group)}
-    state: dict[int, dict[str, Any]] = {}
-    groups: list[dict[str, Any]] = [{} for _ in names]
+    found: dict[tuple[Any, ...], list[tuple[Any, Any]]] = {}
     for full, path in _of_optimizer(metadata):
         value = loaded[full]
         if isinstance(value, BlockTensor):
             value = value.block
-        if path[0] == "state":
-            state.setdefault(numbers[path[1]], {})[path[2]] = value
+        found.setdefault(path[:3], []).append((path[3:], value))
+    state: dict[int, dict[str, Any]] = {}
+    groups: list[dict[str, Any]] = [{} for _ in names]
+    for (part, owner, key), entries in found.items():
+        value = assembled(entries, f"{owner}.{key}")
+        if part == "state":
+            state.setdefault(numbers[owner], {})[key] = value
         else:
-            groups[int(path[1])][path[2]] = value
+            groups[int(owner)][key] = value
     for group, own in zip(groups, names, strict=True):
         group["params"] = [numbers[name] for name in own]
-    set_state(optimizer, {"state": state, "param_groups": groups})
+    parameters, stored = dict(module.named_parameters()), metadata.state_dict_metadata
+    same_dtype = {
+        number
+        for name, number in numbers.items()
+        if isinstance(about := stored.get(f"model.{name}"), TensorStorageMetadata)
+        and about.properties.dtype == parameters[name].dtype
+    }
+    set_state(optimizer, {"state": state, "param_groups": groups}, same_dtype)
 
 
 def _of_optimizer(metadata: Metadata) -> Iterator[tuple[str, tuple[Any, ...]]]:
     for full, path in (metadata.planner_data or {}).items():
-        if path[0] == "optimizer" and len(path) == 4 and full in metadata.state_dict_metadata:
+        if path[0] == "optimizer" and len(path) > 3 and full in metadata.state_dict_metadata:
             yield full, tuple(path[1:])

@@ -13,11 +13,11 @@ from gpudist.world.texts import gathered
 
 def broadcast_text(P: Partition, text: str | None, root: int) -> str:
     """Broadcast the text of rank ``root``; others pass ``None``. Collective over ``P``."""
-    data = (text or "").encode()
+    data = (text or "").encode(errors="surrogatepass")
     padded = data.ljust(-(-len(data) // 8) * 8, b"\0")
     words = memoryview(padded).cast("q").tolist() if P.rank == root and padded else []
     length, *received = P.broadcast_data([len(data), *words] if P.rank == root else None, root)
-    return _bytes_of(received)[:length].decode()
+    return _bytes_of(received)[:length].decode(errors="surrogatepass")
 
 
 def _bytes_of(words: list[int]) -> bytes:
@@ -30,7 +30,7 @@ def require_alike(P: Partition, what: str, text: str) -> None:
     Raises:
         CheckpointError: the error names the first rank whose text differs from that of rank 0.
     """
-    digest = blake2b(text.encode(), digest_size=7).digest()
+    digest = blake2b(text.encode(errors="surrogatepass"), digest_size=7).digest()
     digests = [row[0] for row in P.allgather_data([int.from_bytes(digest, "little")])]
     for rank, other in enumerate(digests):
         if other != digests[0]:
@@ -40,6 +40,10 @@ def require_alike(P: Partition, what: str, text: str) -> None:
             )
 
 
+class ReplacedError(CheckpointError):
+    """The files that a rank reads have been removed or replaced since it read the index."""
+
+
 @contextmanager
 def failing_together(P: Partition, what: str) -> Iterator[None]:
     """Raise on every rank if the body raises on one, once all are done. Collective over ``P``.
@@ -47,7 +51,9 @@ def failing_together(P: Partition, what: str) -> Iterator[None]:
     The body must not communicate.
 
     Raises:
-        CheckpointError: on every rank, with the text of the first rank that failed.
+        ReplacedError: on every rank, with the text of the first rank that raised it.
+        CheckpointError: on every rank, with the text of the first rank that failed, if none raised
+            :class:`ReplacedError`.
     """
     failure: Exception | None = None
     try:
@@ -57,7 +63,11 @@ def failing_together(P: Partition, what: str) -> Iterator[None]:
     text = "" if failure is None else f"{type(failure).__name__}: {failure}"
     if isinstance(failure, CheckpointError):
         text = str(failure)
-    for rank, data in enumerate(gathered(P, text.encode()[:4096])):
-        if data:
-            text = data.decode(errors="replace")
-            raise CheckpointError(f"{what}: rank {rank}: {text}") from failure
+    # The first byte says which error it is.
+    kind = b"" if failure is None else b"\1" if isinstance(failure, ReplacedError) else b"\0"
+    answers = gathered(P, (kind + text.encode(errors="backslashreplace"))[:4096])
+    for raised in (ReplacedError, CheckpointError):
+        for rank, data in enumerate(answers):
+            if data and (raised is CheckpointError or data[0] == 1):
+                text = data[1:].decode(errors="replace")
+                raise raised(f"{what}: rank {rank}: {text}") from failure

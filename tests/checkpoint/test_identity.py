@@ -11,8 +11,7 @@ from uuid import uuid4
 import pytest
 
 from gpudist.checkpoint import folders
-from gpudist.checkpoint.identity import require_of_one_save
-from gpudist.checkpoint.reader import METADATA
+from gpudist.checkpoint.reader import METADATA, SafeReader
 from gpudist.errors import CheckpointError
 from gpudist.testing import run_distributed
 from gpudist.world.partition import Partition
@@ -43,12 +42,15 @@ def test_file_of_another_save_is_not_put_in_place(tmp_path: Path) -> None:
     target = tmp_path / "checkpoint"
     run_distributed(save, 2, target, (2, "features"), 1)
 
-    def mixed(folder: Path, *rest: Any) -> None:
-        (folder / "__1_0.distcp").write_bytes((target / "__1_0.distcp").read_bytes())
-        require_of_one_save(folder, *rest)
+    require_of_one_save = SafeReader.require_of_one_save
+
+    def mixed(reader: SafeReader, *rest: Any) -> None:
+        mixture = Path(reader.path) / "__1_0.distcp"
+        mixture.write_bytes((target / mixture.name).read_bytes())
+        require_of_one_save(reader, *rest)
 
     with (
-        mock.patch("gpudist.checkpoint.dcp.require_of_one_save", mixed),
+        mock.patch.object(SafeReader, "require_of_one_save", mixed),
         pytest.raises(CheckpointError, match=r"rank 0: .*__1_0\.distcp belongs to save"),
     ):
         run_distributed(save, 2, target, (2, "features"), 2)

@@ -1,0 +1,100 @@
+"""Conversion of stored tensors to the dtype of the tensors that they fill."""
+
+from __future__ import annotations
+
+import torch
+
+from gpudist.errors import CheckpointError
+
+_INTEGERS = {
+    torch.uint8, torch.uint16, torch.uint32, torch.uint64,
+    torch.int8, torch.int16, torch.int32, torch.int64,
+}  # fmt: skip
+_BOOLEAN, _INTEGER, _FLOAT, _COMPLEX = range(4)
+
+
+def dtype_problem(stored: torch.dtype, wanted: torch.dtype) -> str:
+    """Return why no tensor can be converted, for example a complex one to real numbers, or ``""``.
+
+    Booleans become any number, integers integers of another size, floating-point or complex
+    numbers, floating-point numbers others or complex ones.
+    """
+    if stored == wanted:
+        return ""
+    one, other = _kind_of(stored), _kind_of(wanted)
+    if one is None or other is None or max(one, _INTEGER) > max(other, _INTEGER):
+        return f"has {stored}, which does not convert to {wanted}; use the same dtype"
+    return ""
+
+
+def converted(x: torch.Tensor, dtype: torch.dtype, what: str) -> torch.Tensor:
+    """Convert ``x`` to ``dtype``, rounding floating-point numbers.
+
+    Args:
+        x: tensor on any device.
+        dtype: dtype of the result.
+        what: name of the tensor for errors.
+
+    Raises:
+        CheckpointError: if :func:`dtype_problem` has one, an integer or boolean has no equal in
+            ``dtype``, or a finite number exceeds the range of ``dtype``.
+    """
+    if x.dtype == dtype:
+        return x
+    problem = dtype_problem(x.dtype, dtype)
+    if problem:
+        raise CheckpointError(f"{what} {problem}")
+    if dtype.is_complex:
+        real = dtype.to_real()
+        if x.is_complex():
+            return torch.view_as_complex(converted(torch.view_as_real(x), real, what))
+        return converted(x, real, what).to(dtype)
+    y = x.to(dtype)
+    fits = _is_near(x, y) if x.is_floating_point() else _returns(x, y)
+    if not bool(fits.all()):
+        at = int(fits.reshape(-1).to(torch.uint8).argmin())
+        raise CheckpointError(
+            f"{what} has {x.dtype} and contains {x.reshape(-1)[at].item()}, which {dtype} cannot "
+            f"hold; use {x.dtype}, or another dtype that can"
+        )
+    return y
+
+
+def _kind_of(dtype: torch.dtype) -> int | None:
+    if dtype.is_complex:
+        return _COMPLEX
+    if dtype.is_floating_point:
+        return _FLOAT
+    if dtype in _INTEGERS:
+        return _INTEGER
+    return _BOOLEAN if dtype == torch.bool else None
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    # Torch has few operations for dtypes of one byte.
+    return x.float() if x.dtype.itemsize == 1 else x
+
+
+def _is_near(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return where floating-point numbers are at most rounded by the conversion to ``y``."""
+    x, wide = _wide(x), _wide(y)
+    near = (x.isfinite() == wide.isfinite()) & (x.isnan() == wide.isnan())
+    if y.dtype.itemsize == 1:
+        # Torch replaces a number beyond the range of these dtypes by the largest one.
+        near &= (x.abs() <= torch.finfo(y.dtype).max) | ~x.isfinite()
+    return near
+
+
+def _returns(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return where integers or booleans are unchanged by the conversion to ``y`` and back."""
+    equal = y.to(x.dtype) == x
+    if x.dtype == torch.bool:
+        return equal
+    if y.is_floating_point():
+        # A float beyond the range of the integers may convert back to the largest of them.
+        bits = 8 * x.dtype.itemsize - x.dtype.is_signed
+        equal &= _wide(y).isfinite() & (_wide(y) < 2.0**bits)
+    elif y.dtype in _INTEGERS and x.dtype.is_signed != y.dtype.is_signed:
+        # Between signed and unsigned integers of one size, the bits alone return.
+        equal &= (x if x.dtype.is_signed else y) >= 0
+    return equal
