@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.planner import SavePlan
 from gpudist.checkpoint import folders
 from gpudist.checkpoint.extra_state import extra_to_load, set_extra
 from gpudist.checkpoint.identity import files_of, first_bytes, identity_of
-from gpudist.checkpoint.json_values import encode
+from gpudist.checkpoint.json_values import encoded_text
 from gpudist.checkpoint.nested import Entire, NestedPlanner
 from gpudist.checkpoint.optimizer_state import unchanged_by_failure
 from gpudist.checkpoint.reader import METADATA, SafePlanner, SafeReader
@@ -172,7 +172,7 @@ def _require_readable(reader: SafeReader, written: dict[str, Any]) -> None:
     _read(values, reader, metadata)
     for name, value in values.items():
         given = written[name].value if isinstance(written[name], Entire) else written[name]
-        if encode(value, name, cells=None) != encode(given, name, cells=None):
+        if encoded_text(value, name) != encoded_text(given, name):
             raise CheckpointError(
                 f"{name} is {given!r:.200} but reads back as {value!r:.200}; convert it to numbers, "
                 "texts or lists of them"

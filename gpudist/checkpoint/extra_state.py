@@ -58,6 +58,8 @@ def _problems(module: torch.nn.Module, state: Mapping[str, Any]) -> Iterator[str
                 f"{name} is a {type(value).__name__} that load cannot set; only parameters, buffers "
                 "and extra state (get_extra_state) can be loaded"
             )
+        elif value.layout is not torch.strided:
+            yield f"{name} has the layout {value.layout}; replace it by its to_dense()"
         elif not _is_view(value, own[name]):
             yield (
                 f"{name} is a copy that a hook of the state dict has made, which load cannot set; "
@@ -71,13 +73,11 @@ def _problems(module: torch.nn.Module, state: Mapping[str, Any]) -> Iterator[str
 
 
 def _is_view(value: torch.Tensor, own: torch.Tensor) -> bool:
-    if value is own or value.layout is not torch.strided or own.layout is not torch.strided:
-        return True
-    return value.untyped_storage().data_ptr() == own.untyped_storage().data_ptr()
+    return value is own or value.untyped_storage().data_ptr() == own.untyped_storage().data_ptr()
 
 
 def _shares_cells(x: torch.Tensor) -> bool:
-    if x.layout is not torch.strided or x.numel() == 0:
+    if x.numel() == 0:
         return False
     reach = 0
     for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):

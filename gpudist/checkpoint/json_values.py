@@ -13,6 +13,8 @@ import torch
 from gpudist.errors import CheckpointError
 
 _DEPTH = 50
+# Longer integers need an opcode of pickle that torch does not read.
+_BITS = 2000
 
 
 def encode(value: Any, what: str, *, cells: int | None = 1, depth: int = 0) -> Any:
@@ -41,7 +43,9 @@ def encode(value: Any, what: str, *, cells: int | None = 1, depth: int = 0) -> A
     kind = type(value)
     if isinstance(value, np.generic) and type(value.item()) in _SCALARS:
         value, kind = value.item(), type(value.item())
-    if value is None or kind in (bool, int, float, str):
+    if value is None or kind in (bool, float, str):
+        return value
+    if kind is int and value.bit_length() <= _BITS:
         return value
     if kind is list:
         return [inside(item, i) for i, item in enumerate(value)]
@@ -111,6 +115,15 @@ def storable(value: Any, what: str, *, cells: int | None = 1) -> Any:
         CheckpointError: as :func:`encode`.
     """
     return decode(encode(value, what, cells=cells))
+
+
+def encoded_text(value: Any, what: str) -> str:
+    """Return a text that is equal for equal values only; NaN equals NaN.
+
+    Raises:
+        CheckpointError: as :func:`encode`.
+    """
+    return json.dumps(encode(value, what, cells=None))
 
 
 def _is_dense(value: Any) -> bool:

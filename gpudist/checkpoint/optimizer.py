@@ -14,6 +14,7 @@ from gpudist.checkpoint.optimizer_state import (
     described_state,
     empty_state,
     new_state,
+    require_complete,
     require_same_parameters,
     set_state,
     unchanged_by_failure,
@@ -56,6 +57,8 @@ def full_optimizer_state_dict(
     """
     placed, P_world = placements(module), world_of(module)
     groups = require_same_parameters(module, optimizer, P_world)
+    with failing_together(P_world, "describing the optimizer"):
+        require_complete(optimizer)
     described = described_state(module, optimizer, placed, P_world)
     gets = to_all or P_world.rank == 0
     parameters = dict(module.named_parameters(remove_duplicate=False))

@@ -121,6 +121,10 @@ def _about(name: str, key: str, value: Any, parameter: torch.Tensor) -> dict[str
             f"shape {list(parameter.shape)}; only state of the same shape, or of one cell, has a "
             "sequential counterpart"
         )
+    if value.layout is not torch.strided:
+        raise CheckpointError(
+            f"{key} of {name} has the layout {value.layout}; use an optimizer whose state is dense"
+        )
     return {"kind": "tensor", "dtype": name_of(value.dtype)}
 
 
@@ -178,14 +182,34 @@ def set_state(
                 and number not in same_dtype
             ):
                 values[key] = converted(value, parameter.dtype, f"{key} of parameter {number}")
+    given, converts = state_dict, _is_loaded_by_torch(optimizer)
+    if converts:
+        kept = {
+            number: {key: _convertible(value) for key, value in values.items()}
+            for number, values in state_dict["state"].items()
+        }
+        given = state_dict | {"state": kept}
     try:
-        optimizer.load_state_dict(state_dict)
+        optimizer.load_state_dict(given)
     except Exception as error:  # The type of the error depends on the optimizer.
         text = f"{type(error).__name__}: {error}"
         raise CheckpointError(f"the optimizer does not take the state: {text}") from error
-    if type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict:
-        for number, values in state_dict["state"].items():
-            _undo_conversions(optimizer.state[by_number[number]], values, by_number[number].device)
+    for number, values in state_dict["state"].items() if converts else ():
+        _undo_conversions(optimizer.state[by_number[number]], values, by_number[number].device)
+
+
+def _is_loaded_by_torch(optimizer: torch.optim.Optimizer) -> bool:
+    hooks = ("_optimizer_load_state_dict_pre_hooks", "_optimizer_load_state_dict_post_hooks")
+    return type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict and not any(
+        getattr(optimizer, name, None) for name in hooks
+    )
+
+
+def _convertible(value: Any) -> Any:
+    """Return a value in place of ``value`` that torch converts without a warning or an error."""
+    if isinstance(value, torch.Tensor):
+        return torch.view_as_real(value) if value.is_complex() else value
+    return value if isinstance(value, (bool, int, float)) else None
 
 
 def _undo_conversions(state: dict[str, Any], given: dict[str, Any], device: torch.device) -> None:

@@ -6,7 +6,7 @@ import io
 import os
 import pickle
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from enum import EnumMeta
 from errno import ELOOP
 from hashlib import blake2b
@@ -99,10 +99,12 @@ class SafeReader(FileSystemReader):
         """Keep files open until :meth:`close`, so that a save can remove them meanwhile.
 
         Args:
-            names: names of the files; more than 32 are not kept open.
+            names: names of the files; more than 32 are not kept open. Those that cannot be opened
+                are left to :meth:`open_file`.
         """
         for name in names if len(names) <= _HELD else ():
-            self._files[name] = self._held.enter_context(self._open(name))
+            with suppress(CheckpointError, OSError):
+                self._files[name] = self._held.enter_context(self._open(name))
 
     def open_file(self, name: str) -> AbstractContextManager[IO[bytes]]:
         """Open a file of the checkpoint for reading.

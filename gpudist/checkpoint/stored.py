@@ -142,7 +142,7 @@ def optimizer_to_load(
             )
         if not isinstance(about, TensorStorageMetadata):
             values[full] = None
-        elif len(about.size) == 0 or path[0] != "state":
+        elif path[0] != "state" or about.size.numel() == 1 and (not about.size or len(path) > 3):
             tensors[full] = whole_to_read(full, metadata)
         else:
             name = path[1]

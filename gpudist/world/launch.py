@@ -118,11 +118,10 @@ def launch_of(environment: Mapping[str, str]) -> Launch:
                 f"rank 0's node and a free port there; {found} does not set them"
             )
         address = "127.0.0.1"
-    job = next(
-        (environment[name] for name in ("SLURM_JOB_ID", "PMIX_NAMESPACE", "PMI_ID")
-         if name in environment),
-        "0",
-    )  # fmt: skip
+    jobs = ("SLURM_JOB_ID", "PMIX_NAMESPACE", "PMI_ID")
+    for name in ("MASTER_ADDR", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", *jobs):
+        _require_utf8(name, environment.get(name, ""))
+    job = next((environment[name] for name in jobs if name in environment), "0")
     default_port = 29500 + sum(job.encode()) % 1000
     port = number("MASTER_PORT", default_port)
     if not 0 < port < 2**16:
@@ -139,6 +138,16 @@ def launch_of(environment: Mapping[str, str]) -> Launch:
         environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         f"{environment.get('TORCHELASTIC_RUN_ID', job)}/{restarts}",
     )
+
+
+def _require_utf8(name: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise TransportError(
+            f"{name} is {text!r:.80}, which is not UTF-8; set it to letters and digits (torchrun "
+            "takes the id of a job from --rdzv-id)"
+        ) from None
 
 
 def _launcher_of(environment: Mapping[str, str]) -> str | None:
