@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 
@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from gpudist.checks.arguments import check
-from gpudist.errors import GpudistError, NotBuiltError, PlanMismatch, TransportError
+from gpudist.errors import GpudistError, NotBuiltError, TransportError
 from gpudist.transport import TRANSPORTS
 from gpudist.transport.background import Background
 from gpudist.transport.base import Transport
@@ -34,7 +34,7 @@ from gpudist.transport.nccl.library import what_nccl_misses
 from gpudist.transport.report import report_failures, report_on_signal
 from gpudist.transport.world_facts import WorldFacts
 from gpudist.version import __version__
-from gpudist.world.agreement import WorldAgreement
+from gpudist.world.agreement import Outsider, WorldAgreement
 from gpudist.world.launch import (
     Built,
     Launch,
@@ -187,6 +187,8 @@ def init(
         take_device(choice, launch.local_rank)
         try:
             wire = _connect_all(choice, store, launch, timeout, process_group, deterministic)
+        except Outsider:
+            raise
         except GpudistError:
             # Keep the store until the other ranks have read the reason.
             _leave_store(launch, _FAILED_CLOSING_S)
@@ -295,8 +297,10 @@ def connect(
         store_rank: rank whose process hosts the store, or ``None`` if none of them does.
 
     Raises:
-        PlanMismatch: on every rank, if ranks have different versions of gpudist, transports or
-            options.
+        PlanMismatch: on every rank, if ranks have different versions of gpudist, transports,
+            options or numbers of ranks.
+        TransportError: on every rank, if two processes have the same rank; only on the process that
+            arrives once the world is complete.
     """
     asked = settings()
     with (
@@ -314,17 +318,19 @@ def connect(
             )  # fmt: skip
         except STORE_ERRORS as error:
             raise store_gone(store_rank, error).to_exception() from error
+        except NotOneNode:
+            # Every rank has arrived, and all of them will meet again.
+            agreement.complete()
+            raise
         except Exception:
-            # A mismatch explains the failure better. A dead store must not delay or replace the
+            # A refusal explains the failure better. A dead store must not delay or replace the
             # error, and the transport may still be waiting on the first connection.
             job = ask.submit(lambda: agreement.compare(own_connection(store)))
-            if job.wait(_COMPARING_S) and job.failed_with(PlanMismatch):
+            if job.wait(_COMPARING_S) and job.failed_with(GpudistError):
                 job.result()
             raise
         try:
-            # If the store is gone by now, the first operation reports which rank died.
-            with suppress(*STORE_ERRORS):
-                ask(lambda: agreement.compare(store))
+            agreement.complete()
         except BaseException:
             made.close()
             raise
@@ -381,8 +387,14 @@ def _join(launch: Launch, timeout: float) -> dist.Store:
             multi_tenant=True,
         )
     except (RuntimeError, ValueError) as error:
+        remedy = (
+            "if another job uses this port, end it or set another MASTER_PORT"
+            if launch.rank == 0 and not launch.store_is_served
+            else "check that rank 0 is running, and MASTER_ADDR and MASTER_PORT"
+        )
         raise TransportError(
-            f"rank {launch.rank} cannot meet the others at {launch.address}:{launch.port}: {error}"
+            f"rank {launch.rank} cannot meet the others at {launch.address}:{launch.port}: {error}; "
+            f"{remedy}"
         ) from error
 
 

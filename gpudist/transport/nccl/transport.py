@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -68,6 +68,7 @@ class NcclTransport(Transport):
         in_rank_order: whether every sum has the order and precision of the other transports.
         interface: network interface of attached transports between nodes.
         store_rank: world rank whose process hosts the store, or ``None`` if none of them does.
+        look: called during the rendezvous; raises the failure of a surrounding world.
 
     Attributes:
         same_node: whether all ranks are on one node.
@@ -99,6 +100,7 @@ class NcclTransport(Transport):
         in_rank_order: bool = False,
         interface: str | None = None,
         store_rank: int | None = None,
+        look: Callable[[], None] = lambda: None,
     ) -> None:
         if _native is None:
             raise NotBuiltError(f"the nccl transport: {what_is_missing()}")
@@ -126,6 +128,7 @@ class NcclTransport(Transport):
         self._closed = False
         self._is_child = False
         self._watch = NcclWatch(self._core, self._channel, rank, size, timeout_s)
+        self._look_outside = look
         self._rendezvous = Rendezvous(store, prefix, rank, size, timeout_s, self.look)
         self.compares_every_call = checks
         self.stream = stream_of(device)
@@ -148,7 +151,7 @@ class NcclTransport(Transport):
             facts.store, facts.rank, facts.size, facts.timeout_s, prefix=facts.prefix,
             device=device, nccl_library=facts.nccl_library, device_library=facts.device_library,
             checks=facts.checks, in_rank_order=facts.deterministic,
-            interface=facts.interface, store_rank=facts.store_rank,
+            interface=facts.interface, store_rank=facts.store_rank, look=facts.look,
         )  # fmt: skip
 
     @property
@@ -355,6 +358,7 @@ class NcclTransport(Transport):
 
     def look(self) -> None:
         """Raise the failure of another rank, even if this rank has no operation in flight."""
+        self._look_outside()
         self._watch.look()
         self.check()
 
