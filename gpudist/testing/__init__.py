@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-import threading
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -31,6 +28,8 @@ def run_distributed(
 ) -> list[Any]:
     """Run ``fn(P_world, *args, **kwargs)`` on every rank of a new world of ``size`` ranks.
 
+    On these ranks, ``gpudist.init()`` also returns ``P_world``.
+
     Args:
         fn: function to run; for processes, a function at the top level of a module, because they
             import it by name.
@@ -38,7 +37,7 @@ def run_distributed(
         transport: ``"loopback"`` for threads of this process; ``"gloo"`` or ``"host"`` for new
             processes.
         timeout: deadline of every wait between ranks, in seconds, above 0 and at most 1,000,000;
-            the whole run may take 5 s more.
+            the whole run may take 7 s more. Threads that have not ended by then are interrupted.
         args, kwargs: arguments of ``fn``; for processes, arguments and results are pickled.
 
     Returns:
@@ -59,7 +58,10 @@ def run_distributed(
     timeout = deadline_of(timeout, "run_distributed")
     check(run_distributed, "run_distributed", (fn, size), {"transport": transport})
     if transport == "loopback":
-        return _run_threads(size, fn, args, kwargs, timeout)
+        world = LoopbackWorld(size, timeout)
+        return world.run(
+            lambda wire: runtime.run_as_rank(fn, wire, args, kwargs), timeout + GRACE_S
+        )
     if transport not in ("gloo", "host"):
         raise errors.ShapeError(f"transport is {transport!r}; use 'loopback', 'gloo' or 'host'")
     with RankPool(size, timeout) as pool:
@@ -161,40 +163,3 @@ def dot_test(
     image_norm, y_norm, x_norm, adjoint_norm = sums[2:6].sqrt().tolist()
     scale = max(image_norm * y_norm, x_norm * adjoint_norm)
     return DotTest(forward, backward, scale, tuple(sums[6:].nonzero().flatten().tolist()))
-
-
-def _run_threads(
-    size: int, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], timeout_s: float
-) -> list[Any]:
-    results: list[Any] = []
-    raised: list[BaseException] = []
-
-    def run_world() -> None:
-        try:
-            world = LoopbackWorld(size, timeout_s=timeout_s)
-            results.extend(world.run(lambda wire: fn(runtime.world_of(wire), *args, **kwargs)))
-        except BaseException as error:
-            raised.append(error)
-
-    before = set(threading.enumerate())
-    # In a thread, because a rank that never waits has no deadline, and threads cannot be killed.
-    runner = threading.Thread(target=run_world, name="loopback world", daemon=True)
-    runner.start()
-    runner.join(timeout_s + GRACE_S)
-    if runner.is_alive():
-        stuck = [thread for thread in threading.enumerate() if thread not in before]
-        raise errors.CollectiveTimeout(
-            f"{size} loopback ranks had not ended after {timeout_s + GRACE_S:g} s\n{_stacks(stuck)}"
-        )
-    if raised:
-        raise raised[0]
-    return results
-
-
-def _stacks(threads: Sequence[threading.Thread]) -> str:
-    frames = sys._current_frames()
-    return "\n".join(
-        f"{thread.name}:\n" + "".join(traceback.format_stack(frames[thread.ident]))
-        for thread in threads
-        if thread.ident in frames
-    )

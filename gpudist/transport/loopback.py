@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import ctypes
+import math
+import sys
 import threading
-from collections.abc import Callable, Sequence
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 from weakref import WeakMethod
@@ -132,10 +138,16 @@ class LoopbackWorld:
         self.size = size
         self.timeout_s = timeout_s
 
-    def run(self, body: Callable[[LoopbackTransport], T]) -> list[T]:
+    def run(self, body: Callable[[LoopbackTransport], T], limit_s: float = math.inf) -> list[T]:
         """Call ``body(wire)`` on every rank and return the results, in rank order.
 
+        Args:
+            body: function to call.
+            limit_s: time that the ranks may take, in seconds; a rank that never waits has no other
+                deadline.
+
         Raises:
+            CollectiveTimeout: a rank had not ended in time; shows the stacks of all threads.
             BaseException: error of the lowest rank that did not merely report the failure of
                 another, with a note that names the rank.
         """
@@ -151,16 +163,22 @@ class LoopbackWorld:
             for wire in world.transports
         ]
         generator_state = torch.get_rng_state()
+        strangers, deadline_s = set(threading.enumerate()), time.monotonic() + limit_s
         for thread in threads:
             thread.start()
         try:
             world.turns.start()
             # Wait in slices: a signal handled in another thread does not end a wait here.
             while not world.turns.all_finished.wait(_SLICE_S):
-                pass
+                if time.monotonic() > deadline_s:
+                    raise errors.CollectiveTimeout(
+                        f"{self.size} loopback ranks had not ended after {limit_s:g} s\n"
+                        f"{_stacks(set(threading.enumerate()) - strangers)}"
+                    )
         except BaseException as error:
             world.fail(Failure("PeerFailure", None, f"{type(error).__name__} in the caller"))
-            world.turns.all_finished.wait(_INTERRUPT_PATIENCE_S)
+            if not world.turns.all_finished.wait(_INTERRUPT_PATIENCE_S):
+                _interrupt(threads)
             raise
         finally:
             torch.set_rng_state(generator_state)
@@ -174,8 +192,8 @@ def _run_rank(
     body: Callable[[LoopbackTransport], Any],
     outcome: _ThreadResult[Any],
 ) -> None:
-    world.turns.enter(wire.rank)
     try:
+        world.turns.enter(wire.rank)
         outcome.value = body(wire)
     except BaseException as error:
         outcome.error = error
@@ -188,6 +206,39 @@ def _run_rank(
             wire.remembered.clear()
         finally:
             world.turns.finish(wire.rank)
+
+
+class _Parked(BaseException):
+    """Error that holds the thread in which it is raised, because programs may catch any error."""
+
+    def __init__(self) -> None:
+        threading.Event().wait()
+
+
+def _interrupt(threads: Sequence[threading.Thread]) -> None:
+    """End the threads, which takes effect once they execute Python code."""
+    _raise_in(threads, SystemExit)
+    # A daemon thread that returns from torch while the interpreter shuts down aborts the process.
+    atexit.register(_raise_in, threads, _Parked)
+
+
+def _raise_in(threads: Sequence[threading.Thread], kind: type[BaseException]) -> None:
+    for thread in threads:
+        if thread.is_alive() and thread.ident is not None:
+            identifier, error = ctypes.c_ulong(thread.ident), ctypes.py_object(kind)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(identifier, error)
+    deadline_s = time.monotonic() + _INTERRUPT_PATIENCE_S
+    for thread in threads:
+        thread.join(max(0.0, deadline_s - time.monotonic()))
+
+
+def _stacks(threads: Iterable[threading.Thread]) -> str:
+    frames = sys._current_frames()
+    return "\n".join(
+        f"{thread.name}:\n" + "".join(traceback.format_stack(frames[thread.ident]))
+        for thread in sorted(threads, key=lambda thread: thread.name)
+        if thread.ident in frames
+    )
 
 
 def _raise_cause(outcomes: Sequence[_ThreadResult[Any]], failure: Failure | None) -> None:

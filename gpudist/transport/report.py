@@ -24,6 +24,7 @@ _SHOWN = 10
 _KEPT = 64
 _QUIET_S = 0.1
 _PIPE_BYTES = 1 << 16
+_STDERR = 2
 
 
 def report(wire: Transport, why: str, last: int = _SHOWN) -> str:
@@ -80,7 +81,8 @@ def report_on_signal(wire: Transport, folder: str = "") -> bool:
     """On SIGUSR1, write the report and the stack of every thread to standard error.
 
     This works while the rank waits in native code: the handler does not need the interpreter, and a
-    separate thread writes the report. If the program already has a handler, it is kept.
+    separate thread writes the report. If the program already has a handler, it is kept. Forked
+    children, which have no such thread, write their stacks.
 
     Args:
         wire: transport of this rank.
@@ -95,6 +97,7 @@ def report_on_signal(wire: Transport, folder: str = "") -> bool:
     # A handler that blocks on a full pipe would block the process.
     os.set_blocking(answered, False)
     faulthandler.register(signal.SIGUSR1, file=answered, all_threads=True)
+    os.register_at_fork(after_in_child=_report_stacks_only)
 
     def write(stacks: str) -> None:
         sys.stderr.write(report(wire, "was asked") + stacks)
@@ -106,6 +109,12 @@ def report_on_signal(wire: Transport, folder: str = "") -> bool:
         target=_answer, args=(asked, write), name="gpudist reports", daemon=True
     ).start()
     return True
+
+
+def _report_stacks_only() -> None:
+    # Otherwise the parent would report what its child was asked.
+    if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
+        faulthandler.register(signal.SIGUSR1, file=_STDERR, all_threads=True)
 
 
 def _answer(asked: int, write: Callable[[str], None]) -> None:

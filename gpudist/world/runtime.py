@@ -7,9 +7,11 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -48,6 +50,8 @@ from gpudist.world.launch import (
 from gpudist.world.partition import Partition
 
 logger = logging.getLogger("gpudist")
+
+T = TypeVar("T")
 
 _CLOSING_S = 10.0
 # Time for closing the store after a failure, so that the other ranks learn of it.
@@ -97,9 +101,15 @@ def set_variables(said: dict[str, str]) -> None:
 
 
 class _Runtime:
-    """State created by ``init()``, kept until the process exits."""
+    """State created by ``init()``, kept until the process exits.
+
+    Attributes:
+        P_world: world of this process.
+        worlds: world of each thread that is a rank by itself, by the thread's identifier.
+    """
 
     P_world: Partition | None = None
+    worlds: ClassVar[dict[int, Partition]] = {}
     store: dist.Store | None = None
     failed: bool = False
     pid: int = 0
@@ -115,8 +125,43 @@ def world() -> Partition:
     Raises:
         TransportError: ``init`` has not been called.
     """
-    if _runtime.P_world is None:
+    P_world = _world_of_thread()
+    if P_world is None:
         raise TransportError("this process has joined no world; call gpudist.init() first")
+    return P_world
+
+
+def run_as_rank(
+    fn: Callable[..., T], wire: Transport, args: Iterable[Any], kwargs: Mapping[str, Any]
+) -> T:
+    """Return ``fn(P_world, *args, **kwargs)``, during which ``init()`` returns ``P_world``."""
+    thread, P_world = threading.get_ident(), world_of(wire)
+    outer = _runtime.worlds.get(thread)
+    _runtime.worlds[thread] = P_world
+    try:
+        return fn(P_world, *args, **kwargs)
+    finally:
+        if outer is None:
+            del _runtime.worlds[thread]
+        else:
+            _runtime.worlds[thread] = outer
+
+
+def _world_of_thread() -> Partition | None:
+    """Return the world of this thread, else of this process, ``None`` if neither has joined one.
+
+    Raises:
+        TransportError: other threads are ranks, and this one may belong to any of them.
+    """
+    here, main = threading.current_thread(), threading.main_thread()
+    for thread in (here, main):
+        if thread.ident in _runtime.worlds:
+            return _runtime.worlds[thread.ident]
+    if _runtime.P_world is None and _runtime.worlds and here is not main:
+        raise TransportError(
+            f"gpudist.init: thread {here.name!r} is no rank of the run_distributed that runs in "
+            "this process; pass it the rank's P_world"
+        )
     return _runtime.P_world
 
 
@@ -140,7 +185,8 @@ def init(
     ``srun`` step, ``SLURM_PROCID`` and ``SLURM_NTASKS``. Without any of them the world has one
     process, also in a Slurm batch script or shell.
 
-    Further calls return the same partition. The transport is NCCL if torch sees GPUs, otherwise
+    Further calls return the same partition, and so do calls within
+    :func:`gpudist.testing.run_distributed`. The transport is NCCL if torch sees GPUs, otherwise
     shared memory on one node and gloo between nodes; ``GPUDIST_TRANSPORT`` overrides the choice. On
     GPUs, ``init`` makes the GPU with this process's local rank torch's current device, and lets
     backward run in a single thread.
@@ -160,14 +206,16 @@ def init(
 
     Raises:
         TransportError: the launcher's variables are incomplete (only one of a pair is set),
-            ``timeout`` is out of range, or the world cannot be joined.
+            ``timeout`` is out of range, or the world cannot be joined: among other reasons, because
+            another process has this rank.
         NotBuiltError: there are GPUs, but this installation cannot use them.
     """
     timeout = deadline_of(timeout, "gpudist.init")
     given = {"process_group": process_group, "deterministic": deterministic}
     check(init, "gpudist.init", (), given, TransportError)
-    if _runtime.P_world is not None:
-        return _runtime.P_world
+    P_world = _world_of_thread()
+    if P_world is not None:
+        return P_world
     if deterministic:
         _make_torch_deterministic()
     launch = launch_of(os.environ)
@@ -393,8 +441,8 @@ def _join(launch: Launch, timeout: float) -> dist.Store:
             else "check that rank 0 is running, and MASTER_ADDR and MASTER_PORT"
         )
         raise TransportError(
-            f"rank {launch.rank} cannot meet the others at {launch.address}:{launch.port}: {error}; "
-            f"{remedy}"
+            f"rank {launch.rank} cannot meet the others at {launch.address}:{launch.port}: "
+            f"{error}; {remedy}"
         ) from error
 
 

@@ -82,6 +82,45 @@ def test_ranks_that_hang_say_where(tmp_path: Path) -> None:
         process.communicate(timeout=30)
 
 
+FORKS = """
+import os, signal, sys, time
+import gpudist
+
+gpudist.init()
+child = os.fork()
+if child == 0:
+    deadline_s = time.monotonic() + 20
+
+    def sleeps_in_the_child():
+        print(os.getpid(), os.getppid(), flush=True)
+        while time.monotonic() < deadline_s:
+            time.sleep(0.01)
+
+    sleeps_in_the_child()
+time.sleep(60)
+"""
+
+
+def test_a_forked_child_reports_its_own_stacks(tmp_path: Path) -> None:
+    with (tmp_path / "errors").open("w") as errors:
+        process = subprocess.Popen(
+            [warm.python(), "-c", FORKS], text=True, stdout=subprocess.PIPE, stderr=errors
+        )
+    assert process.stdout is not None
+    child, parent = map(int, process.stdout.readline().split())
+    try:
+        os.kill(child, signal.SIGUSR1)
+        awaited(tmp_path / "errors", "in sleeps_in_the_child\n")
+        os.kill(parent, signal.SIGUSR1)
+        awaited(tmp_path / "errors", "was asked\n")
+        text = (tmp_path / "errors").read_text()
+        assert text.count("sleeps_in_the_child") == text.count("was asked") == 1
+    finally:
+        for pid in (child, parent):
+            os.kill(pid, signal.SIGKILL)
+        process.communicate(timeout=30)
+
+
 def test_a_handler_of_the_programs_own_stays() -> None:
     before = signal.signal(signal.SIGUSR1, lambda *_: None)
     try:

@@ -83,7 +83,7 @@ def carry_out(
         torch.manual_seed(0)
         wire.remembered.clear()
         fn, args, kwargs = pickle.loads(task)
-        value = fn(runtime.world_of(wire), *args, **kwargs)
+        value = runtime.run_as_rank(fn, wire, args, kwargs)
         return Outcome(rank, value, world_ended=wire.error() is not None)
     except BaseException as error:
         if prefix in wires:
