@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
@@ -17,6 +17,8 @@ from gpudist.transport.background import Background, BackgroundCall
 from gpudist.transport.base import Signature
 from gpudist.transport.failure.forks import keep_for_good
 from gpudist.transport.failure.store import STORE_ERRORS, StoreFailureChannel, store_gone
+from gpudist.transport.host.beacon import Beacon
+from gpudist.transport.host.processes import Neighbours
 from gpudist.transport.message_header import HEADER_BYTES, MessageHeader
 from gpudist.transport.point_to_point import PointToPointTransport
 from gpudist.transport.world_facts import WorldFacts
@@ -126,13 +128,17 @@ class GlooTransport(PointToPointTransport):
         self._waiter = Background(f"gpudist gloo rank {rank}")
         self._in_flight: set[_GlooMessage] = set()
         self._gloo: Any = None
+        self._neighbours = Neighbours({})
         self._patience = timedelta(seconds=timeout_s + _GLOO_SLACK_S)
         operation = self.recorder.begin_group(f"connect {size} ranks")
         self._deadline_s = time.monotonic() + timeout_s
+        beacon = Beacon()
         try:
             own = LOOPBACK if same_node else address_towards(host_of(store))
-            keys = self._await_all(store, f"{prefix}/arrived", own)
-            addresses = self._ask(lambda: [store.get(key).decode() for key in keys])
+            keys = self._await_all(store, f"{prefix}/arrived", f"{own} {beacon.text}")
+            texts = self._ask(lambda: [store.get(key).decode() for key in keys])
+            addresses, _, beacons = zip(*(text.partition(" ") for text in texts), strict=True)
+            self._neighbours = Neighbours(dict(enumerate(beacons)))
             address = reachable_address(own, addresses)
             # Gloo waits for the others even after this rank has given up, so keep its wait short.
             left_s = max(0.0, self._deadline_s - time.monotonic())
@@ -154,6 +160,8 @@ class GlooTransport(PointToPointTransport):
             if cause is error:
                 raise
             raise cause from error
+        finally:
+            beacon.close()
         self.recorder.end(operation)
 
     @classmethod
@@ -168,6 +176,9 @@ class GlooTransport(PointToPointTransport):
         if not self._closed:
             super().close()
             self._break()
+            if self._failure is None:
+                self._channel.leave(self.rank)
+            self._neighbours.close()
             # An unfinished connection attempt continues until gloo's deadline.
             has_ended = self._waiter.stop(_GRACE_S if self._gloo is not None else _POLL_S)
             self._channel.close()
@@ -288,6 +299,10 @@ class GlooTransport(PointToPointTransport):
                 raise self._timeout()
             if now_s >= next_look_s:
                 self._look()
+                # What a process sent before it ended may still be on its way.
+                if self._dead(self._partners()) and not job.wait(_GRACE_S):
+                    self._look()
+                    self._raise_dead(self._dead(self._partners()))
                 next_look_s = now_s + _LOOK_EVERY_S
         try:
             return job.result()
@@ -309,12 +324,32 @@ class GlooTransport(PointToPointTransport):
         while time.monotonic() < deadline_s:
             self._look()
             time.sleep(_POLL_S)
+        # Its death explains more than what it made another rank do.
+        self._raise_dead(self._dead(range(self.size)))
         raise PeerFailure(
             f"rank {lost.peer} closed its connection to rank {self.rank} during '{self._doing()}' "
             "without reporting a cause: its process has probably died; see its own output "
             f"({lost})",
             lost.peer,
         ) from lost
+
+    def _partners(self) -> list[int]:
+        """Return the ranks with messages in flight; all ranks while they connect."""
+        if self._gloo is None:
+            return list(range(self.size))
+        return sorted({message.peer for message in self._in_flight if not message.is_complete})
+
+    def _dead(self, ranks: Iterable[int]) -> list[int]:
+        """Return those of ``ranks`` whose process has ended on this node without leaving."""
+        return [rank for rank in self._neighbours.dead(ranks) if not self._channel.has_left(rank)]
+
+    def _raise_dead(self, ranks: Sequence[int]) -> None:
+        if ranks:
+            raise PeerFailure(
+                f"the process of rank {ranks[0]} has ended while rank {self.rank} was in "
+                f"'{self._doing()}'; see its own output",
+                ranks[0],
+            )
 
     def _timeout(self) -> CollectiveTimeout:
         mine = self.recorder.lines()
@@ -325,7 +360,7 @@ class GlooTransport(PointToPointTransport):
             f"  rank {rank}: {'no answer' if lines is None else '; '.join(lines)}"
             for rank, lines in enumerate(everyones)
         ]
-        waiting = sorted({message.peer for message in self._in_flight if not message.is_complete})
+        waiting = self._partners() if self._gloo is not None else []
         cut = (
             "; the store of this world does not answer either: its node is down, or the network "
             "connection is lost"

@@ -6,7 +6,11 @@ import errno
 import os
 import select
 import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
+
+from gpudist.transport.host.beacon import is_beside
 
 # Errors of a system that forbids or does not implement a call.
 _FORBIDDEN = (errno.EPERM, errno.EACCES, errno.ENOSYS)
@@ -41,6 +45,34 @@ def has_ended(pid: int) -> bool:
         return _is_readable(process, 0)
     finally:
         os.close(process)
+
+
+class Neighbours:
+    """Processes of other ranks that are on this node.
+
+    Args:
+        beacons: text of each rank's beacon, by rank.
+    """
+
+    def __init__(self, beacons: Mapping[int, str]) -> None:
+        self._processes: dict[int, int] = {}
+        for rank, text in beacons.items():
+            # Otherwise, a forked child that holds its sockets could hide the death of a process.
+            with suppress(OSError, ValueError, IndexError):
+                process = os.pidfd_open(int(text.split()[0]))
+                if is_beside(text):
+                    self._processes[rank] = process
+                else:
+                    os.close(process)
+
+    def dead(self, ranks: Iterable[int]) -> list[int]:
+        """Return those of ``ranks`` whose process has ended."""
+        known = self._processes
+        return [rank for rank in ranks if rank in known and _is_readable(known[rank], 0)]
+
+    def close(self) -> None:
+        while self._processes:
+            os.close(self._processes.popitem()[1])
 
 
 def await_end_of_parent(parent: int) -> None:
