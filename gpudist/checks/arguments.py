@@ -196,6 +196,10 @@ def _refusal(
                 "create_cartesian_topology_partition"
             )
     text = f"{where}: {name} is {described(value)}; it takes {kind.text}"
+    if kind.is_partition and hasattr(value, "mesh_dim_names"):
+        text += "; create one with P_world.create_mesh_partition(mesh)"
+    elif kind.is_partition and isinstance(value, tuple | list) and all(map(_is_integer, value)):
+        text += f"; create one with P_world.grid({', '.join(map(str, value))})"
     if isinstance(value, np.ndarray) and "tensor" in kind.text:
         text += "; make one with torch.from_numpy"
     return error(text)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from gpudist.checks.arguments import checked
 from gpudist.convert.inputs import Entrance, Kind, require_known
@@ -13,12 +14,13 @@ from gpudist.convert.network import Conversion, convert, copied, names_of_entrie
 from gpudist.convert.network_plan import NetworkPlan
 from gpudist.errors import ConversionError
 from gpudist.world.partition import CartesianPartition
+from gpudist.world.runtime import process_grid
 
 
 @checked(ConversionError)
 def distribute(
     network: torch.nn.Module,
-    P_x: CartesianPartition,
+    P_x: CartesianPartition | DeviceMesh | Sequence[int],
     plan: NetworkPlan | None = None,
     *,
     inputs: Mapping[str, Kind | Sequence[int]] | None = None,
@@ -38,7 +40,8 @@ def distribute(
 
     Args:
         network: any tree of modules, the same on every rank; not modified.
-        P_x: partition of the inputs that are blocks, one axis for each of their dims.
+        P_x: partition of the inputs that are blocks, one axis for each of their dims; or torch's
+            mesh of its workers, or the shape of a grid of the first workers of the world.
         plan: result of :func:`plan_of`, with edits to apply.
         inputs: kinds of inputs by argument name, where the default does not fit. By default, a
             plain tensor with one dim for each axis of ``P_x`` is this worker's block, and any other
@@ -83,6 +86,7 @@ def distribute(
         raise ConversionError(
             f"distribute: unknown is {unknown!r}; it must be 'gather' or 'refuse'"
         )
+    P_x = process_grid(P_x)
     require_python(network)
     entries = names_of_entries(network, methods)
     require_known(inputs or {}, *entries)

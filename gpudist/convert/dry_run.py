@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from gpudist.checks.arguments import checked
 from gpudist.convert.inputs import Entrance, require_known
@@ -57,7 +58,7 @@ class _Counter:
 @checked(ConversionError)
 def plan_of(
     network: torch.nn.Module,
-    P_x: CartesianPartition | Sequence[int],
+    P_x: CartesianPartition | DeviceMesh | Sequence[int],
     *shapes: Sequence[int] | torch.Tensor,
     ranks: Sequence[int] | int | None = None,
     plan: NetworkPlan | None = None,
@@ -72,8 +73,8 @@ def plan_of(
 
     Args:
         network: network as for :func:`distribute`; not modified.
-        P_x: partition, whose transport determines the messages to count; or the shape of a grid of
-            any size, for messages over shared memory.
+        P_x: partition, whose transport determines the messages to count; or torch's mesh, or the
+            shape of a grid of any size, for messages over shared memory.
         shapes: global shapes of the inputs, in the order of the arguments. Pass a tensor instead if
             its dtype differs from the parameters' (a meta tensor will do) or if the forward reads
             its values.
@@ -90,7 +91,7 @@ def plan_of(
         ConversionError: the network cannot be called with these inputs, or depends on values of
             tensors.
     """
-    grid = tuple(P_x.shape) if isinstance(P_x, CartesianPartition) else tuple(P_x)
+    grid = tuple(P_x.shape if isinstance(P_x, CartesianPartition | DeviceMesh) else P_x)
     if not shapes and not named:
         raise ConversionError(
             "plan_of needs the global shapes of the inputs: plan_of(network, P_x, (2, 3, 256, 256))"

@@ -192,9 +192,14 @@ def deadline_of(timeout: object, where: str) -> float:
     """
     number: Any = timeout if isinstance(timeout, Real) and not isinstance(timeout, bool) else 0
     if not 0 < number <= LONGEST_S:
+        remedy = ""
+        if hasattr(timeout, "mesh_dim_names"):
+            remedy = "; to use torch's mesh, call gpudist.init().create_mesh_partition(mesh)"
+        elif hasattr(timeout, "rank") and hasattr(timeout, "size"):
+            remedy = "; to join the ranks of torch's group, pass process_group=group"
         raise TransportError(
             f"{where}: timeout is {timeout!r:.80}; it must be a number of seconds above 0 and at "
-            f"most {LONGEST_S:.0f}"
+            f"most {LONGEST_S:.0f}{remedy}"
         )
     return float(number)
 

@@ -223,14 +223,14 @@ class Partition:
             )
         return CartesianPartition(self._wire, self.ranks, shape)
 
-    def grid(self, *shape: int) -> CartesianPartition:
+    def grid(self, *shape: int | Sequence[int]) -> CartesianPartition:
         """Return the first workers on a process grid: ``P_world.grid(1, 1, 2, 2)`` has four.
 
         Equivalent to :meth:`create_partition_inclusive` with the first ``prod(shape)`` ranks,
         followed by :meth:`create_cartesian_topology_partition`.
 
         Args:
-            shape: number of workers along each axis.
+            shape: number of workers along each axis, or one sequence of them.
 
         Returns:
             Partition of the first ``prod(shape)`` workers, of shape ``shape``.
@@ -238,7 +238,8 @@ class Partition:
         Raises:
             PartitionError: there are too few workers, or an extent is below 1.
         """
-        extents = integers(shape, "the shape of a process grid")
+        given = shape[0] if len(shape) == 1 and hasattr(shape[0], "__len__") else shape
+        extents = integers(given, "the shape of a process grid")
         wanted = prod(extents)
         if not 1 <= wanted <= self.size or any(extent < 1 for extent in extents):
             raise PartitionError(

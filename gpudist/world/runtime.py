@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
@@ -15,6 +15,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from gpudist.checks.arguments import check
 from gpudist.errors import GpudistError, NotBuiltError, TransportError
@@ -47,7 +48,7 @@ from gpudist.world.launch import (
     launch_of,
     settings_of,
 )
-from gpudist.world.partition import Partition
+from gpudist.world.partition import CartesianPartition, Partition
 
 logger = logging.getLogger("gpudist")
 
@@ -129,6 +130,17 @@ def world() -> Partition:
     if P_world is None:
         raise TransportError("this process has joined no world; call gpudist.init() first")
     return P_world
+
+
+def process_grid(P_x: CartesianPartition | DeviceMesh | Sequence[int]) -> CartesianPartition:
+    """Return ``P_x``, or the workers of the world on torch's mesh or on a grid of this shape.
+
+    Raises:
+        PartitionError: the world has too few workers.
+    """
+    if isinstance(P_x, CartesianPartition):
+        return P_x
+    return init().create_mesh_partition(P_x) if isinstance(P_x, DeviceMesh) else init().grid(P_x)
 
 
 def run_as_rank(

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 import gpudist
 from gpudist import nn
@@ -157,6 +158,17 @@ def test_a_partition_without_a_topology() -> None:
     P_world = Partition(LoopbackTransport.single(), [0])
     with pytest.raises(PartitionError, match=r"DistributedConv2d: .*has no Cartesian topology"):
         nn.DistributedConv2d(P_world, 2, 2, 3)  # pyright: ignore[reportArgumentType]
+
+
+def test_what_a_partition_is_made_of() -> None:
+    mesh: Any = DeviceMesh("cpu", [0], _init_backend=False, _rank=0)
+    x, shape = torch.ones(2, 2), (1, np.int64(2))
+    with pytest.raises(PartitionError, match=r"P_x is .* create one with P_world.grid\(1, 2\)"):
+        gpudist.scatter(x, shape)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    with pytest.raises(PartitionError, match=r"with P_world.create_mesh_partition\(mesh\)"):
+        gpudist.scatter(x, mesh)
+    with pytest.raises(PartitionError, match=r"P_x is \(1, 'b'\) .*takes a CartesianPartition$"):
+        gpudist.scatter(x, (1, "b"))  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 def test_numbers_of_numpy_do_what_numbers_of_python_do() -> None:

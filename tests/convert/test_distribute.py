@@ -10,8 +10,10 @@ from weakref import ref
 
 import pytest
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
-from gpudist import distribute, sequential
+from gpudist import distribute, plan_of, sequential
+from gpudist.errors import PartitionError
 from gpudist.world.partition import Partition
 from tests.convert.networks import NETWORKS
 from tests.convert.training import assert_as_alone, assert_whole
@@ -47,6 +49,29 @@ def test_trains_by_adam(P_world: Partition, replicate: bool) -> None:
         make, P_x, [input_shape], steps=3, optimizer_of=torch.optim.AdamW,
         replicate_parameters=replicate,
     )  # fmt: skip
+
+
+@distributed(ranks=3, transports=["loopback"])
+def test_partition_by_its_shape_or_mesh(P_world: Partition) -> None:
+    network, x = torch.nn.Conv2d(1, 1, 3, padding=1), torch.ones(1, 1, 4, 8)
+    of_shape = distribute(network, (1, 1, 2, 1))
+    assert of_shape.P_x == P_world.grid(1, 1, 2, 1)
+    mesh = DeviceMesh("cpu", [[[[1], [2]]]], _init_backend=False, _rank=P_world.rank)
+    assert distribute(network, mesh).P_x == P_world.create_mesh_partition(mesh)
+    assert (
+        plan_of(network, mesh, (1, 1, 8, 8)).rows
+        == plan_of(network, (1, 1, 2, 1), (1, 1, 8, 8)).rows
+    )
+    for P_x, reason in (
+        ([1, 1, 2, 2], "holds 4 workers but the partition has 3; start 4 processes"),
+        (
+            2,
+            r"P_x is 2 \(int\); it takes a CartesianPartition or a DeviceMesh or a sequence of int",
+        ),
+    ):
+        with pytest.raises(PartitionError, match=reason):
+            distribute(network, P_x)  # pyright: ignore[reportArgumentType]
+    assert of_shape(x if P_world.rank < 2 else x[:0]).shape == (1, 1, 8, 8)
 
 
 @distributed(ranks=3, transports=["loopback"])

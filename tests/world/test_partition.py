@@ -362,13 +362,15 @@ def test_grid_of_the_first_workers(P_world: Partition) -> None:
     first = P_world.create_partition_inclusive([0, 1])
     assert P_world.grid(2, 2) == P_world.create_cartesian_topology_partition([2, 2])
     assert P_world.grid(1, 2) == first.create_cartesian_topology_partition([1, 2])
+    for shape in ([2, 2], (2, 2), torch.Size([2, 2]), np.array([2, 2])):
+        assert P_world.grid(shape) == P_world.grid(2, 2)
     assert P_world.grid(np.int64(1), 2).active == (P_world.rank < 2)
     assert P_world.create_partition_inclusive([3, 1]).grid(2).ranks == (3, 1)
     for P, shape, remedy in (
         (P_world, (2, 3), "start 6 processes"),
         (first, (3,), "select 3 of the 4 workers"),
         (P_world, (-2, -2), "every axis has at least one"),
-        (P_world, ([2, 2],), "the shape of a process grid"),
+        (P_world, ("22",), "the shape of a process grid must be a list of integers, not '22'"),
     ):
         with pytest.raises(PartitionError, match=remedy):
             P.grid(*shape)

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 import gpudist
 from gpudist.errors import ShapeError, TransportError
@@ -109,6 +111,14 @@ def test_deadlines_that_are_none(timeout: Any) -> None:
     with pytest.raises(TransportError, match=f"run_distributed: {words}"):
         run_distributed(str, 2, timeout=timeout)
     assert run_distributed(lambda P: P.wire.timeout_s, 2, timeout=1_000_000) == [1e6, 1e6]
+
+
+def test_what_is_no_deadline_but_a_mesh_or_a_group() -> None:
+    mesh = DeviceMesh("cpu", [0], _init_backend=False, _rank=0)
+    group = dist.ProcessGroup(0, 1)
+    for given, remedy in ((mesh, "create_mesh_partition(mesh)"), (group, "process_group=group")):
+        with pytest.raises(TransportError, match=re.escape(remedy)):
+            gpudist.init(given)  # pyright: ignore[reportArgumentType]
 
 
 def test_torchrun() -> None:
