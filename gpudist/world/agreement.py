@@ -25,7 +25,7 @@ class Outsider(TransportError):
     """The world that meets in the store is complete without this process, which alone raises."""
 
 
-class _Arrival(NamedTuple):
+class _Process(NamedTuple):
     """Process that has arrived in the store."""
 
     rank: int
@@ -67,7 +67,7 @@ class WorldAgreement:
             Outsider: the world is complete without this process.
         """
         process = f"process {os.getpid()} on {socket.gethostname()}"
-        mine = _Arrival(self._rank, self._size, process, said)
+        mine = _Process(self._rank, self._size, process, said)
 
         def arrive() -> None:
             store, key = self._store, self._key
@@ -123,7 +123,7 @@ class WorldAgreement:
         """Stop comparing and release the store."""
         self._store = self._looking = None
 
-    def _refuse(self, store: Any, mine: _Arrival) -> None:
+    def _refuse(self, store: Any, mine: _Process) -> None:
         arrivals = self._arrivals(store)
         failure = _failure_of(mine, arrivals)
         verdict = store.compare_set(self._verdict, "", failure.to_json())
@@ -131,10 +131,10 @@ class WorldAgreement:
             raise Outsider(_words_for_outsider(mine, arrivals))
         _require_complete(verdict)
 
-    def _arrivals(self, store: Any) -> list[_Arrival]:
+    def _arrivals(self, store: Any) -> list[_Process]:
         numbers = range(1, store.add(f"{self._key}/count", 0) + 1)
         keys = [f"{self._key}/{number}" for number in numbers]
-        found = [_arrival_of(store.get(key)) for key in keys if store.check([key])]
+        found = [_process_of(store.get(key)) for key in keys if store.check([key])]
         return [arrival for arrival in found if arrival is not None]
 
 
@@ -143,15 +143,15 @@ def _require_complete(verdict: bytes) -> None:
         raise Failure.from_json(verdict).to_exception()
 
 
-def _arrival_of(text: bytes) -> _Arrival | None:
+def _process_of(text: bytes) -> _Process | None:
     try:
         rank, size, process, said = json.loads(text)
-        return _Arrival(int(rank), int(size), str(process), str(said))
+        return _Process(int(rank), int(size), str(process), str(said))
     except (ValueError, TypeError, RecursionError):
         return None
 
 
-def _failure_of(mine: _Arrival, arrivals: list[_Arrival]) -> Failure:
+def _failure_of(mine: _Process, arrivals: list[_Process]) -> Failure:
     """Return the failure of a world in which processes disagree or share this process's rank."""
     sizes, said = ({arrival[place] for arrival in arrivals} for place in (1, 3))
     if len(sizes) == len(said) == 1:
@@ -176,7 +176,7 @@ def _failure_of(mine: _Arrival, arrivals: list[_Arrival]) -> Failure:
     )
 
 
-def _words_for_outsider(mine: _Arrival, arrivals: list[_Arrival]) -> str:
+def _words_for_outsider(mine: _Process, arrivals: list[_Process]) -> str:
     member = min(arrivals, key=lambda one: (one == mine, one.rank != mine.rank))
     return (
         f"{mine.process} would be rank {mine.rank} of {mine.size}, but the world at this address "
