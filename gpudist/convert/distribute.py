@@ -9,6 +9,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from gpudist.checks.arguments import checked
+from gpudist.convert.copies import broadcast_copies, require_buffers
 from gpudist.convert.inputs import Entrance, Kind, require_known
 from gpudist.convert.network import Conversion, convert, copied, names_of_entries
 from gpudist.convert.network_plan import NetworkPlan
@@ -28,6 +29,8 @@ def distribute(
     unknown: Literal["gather", "refuse"] = "gather",
     gather_limit_bytes: int | None = None,
     replicate_parameters: bool = True,
+    broadcast_parameters: bool = False,
+    local_buffers: Sequence[str] = (),
     global_shape: Any = None,
 ) -> Any:
     """Return a copy of ``network`` that computes on blocks of its input.
@@ -39,7 +42,8 @@ def distribute(
     backward.
 
     Args:
-        network: any tree of modules, the same on every rank; not modified.
+        network: any tree of modules, the same on every rank, with the same weights unless
+            ``broadcast_parameters`` is set; not modified.
         P_x: partition of the inputs that are blocks, one axis for each of their dims; or torch's
             mesh of its workers, or the shape of a grid of the first workers of the world.
         plan: result of :func:`plan_of`, with edits to apply.
@@ -57,6 +61,10 @@ def distribute(
             the largest block so far, times the number of workers.
         replicate_parameters: if ``True``, every worker holds the parameters. Otherwise only the
             first worker does, and every call broadcasts them, as in the paper.
+        broadcast_parameters: whether to start with the parameters and buffers of the first worker
+            of ``P_x`` on all of them. Otherwise the first call raises if they differ in any bit.
+        local_buffers: names of buffers that may differ between the workers, such as counters that
+            no output depends on; neither compared nor broadcast.
         global_shape: not supported; pass global shapes by ``inputs``.
 
     Returns:
@@ -67,15 +75,20 @@ def distribute(
         the outputs.
 
     Cost:
-        A copy of the network, and no message. The first call derives how to compute each function;
-        later calls with the same shapes reuse the result. Backward sums the gradients of parameters
+        A copy of the network, and no message; with ``broadcast_parameters``, one broadcast of it.
+        The first call compares one digest of the copies of parameters and buffers, for which each
+        worker reads them once, and derives how to compute each function; later calls with the same
+        shapes reuse the result. Backward sums the gradients of parameters
         with one message per bucket.
 
     Raises:
         ConversionError: on every rank alike, if a module cannot be converted; in a call, if a
             function without a rule is refused. The message names the module and the line of the
             forward.
-        ShapeError: on every rank alike, in a call, if the inputs are inconsistent.
+        PlanMismatch: on every rank alike, in the first call, if the copies of a parameter or buffer
+            differ; the message names the first one.
+        ShapeError: on every rank alike, in a call, if the inputs are inconsistent, or one could be
+            a block as well as the whole tensor.
     """
     if global_shape is not None:
         raise ConversionError(
@@ -90,12 +103,17 @@ def distribute(
     require_python(network)
     entries = names_of_entries(network, methods)
     require_known(inputs or {}, *entries)
+    require_buffers(network, local_buffers)
     made = copied(network)
     for own, theirs in zip(made.parameters(), network.parameters(), strict=True):
         keep_extras(own, theirs)
     made = made.to(P_x.device)
+    if broadcast_parameters:
+        broadcast_copies(made, P_x, local_buffers)
     entrance = Entrance(P_x, inputs or {})
-    conversion = Conversion(entrance, unknown, gather_limit_bytes, replicate_parameters)
+    conversion = Conversion(
+        entrance, unknown, gather_limit_bytes, replicate_parameters, local_buffers
+    )
     return convert(made, conversion, methods, plan or NetworkPlan())
 
 

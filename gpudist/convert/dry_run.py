@@ -183,7 +183,7 @@ class _DryConversion(Conversion):
         self, entrance: Entrance, values: KnownValues, given: Mapping[str, torch.Tensor]
     ) -> None:
         super().__init__(entrance, "gather", None, True)
-        self.has_seed = True
+        self.has_agreed = True
         self.values, self.given = values, given
 
     def __call__(self, network: nn.Module, function: Any, args: Any, kwargs: Any) -> Any:
@@ -231,7 +231,7 @@ def converted_for(
     (name, *_), _ = names_of_entries(network, ["forward"])
     entrance = Entrance(P_x, {name: tuple(global_shape)})
     conversion = Conversion(entrance, "gather", None, replicate_parameters)
-    conversion.has_seed = True
+    conversion.has_agreed = True
     return convert(made, conversion, ["forward"], NetworkPlan())
 
 

@@ -14,11 +14,12 @@ from weakref import ref
 import torch
 from torch.utils._pytree import tree_map
 
+from gpudist.convert.copies import Comparison, copies_in, remedy_of
 from gpudist.convert.edits import follow, is_edit
 from gpudist.convert.inputs import Entrance
 from gpudist.convert.network_plan import NetworkPlan
 from gpudist.convert.parameters import Parameters
-from gpudist.errors import ConversionError
+from gpudist.errors import ConversionError, PlanMismatch
 from gpudist.geometry.layout import broadcast, partial_sum
 from gpudist.nn.parameters.replication import copies_of
 from gpudist.sbp.global_spec import GlobalSpec, global_spec, spec_of, wrapped
@@ -48,6 +49,7 @@ class Conversion:
         unknown: Any,
         gather_limit_bytes: int | None,
         replicate_parameters: bool,
+        local_buffers: Sequence[str] = (),
     ) -> None:
         self.entrance = entrance
         self.P_x = entrance.P_x
@@ -60,24 +62,36 @@ class Conversion:
             unknown=unknown,
             gather_limit_bytes=gather_limit_bytes,
         )
-        self.has_seed = False
+        self.local_buffers = tuple(local_buffers)
+        self.has_agreed = False
         self.outputs: Any = None
         self.parameters = Parameters(self.P_x)
 
     def __deepcopy__(self, memo: Any) -> Conversion:
         # Paths and substitutes refer to modules of the original.
         entrance = Entrance(self.P_x, self.entrance.inputs)
-        made = Conversion(entrance, *self.settings, self.replicate_parameters)
+        made = Conversion(
+            entrance, *self.settings, self.replicate_parameters, self.local_buffers
+        )
         made.parameters = copy.deepcopy(self.parameters, memo)
         return made
 
-    def agree_on_seed(self) -> None:
-        """Agree once on the seed of random numbers, which the first rank broadcasts."""
-        if self.has_seed:
+    def agree(self, network: torch.nn.Module) -> None:
+        """Agree at the first call: on equal copies, and on the first rank's seed of random numbers.
+
+        Raises:
+            PlanMismatch: on every rank, if workers hold different parameters or buffers.
+        """
+        if self.has_agreed:
             return
         mine = int(torch.randint(1 << 62, ()).item())
-        (self.scope.seed,) = self.P_x.world.broadcast_data([mine])
-        self.has_seed = True
+        comparison = Comparison(self.P_x, list(copies_in(network, self.local_buffers)))
+        rows = self.P_x.world.allgather_data([mine, *comparison.row])
+        difference = comparison.difference([row[1:] for row in rows])
+        if difference:
+            raise PlanMismatch(f"{type(network).__name__}: {difference}. {remedy_of(difference)}")
+        self.scope.seed = int(rows[0][0])
+        self.has_agreed = True
 
     def __call__(
         self,
@@ -90,7 +104,7 @@ class Conversion:
         if current_scope() is not None:
             return function(*args, **kwargs)
         scope = self.scope
-        self.agree_on_seed()
+        self.agree(network)
         scope.paths = paths_of(network)
         with entered(scope):
             args, kwargs = self.entered(function, args, kwargs)

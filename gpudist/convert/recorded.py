@@ -55,7 +55,7 @@ class Compiled:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         conversion = self._conversion
-        conversion.agree_on_seed()
+        conversion.agree(self.network)
         args, kwargs = conversion.entered(self.network.forward, args, kwargs)
         leaves, tree = tree_flatten((args, kwargs))
         tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
