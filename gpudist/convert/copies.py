@@ -113,7 +113,9 @@ def _difference(facts: Mapping[int, list[list[Any]]]) -> str:
     if theirs != mine:
         what = f"rank {other} has {theirs}, but rank {root} has {mine}"
     count = sum(map(bool, others))
-    return f"{what}; {count} of {len(places)} tensors differ, on ranks {sorted(set().union(*others))}"
+    return (
+        f"{what}; {count} of {len(places)} tensors differ, on ranks {sorted(set().union(*others))}"
+    )
 
 
 def remedy_of(difference: str) -> str:
@@ -125,7 +127,9 @@ def remedy_of(difference: str) -> str:
     )
 
 
-def broadcast_copies(network: nn.Module, P_x: CartesianPartition, excepted: Collection[str]) -> None:
+def broadcast_copies(
+    network: nn.Module, P_x: CartesianPartition, excepted: Collection[str]
+) -> None:
     """Set the copies on all workers of ``P_x`` to those of its first worker. Collective over it.
 
     Raises:

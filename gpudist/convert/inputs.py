@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
+from torch.utils._pytree import tree_leaves
 
-from gpudist.errors import ConversionError, ShapeError
+from gpudist.checks.bits import digest_unless_constant
+from gpudist.errors import ConversionError, ShapeError, TransportError
 from gpudist.geometry.layout import broadcast, split
 from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement
 from gpudist.sbp.global_spec import global_spec, on_axes_of, wrapped
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.placement import Placement
+from gpudist.sbp.scope import Scope
+from gpudist.sbp.unknown import place_of_call
 from gpudist.world.partition import CartesianPartition
 
 Kind = Literal["block", "whole", "dynamic", "split"]
@@ -23,7 +29,9 @@ class Entrance:
     """Converter of a network's input blocks to global tensors.
 
     A plain tensor with as many dims as ``P_x`` has axes is this worker's block; any other is whole,
-    that is, equal on every worker. In place of a block, ranks outside ``P_x`` pass an empty tensor.
+    that is, equal on every worker. Where ``inputs`` does not name a block, ranks compare its digest
+    when they agree on its shape: equal blocks that are not constant raise. In place of a block,
+    ranks outside ``P_x`` pass an empty tensor.
 
     Args:
         P_x: partition of the inputs that are blocks, one axis for each of their dims.
@@ -38,7 +46,8 @@ class Entrance:
         grid = [P_x.shape[axis] for axis in self.axes] or [1]
         members = P_x.world.create_partition_inclusive(list(P_x.ranks))
         self.placement = Placement.of(members.create_cartesian_topology_partition(grid))
-        self._agreements: dict[str, ShapeAgreement] = {}
+        self._has_warned = False
+        self._agreements: dict[tuple[str, int], ShapeAgreement] = {}
 
     def __deepcopy__(self, memo: Any) -> Entrance:
         return Entrance(self.P_x, self.inputs)
@@ -55,7 +64,9 @@ class Entrance:
         """Return whether every worker passes the whole tensor."""
         return not isinstance(x, GlobalTensor) and self.kind_of(name, x) in ("whole", "split")
 
-    def __call__(self, name: str, x: torch.Tensor, is_first: bool = False) -> torch.Tensor:
+    def __call__(
+        self, name: str, x: torch.Tensor, number: int = 0, is_first: bool = False
+    ) -> torch.Tensor:
         """Return a block as a global tensor, and any other input unchanged.
 
         Collective over the world if the global shape is unknown.
@@ -63,11 +74,12 @@ class Entrance:
         Args:
             name: argument name of the input.
             x: the input.
+            number: number of tensors that precede it in the same argument, such as a list.
             is_first: whether no block precedes this input, which must therefore be one.
 
         Raises:
             ShapeError: on every rank alike, if the input could be a block as well as the whole
-                tensor.
+                tensor, and ``inputs`` does not say which.
         """
         if isinstance(x, GlobalTensor):
             same = on_axes_of(x, self.placement)
@@ -77,10 +89,14 @@ class Entrance:
             return x
         if kind == "split":
             return self._cut(name, x)
-        layout = self._agreed(name, kind)(x)
+        layout = self._agreement(name, number, kind)(x)
         blocks = layout.decomposition
-        if not is_first and name not in self.inputs:
-            self._require_cut(name, layout)
+        if name not in self.inputs:
+            if layout.has_equal_blocks:
+                del self._agreements[name, number]
+                raise self._equal_blocks(name, layout)
+            if not is_first:
+                self._require_cut(name, layout)
         sbp = tuple(split(axis, self._sizes(blocks.dims[axis])) for axis in self.axes)
         shape = blocks.shape
         local = x.view_as(x)
@@ -108,15 +124,63 @@ class Entrance:
     def _sizes(blocks: Any) -> list[int]:
         return [blocks.length(i) for i in range(blocks.parts)]
 
-    def _agreed(self, name: str, kind: Kind | Sequence[int]) -> ShapeAgreement:
-        if name not in self._agreements:
+    def _agreement(self, name: str, number: int, kind: Kind | Sequence[int]) -> ShapeAgreement:
+        key = name, number
+        if key not in self._agreements:
             shape = None if isinstance(kind, str) else tuple(kind)
             mode: Any = "dynamic" if kind == "dynamic" else "static"
-            P_x = self.P_x
-            self._agreements[name] = ShapeAgreement(
-                f"input {name!r}", P_x, P_x.world, P_x.dim, shape, mode
+            P_x, digest = self.P_x, None if name in self.inputs else digest_unless_constant
+            self._agreements[key] = ShapeAgreement(
+                f"input {name!r}", P_x, P_x.world, P_x.dim, shape, mode, digest=digest
             )
-        return self._agreements[name]
+        return self._agreements[key]
+
+    def _equal_blocks(self, name: str, layout: BlockLayout) -> ShapeError:
+        block, P_x = list(layout.shape_of(0)), self.P_x
+        return ShapeError(
+            f"input {name!r}: all {P_x.size} workers pass the same values, of shape {block}. They "
+            f"have one dim for each axis of P_x of shape {list(P_x.shape)}, so they would be equal "
+            f"blocks of a tensor of shape {list(layout.decomposition.shape)}; say what they are: "
+            f"distribute(..., inputs={{{name!r}: 'whole'}}) if each is the whole tensor, 'split' "
+            "if each worker is to take its block of it, or 'block'"
+        )
+
+    def note_of(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> str:
+        """Return which of the inputs were taken as blocks by default, for an error of a forward."""
+        by_default = {name for name, _ in self._agreements if name not in self.inputs}
+        blocks = [(n, x) for n, x in tensors if n in by_default and isinstance(x, GlobalTensor)]
+        if not blocks or self.P_x.size == 1:
+            return ""
+        note = (
+            f"inputs taken as blocks, with one dim for each axis of P_x of shape "
+            f"{list(self.P_x.shape)}: "
+            + ", ".join(f"{name!r} of global shape {list(x.shape)}" for name, x in blocks)
+        )
+        if len(blocks) > 1:
+            last = {blocks[-1][0]: "whole"}
+            note += f"; if every worker passes the whole tensor, use distribute(..., inputs={last})"
+        return note
+
+    def warn_unsplit(self, tensors: Sequence[tuple[str, torch.Tensor]], scope: Scope) -> None:
+        """Warn once, on the first rank, if no input is a block and ``inputs`` does not say so."""
+        wholes = [(name, list(x.shape)) for name, x in tensors if name not in self.inputs]
+        if self._has_warned or not wholes or self.P_x.size == 1:
+            return
+        self._has_warned = True
+        if self.P_x.rank != 0:
+            return
+        name, shape = max(wholes, key=lambda one: len(one[1]))
+        _, file, line = place_of_call(scope)
+        warnings.warn_explicit(
+            f"no input of the network is a block, so nothing is split and each of "
+            f"{self.P_x.size} workers computes everything: {name!r} of shape {shape} has "
+            f"{len(shape)} dims, but P_x of shape {list(self.P_x.shape)} has {self.P_x.dim} axes; "
+            "add the missing dim, such as the batch, use a P_x with one axis for each dim, or pass "
+            f"distribute(..., inputs={{{name!r}: 'whole'}})",
+            UserWarning,
+            file or "gpudist",
+            line,
+        )
 
     def _require_cut(self, name: str, layout: BlockLayout) -> None:
         """Raise for an ambiguous input: one cell on every worker along every split dim."""
@@ -129,6 +193,47 @@ class Entrance:
                 f"whole tensor; say which: distribute(..., inputs={{{name!r}: 'block'}}) or "
                 "'whole'"
             )
+
+
+def names_by_place(function: Callable[..., Any]) -> Callable[[int], str]:
+    """Return a function that maps the position of an argument to its name."""
+    names: list[str] = []
+    rest = "args"
+    for name, one in inspect.signature(function).parameters.items():
+        if one.kind is one.VAR_POSITIONAL:
+            rest = name
+        elif one.kind is not one.KEYWORD_ONLY and one.kind is not one.VAR_KEYWORD:
+            names.append(name)
+    return lambda i: names[i] if i < len(names) else f"{rest}[{i - len(names)}]"
+
+
+def tensors_by_name(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[tuple[str, torch.Tensor]]:
+    """Return the tensors in the arguments of a function, with the names of these arguments."""
+    names = names_by_place(function)
+    given = [*((names(i), x) for i, x in enumerate(args)), *kwargs.items()]
+    return [(name, x) for name, one in given for x in tree_leaves(one) if _is_tensor(x)]
+
+
+def _is_tensor(x: Any) -> bool:
+    return isinstance(x, torch.Tensor)
+
+
+def add_note(error: Exception, note: str) -> None:
+    """Append ``note`` to the text of an error of Python, torch or gpudist.
+
+    ``Exception.add_note`` exists from Python 3.11 on, and is not part of ``str(error)``.
+    """
+    room = type(error).__module__.partition(".")[0]
+    if (
+        not note
+        or isinstance(error, TransportError)
+        or room not in ("builtins", "torch", "gpudist")
+    ):
+        return
+    if note and len(error.args) == 1 and str(error) == error.args[0]:
+        error.args = (f"{error.args[0]} ({note})",)
 
 
 def require_known(inputs: Inputs, names: Sequence[str], takes_any: bool) -> None:

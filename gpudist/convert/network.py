@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 
 from gpudist.convert.copies import Comparison, copies_in, remedy_of
 from gpudist.convert.edits import follow, is_edit
-from gpudist.convert.inputs import Entrance
+from gpudist.convert.inputs import Entrance, add_note, names_by_place, tensors_by_name
 from gpudist.convert.network_plan import NetworkPlan
 from gpudist.convert.parameters import Parameters
 from gpudist.errors import ConversionError, PlanMismatch
@@ -70,9 +70,7 @@ class Conversion:
     def __deepcopy__(self, memo: Any) -> Conversion:
         # Paths and substitutes refer to modules of the original.
         entrance = Entrance(self.P_x, self.entrance.inputs)
-        made = Conversion(
-            entrance, *self.settings, self.replicate_parameters, self.local_buffers
-        )
+        made = Conversion(entrance, *self.settings, self.replicate_parameters, self.local_buffers)
         made.parameters = copy.deepcopy(self.parameters, memo)
         return made
 
@@ -108,8 +106,13 @@ class Conversion:
         scope.paths = paths_of(network)
         with entered(scope):
             args, kwargs = self.entered(function, args, kwargs)
-        with _with_substitutes(network, self, scope), intercepted(scope):
-            result = function(*args, **kwargs)
+        try:
+            with _with_substitutes(network, self, scope), intercepted(scope):
+                result = function(*args, **kwargs)
+        # The user's network may raise any exception.
+        except Exception as error:
+            add_note(error, self.entrance.note_of(tensors_by_name(function, args, kwargs)))
+            raise
         with entered(scope):
             left = self.left(result)
         self.outputs = without_wait(left)
@@ -121,24 +124,33 @@ class Conversion:
         """Return the arguments of a method with blocks converted to global tensors."""
         names = names_by_place(function)
         holders, blocks = self.parameters.holders, 0
+        wholes: list[tuple[str, torch.Tensor]] = []
 
         def enter(name: str, x: Any) -> Any:
+            number = -1
+
             def one(leaf: Any) -> Any:
-                nonlocal blocks
+                nonlocal blocks, number
                 if not isinstance(leaf, torch.Tensor):
                     return leaf
+                number += 1
                 if self.entrance.is_held_by_all(name, leaf) and torch.is_grad_enabled():
                     (leaf,) = copies_of([leaf], [holders]) if leaf.requires_grad else (leaf,)
-                leaf = self.entrance(name, leaf, is_first=not blocks)
+                leaf = self.entrance(name, leaf, number, is_first=not blocks)
                 if isinstance(leaf, GlobalTensor):
                     blocks += 1
                     self.scope.seen(leaf.global_layout, leaf.element_size())
+                else:
+                    wholes.append((name, leaf))
                 return leaf
 
             return tree_map(one, x, is_leaf=_is_size)
 
         entered = tuple(enter(names(i), x) for i, x in enumerate(args))
-        return entered, {name: enter(name, x) for name, x in kwargs.items()}
+        others = {name: enter(name, x) for name, x in kwargs.items()}
+        if wholes and not blocks:
+            self.entrance.warn_unsplit(wholes, self.scope)
+        return entered, others
 
     def left(self, result: Any) -> Any:
         """Return the result with plain tensors converted to copies on every worker."""
@@ -196,18 +208,6 @@ def without_terms(x: GlobalTensor) -> GlobalTensor:
     if partial_sum not in x.sbp:
         return x
     return x.to_global(sbp=tuple(broadcast if one == partial_sum else one for one in x.sbp))
-
-
-def names_by_place(function: Callable[..., Any]) -> Callable[[int], str]:
-    """Return a function that maps the position of an argument to its name."""
-    names: list[str] = []
-    rest = "args"
-    for name, one in inspect.signature(function).parameters.items():
-        if one.kind is one.VAR_POSITIONAL:
-            rest = name
-        elif one.kind is not one.KEYWORD_ONLY and one.kind is not one.VAR_KEYWORD:
-            names.append(name)
-    return lambda i: names[i] if i < len(names) else f"{rest}[{i - len(names)}]"
 
 
 def without_wait(outputs: Any) -> Any:

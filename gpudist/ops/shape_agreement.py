@@ -21,6 +21,7 @@ from gpudist.ops.given_shape import wrong_block
 from gpudist.ops.tensor_facts import (
     BLOCK,
     NEVER_MOVED,
+    ROW_LENGTH,
     TensorFacts,
     problem_error,
     problem_of,
@@ -39,9 +40,12 @@ class BlockLayout:
 
     Attributes:
         requires_grad: whether any rank needs the gradient, if the ranks have exchanged it.
+        has_equal_blocks: whether the ranks have exchanged digests of their blocks, and several
+            blocks are all equal and not constant.
     """
 
     requires_grad: bool | None = None
+    has_equal_blocks: bool = False
 
     def __init__(
         self,
@@ -132,6 +136,7 @@ class ShapeAgreement:
             last dim.
         placed: function that returns the index of a rank's block on that grid, if it is not the
             rank's own index.
+        digest: digest of a block, 0 for a constant one, to exchange with its shape.
 
     Attributes:
         kind: kind of this rank's input at this call: a tensor, or an array of another library.
@@ -148,6 +153,7 @@ class ShapeAgreement:
         shape: ShapeMode = "static",
         grid: Sequence[int] | None = None,
         placed: Callable[[int], tuple[int, ...]] | None = None,
+        digest: Callable[[torch.Tensor], int] | None = None,
     ) -> None:
         if shape not in ("static", "dynamic"):
             raise ShapeError(f"{name}: shape is {shape!r}; it must be 'static' or 'dynamic'")
@@ -163,6 +169,7 @@ class ShapeAgreement:
         self._dims = dims
         self._cut = tuple(grid) if grid is not None else P_x.shape
         self._placed = placed
+        self._digest = digest
         self._dynamic = shape == "dynamic"
         self._agreed: BlockLayout | None = None
         self.kind = self.owners_kind = TENSOR
@@ -242,7 +249,11 @@ class ShapeAgreement:
         known = self._known(x)
         if known is not None:
             return known
-        facts = [TensorFacts.of(row) for row in self._P_all.allgather_data(self._facts_of(x).row)]
+        mine, digests = self._facts_of(x), list[int]()
+        if self._digest is not None:
+            digests = [self._digest(x) if mine.problem == BLOCK else 0]
+        rows = self._P_all.allgather_data([*mine.row, *digests])
+        facts = [TensorFacts.of(row[:ROW_LENGTH]) for row in rows]
         for rank, row in enumerate(facts):
             if row.problem > BLOCK:
                 given = x if rank == self._P_all.rank else None
@@ -269,6 +280,10 @@ class ShapeAgreement:
         shapes = tuple(row.shape for row in owners)
         layout = BlockLayout(self._name, self._grid(dims.pop()), dtypes.pop(), table=shapes)
         layout.requires_grad = any(row.requires_grad for row in owners)
+        if self._digest is not None and len(owners) > 1 and len(set(shapes)) == 1:
+            every = dict(zip(self._P_all.ranks, rows, strict=True))
+            first, *others = [every[rank][-1] for rank in self._P_x.ranks]
+            layout.has_equal_blocks = first != 0 and all(other == first for other in others)
         return layout
 
     def _known(self, x: torch.Tensor) -> BlockLayout | None:
