@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorS
 from torch.distributed.checkpoint.planner import SavePlan
 
 from gpudist.checkpoint import folders
+from gpudist.checkpoint.copies import warn_of_differences
 from gpudist.checkpoint.extra_state import extra_to_load, set_extra
 from gpudist.checkpoint.identity import files_of, first_bytes, identity_of
 from gpudist.checkpoint.json_values import encoded_text
@@ -59,6 +60,9 @@ def save(
     ``{"model": ..., "optimizer": {"state": ..., "param_groups": ...}}`` in it, with state by
     parameter name, and without a process group.
 
+    Of equal copies of a parameter or buffer, one is written. If the copies differ, in a converted
+    network or with ``replicate_parameters=True``, rank 0 warns, and one is written nevertheless.
+
     Args:
         module: tree of layers, distributed or not, the same on every rank.
         path: folder to create, or checkpoint to replace. A symbolic link is kept: its target is
@@ -68,7 +72,8 @@ def save(
     Cost:
         Every rank writes its blocks to its own file; only the first copy of a block is written.
         Rank 0 gathers about 500 bytes for each block, writes the index, opens every file once, and
-        reads back the index and the values that are not tensors.
+        reads back the index and the values that are not tensors. Each rank reads its copies of
+        replicated tensors once more, and gathers 8 bytes per copy.
 
     Raises:
         CheckpointError: on every rank, and the previous checkpoint stays, if a rank cannot write or
@@ -105,6 +110,8 @@ def save(
         if P_world.rank == 0 and identity is not None:
             shutil.rmtree(folders.writing_folder(target, identity), ignore_errors=True)
         raise
+    # Last, because a filter may turn the warning into an error.
+    warn_of_differences(f"saved {target}", module, module.state_dict().keys(), P_world)
 
 
 class _Writer(FileSystemWriter):
