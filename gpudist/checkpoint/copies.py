@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -55,6 +56,7 @@ def warn_of_differences(
 
 def _copies_with_holders(module: torch.nn.Module) -> Iterator[tuple[Copy, Sequence[int]]]:
     """Yield the copies, each with the world ranks that hold the same cells as this rank."""
+    part: Any
     for path, part in module.named_modules():
         if isinstance(part, Converted):
             conversion = conversion_of(part)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import zip_longest
+from collections.abc import Collection, Iterator, Mapping
+from itertools import product, zip_longest
 from typing import Any, NamedTuple
 
 import torch
@@ -12,14 +12,11 @@ from torch import nn
 
 from gpudist.checks.bits import bytes_of, digests_of, has_bits
 from gpudist.checks.digest import digest_of
-from gpudist.errors import ConversionError
+from gpudist.errors import ConversionError, PlanMismatch
 from gpudist.nn.parameters.parameter_broadcast import ParameterBroadcast, copies_of_owned
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement, placements
 from gpudist.world.partition import CartesianPartition, Partition
 from gpudist.world.texts import gathered
-
-# Integers that each rank contributes to the comparison.
-Row = Sequence[Any]
 
 
 class Copy(NamedTuple):
@@ -39,16 +36,17 @@ def copies_in(network: nn.Module, excepted: Collection[str] = ()) -> Iterator[Co
     """Yield the parameters and buffers of which every worker is meant to hold a copy.
 
     These are all but split ones, those with one owner, shards of FSDP2 and those without values,
-    each under its first name.
+    each under its first name, parameters first.
 
     Args:
         network: converted network, or one to be converted.
         excepted: names of buffers that may differ.
     """
     placed, found = placements(network), set[int]()
-    for path, module in network.named_modules():
+    modules = list(network.named_modules())
+    for kind, (path, module) in product(("_parameters", "_buffers"), modules):
         beyond = getattr(module, "beyond_sequential", ())
-        for last, x in (*module._parameters.items(), *module._buffers.items()):
+        for last, x in getattr(module, kind).items():
             name = f"{path}.{last}" if path else last
             if x is None or id(x) in found or name in placed or name in excepted or last in beyond:
                 continue
@@ -57,53 +55,51 @@ def copies_in(network: nn.Module, excepted: Collection[str] = ()) -> Iterator[Co
                 yield Copy(name, x)
 
 
-class Comparison:
-    """Comparison of the copies that the workers of ``P_x`` hold.
+def require_equal_copies(
+    network: nn.Module, P_x: Partition, excepted: Collection[str], number: int
+) -> int:
+    """Return the first rank's ``number`` if the workers of ``P_x`` hold equal copies.
 
-    Ranks compare one number each. If the numbers differ, they exchange one per tensor.
+    Collective over the world. Ranks compare one digest each. Only if the digests differ, they
+    exchange one for each tensor.
 
     Args:
+        network: converted network.
         P_x: partition of the workers that hold the copies.
-        copies: the copies; on other workers, the tensors in their place.
+        excepted: names of buffers that may differ.
+        number: any number of at most 62 bits, sent along.
+
+    Raises:
+        PlanMismatch: on every rank, with the name of the first copy that differs.
     """
-
-    def __init__(self, P_x: Partition, copies: Sequence[Copy]) -> None:
-        self.P_x = P_x
-        is_member = P_x.active and P_x.size > 1
-        tensors = [copy.tensor for copy in copies] if is_member else []
-        self._facts = [
-            (copy.text, number)
-            for copy, number in zip(copies if is_member else (), digests_of(tensors), strict=True)
-        ]
-        number = int.from_bytes(digest_of(json.dumps(self._facts).encode())[:7], "little")
-        group = int.from_bytes(P_x.digest[:7], "little")
-        self.row: Row = (group, int(is_member), number)
-
-    def difference(self, rows: Sequence[Row]) -> str:
-        """Return which copy differs first, or an empty text. Collective over the world if any does.
-
-        The text is the same on all ranks.
-
-        Args:
-            rows: ``row`` of every rank of the world.
-        """
-        alike: dict[int, set[int]] = {}
-        for group, is_member, number in rows:
-            if is_member:
-                alike.setdefault(group, set()).add(number)
-        different = [group for group, numbers in alike.items() if len(numbers) > 1]
-        if not different:
-            return ""
+    is_member = P_x.active and P_x.size > 1
+    copies = list(copies_in(network, excepted)) if is_member else []
+    numbers = digests_of([copy.tensor for copy in copies])
+    facts = [(copy.text, digest) for copy, digest in zip(copies, numbers, strict=True)]
+    text = json.dumps([type(network).__name__, facts]).encode()
+    row = [number, int(is_member), _number_of(P_x.digest), _number_of(digest_of(text))]
+    rows = P_x.world.allgather_data(row)
+    alike: dict[Any, dict[int, Any]] = {}
+    for rank, (_, takes_part, group, digest) in enumerate(rows):
+        if takes_part:
+            alike.setdefault(group, {})[rank] = digest
+    different = [ranks for ranks in alike.values() if len(set(ranks.values())) > 1]
+    if different:
         # Every rank sees all rows, so that all take part, whichever workers differ.
-        texts = gathered(self.P_x.world, json.dumps(self._facts).encode())
-        members = [r for r, row in enumerate(rows) if row[1] and row[0] == different[0]]
-        return _difference({rank: json.loads(texts[rank]) for rank in members})
+        texts = gathered(P_x.world, text)
+        raise _difference({rank: json.loads(texts[rank]) for rank in different[0]})
+    return int(rows[0][0])
 
 
-def _difference(facts: Mapping[int, list[list[Any]]]) -> str:
-    """Return which tensor differs first between ranks, given the text and digest of each."""
-    places = [dict(zip(facts, found, strict=True)) for found in zip_longest(*facts.values())]
-    root = min(facts)
+def _number_of(digest: bytes) -> int:
+    return int.from_bytes(digest[:7], "little")
+
+
+def _difference(found: Mapping[int, tuple[str, list[tuple[str, int]]]]) -> PlanMismatch:
+    """Return the error for copies of which each rank has a text and a digest."""
+    tables = [facts for _, facts in found.values()]
+    places = [dict(zip(found, facts, strict=True)) for facts in zip_longest(*tables)]
+    root = min(found)
     others = [
         {rank: fact for rank, fact in place.items() if fact != place[root]} for place in places
     ]
@@ -112,18 +108,12 @@ def _difference(facts: Mapping[int, list[list[Any]]]) -> str:
     what = f"{theirs} of rank {other} differs from that of rank {root}"
     if theirs != mine:
         what = f"rank {other} has {theirs}, but rank {root} has {mine}"
-    count = sum(map(bool, others))
-    return (
-        f"{what}; {count} of {len(places)} tensors differ, on ranks {sorted(set().union(*others))}"
-    )
-
-
-def remedy_of(difference: str) -> str:
-    """Return what to do about a difference before the first call."""
-    return (
+    count, ranks = sum(map(bool, others)), sorted(set[int]().union(*others))
+    remedy = "; if a buffer may differ, name it in local_buffers" if "buffer" in what else ""
+    return PlanMismatch(
+        f"{found[root][0]}: {what}; {count} of {len(places)} tensors differ, on ranks {ranks}. "
         "Start with the same values on every worker: use one seed, load one file, or pass "
-        "distribute(..., broadcast_parameters=True), which sends those of the first worker"
-        + ("; if a buffer may differ, name it in local_buffers" if "buffer" in difference else "")
+        f"distribute(..., broadcast_parameters=True), which sends those of the first worker{remedy}"
     )
 
 
@@ -149,7 +139,8 @@ def broadcast_copies(
     with torch.no_grad():
         found = copies_of_owned(parts, broadcasts)
         for x, part in zip(copies, found, strict=True):
-            x.detach().copy_(part.view(x.dtype).view(x.shape))
+            # A part of a bucket need not be aligned to the dtype.
+            x.detach().copy_(part.clone().view(x.dtype).view(x.shape))
 
 
 def require_buffers(network: nn.Module, names: Collection[str]) -> None:

@@ -14,12 +14,12 @@ from weakref import ref
 import torch
 from torch.utils._pytree import tree_map
 
-from gpudist.convert.copies import Comparison, copies_in, remedy_of
+from gpudist.convert.copies import require_equal_copies
 from gpudist.convert.edits import follow, is_edit
 from gpudist.convert.inputs import Entrance, add_note, names_by_place, tensors_by_name
 from gpudist.convert.network_plan import NetworkPlan
 from gpudist.convert.parameters import Parameters
-from gpudist.errors import ConversionError, PlanMismatch
+from gpudist.errors import ConversionError
 from gpudist.geometry.layout import broadcast, partial_sum
 from gpudist.nn.parameters.replication import copies_of
 from gpudist.sbp.global_spec import GlobalSpec, global_spec, spec_of, wrapped
@@ -80,16 +80,10 @@ class Conversion:
         Raises:
             PlanMismatch: on every rank, if workers hold different parameters or buffers.
         """
-        if self.has_agreed:
-            return
-        mine = int(torch.randint(1 << 62, ()).item())
-        comparison = Comparison(self.P_x, list(copies_in(network, self.local_buffers)))
-        rows = self.P_x.world.allgather_data([mine, *comparison.row])
-        difference = comparison.difference([row[1:] for row in rows])
-        if difference:
-            raise PlanMismatch(f"{type(network).__name__}: {difference}. {remedy_of(difference)}")
-        self.scope.seed = int(rows[0][0])
-        self.has_agreed = True
+        if not self.has_agreed:
+            mine = int(torch.randint(1 << 62, ()).item())
+            self.scope.seed = require_equal_copies(network, self.P_x, self.local_buffers, mine)
+            self.has_agreed = True
 
     def __call__(
         self,

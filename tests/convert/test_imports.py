@@ -26,7 +26,7 @@ def body(P):
     )
     network = nn.Sequential(Twice(), network)
     net = gpudist.distribute(network, P.create_cartesian_topology_partition([1, 1, 2, 1]))
-    net(torch.randn(1, 2, 5, 16)).square().mean().backward()
+    net(torch.randn(1, 2, 5, 16) + P.rank).square().mean().backward()
 
 run_distributed(body, 2, transport="loopback")
 print(sorted({"torch._dynamo", "torch.distributed.tensor"} & set(sys.modules)))

@@ -54,7 +54,8 @@ def test_equal_blocks_raise_at_every_call(P_world: Any, dtype: torch.dtype) -> N
         assert "input 'others'" in text and "of shape [4, 4]" in text
         for remedy in ("inputs={'others': 'whole'}", "'split'", "'block'"):
             assert remedy in text
-    assert "'x'" in refusal(P_world, net, context(dtype))
+    fresh = gpudist.distribute(Sums(), net.P_x)
+    assert "input 'x'" in refusal(P_world, fresh, context(dtype))
     assert net(rows(P_world)).shape == (2 * P_world.size, 3)
 
 
@@ -62,7 +63,7 @@ def test_equal_blocks_raise_at_every_call(P_world: Any, dtype: torch.dtype) -> N
     ("kind", "total"), [("whole", 10), ("split", 10), ("block", 20), ("dynamic", 20)]
 )
 @distributed(ranks=2)
-def test_a_statement_decides(P_world: Any, kind: str, total: int) -> None:
+def test_a_statement_decides(P_world: Any, kind: Any, total: int) -> None:
     net = gpudist.distribute(Sums(), P_world.grid(2, 1), inputs={"others": kind})
     y = net(rows(P_world), context())
     torch.testing.assert_close(y.to_local(), rows(P_world) + total)
@@ -88,17 +89,17 @@ def test_only_new_agreements_are_compared(P_world: Any) -> None:
     torch.testing.assert_close(y.to_local(), rows(P_world) + 20)
 
 
-@pytest.mark.parametrize("wrap", [list, lambda pair: dict(zip("ab", pair, strict=True))])
+@pytest.mark.parametrize("kind", [list, dict])
 @distributed(ranks=2)
-def test_nested_tensors_are_compared_separately(P_world: Any, wrap: Any) -> None:
-    P_x = P_world.grid(2, 1)
-    text = refusal(
-        P_world, gpudist.distribute(Sums(), P_x), rows(P_world), wrap([rows(P_world), context()])
-    )
+def test_nested_tensors_are_compared_separately(P_world: Any, kind: type) -> None:
+    def nested(other: torch.Tensor) -> Any:
+        pair = [rows(P_world), other]
+        return pair if kind is list else dict(zip("ab", pair, strict=True))
+
+    net = gpudist.distribute(Sums(), P_world.grid(2, 1))
+    text = refusal(P_world, net, rows(P_world), nested(context()))
     assert "input 'others'" in text and "[4, 4]" in text
-    net = gpudist.distribute(Sums(), P_x)
-    other = context() + P_world.rank
-    y = net(rows(P_world), wrap([rows(P_world), other]))
+    y = net(rows(P_world), nested(context() + P_world.rank))
     torch.testing.assert_close(y.to_local(), rows(P_world) + 15 + 21 + 10 + 26)
 
 
@@ -135,7 +136,7 @@ def test_error_of_the_forward_lists_blocks(P_world: Any) -> None:
     ):
         net(x, context() + P_world.rank, RuntimeError("no"))
     net = gpudist.distribute(Sums(), P_x, inputs={"x": "block"})
-    with pytest.raises(ValueError, match="^no$"):
+    with pytest.raises(ValueError, match=r"^no$"):
         net(x, error=ValueError("no"))
 
 
