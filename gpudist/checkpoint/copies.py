@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
 
 import torch
 
 from gpudist.checks.bits import digests_of, has_bits
-from gpudist.convert.copies import Copy, copies_in
+from gpudist.convert.copies import NamedCopy, copies_in
 from gpudist.convert.network import Converted, conversion_of
 from gpudist.nn.parameters.parameter_placement import placements
 from gpudist.nn.parameters.replication import holders_of
@@ -54,17 +53,16 @@ def warn_of_differences(
         )
 
 
-def _copies_with_holders(module: torch.nn.Module) -> Iterator[tuple[Copy, Sequence[int]]]:
+def _copies_with_holders(module: torch.nn.Module) -> Iterator[tuple[NamedCopy, Sequence[int]]]:
     """Yield the copies, each with the world ranks that hold the same cells as this rank."""
-    part: Any
     for path, part in module.named_modules():
-        if isinstance(part, Converted):
+        if issubclass(type(part), Converted):
             conversion = conversion_of(part)
             for name, tensor in copies_in(part, conversion.local_buffers):
                 full = f"{path}.{name}" if path else name
-                yield Copy(full, tensor), conversion.P_x.ranks
+                yield NamedCopy(full, tensor), conversion.P_x.ranks
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     for name, placement in placements(module).items():
         if name in tensors and placement.is_replicated and has_bits(tensors[name]):
             holders = holders_of(placement)
-            yield Copy(name, tensors[name]), () if holders is None else holders.ranks
+            yield NamedCopy(name, tensors[name]), () if holders is None else holders.ranks

@@ -59,7 +59,6 @@ def bytes_of(x: torch.Tensor) -> torch.Tensor:
 
 
 def _cells(x: torch.Tensor) -> torch.Tensor:
-    """Return the bits of the cells as integers, in one dim."""
     x = x.detach().resolve_conj().resolve_neg()
     x = torch.zeros_like(x) if x._is_zerotensor() else x
     return x.reshape(-1).contiguous().view(_WORDS[x.element_size()])

@@ -19,7 +19,7 @@ from gpudist.world.partition import CartesianPartition, Partition
 from gpudist.world.texts import gathered
 
 
-class Copy(NamedTuple):
+class NamedCopy(NamedTuple):
     """A parameter or buffer of which every worker holds a copy."""
 
     name: str
@@ -32,7 +32,7 @@ class Copy(NamedTuple):
         return f"{kind} {self.name!r} ({dtype} {list(self.tensor.shape)})"
 
 
-def copies_in(network: nn.Module, excepted: Collection[str] = ()) -> Iterator[Copy]:
+def copies_in(network: nn.Module, excepted: Collection[str] = ()) -> Iterator[NamedCopy]:
     """Yield the parameters and buffers of which every worker is meant to hold a copy.
 
     These are all but split ones, those with one owner, shards of FSDP2 and those without values,
@@ -52,7 +52,7 @@ def copies_in(network: nn.Module, excepted: Collection[str] = ()) -> Iterator[Co
                 continue
             found.add(id(x))
             if has_bits(x):
-                yield Copy(name, x)
+                yield NamedCopy(name, x)
 
 
 def require_equal_copies(
@@ -76,8 +76,8 @@ def require_equal_copies(
     copies = list(copies_in(network, excepted)) if is_member else []
     numbers = digests_of([copy.tensor for copy in copies])
     facts = [(copy.text, digest) for copy, digest in zip(copies, numbers, strict=True)]
-    text = json.dumps([type(network).__name__, facts]).encode()
-    row = [number, int(is_member), _number_of(P_x.digest), _number_of(digest_of(text))]
+    mine = _number_of(digest_of(json.dumps(facts).encode()))
+    row = [number, int(is_member), _number_of(P_x.digest), mine]
     rows = P_x.world.allgather_data(row)
     alike: dict[Any, dict[int, Any]] = {}
     for rank, (_, takes_part, group, digest) in enumerate(rows):
@@ -86,7 +86,7 @@ def require_equal_copies(
     different = [ranks for ranks in alike.values() if len(set(ranks.values())) > 1]
     if different:
         # Every rank sees all rows, so that all take part, whichever workers differ.
-        texts = gathered(P_x.world, text)
+        texts = gathered(P_x.world, json.dumps([type(network).__name__, facts]).encode())
         raise _difference({rank: json.loads(texts[rank]) for rank in different[0]})
     return int(rows[0][0])
 
