@@ -56,7 +56,11 @@ def copies_in(network: nn.Module, excepted: Collection[str] = ()) -> Iterator[Na
 
 
 def require_equal_copies(
-    network: nn.Module, P_x: Partition, excepted: Collection[str], number: int
+    network: nn.Module,
+    P_x: Partition,
+    excepted: Collection[str],
+    number: int = 0,
+    with_values: bool = True,
 ) -> int:
     """Return the first rank's ``number`` if the workers of ``P_x`` hold equal copies.
 
@@ -68,13 +72,14 @@ def require_equal_copies(
         P_x: partition of the workers that hold the copies.
         excepted: names of buffers that may differ.
         number: any number of at most 62 bits, sent along.
+        with_values: whether to compare values too, instead of names, dtypes and shapes alone.
 
     Raises:
         PlanMismatch: on every rank, with the name of the first copy that differs.
     """
     is_member = P_x.active and P_x.size > 1
     copies = list(copies_in(network, excepted)) if is_member else []
-    numbers = digests_of([copy.tensor for copy in copies])
+    numbers = digests_of([copy.tensor for copy in copies]) if with_values else [0] * len(copies)
     facts = [(copy.text, digest) for copy, digest in zip(copies, numbers, strict=True)]
     mine = _number_of(digest_of(json.dumps(facts).encode()))
     row = [number, int(is_member), _number_of(P_x.digest), mine]
@@ -105,26 +110,32 @@ def _difference(found: Mapping[int, tuple[str, list[tuple[str, int]]]]) -> PlanM
     ]
     i, other = next((i, min(ranks)) for i, ranks in enumerate(others) if ranks)
     theirs, mine = ((places[i][rank] or ["no tensor"])[0] for rank in (other, root))
-    what = f"{theirs} of rank {other} differs from that of rank {root}"
     if theirs != mine:
-        what = f"rank {other} has {theirs}, but rank {root} has {mine}"
+        return PlanMismatch(
+            f"{found[root][0]}: rank {other} has {theirs}, but rank {root} has {mine}; build the "
+            "same network on every worker"
+        )
     count, ranks = sum(map(bool, others)), sorted(set[int]().union(*others))
-    remedy = "; if a buffer may differ, name it in local_buffers" if "buffer" in what else ""
+    remedy = "; if the buffer may differ, name it in local_buffers"
     return PlanMismatch(
-        f"{found[root][0]}: {what}; {count} of {len(places)} tensors differ, on ranks {ranks}. "
-        "Start with the same values on every worker: use one seed, load one file, or pass "
-        f"distribute(..., broadcast_parameters=True), which sends those of the first worker{remedy}"
+        f"{found[root][0]}: {mine} of rank {other} differs from that of rank {root}; {count} of "
+        f"{len(places)} tensors differ, on ranks {ranks}. Start with the same values on every "
+        "worker: use one seed, load one file, or pass distribute(..., broadcast_parameters=True), "
+        f"which sends those of the first worker{remedy if mine.startswith('buffer') else ''}"
     )
 
 
 def broadcast_copies(
     network: nn.Module, P_x: CartesianPartition, excepted: Collection[str]
 ) -> None:
-    """Set the copies on all workers of ``P_x`` to those of its first worker. Collective over it.
+    """Set the copies on all workers of ``P_x`` to those of its first worker.
+
+    Collective over the world.
 
     Raises:
-        PlanMismatch: on every rank, if the workers hold tensors of different sizes.
+        PlanMismatch: on every rank, if the workers hold tensors of other names, dtypes or shapes.
     """
+    require_equal_copies(network, P_x, excepted, with_values=False)
     copies = [copy.tensor for copy in copies_in(network, excepted) if copy.tensor.numel()]
     if not P_x.active or P_x.size == 1 or not copies:
         return

@@ -75,7 +75,8 @@ def distribute(
         the outputs.
 
     Cost:
-        A copy of the network, and no message; with ``broadcast_parameters``, one broadcast of it.
+        A copy of the network, and no message; with ``broadcast_parameters``, which is collective
+        over the world, a small all-gather and one broadcast of the parameters and buffers.
         The first call compares one digest of the copies of parameters and buffers, for which each
         worker reads them once, and derives how to compute each function; later calls with the same
         shapes reuse the result. Backward sums the gradients of parameters
@@ -86,7 +87,8 @@ def distribute(
             function without a rule is refused. The message names the module and the line of the
             forward.
         PlanMismatch: on every rank alike, in the first call, if the copies of a parameter or buffer
-            differ; the message names the first one.
+            differ; the message names the first one. With ``broadcast_parameters``, if their names,
+            dtypes or shapes differ.
         ShapeError: on every rank alike, in a call, if the inputs are inconsistent, or one could be
             a block as well as the whole tensor.
     """

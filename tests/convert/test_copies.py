@@ -91,8 +91,10 @@ def test_other_dtype_or_missing_tensor(P_world: Any) -> None:
     net = gpudist.distribute(network, P_world.grid(2, 1))
     text = message(P_world, net, rows(P_world))
     assert "rank 1 has buffer 'count' (int32 []), but rank 0 has buffer 'count' (int64 [])" in text
-    text = message(P_world, gpudist.distribute(other, P_world.grid(2, 1)), rows(P_world))
+    text = message(P_world, gpudist.distribute(other, net.P_x), rows(P_world))
     assert "rank 1 has no tensor, but rank 0 has buffer 'empty'" in text
+    with pytest.raises(gpudist.PlanMismatch, match=r"'count' .*build the same network"):
+        gpudist.distribute(network, net.P_x, broadcast_parameters=True)
 
 
 @distributed(ranks=3)
