@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gpudist.sbp.global_tensor import GlobalTensor
 
 _transforms_active: Any = torch._C._are_functorch_transforms_active  # pyright: ignore
+_any_autocast: Any = torch._C._is_any_autocast_enabled  # pyright: ignore
 # Types whose values are part of the cache key, together with the type.
 _FACTS = frozenset(
     {int, bool, str, NoneType, EllipsisType, torch.dtype, torch.device, torch.memory_format}
@@ -194,6 +195,9 @@ def _key_of(
             key += (name, part)
         else:
             return None
+    if _any_autocast():
+        on = first.placement.autocast
+        key.append(on and torch.get_autocast_dtype(on))
     return first, tuple(key), local
 
 

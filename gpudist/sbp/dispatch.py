@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from math import prod
@@ -11,11 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from gpudist.cache import cache_of
+from gpudist.cache import Cache, cache_of
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.exchange import Movement
 from gpudist.exchange.autograd import move
 from gpudist.geometry.layout import Layout, broadcast, share_at_cuts, split
+from gpudist.nn.autocast import in_dtypes_of_torch, is_wide
 from gpudist.sbp import views
 from gpudist.sbp.arguments import settled
 from gpudist.sbp.boxing import movement_of
@@ -114,12 +116,56 @@ def dispatch(
             return found
     try:
         if isinstance(entry, Composite):
-            return entry.function(*args, **kwargs)
+            return _composed(kind, entry, function, args, kwargs)
         return _carry_out(kind, entry, function, args, kwargs, noted)
     except NotImplementedError as error:
         if scope is None:
             raise
         return gathered(kind, scope, function, args, kwargs, str(error))
+
+
+# Dtypes that autocast gives a composite function, by its call; none if torch refuses the call.
+_dtypes = Cache[Any, list[torch.dtype]](1024)
+
+
+def _composed(
+    kind: type[GlobalTensor],
+    composite: Composite,
+    function: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Call a composite; under autocast, in the dtypes of torch's function."""
+    if not torch._C._is_any_autocast_enabled():  # pyright: ignore
+        return composite.function(*args, **kwargs)
+    slots, named, tensors = as_call(function, args, kwargs)
+    placement = next(x.placement for x in tensors if isinstance(x, kind))
+    dtypes: list[torch.dtype] = []
+    if placement.autocast is not None and not _is_in_place(function):
+        specs = tuple(Spec(tuple(x.shape), x.dtype) for x in tensors)
+        call = Call(function, slots, named, specs, placement.autocast)
+        with suppress(TypeError):
+            key = key_of((slots, named, specs)), torch.get_autocast_dtype(placement.autocast)
+            dtypes = _dtypes.made((function, placement.autocast, *key), lambda: _dtypes_of(call))
+    if not dtypes or placement.autocast is None:
+        return composite.function(*args, **kwargs)
+
+    def compute(xs: Sequence[torch.Tensor]) -> Any:
+        return composite.function(*filled(slots, xs), **filled(named, xs))
+
+    return in_dtypes_of_torch(compute, placement.autocast, dtypes)(tensors)
+
+
+def _dtypes_of(call: Call) -> list[torch.dtype]:
+    try:
+        return [spec.dtype for spec in call.outputs]
+    except (RuntimeError, TypeError, ValueError, NotImplementedError):
+        return []  # The composite says what does not fit.
+
+
+def _is_in_place(function: Any) -> bool:
+    name = getattr(function, "__name__", "")
+    return name.endswith("_") and not name.endswith("__")
 
 
 def _outer_of_copies(
@@ -171,7 +217,7 @@ def _carry_out(
         views.require_writable(name_of(function), tensors[0])
     layouts = tuple(_layout(kind, placement, x) for x in tensors)
     specs = tuple(Spec(tuple(x.shape), x.dtype) for x in tensors)
-    call = Call(function, slots, named, specs)
+    call = Call(function, slots, named, specs, placement.autocast)
     try:
         prepared = _prepared(rule, call, layouts, placement)
     except ShapeError:
@@ -357,8 +403,8 @@ def _prepared(
     found = cache_of(remembered, "derivations", 4096)
     try:
         arguments = key_of((call.args, call.kwargs), rule.any_float)
-        autocast = torch._C._is_any_autocast_enabled()  # pyright: ignore
-        key = (call.function, arguments, call.tensors, layouts, rule, autocast)
+        low = call.autocast and torch.get_autocast_dtype(call.autocast)
+        key = (call.function, arguments, call.tensors, layouts, rule, low)
     except TypeError:
         return _prepare(rule, call, layouts, placement)
     return found.made(key, lambda: _prepare(rule, call, layouts, placement, key))
@@ -379,9 +425,14 @@ def _prepare(
         for i, (spec, source, target) in enumerate(ends)
         if (movement := movement_of(spec.dtype, source, target, world)) is not None
     }
-    compute = None if rule.any_float else derivation.local.ready
+    compute, whole = None if rule.any_float else derivation.local.ready, call
     if derivation.bind is not None and placement.active:
-        compute = derivation.bind(derivation.local, _where(call, derivation, placement))
+        local, dtypes = derivation.local, [spec.dtype for spec in derivation.results]
+        if call.autocast is not None and is_wide(dtypes):
+            local, whole = local.widened, call.widened
+        compute = derivation.bind(local, _where(whole, derivation, placement))
+        if call.autocast is not None:
+            compute = in_dtypes_of_torch(compute, call.autocast, dtypes)
     return PreparedCall(derivation, movements, placement, compute)
 
 

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from gpudist.checks.arguments import Checked
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry.layout import Layout, NdSbp, broadcast, misfit
+from gpudist.nn.autocast import autocast_is_on
 from gpudist.world import runtime
 from gpudist.world.partition import CartesianPartition, Partition
 
@@ -54,6 +55,11 @@ class Placement(Checked):
         self.ranks = array
         members = P_world.create_partition_inclusive(array.flatten().tolist())
         self.partition = members.create_cartesian_topology_partition(array.shape)
+
+    @property
+    def autocast(self) -> str | None:
+        """The device type if autocast is on for it; always ``None`` for ``"meta"``."""
+        return self.type if autocast_is_on(self.partition.device) else None
 
     @classmethod
     def of(cls, partition: CartesianPartition) -> Placement:

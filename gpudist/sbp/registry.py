@@ -26,7 +26,8 @@ never need to be summed first.
 * Axes are derived one by one, outer axis first. The next axis is given the call of a block: block
   shapes and localized arguments. So a rule never knows of other axes. It is called for every block
   shape that occurs, and a signature is used only if it is legal for all of them.
-* ``call.outputs`` has the shapes of outputs, computed by the function itself on meta tensors.
+* ``call.outputs`` has the shapes of outputs, computed by the function itself on meta tensors. Under
+  autocast, it also has the dtypes that autocast gives torch's function.
 * ``signature.localize`` returns the call with the arguments of a block, where they differ from
   those of the global tensor, such as the sizes of a reshape. Shapes of tensors in the returned call
   are ignored.
@@ -38,6 +39,9 @@ never need to be summed first.
   gradient of a term is a copy. Compositions of ``gpudist.ops`` and torch functions satisfy this.
 * ``signature.bind`` is ``run`` in two steps, for functions that take time to plan: ``bind(call,
   where)`` returns a function of the local tensors, which is cached with the derivation.
+* Under autocast, ``run``, ``bind`` and composites compute in the dtypes of torch's function. If its
+  results are in single precision, they get their tensors in it, and autocast is off. Otherwise
+  autocast is on, and results are cast to torch's dtypes.
 * ``signature.nests=False`` limits the signature to one of the axes that split the same dim, if it
   does not work on blocks of blocks. The other axes are boxed.
 * ``signature.only_unboxed=True`` limits the signature to inputs that already have its attributes on
@@ -72,6 +76,7 @@ local outputs against those that the signature implies.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import count
@@ -84,6 +89,7 @@ from gpudist.exchange.torch_library import outside_torch
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.boxes import Box
 from gpudist.geometry.layout import NdSbp, split
+from gpudist.nn.autocast import LOW, ShapeOnDevice
 from gpudist.sbp.trees import mapped, tensors_in
 from gpudist.world.partition import CartesianPartition
 
@@ -136,12 +142,14 @@ class Call:
         function: function of torch.
         args, kwargs: arguments, with a ``Slot`` for each tensor, also within lists and tuples.
         tensors: specs of the tensors by slot, in order of appearance.
+        autocast: type of the device of the tensors if autocast is on for it, else ``None``.
     """
 
     function: Function
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     tensors: tuple[Spec, ...]
+    autocast: str | None = None
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -168,6 +176,12 @@ class Call:
     def with_args(self, *args: Any) -> Call:
         """Return the call with different positional arguments."""
         return replace(self, args=args)
+
+    @property
+    def widened(self) -> Call:
+        """The call of the tensors in single precision, or better, without autocast."""
+        wide = [Spec(s.shape, torch.float32 if s.dtype in LOW else s.dtype) for s in self.tensors]
+        return replace(self, tensors=tuple(wide), autocast=None)
 
     def with_shapes(self, shapes: Sequence[tuple[int, ...]]) -> Call:
         """Return the call with different tensor shapes."""
@@ -221,18 +235,19 @@ class Call:
 
     @cached_property
     def _results(self) -> Any:
-        dtypes = [spec.dtype for spec in self.tensors]
-        if torch._C._is_any_autocast_enabled():  # pyright: ignore
-            # Meta tensors ignore autocast: use the widest dtype for all of them.
-            floats = [dtype for dtype in dtypes if dtype.is_floating_point]
-            widest = max(floats, key=lambda dtype: dtype.itemsize, default=None)
-            dtypes = [widest if d.is_floating_point and widest else d for d in dtypes]
-        pairs = zip(self.tensors, dtypes, strict=True)
-        with outside_torch():
-            metas = [torch.empty(spec.shape, dtype=dtype, device="meta") for spec, dtype in pairs]
         # Modes that count or record calls must not see this one.
         with outside_torch(), torch.no_grad():
-            return replace(self, function=on_meta.get(self.function, self.function))(metas)
+            metas: list[torch.Tensor] = [
+                torch.empty(spec.shape, dtype=spec.dtype, device="meta") for spec in self.tensors
+            ]
+            stand_in = on_meta.get(self.function)
+            if self.autocast is not None:
+                device = torch.device(self.autocast)
+                metas = [ShapeOnDevice.like(meta, device) for meta in metas]
+                # Autocast knows only torch's own function, which may refuse empty blocks.
+                with suppress(*(() if stand_in is None else (RuntimeError, IndexError))):
+                    return self(metas)
+            return replace(self, function=stand_in or self.function)(metas)
 
     @cached_property
     def outputs(self) -> tuple[Spec, ...]:

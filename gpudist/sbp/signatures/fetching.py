@@ -8,7 +8,6 @@ from functools import cached_property, partial
 from itertools import product
 
 import torch
-import torch.nn.functional as F
 
 from gpudist.exchange import Movement, bind
 from gpudist.exchange.autograd import move
@@ -16,7 +15,6 @@ from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.boxes import Box, Plan, stage_of
 from gpudist.geometry.cartesian import rank_of
 from gpudist.geometry.layout import partial_sum, split
-from gpudist.nn.autocast import autocast_is_on
 from gpudist.sbp.registry import Call, Compute, SbpSignature, Where, name_of
 from gpudist.world.partition import CartesianPartition
 
@@ -90,11 +88,6 @@ def _fetched(
     )
 
 
-def _as_autocast_pads(x: torch.Tensor) -> torch.Tensor:
-    is_low = x.dtype in (torch.float16, torch.bfloat16)
-    return x.float() if is_low and x.device.type == "cpu" and autocast_is_on(x.device) else x
-
-
 def _bind(read: Read, call: Call, where: Where) -> Compute:
     fetches = read(where.call)
     axes = [axis for axis, one in enumerate(where.sbps[0]) if one.dim in fetches]
@@ -107,10 +100,7 @@ def _bind(read: Read, call: Call, where: Where) -> Compute:
     places = {
         d: dims[d].places(P.index[d], is_fetched=movement is not None) for d in sorted(fetches)
     }
-    found = _Fetching(movement, {d: at for d, at in places.items() if at is not None})
-    if where.call.function is not F.pad:
-        return found
-    return lambda tensors: _as_autocast_pads(found(tensors))
+    return _Fetching(movement, {d: at for d, at in places.items() if at is not None})
 
 
 def _movement(
