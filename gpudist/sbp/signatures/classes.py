@@ -122,12 +122,15 @@ def cross_entropy(
     loss = F.nll_loss(logs, target, weight, reduction=reduction, **options)
     if not label_smoothing:
         return loss
-    # A log-probability of -1 for every class gives the weight of each sample, zero if ignored.
-    certain, options["reduction"] = -torch.ones_like(logs), "none"
-    counted = F.nll_loss(certain, target, None, **options)
-    weights = F.nll_loss(certain, target, weight, **options)
     uniform = torch.ones_like(logs) / logs.shape[classes]
-    smooth = _reduced(_of_probabilities(logs, uniform, weight) * counted, weights, reduction)
+    # Ignored samples get no gradient, even if all are ignored and the mean is not a number.
+    smooth = _of_probabilities(logs, uniform, weight).masked_fill(target == ignore_index, 0)
+    weights = None
+    if reduction == "mean":
+        # A log-probability of -1 for every class gives the weight of each sample, zero if ignored.
+        certain, options["reduction"] = -torch.ones_like(logs), "none"
+        weights = F.nll_loss(certain, target, weight, **options)
+    smooth = _reduced(smooth, weights, reduction)
     return (1 - label_smoothing) * loss + label_smoothing * smooth
 
 

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.geometry.layout import broadcast, partial_sum
-from gpudist.sbp.registry import Call, SbpSignature, Where, register
+from gpudist.sbp.registry import Call, SbpSignature, Slot, Where, register
+from gpudist.sbp.signatures.across import axes_that_split, total
 from gpudist.sbp.signatures.elementwise import aligned, splits
 
 LOSSES = (
@@ -17,6 +18,8 @@ LOSSES = (
     F.binary_cross_entropy_with_logits, F.kl_div, F.soft_margin_loss, F.poisson_nll_loss,
     F.hinge_embedding_loss,
 )  # fmt: skip
+# Losses whose mean divides by the sum of the weights.
+_MEANS_BY_WEIGHT = (F.mse_loss, F.l1_loss)
 
 
 def reduction_of(call: Call) -> str | None:
@@ -53,5 +56,9 @@ def _run(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Ten
     loss = call.replaced(99, "reduction", "sum")(tensors)
     if reduction == "sum":
         return loss
+    weight = call.kwargs.get("weight")
+    if call.function in _MEANS_BY_WEIGHT and isinstance(weight, Slot):
+        axes = axes_that_split(where, weight.number, range(tensors[weight.number].dim()))
+        return loss / total(tensors[weight.number].sum(), where, axes)
     shape = result_shape(where.call)
     return loss / (shape[0] if reduction == "batchmean" else prod(shape))
