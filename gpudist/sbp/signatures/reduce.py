@@ -125,8 +125,12 @@ def _moments(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> Any:
     wide = x.to(_WIDE.get(x.dtype, x.dtype))
     cells = prod(where.call.tensors[0].shape[d] for d in dims)
     center = total(wide.sum(dims, keepdim=True), where, axes) / cells
+    degrees = cells - _correction(where.call)
     squares = total((wide - center).square().sum(dims, keepdim=True), where, axes)
-    variance = squares / max(cells - _correction(where.call), 0)
+    variance = squares / degrees
+    if degrees < 0:
+        # Torch divides the value by zero, and the gradient by the negative number.
+        variance = variance + (squares / 0 - variance).detach()
     name = call.function.__name__
     results = [_root(variance) if name.startswith("std") else variance]
     if name.endswith("_mean"):
