@@ -27,12 +27,6 @@ def product_dtype(x: torch.Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(x.device.type) if casts else x.dtype
 
 
-def loss_dtype(x: torch.Tensor) -> torch.dtype:
-    """Return the dtype of a torch loss of ``x``, which autocast computes in single precision."""
-    casts = autocast_is_on(x.device) and x.dtype in LOW
-    return torch.float32 if casts else x.dtype
-
-
 def sum_of_products(reduction: Movement, y: torch.Tensor) -> torch.Tensor:
     """Sum products over workers; under autocast, in the dtype of the layer's input."""
     if not autocast_is_on(y.device):

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch.compiler import is_dynamo_compiling
+from torch.utils._pytree import tree_leaves
 
+from gpudist.cache import Cache
 from gpudist.checks.arguments import Checked, refusal_of
 from gpudist.checks.storage import TORCH_ERRORS, explain, storage_refusal, with_memory
-from gpudist.nn.layer_table import sequential_of
+from gpudist.exchange.torch_library import constant_when_traced, outside_torch
+from gpudist.nn.autocast import LOW, ShapeOnDevice, autocast_is_on, is_wide, widened
+from gpudist.nn.layer_table import LAYERS, sequential_of
 from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, refuse
 
 
@@ -18,7 +23,7 @@ class CheckedModule(Checked, torch.nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
-            return super().__call__(*args, **kwargs)
+            return self._called(args, kwargs)
         for x in (*args, *kwargs.values()):
             if not (
                 type(x) is torch.Tensor
@@ -27,15 +32,18 @@ class CheckedModule(Checked, torch.nn.Module):
             ):
                 return self._call_with_others(args, kwargs)
         try:
-            return super().__call__(*args, **kwargs)
+            return self._called(args, kwargs)
         except TORCH_ERRORS as error:
             explain(type(self).__name__, error, (*args, *kwargs.values()))
             raise
 
+    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return super().__call__(*args, **kwargs)
+
     def _call_with_others(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args, kwargs = self._settled(args, kwargs)
         try:
-            return super().__call__(*args, **kwargs)
+            return self._called(args, kwargs)
         except TORCH_ERRORS as error:
             explain(type(self).__name__, error, (*args, *kwargs.values()))
             raise
@@ -81,6 +89,20 @@ class DistributedModule(CheckedModule):
                 return carry_out(self, args, kwargs)
         return super()._call_with_others(args, kwargs)
 
+    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        for x in args or kwargs.values():
+            if isinstance(x, torch.Tensor) and x.dtype in LOW and autocast_is_on(x.device):
+                device = x.device.type
+                break
+        else:
+            return super()._called(args, kwargs)
+        if not is_single(type(self), device, x.dtype, torch.get_autocast_dtype(device)):
+            return super()._called(args, kwargs)
+        # Torch casts the input of its layer once; this layer consists of several functions.
+        with torch.autocast(device, enabled=False):
+            single = {name: widened(x) for name, x in kwargs.items()}
+            return super()._called(tuple(map(widened, args)), single)
+
     def extra_repr(self) -> str:
         """Return the text of torch's layer of the same name, followed by the partitions' shapes."""
         like = sequential_of(type(self))
@@ -91,6 +113,47 @@ class DistributedModule(CheckedModule):
             if P is not None and (name == "P_x" or P is not partitions["P_x"]):
                 parts.append(f"{name}={list(P.shape)}")
         return ", ".join(filter(None, parts))
+
+
+@constant_when_traced
+def is_single(
+    kind: type[torch.nn.Module], device: str, given: torch.dtype, low: torch.dtype
+) -> bool:
+    """Return whether autocast to ``low`` computes torch's layer in single precision.
+
+    Args:
+        kind: class of the distributed layer.
+        device: type of the device for which autocast is on.
+        given: 16-bit dtype of the inputs.
+        low: dtype of autocast.
+    """
+    key = (kind, device, given, low)
+    return _singles.made(key, lambda: (_is_single(kind, device, given),))[0]
+
+
+def _is_single(kind: type[torch.nn.Module], device: str, given: torch.dtype) -> bool:
+    rows = {row.kind: row for row in LAYERS}
+    row = next((rows[each] for each in kind.__mro__ if each in rows), None)
+    if row is None:
+        return False
+    on_device = partial(ShapeOnDevice.like, device=torch.device(device, 0))
+    with outside_torch(), torch.no_grad(), torch.device("meta"):
+        layer = row.make_sequential()
+        for module in layer.modules():
+            for owned in (module._parameters, module._buffers):
+                owned.update({n: on_device(x.detach()) for n, x in owned.items() if x is not None})
+        inputs = [
+            torch.empty(one.shape, dtype=torch.int64 if one.values == "classes" else given)
+            for one in row.inputs
+        ]
+        try:
+            y = layer(*map(on_device, inputs))
+        except (RuntimeError, NotImplementedError, TypeError, ValueError):
+            return False  # Torch refuses to compute the layer under autocast.
+    return is_wide(x.dtype for x in tree_leaves(y) if isinstance(x, torch.Tensor))
+
+
+_singles = Cache[Any, tuple[bool]]()
 
 
 def settle(layer: torch.nn.Module, layout: BlockLayout) -> None:

@@ -242,7 +242,7 @@ class Call:
             ]
             stand_in = on_meta.get(self.function)
             if self.autocast is not None:
-                device = torch.device(self.autocast)
+                device = torch.device(self.autocast, 0)
                 metas = [ShapeOnDevice.like(meta, device) for meta in metas]
                 # Autocast knows only torch's own function, which may refuse empty blocks.
                 with suppress(*(() if stand_in is None else (RuntimeError, IndexError))):

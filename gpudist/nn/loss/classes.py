@@ -9,7 +9,6 @@ import torch.nn.functional as F
 
 from gpudist.errors import ShapeError
 from gpudist.exchange.autograd import all_reduce_constant
-from gpudist.nn.autocast import loss_dtype
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.loss.base import DistributedSampleLoss, Reduction, at_least_float32, no_cells
 from gpudist.nn.norm.softmax import largest_of_block
@@ -94,7 +93,7 @@ class _ClassLoss(DistributedSampleLoss):
         return ((target < 0) | (target >= classes)) & (target != self.ignore_index)
 
     def _dtype(self, input: torch.Tensor, target: torch.Tensor) -> torch.dtype:
-        return loss_dtype(input)
+        return input.dtype
 
     def _losses(
         self, input: torch.Tensor, target: torch.Tensor, classes: _Classes
@@ -219,7 +218,7 @@ class DistributedCrossEntropyLoss(_ClassLoss):
             self._refuse(f"ignore_index={self.ignore_index}, but the targets are probabilities")
 
     def _dtype(self, input: torch.Tensor, target: torch.Tensor) -> torch.dtype:
-        dtype = loss_dtype(input)
+        dtype = input.dtype
         if target.is_floating_point():
             dtype = torch.promote_types(dtype, target.dtype)
             if self.weight is not None:
