@@ -1,0 +1,228 @@
+"""Dtypes under autocast: those of torch's functions, for every function of the table."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gpudist.sbp import GlobalTensor, Placement
+from gpudist.sbp.derive import as_call
+from gpudist.sbp.registry import Call, Spec, mapped, signatures, tensors_in
+from gpudist.world.partition import Partition
+from tests.pool import distributed
+from tests.sbp.compare import assert_global, global_of
+from tests.sbp.parts import B, S, random
+from tests.sbp.samples import MOST_CELLS, operators, samples_of
+from tests.sbp.test_samples import KNOWN
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+LOW = (torch.bfloat16, torch.float16)
+CHUNKS = 4
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+@distributed(ranks=2, transports=("loopback",), timeout_s=200)
+def test_every_function(P_world: Partition, chunk: int) -> None:
+    """On torch's samples, in single precision and in a 16-bit dtype; also the gradients' dtypes."""
+    wrong: list[str] = []
+    seen: set[str] = set()
+    for number, op in enumerate(operators()[chunk::CHUNKS]):
+        if op.name in KNOWN or op.name.startswith("masked."):
+            continue
+        if torch.float32 not in op.supported_dtypes("cpu"):
+            continue
+        low = LOW[number % 2]
+        for dtype in (torch.float32, low):
+            wrong += _differences(P_world, op, dtype, low, seen)
+    assert not wrong, "\n".join(wrong)
+    assert len(seen) > 50, seen
+
+
+def _differences(
+    P_world: Partition, op: Any, dtype: torch.dtype, low: torch.dtype, seen: set[str]
+) -> list[str]:
+    placement = Placement("cpu", range(P_world.size), P_world)
+    learns, samples = samples_of(op, 1)
+    wrong: list[str] = []
+    for sample in samples[:1]:
+        call = (sample.input, *sample.args), sample.kwargs
+        given = list(tensors_in(call))
+        strided = all(x.layout == torch.strided for x in given)
+        if not given or not strided or sum(x.numel() for x in given) > MOST_CELLS:
+            continue
+        whole = [x.detach().clone().to(dtype) if x.is_floating_point() else x for x in given]
+        for x in whole:
+            x.requires_grad_(learns and x.is_floating_point())
+        dims = given[0].dim()
+        sbps = [(S(dims - 1) if i == 0 and dims else B,) for i in range(len(given))]
+        parts = [
+            global_of(x, placement, sbp, x.requires_grad)
+            for x, sbp in zip(whole, sbps, strict=True)
+        ]
+        with torch.autocast("cpu", low):
+            try:
+                expected = list(tensors_in(_called(op, call, whole)))
+            except (RuntimeError, TypeError, ValueError):
+                continue  # Torch refuses this dtype.
+            try:
+                found = list(tensors_in(_called(op, call, parts)))
+            except NotImplementedError:
+                continue
+        seen.add(op.formatted_name)
+        what = f"{op.formatted_name} of {dtype} under {low}"
+        for y, x in zip(found, expected, strict=True):
+            if isinstance(y, GlobalTensor):
+                wrong += _unlike(what, (y.dtype, y.to_local().dtype), x.dtype)
+        if not wrong:
+            wrong += _of_gradients(f"gradient of {what}", found, expected, parts, whole)
+    return wrong
+
+
+def _called(op: Any, call: Any, xs: list[Any]) -> Any:
+    left = iter(xs)
+    args, kwargs = mapped(call, lambda x: next(left) if isinstance(x, torch.Tensor) else x)
+    return op.op(*args, **kwargs)
+
+
+def _unlike(what: str, found: tuple[torch.dtype, ...], expected: torch.dtype) -> list[str]:
+    return [] if set(found) == {expected} else [f"{what}: {found}, torch's {expected}"]
+
+
+def _of_gradients(
+    what: str, found: list[Any], expected: list[Any], parts: list[Any], whole: list[Any]
+) -> list[str]:
+    ends = [i for i, x in enumerate(expected) if x.requires_grad and not x.dtype.is_complex]
+    starts = [i for i, x in enumerate(whole) if x.requires_grad]
+    if not ends or not starts:
+        return []
+    seeds = [torch.ones_like(expected[i].detach()) for i in ends]
+    try:
+        ours: Any = torch.autograd.grad(
+            [found[i] for i in ends], [parts[i] for i in starts], seeds, allow_unused=True
+        )
+        theirs = torch.autograd.grad(
+            [expected[i] for i in ends], [whole[i] for i in starts], seeds, allow_unused=True
+        )
+    except RuntimeError as error:
+        return [] if "not implemented for" in str(error) else [f"{what}: {error}"]
+    pairs = [(g, e) for g, e in zip(ours, theirs, strict=True) if g is not None and e is not None]
+    return [text for g, e in pairs for text in _unlike(what, (g.dtype,), e.dtype)]
+
+
+ENTROPIES: dict[str, Any] = {
+    "cross entropy": (F.cross_entropy, torch.tensor([1, 0, 2, 1])),
+    "smoothed": (
+        lambda x, y: F.cross_entropy(x, y, label_smoothing=0.1), torch.tensor([1, 0, -100, 1]),
+    ),
+    "nll": (F.nll_loss, torch.tensor([1, 0, 2, 1])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ENTROPIES)
+@pytest.mark.parametrize("low", LOW)
+@distributed(ranks=2, transports=("loopback",))
+def test_losses_have_the_numbers_of_single_precision(
+    P_world: Partition, name: str, low: torch.dtype
+) -> None:
+    placement = Placement("cpu", [0, 1], P_world)
+    (function, target), logits = ENTROPIES[name], random((4, 3)).to(low)
+    for sbp in (S(0), S(1), B):
+        whole = logits.clone().requires_grad_()
+        x: Any = global_of(logits, placement, (sbp,), True)
+        y: Any = global_of(target, placement, (S(0) if sbp == S(0) else B,))
+        with torch.autocast("cpu", low):
+            expected, found = function(whole, target), function(x, y)
+        assert_global(found, expected)
+        (gradient,) = torch.autograd.grad(expected, whole)
+        (ours,) = torch.autograd.grad([found], [x])
+        assert_global(ours, gradient)
+
+
+@distributed(ranks=2, transports=("loopback",))
+def test_calls_are_not_repeated_in_the_dtypes_of_others(P_world: Partition) -> None:
+    """Without autocast, under it, and under that of another dtype."""
+    placement = Placement("cpu", [0, 1], P_world)
+    x: Any = global_of(random((4, 6)).float(), placement, (S(0),))
+    weight: Any = global_of(random((3, 6)).float(), placement, (B,))
+    low: Any = global_of(random((4, 6)).bfloat16(), placement, (S(0),))
+    for _ in range(2):
+        assert F.linear(x, weight).dtype == torch.float32
+        assert low.prod(0).dtype == torch.bfloat16
+        for dtype in LOW:
+            with torch.autocast("cpu", dtype):
+                assert F.linear(x, weight).dtype == dtype
+                assert low.prod(0).dtype == torch.float32
+
+
+# --- Lists of the GPU ---------------------------------------------------------------------------
+
+
+@contextmanager
+def autocast_of_gpus(low: torch.dtype) -> Generator[None]:
+    """Autocast for CUDA, also where there is no GPU."""
+    torch._C._ensureCUDADeviceGuardSet()  # pyright: ignore
+    before = torch.get_autocast_dtype("cuda")
+    torch.set_autocast_enabled("cuda", True)
+    torch.set_autocast_dtype("cuda", low)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+        torch.set_autocast_dtype("cuda", before)
+
+
+@pytest.mark.parametrize("low", LOW)
+def test_lists_of_the_gpu(low: torch.dtype) -> None:
+    """Results have the dtypes that torch's own tests of autocast require of its functions."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.testing._internal.autocast_test_lists import AutocastTestLists
+
+        lists = AutocastTestLists(torch.device("cpu"))
+    seen: set[str] = set()
+    rows: Any = [(row, torch.float32) for row in (*lists.torch_fp32, *lists.nn_fp32)]
+    rows += [(row, low) for row in lists.torch_fp16]
+    for (name, args, *_), expected in rows:
+        for function in (getattr(torch, name, None), getattr(F, name, None)):
+            if function is None or function not in signatures:
+                continue
+            slots, named, tensors = as_call(function, args, {})
+            specs = tuple(Spec(tuple(x.shape), x.dtype) for x in tensors)
+            specs = tuple(Spec(s.shape, low) if s.dtype in LOW else s for s in specs)
+            with autocast_of_gpus(low):
+                found = Call(function, slots, named, specs, "cuda").outputs
+            assert {one.dtype for one in found} == {expected}, name
+            seen.add(name)
+    assert len(seen) > 40, seen
+
+
+ON_GPUS: dict[str, Any] = {
+    "softmax": lambda x: F.softmax(x, 1),
+    "softmin": lambda x: F.softmin(x, 1),
+    "layer norm": lambda x: F.layer_norm(x, [6]),
+    "group norm": lambda x: F.group_norm(x, 2),
+    "norm": lambda x: x.norm(dim=1),
+    "mean": lambda x: x.mean(1),
+    "cosine": lambda x: F.cosine_similarity(x, x + 1, 1),
+    "max": lambda x: x.amax(1),
+}
+
+
+@distributed(ranks=2, transports=("loopback",))
+def test_functions_on_split_dims_follow_the_lists_of_the_gpu(P_world: Partition) -> None:
+    """Compositions over several workers have the dtype that torch's function has on a GPU."""
+    placement = Placement("cpu", [0, 1], P_world)
+    single = {"softmax", "softmin", "layer norm", "group norm", "norm", "cosine"}
+    x: Any = global_of(random((4, 6)).bfloat16(), placement, (S(1),))
+    for name, function in ON_GPUS.items():
+        with autocast_of_gpus(torch.bfloat16), mock.patch.object(Placement, "autocast", "cuda"):
+            found = function(x)
+        expected = torch.float32 if name in single else torch.bfloat16
+        assert found.dtype == found.to_local().dtype == expected, name
