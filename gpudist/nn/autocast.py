@@ -35,6 +35,11 @@ def sum_of_products(reduction: Movement, y: torch.Tensor) -> torch.Tensor:
     return total.to(product_dtype(total))
 
 
+def device_of(type: str) -> torch.device:
+    """Return a device of this type, with the number that torch's kernels expect of GPUs."""
+    return torch.device(type) if type == "cpu" else torch.device(type, 0)
+
+
 class ShapeOnDevice(torch.Tensor):
     """Meta tensor that torch dispatches like a tensor of ``device``, so that autocast casts it."""
 

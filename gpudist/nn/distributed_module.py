@@ -13,7 +13,7 @@ from gpudist.cache import Cache
 from gpudist.checks.arguments import Checked, refusal_of
 from gpudist.checks.storage import TORCH_ERRORS, explain, storage_refusal, with_memory
 from gpudist.exchange.torch_library import constant_when_traced, outside_torch
-from gpudist.nn.autocast import LOW, ShapeOnDevice, autocast_is_on, is_wide, widened
+from gpudist.nn.autocast import LOW, ShapeOnDevice, autocast_is_on, device_of, is_wide, widened
 from gpudist.nn.layer_table import LAYERS, sequential_of
 from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, refuse
 
@@ -136,7 +136,7 @@ def _is_single(kind: type[torch.nn.Module], device: str, given: torch.dtype) -> 
     row = next((rows[each] for each in kind.__mro__ if each in rows), None)
     if row is None:
         return False
-    on_device = partial(ShapeOnDevice.like, device=torch.device(device, 0))
+    on_device = partial(ShapeOnDevice.like, device=device_of(device))
     with outside_torch(), torch.no_grad(), torch.device("meta"):
         layer = row.make_sequential()
         for module in layer.modules():

@@ -119,7 +119,12 @@ def _windows(
     window: Sequence[Window] | None,
     halo: Sequence[tuple[int, int]] | None,
 ) -> tuple[Window, ...]:
-    if (window is None) == (halo is None):
+    if window is None and halo is None:
+        raise ShapeError(
+            "HaloExchange: neither window nor halo is given; pass the window of the kernel, or the "
+            "widths, such as halo=[(1, 1)] for one cell on both sides of the last dim"
+        )
+    if window is not None and halo is not None:
         raise ShapeError("HaloExchange: window and halo are both given; pass only one")
     given: tuple[Window, ...] = ()
     if window is not None:

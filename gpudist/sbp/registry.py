@@ -89,7 +89,7 @@ from gpudist.exchange.torch_library import outside_torch
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.boxes import Box
 from gpudist.geometry.layout import NdSbp, split
-from gpudist.nn.autocast import LOW, ShapeOnDevice
+from gpudist.nn.autocast import LOW, ShapeOnDevice, device_of
 from gpudist.sbp.trees import mapped, tensors_in
 from gpudist.world.partition import CartesianPartition
 
@@ -242,7 +242,7 @@ class Call:
             ]
             stand_in = on_meta.get(self.function)
             if self.autocast is not None:
-                device = torch.device(self.autocast, 0)
+                device = device_of(self.autocast)
                 metas = [ShapeOnDevice.like(meta, device) for meta in metas]
                 # Autocast knows only torch's own function, which may refuse empty blocks.
                 with suppress(*(() if stand_in is None else (RuntimeError, IndexError))):

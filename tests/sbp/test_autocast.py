@@ -24,9 +24,10 @@ from tests.sbp.test_samples import KNOWN
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 LOW = (torch.bfloat16, torch.float16)
-CHUNKS = 4
+CHUNKS = 8
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 @distributed(ranks=2, transports=("loopback",), timeout_s=200)
 def test_every_function(P_world: Partition, chunk: int) -> None:
@@ -42,7 +43,7 @@ def test_every_function(P_world: Partition, chunk: int) -> None:
         for dtype in (torch.float32, low):
             wrong += _differences(P_world, op, dtype, low, seen)
     assert not wrong, "\n".join(wrong)
-    assert len(seen) > 50, seen
+    assert len(seen) > 25, seen
 
 
 def _differences(
@@ -69,7 +70,7 @@ def _differences(
         with torch.autocast("cpu", low):
             try:
                 expected = list(tensors_in(_called(op, call, whole)))
-            except (RuntimeError, TypeError, ValueError):
+            except Exception:
                 continue  # Torch refuses this dtype.
             try:
                 found = list(tensors_in(_called(op, call, parts)))
@@ -197,7 +198,10 @@ def test_lists_of_the_gpu(low: torch.dtype) -> None:
             specs = tuple(Spec(tuple(x.shape), x.dtype) for x in tensors)
             specs = tuple(Spec(s.shape, low) if s.dtype in LOW else s for s in specs)
             with autocast_of_gpus(low):
-                found = Call(function, slots, named, specs, "cuda").outputs
+                try:
+                    found = Call(function, slots, named, specs, "cuda").outputs
+                except (NotImplementedError, RuntimeError):
+                    continue  # Torch refuses the arguments, or would use memory of a GPU.
             assert {one.dtype for one in found} == {expected}, name
             seen.add(name)
     assert len(seen) > 40, seen

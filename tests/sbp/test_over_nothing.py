@@ -104,7 +104,7 @@ def reductions() -> dict[str, Case]:
                 found[what] = _with(getattr(torch, name), {"dim": dim}), [x]
     for name in ("var", "std_mean"):
         for rows, columns in ((1, 3), (3, 1), (1, 1), (2, 2)):
-            for correction in (0, 1, 3):
+            for correction in (0, 1, 5):
                 for dim in (0, 1, (0, 1)):
                     how = {"dim": dim, "correction": correction}
                     case = _with(getattr(torch, name), how), [X[:rows, :columns].contiguous()]

@@ -73,6 +73,13 @@ def sums(call: Call, parts: int) -> list[SbpSignature]:
     return [*kept(call, dims, keeps_dims(call)), *in_terms(dims), *terms(call, 0)]
 
 
+@register(*forms("nansum"), any_cuts=True)
+def sums_of_numbers(call: Call, parts: int) -> list[SbpSignature]:
+    """Split all dims, like a sum; terms may not be summed later, because one may be missing."""
+    dims = dims_of(call)
+    return [*kept(call, dims, keeps_dims(call)), *in_terms(dims)]
+
+
 @register(*forms("count_nonzero"), any_cuts=True)
 def counts(call: Call, parts: int) -> list[SbpSignature]:
     dims = dims_of(call)
@@ -340,16 +347,10 @@ def _cumsum(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.
     return own + sums[: place(where, axes)].sum(0)
 
 
-@compose(*forms("nansum"))
-def nansum(input: torch.Tensor, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
-    clean = input.masked_fill(input.isnan(), 0) if input.is_floating_point() else input
-    return torch.sum(clean, () if dim is None else dim, keepdim, **kwargs)
-
-
 @compose(*forms("nanmean"))
 def nanmean(input: torch.Tensor, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
     count = (~input.isnan()).sum(() if dim is None else dim, keepdim)
-    return nansum(input, dim, keepdim, **kwargs) / count
+    return torch.nansum(input, () if dim is None else dim, keepdim, **kwargs) / count
 
 
 @compose(torch.linalg.norm)
