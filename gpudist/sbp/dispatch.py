@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from gpudist.cache import Cache, cache_of
-from gpudist.errors import PartitionError, ShapeError
+from gpudist.errors import GpudistError, PartitionError, ShapeError
 from gpudist.exchange import Movement
 from gpudist.exchange.autograd import move
 from gpudist.geometry.layout import Layout, broadcast, share_at_cuts, split
@@ -417,7 +417,11 @@ def _prepare(
     placement: Placement,
     key: object = None,
 ) -> PreparedCall:
-    derivation = derive(rule, call, layouts, placement.index, key)
+    try:
+        derivation = derive(rule, call, layouts, placement.index, key)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        _name_call(error, call)
+        raise
     world = placement.partition.world
     ends = zip(call.tensors, layouts, derivation.inputs, strict=True)
     movements = {
@@ -434,6 +438,22 @@ def _prepare(
         if call.autocast is not None:
             compute = in_dtypes_of_torch(compute, call.autocast, dtypes)
     return PreparedCall(derivation, movements, placement, compute)
+
+
+def _name_call(error: Exception, call: Call) -> None:
+    """Add layer, function and shapes to the text of an error that torch raised for a call."""
+    is_torchs = not isinstance(error, GpudistError | NotImplementedError)
+    if not is_torchs or len(error.args) != 1 or not isinstance(error.args[0], str):
+        return
+    scope = current_scope()
+    path = place_of_call(scope)[0] if scope is not None else ""
+    where = f"{path!r}, {name_of(call.function)}" if path else name_of(call.function)
+    dtypes = {str(spec.dtype) for spec in call.tensors}
+    given = " and ".join(
+        f"{list(spec.shape)}{f' of {spec.dtype}' if len(dtypes) > 1 else ''}"
+        for spec in call.tensors
+    )
+    error.args = (f"{where} of tensors of shapes {given}: {error.args[0]}",)
 
 
 def boxed(movements: dict[int, Movement], local: list[torch.Tensor]) -> list[torch.Tensor]:

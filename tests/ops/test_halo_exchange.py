@@ -331,8 +331,10 @@ def test_refusals(P_world: Partition) -> None:
     P_x = P_world.create_cartesian_topology_partition([2])
     with pytest.raises(ShapeError, match=r"kernel 9 .* 9 cells .* extent is 4"):
         halo_exchange(torch.ones(2), P_x, [SlidingWindow(9)])
-    with pytest.raises(ShapeError, match="window and halo are both given"):
+    with pytest.raises(ShapeError, match="neither window nor halo is given"):
         nn.HaloExchange(P_x)
+    with pytest.raises(ShapeError, match="window and halo are both given"):
+        nn.HaloExchange(P_x, [SlidingWindow(3)], halo=[(1, 1)])
     with pytest.raises(PartitionError, match=r"2 windows .* 1 axes"):
         nn.HaloExchange(P_x, halo=((1, 1), (1, 1)))
     with pytest.raises(ShapeError, match="periodic has 2 entries for 1 dims"):

@@ -200,7 +200,7 @@ def test_lists_of_the_gpu(low: torch.dtype) -> None:
             with autocast_of_gpus(low):
                 try:
                     found = Call(function, slots, named, specs, "cuda").outputs
-                except (NotImplementedError, RuntimeError):
+                except (RuntimeError, ValueError):
                     continue  # Torch refuses the arguments, or would use memory of a GPU.
             assert {one.dtype for one in found} == {expected}, name
             seen.add(name)

@@ -1,4 +1,4 @@
-"""Means over nothing: not a number where torch's are, with gradients that are zero where torch's are."""
+"""Means over nothing: values and gradients are those of torch, zero or not a number."""
 
 from __future__ import annotations
 

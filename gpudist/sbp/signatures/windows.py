@@ -66,8 +66,14 @@ def convolution(call: Call, parts: int) -> list[SbpSignature]:
     """Split samples, spatial dims, and channels or groups."""
     x, weight = call.tensors[:2]
     require_samples(call, x.dims == weight.dims)
+    groups = call.get(6, "groups", 1)
+    if x.shape[1] != weight.shape[1] * groups:
+        raise RuntimeError(
+            f"the input has {x.shape[1]} channels; a weight of shape {list(weight.shape)} and "
+            f"groups={groups} need {weight.shape[1] * groups}"
+        )
     found = [windowed(call, dim, _bind_convolution) for dim in (0, *range(2, x.dims))]
-    return found + _channels(call, parts, call.get(6, "groups", 1), (0, 1), 6)
+    return found + _channels(call, parts, groups, (0, 1), 6)
 
 
 def _channels(
