@@ -141,7 +141,9 @@ def _is_single(kind: type[torch.nn.Module], device: str, given: torch.dtype) -> 
         layer = row.make_sequential()
         for module in layer.modules():
             for owned in (module._parameters, module._buffers):
-                owned.update({n: on_device(x.detach()) for n, x in owned.items() if x is not None})
+                tensors: dict[str, Any] = owned  # pyright: ignore
+                for name, x in tensors.items():
+                    tensors[name] = None if x is None else on_device(x.detach())
         inputs = [
             torch.empty(one.shape, dtype=torch.int64 if one.values == "classes" else given)
             for one in row.inputs

@@ -72,6 +72,15 @@ class Pair:
             [n for axis, n in enumerate(self.P_x.shape) if axis != 1]
         )
 
+    def inputs_as(self, dtype: torch.dtype) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Return the global inputs and the blocks, those of floating point in ``dtype``."""
+
+        def converted(x: torch.Tensor) -> torch.Tensor:
+            made = x.detach().to(dtype) if x.is_floating_point() else x.detach()
+            return made.requires_grad_(x.requires_grad)
+
+        return [*map(converted, self.wholes)], [*map(converted, self.blocks)]
+
     def run(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Outputs of the sequential layer and of this one, with equal random numbers."""
         return self.run_one(self.sequential, self.wholes), self.run_one(self.layer, self.blocks)
@@ -236,12 +245,18 @@ def dtype(pair: Pair, of: torch.dtype) -> None:
     same_as_sequential(pair, TOLERANCE[of])
 
 
-def autocast(pair: Pair) -> None:
-    """The dtype that torch's layer has under autocast, and its numbers."""
+def autocast(pair: Pair, of: torch.dtype = torch.float32) -> None:
+    """The dtypes that torch's layer has under autocast, and its numbers; inputs are ``of``."""
     pair = Pair(pair.row, pair.P_x, torch.float32)
+    pair.wholes, pair.blocks = pair.inputs_as(of)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y_whole, y = pair.run()
     assert y.dtype == y_whole.dtype
+    if y.requires_grad:
+        pair.backward(y_whole, y)
+    for whole, block in zip(pair.wholes, pair.blocks, strict=True):
+        if whole.grad is not None and block.grad is not None:
+            assert block.grad.dtype == whole.grad.dtype
     own = pair.own(y_whole)
     assert_block_of(y.detach(), y_whole.detach(), own, pair.row.name, TOLERANCE[torch.bfloat16])
 

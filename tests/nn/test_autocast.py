@@ -11,6 +11,7 @@ import torch
 from gpudist import nn
 from gpudist.convert import distribute
 from gpudist.geometry.layout import broadcast
+from gpudist.nn.distributed_module import is_single
 from gpudist.world.partition import Partition
 from tests.nn.compare import grid, own_block, own_slices, random_like_all
 from tests.pool import distributed
@@ -181,3 +182,24 @@ def test_losses(P_world: Partition, name: str, reduction: str) -> None:
             assert block.grad is not None and whole.grad is not None
             if where is not None:
                 assert_close(block.grad, whole.grad[where], low, f"gradient of {what}")
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        ("Softmax", "cuda"), ("LayerNorm", "cuda"), ("GroupNorm", "cuda"), ("RMSNorm", "cuda"),
+        ("CosineEmbeddingLoss", "cpu cuda"), ("MSELoss", "cpu cuda"), ("MaxPool3d", "cpu"),
+        ("ReflectionPad1d", "cpu"), ("Conv2d", ""), ("Linear", ""), ("BatchNorm2d", ""),
+    ],
+)  # fmt: skip
+def test_layers_in_single_precision_by_device(name: str, where: str) -> None:
+    """Torch decides which layers are computed in float32, by its lists for each kind of device."""
+    torch._C._ensureCUDADeviceGuardSet()  # pyright: ignore
+    for device in ("cpu", "cuda"):
+        for low in LOW:
+            torch.set_autocast_enabled(device, True)
+            try:
+                found = is_single(getattr(nn, f"Distributed{name}"), device, low, low)
+            finally:
+                torch.set_autocast_enabled(device, False)
+            assert found == (device in where), (device, low)

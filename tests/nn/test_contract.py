@@ -20,6 +20,7 @@ QUESTIONS: dict[str, Callable[[Pair], None]] = {
     "float32": partial(contract.dtype, of=torch.float32),
     "bfloat16": partial(contract.dtype, of=torch.bfloat16),
     "autocast": contract.autocast,
+    "autocast of 16 bits": partial(contract.autocast, of=torch.bfloat16),
     "checkpoint": partial(contract.checkpointed, use_reentrant=False),
     "reentrant checkpoint": partial(contract.checkpointed, use_reentrant=True),
     "state": contract.state,

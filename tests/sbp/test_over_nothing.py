@@ -25,6 +25,7 @@ IGNORED, CLASSES = torch.full((4,), -100), torch.tensor([1, 0, 2, 1])
 # Weights and targets that do not learn are numbers without a gradient.
 UNLEARNED = torch.tensor(1.0, dtype=torch.float64)
 NONE = [torch.zeros(0, 3, dtype=torch.float64), torch.zeros(4, 0, dtype=torch.float64)]
+_MSE: Any = F.mse_loss
 PAIRS = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy_with_logits,
          F.kl_div, F.soft_margin_loss, F.poisson_nll_loss, F.hinge_embedding_loss)  # fmt: skip
 
@@ -64,11 +65,11 @@ def losses() -> dict[str, Case]:
                 [X, CLASSES, torch.zeros(3, dtype=torch.int64)],
             ),
             f"weighed by nothing, {mean}": (
-                lambda x, y, w, mean=mean: F.mse_loss(x, y, weight=w, reduction=mean),
+                lambda x, y, w, mean=mean: _MSE(x, y, weight=w, reduction=mean),
                 [X, SHARES, torch.zeros_like(X)],
             ),
             f"weighed, {mean}": (
-                lambda x, y, w, mean=mean: F.mse_loss(x, y, weight=w, reduction=mean),
+                lambda x, y, w, mean=mean: _MSE(x, y, weight=w, reduction=mean),
                 [X, SHARES, SHARES + 1],
             ),
             f"cosine, {mean}": (
