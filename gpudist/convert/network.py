@@ -265,6 +265,15 @@ class Converted:
             )
         return tree_map(lambda y: None if y is None else _partition_of(y), outputs)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Copies share P_x, which comes first and cannot be pickled: its error says what to save.
+        make, args, *state = super().__reduce_ex__(protocol)
+        return _remade, (self.P_x, make, args), *state
+
+
+def _remade(P_x: CartesianPartition, make: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    return make(*args)
+
 
 def _partition_of(y: GlobalSpec) -> CartesianPartition:
     """Return the workers that hold the blocks of a tensor, or of its first copy."""

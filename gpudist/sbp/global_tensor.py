@@ -11,7 +11,7 @@ import torch
 from gpudist.checks.arguments import checked
 from gpudist.geometry.layout import Layout, NdSbp, Sbp, broadcast, nd_sbp
 from gpudist.nn.distributed_module import DistributedModule
-from gpudist.sbp import methods, views
+from gpudist.sbp import memory, methods, views
 from gpudist.sbp.boxing import box, declared
 from gpudist.sbp.call_cache import recalled
 from gpudist.sbp.global_spec import GlobalSpec, global_spec, wrapped
@@ -66,6 +66,9 @@ class GlobalTensor(torch.Tensor):
         if name == "_local" and views.is_outdated(self):
             return views.renewed(self)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __copy__(self) -> GlobalTensor:
+        return memory.shallow_copy(self)
 
     @staticmethod
     def __distributed_layer__(

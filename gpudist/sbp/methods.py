@@ -27,11 +27,13 @@ def _getters(*names: str) -> list[Any]:
 METADATA = {
     *_getters("shape", "dtype", "device", "ndim", "layout", "itemsize", "is_cuda", "is_cpu"),
     *_getters("is_sparse", "is_quantized", "is_meta", "is_nested", "is_mkldnn"),
-    *_getters("is_mps", "is_xpu", "is_mtia", "is_xla", "is_sparse_csr", "nbytes"),
+    *_getters("is_mps", "is_xpu", "is_mtia", "is_xla", "is_sparse_csr", "nbytes", "is_ipu"),
+    *_getters("is_maia", "is_vulkan", "grad_dtype", "name", "output_nr", "_base"),
     T.size, T.dim, T.numel, T.nelement, T.ndimension, T.element_size, T.stride, T.storage_offset,
     T.is_floating_point, T.is_complex, T.is_contiguous, T.is_signed, T.__len__, T.is_inference,
     T.is_conj, T.is_neg, torch.is_floating_point, torch.is_complex, torch.numel, torch.is_tensor,
-    torch.is_inference, torch.is_signed, T.get_device, T.is_pinned,
+    torch.is_inference, torch.is_signed, T.get_device, torch.get_device, T.is_pinned, torch.is_conj,
+    torch.is_neg, T.is_shared, T.is_distributed, torch.is_distributed, T._is_view, T.dim_order,
 }  # fmt: skip
 
 
@@ -208,13 +210,44 @@ def backward(
     create_graph: bool = False,
     inputs: Any = None,
 ) -> None:
-    start = seed(x, gradient)
+    backward_of_all(x, gradient, retain_graph, create_graph, inputs=inputs)
+
+
+@entry(torch.autograd.backward)
+def backward_of_all(
+    tensors: Any,
+    grad_tensors: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    grad_variables: Any = None,
+    inputs: Any = None,
+) -> None:
+    """Compute ``torch.autograd.backward`` of global and plain tensors, in one backward."""
+    if grad_variables is not None:
+        raise TypeError("backward: grad_variables was renamed; pass grad_tensors")
+    ends = _listed(tensors)
+    starts = _seeds(ends, grad_tensors)
     if inputs is not None:
-        given = [inputs] if isinstance(inputs, torch.Tensor) else inputs
-        inputs = [getattr(require_own_graph(one), "_local", one) for one in given]
-    if not x.placement.active and not x._local.requires_grad:
-        return
-    torch.autograd.backward(x._local, start, retain_graph, create_graph, inputs=inputs)
+        inputs = [getattr(require_own_graph(one), "_local", one) for one in _listed(inputs)]
+    pairs = [
+        (getattr(x, "_local", x), start)
+        for x, start in zip(ends, starts, strict=True)
+        # Outside its placement, a tensor may have no graph.
+        if not hasattr(x, "_local") or x.placement.active or x._local.requires_grad
+    ]
+    if pairs:
+        local, starts = zip(*pairs, strict=True)
+        torch.autograd.backward(local, starts, retain_graph, create_graph, inputs=inputs)
+
+
+def _seeds(ends: list[Any], gradients: Any) -> list[Any]:
+    given = [None] * len(ends) if gradients is None else _listed(gradients)
+    if len(given) != len(ends):
+        raise RuntimeError(f"{len(ends)} tensors need as many initial gradients, not {len(given)}")
+    return [
+        seed(end, one) if hasattr(end, "_local") else one
+        for end, one in zip(ends, given, strict=True)
+    ]
 
 
 @entry(torch.autograd.grad)
@@ -235,11 +268,7 @@ def grad(
     """
     ends = _listed(outputs)
     starts = _listed(inputs)
-    given = _listed(grad_outputs) if grad_outputs is not None else [None] * len(ends)
-    seeds = [
-        seed(end, one) if hasattr(end, "_local") else one
-        for end, one in zip(ends, given, strict=True)
-    ]
+    seeds = _seeds(ends, grad_outputs)
     found = torch.autograd.grad(
         [getattr(end, "_local", end) for end in ends],
         [getattr(require_own_graph(start), "_local", start) for start in starts],
@@ -278,7 +307,7 @@ def tolist(x: GlobalTensor) -> Any:
     return x.full_tensor().detach().tolist()
 
 
-@entry(T.__bool__)
+@entry(T.__bool__, T.__nonzero__, T.is_nonzero, torch.is_nonzero)  # pyright: ignore
 def as_bool(x: GlobalTensor) -> bool:
     return bool(x.full_tensor().detach())
 
@@ -288,7 +317,12 @@ def as_float(x: GlobalTensor) -> float:
     return float(x.full_tensor().detach())
 
 
-@entry(T.__int__, T.__index__)
+@entry(T.__complex__)
+def as_complex(x: GlobalTensor) -> complex:
+    return complex(x.full_tensor().detach())
+
+
+@entry(T.__int__, T.__index__, T.__long__)  # pyright: ignore
 def as_int(x: GlobalTensor) -> int:
     return int(x.full_tensor().detach())
 
@@ -307,21 +341,6 @@ def text(x: GlobalTensor, **_: object) -> str:
 @entry(T.__format__)
 def formatted(x: GlobalTensor, spec: str) -> str:
     return format(item(x), spec) if spec and x.dim() == 0 else text(x)
-
-
-@entry(T.__deepcopy__)
-def deep_copy(x: GlobalTensor, memo: dict[int, Any]) -> GlobalTensor:
-    if id(x) in memo:
-        return memo[id(x)]
-    if not x._local.is_leaf:
-        raise RuntimeError("only global tensors that are leaves of the graph can be deep-copied")
-    copy = x.like(x._local.detach().clone())
-    set_requires_grad(copy, x._local.requires_grad)
-    for name in ("_is_param", "_is_buffer", "persistent"):
-        if name in x.__dict__:
-            setattr(copy, name, x.__dict__[name])
-    memo[id(x)] = copy
-    return copy
 
 
 def _reshaped_in_place(out_of_place: Callable[..., Any]) -> Callable[..., GlobalTensor]:
@@ -350,21 +369,8 @@ for _function in (T.unsqueeze, T.squeeze, T.transpose, T.t, T.swapaxes, T.swapdi
     entry(getattr(T, f"{_function.__name__}_"))(_reshaped_in_place(_function))
 
 
-@entry(T.resize_, T.resize_as_)
-def refuse_memory(x: GlobalTensor, *_: object, **__: object) -> Any:
-    raise NotImplementedError(
-        "resize_ and resize_as_ change a tensor's memory, and a global tensor has a part of it on "
-        "each rank; make a new tensor"
-    )
-
-
 @entry(torch._make_dual, torch._unpack_dual)  # pyright: ignore
 def refuse_forward_mode(x: GlobalTensor, *_: object, **__: object) -> Any:
     raise NotImplementedError(
         "forward mode cannot trace global tensors; use torch.autograd.grad, or x.to_local()"
     )
-
-
-@entry(T.__reduce_ex__)
-def refuse_pickle(x: GlobalTensor, protocol: object) -> Any:
-    raise NotImplementedError("a global tensor cannot be pickled; pickle x.to_local()")

@@ -24,7 +24,14 @@ def numbers(call: Call, parts: int) -> list[SbpSignature]:
     return [*splits(call), SbpSignature((partial_sum,), (broadcast,))]
 
 
-@register(Tensor.type, any_cuts=True)
+def convert(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return ``x`` in another dtype: ``x.type(dtype)``, which without arguments returns a text."""
+    if torch.overrides.has_torch_function_unary(x):
+        return torch.overrides.handle_torch_function(convert, (x,), x, dtype)
+    return x.type(dtype)
+
+
+@register(convert, any_cuts=True)
 def cast(call: Call, parts: int) -> list[SbpSignature]:
     """Split all dims; linear, except when rounding to integers."""
     found = list(splits(call))
@@ -52,8 +59,17 @@ def to(x: Tensor, *args: Any, copy: bool = False, **kwargs: Any) -> Tensor:
             "placement; use x.to_global(placement) to move it"
         )
     if dtype is not None and dtype != x.dtype:
-        return x.type(dtype)
+        return convert(x, dtype)
     return x.clone() if copy else x
+
+
+@compose(Tensor.type)
+def type_of(x: Any, dtype: Any = None, non_blocking: bool = False) -> Any:
+    """Return the name of torch's type, or the tensor converted to a dtype or to such a type."""
+    if dtype is None:
+        return x._local.type()
+    one = torch.empty(0, dtype=x.dtype, device=x.device).type(dtype)
+    return to(x, one.device, one.dtype)
 
 
 @compose(Tensor.cpu)
