@@ -20,7 +20,6 @@ from gpudist.convert.known import KnownValues, know, know_copy, value_of
 from gpudist.convert.network import (
     Conversion,
     convert,
-    copied,
     names_by_place,
     names_of_entries,
     without_wait,

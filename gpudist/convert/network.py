@@ -167,16 +167,6 @@ class Conversion:
         return tree_map(leave, result, is_leaf=_is_size)
 
 
-def copied(network: torch.nn.Module, memo: dict[int, Any] | None = None) -> torch.nn.Module:
-    """Deep-copy a network, including attributes that are not leaves, as in ``weight_norm``."""
-    memo = memo or {}
-    for module in network.modules():
-        for x in vars(module).values():
-            if isinstance(x, torch.Tensor) and not x.is_leaf:
-                memo.setdefault(id(x), x.detach().clone())
-    return copy.deepcopy(network, memo)
-
-
 def paths_of(network: torch.nn.Module) -> Callable[[], dict[int, str]]:
     """Return a cached function that maps the identity of each module to its path.
 

@@ -13,7 +13,7 @@ from math import prod
 from operator import lt, sub
 from typing import Literal
 
-from gpudist.checks.digest import digest_of
+from gpudist.checks.digest import digest_of, text_of
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ class Plan:
     @cached_property
     def identity(self) -> bytes:
         """Digest of 16 bytes, equal on all ranks of an operator and different for other ones."""
-        return digest_of(repr((self.key, self.transposed)).encode())
+        return digest_of(text_of((self.key, self.transposed)).encode())
 
 
 def uncovered(shape: Sequence[int], boxes: Iterable[Box]) -> tuple[Box, ...]:
