@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from gpudist.checks.arguments import checked
+from gpudist.convert.copying import copied
 from gpudist.convert.inputs import Entrance, require_known
 from gpudist.convert.known import KnownValues, know, know_copy, value_of
 from gpudist.convert.network import (
