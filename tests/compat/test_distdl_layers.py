@@ -95,6 +95,9 @@ def test_channel_and_general_convolutions(P_world: Partition) -> None:
     assert isinstance(layer, distdl.nn.DistributedChannelConv1d)
     assert layer.stores_bias == (P_w.index[1] == 0)
     Between(P, P_x, P_y).compare(layer, seeded(torch.nn.Conv1d, 3, 5, 3), (2, 3, 7))
+    weight = layer.conv_layer.weight
+    assert weight.grad.shape == weight.shape == (3 - P_w.index[0], 2 - P_w.index[1], 3)
+    assert (layer.conv_layer.bias.numel() > 0) == layer.stores_bias
 
     P_x, P_w = grid_of(P, [1, 3], [1, 1, 2]), P.create_cartesian_topology_partition([2, 1, 2])
     P_y = grid_of(P, [3, 2, 1, 0], [1, 2, 2])

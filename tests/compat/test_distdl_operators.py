@@ -181,3 +181,40 @@ def test_pad_and_unpad() -> None:
     assert torch.equal(UnpadNd(widths)(padded), x)
     assert torch.equal(PadNd(None)(x), x) and torch.equal(UnpadNd(None)(x), x)
     assert torch.autograd.gradcheck(UnpadNd(widths, value=0), [padded.detach().requires_grad_()])
+
+
+@distributed(ranks=4, transports=LOCAL)
+def test_overlaps_of_a_repartition(P_world: Partition) -> None:
+    P = MPIPartition(P_world)
+    P_x, P_y = grid_of(P, [0, 1], [2, 1]), grid_of(P, [1, 2, 3], [1, 3])
+    layer = distdl.nn.Repartition(P_x, P_y)
+    assert layer.P_x_to_y_overlaps == layer.P_y_to_x_overlaps == []
+    # The third block of two columns is empty.
+    for whole in (counted(5, 7), counted(3, 2)):
+        x = block_of(whole, P_x) if P_x.active else zero_volume_tensor(dtype=torch.float64)
+        y = layer(x)
+        rows, columns = whole.tensor_split(2, 0), whole.tensor_split(3, 1)
+        check_overlaps(layer.P_x_to_y_overlaps, x, columns if P_x.active else (), P.rank - 1)
+        check_overlaps(layer.P_y_to_x_overlaps, y, rows if P_y.active else (), P.rank)
+
+
+def check_overlaps(overlaps: Any, x: torch.Tensor, others: Sequence[Any], own: int) -> None:
+    """Compare with the cells, all different, that ``x`` shares with each of the other blocks."""
+    assert len(overlaps) == len(others)
+    for rank, (other, overlap) in enumerate(zip(others, overlaps, strict=True)):
+        cells, shape, partner = overlap
+        common = {*x.flatten().tolist()} & {*other.flatten().tolist()}
+        assert (cells is None) == (not common)
+        if common:
+            assert {*x[cells].flatten().tolist()} == common and tuple(x[cells].shape) == shape
+            assert (partner == "self") == (rank == own) 
+@distributed(ranks=4, transports=LOCAL)
+def test_grid_smaller_than_its_partition(P_world: Partition) -> None:
+    P = MPIPartition(P_world)
+    P_x = P.create_cartesian_topology_partition(np.array([1, 3]))
+    assert P_x.active == (P.rank < 3) and P_x.shape.tolist() == [1, 3]
+    assert P_x.rank == (P.rank if P_x.active else distdl.MPI.PROC_NULL)
+    y = distdl.nn.AllSumReduce(P_x, axes_reduce=(1,))(torch.ones(2))
+    assert y.tolist() == ([3.0, 3.0] if P_x.active else [1.0, 1.0])
+    with pytest.raises(PartitionError, match="holds 6 workers but the partition has 4"):
+        P.create_cartesian_topology_partition([2, 3])

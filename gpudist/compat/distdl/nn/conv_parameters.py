@@ -17,6 +17,11 @@ class ConvParameters(Adapter):
     P_x: Any
 
     @property
+    def conv_layer(self) -> Any:
+        """This layer: DistDL keeps ``weight`` and ``bias`` in a layer within."""
+        return self
+
+    @property
     def stores_weight(self) -> bool:
         """Whether this worker owns a block of the weight."""
         return self.weight.numel() > 0

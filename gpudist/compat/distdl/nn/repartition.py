@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gpudist import ops
 from gpudist.compat.distdl.backends.mpi.buffer import MPIBufferManager
 from gpudist.compat.distdl.backends.mpi.partition import MPICartesianPartition
+from gpudist.compat.distdl.utilities.slicing import range_index
+from gpudist.geometry.blocks import Decomposition
+from gpudist.geometry.boxes import intersection
+from gpudist.world.partition import Partition
+
+# Cells in this worker's block, their shape, and the rank that has the other copy or "self".
+Overlap = tuple[tuple[slice, ...] | None, tuple[int, ...] | None, int | str | None]
 
 
 class Repartition(ops.Repartition):
@@ -25,3 +34,39 @@ class Repartition(ops.Repartition):
         buffer_manager: MPIBufferManager | None = None,
     ) -> None:
         super().__init__(P_x.partition, P_y.partition, preserve_batch, shape="dynamic")
+        self._last: Decomposition | None = None
+
+    def _bind_recent(self, layout: Any, x: Any) -> Any:
+        self._last = layout.decomposition
+        return super()._bind_recent(layout, x)
+
+    @property
+    def P_x_to_y_overlaps(self) -> list[Overlap]:
+        """What this worker's block of the last input shares with each block of the output.
+
+        One entry per worker of ``P_y``: slices of this worker's block, their shape, and the rank of
+        the other worker among those of ``P_x`` and ``P_y``, or ``"self"``; ``(None, None, None)``
+        without common cells. Empty before the first call.
+        """
+        return self._overlaps(self.P_x, self.P_y, is_output=False)
+
+    @property
+    def P_y_to_x_overlaps(self) -> list[Overlap]:
+        """What this worker's block of the last output shares with each block of the input."""
+        return self._overlaps(self.P_y, self.P_x, is_output=True)
+
+    def _overlaps(self, P: Partition, P_other: Partition, is_output: bool) -> list[Overlap]:
+        if self._last is None or not P.active:
+            return []
+        ends = [self._last, Decomposition.balanced(self._last.shape, self.P_y.shape)]
+        blocks, others = reversed(ends) if is_output else ends
+        own, found = blocks.block(P.index), list[Overlap]()
+        for rank, index in enumerate(range_index(P_other.shape)):
+            shared = intersection(own, others.block(index))
+            if shared is None:
+                found.append((None, None, None))
+                continue
+            partner = self.P_all.rank_of(P_other.ranks[rank])
+            slices = shared.shifted([-start for start in own.start]).slices
+            found.append((slices, shared.shape, "self" if partner == self.P_all.rank else partner))
+        return found

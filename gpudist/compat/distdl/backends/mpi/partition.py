@@ -101,14 +101,16 @@ class MPIPartition:
     def create_cartesian_topology_partition(
         self, shape: Numbers, **options: Any
     ) -> MPICartesianPartition:
-        """Return the same members on a process grid of ``shape``, in row-major order.
+        """Return the first ``prod(shape)`` members on a process grid, in row-major order.
+
+        As in MPI, the other members are not in the partition that is returned.
 
         Args:
             shape: number of workers along each axis.
             options: options of ``MPI_Cart_create``; only false ones are accepted.
 
         Raises:
-            PartitionError: ``prod(shape)`` is not the number of members, or an option is true.
+            PartitionError: ``prod(shape)`` exceeds the number of members, or an option is true.
         """
         asked = {name: value for name, value in options.items() if np.any(value)}
         if asked:
@@ -116,9 +118,7 @@ class MPIPartition:
                 f"create_cartesian_topology_partition: {asked} is not supported; ranks keep their "
                 "order, and periodic axes are an argument of gpudist.halo_exchange"
             )
-        return MPICartesianPartition(
-            self.partition.create_cartesian_topology_partition(list(shape))
-        )
+        return MPICartesianPartition(self.partition.grid(*shape))
 
     def create_broadcast_partition_to(
         self, P_dest: MPIPartition, transpose_src: bool = False, transpose_dest: bool = False
