@@ -39,6 +39,7 @@ from gpudist.sbp.registry import (
     signatures,
     tensors_in,
 )
+from gpudist.sbp.remedies import remedy_of
 from gpudist.sbp.scope import PlanRow, Scope, current_scope
 from gpudist.sbp.signatures.elementwise import ELEMENTWISE
 from gpudist.sbp.unknown import gathered, place_of_call
@@ -94,7 +95,7 @@ def dispatch(
     if torch._C._are_functorch_transforms_active():  # pyright: ignore
         raise ShapeError(
             f"{name_of(function)}: transforms of torch.func cannot trace global tensors; use "
-            "torch.autograd.grad, or transform a function of x.to_local()"
+            "torch.autograd.grad, or transform a function of plain tensors: x.full_tensor()"
         )
     entry = signatures.get(function)
     scope = current_scope()
@@ -103,9 +104,8 @@ def dispatch(
         if scope is not None:
             return gathered(kind, scope, function, args, kwargs)
         raise NotImplementedError(
-            f"{name_of(function)} has no signatures for global tensors; register them with "
-            "gpudist.sbp.registry.register, or compute on blocks: x.to_local(), then "
-            "gpudist.to_global"
+            f"{name_of(function)} has no signatures for global tensors; "
+            f"{remedy_of(function, args, kwargs)}"
         )
     args, kwargs = settled(function, args, kwargs)
     if kwargs.get("out") is not None:

@@ -176,7 +176,9 @@ def _on_whole(scope: Scope, cls: Any, args: Any, kwargs: Any) -> Any:
     given: list[Any] = list(dict.fromkeys(tensors_in([args, kwargs])))
     own = [x for x in given if isinstance(x, GlobalTensor)]
     split = [x for x in own if not x.is_copy_everywhere]
-    settle(scope, f"{cls.__name__}.apply", split, "an autograd.Function has no rule for blocks")
+    settle(
+        scope, f"{cls.__name__}.apply", split, "an autograd.Function has no rule for blocks", bool
+    )
     world = scope.placement.partition.world
 
     def once(x: torch.Tensor) -> torch.Tensor:

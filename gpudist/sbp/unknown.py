@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from gpudist.sbp import views
 from gpudist.sbp.boxing import boxed_bytes
 from gpudist.sbp.outer import OuterTensor
 from gpudist.sbp.registry import mapped, name_of, tensors_in
+from gpudist.sbp.remedies import can_have_rule
 from gpudist.sbp.scope import PlanRow, Scope
 
 if TYPE_CHECKING:
@@ -40,7 +42,8 @@ def gathered(
     """
     given: list[Any] = list(dict.fromkeys(tensors_in([args, kwargs])))
     split = [x for x in given if isinstance(x, kind) and not x.is_copy_everywhere]
-    settle(scope, name_of(function), split, reason)
+    register = partial(can_have_rule, function, args, kwargs)
+    settle(scope, name_of(function), split, reason, register)
     record = scope.record
     sent = record.sent_bytes() if record is not None else 0
     rows = len(record.rows) if record is not None else 0
@@ -134,8 +137,21 @@ def _copies(kind: type[GlobalTensor], whole: torch.Tensor, scope: Scope) -> Glob
     return kind._wrap(local, scope.placement, copies, tuple(whole.shape))
 
 
-def settle(scope: Scope, name: str, split: Sequence[GlobalTensor], reason: str) -> None:
+def settle(
+    scope: Scope,
+    name: str,
+    split: Sequence[GlobalTensor],
+    reason: str,
+    can_register: Callable[[], bool],
+) -> None:
     """Raise for a function without a rule if the scope says so, else warn once per call site.
+
+    Args:
+        scope: scope of the network.
+        name: name of the function.
+        split: its inputs that workers do not have in full.
+        reason: why it is not computed on blocks.
+        can_register: returns whether a rule can be registered for it.
 
     Raises:
         ConversionError: on every rank alike.
@@ -151,8 +167,8 @@ def settle(scope: Scope, name: str, split: Sequence[GlobalTensor], reason: str) 
     where = f"{path or 'the network'} ({file}, line {line}): {name}"
     if scope.unknown == "refuse":
         raise ConversionError(
-            f"{where}: {reason}, and unknown='refuse'; use functions with a rule, register one "
-            "with gpudist.sbp.registry.register, or pass unknown='gather'"
+            f"{where}: {reason}, and unknown='refuse'; use functions with a rule"
+            f"{_register(can_register)}, or pass unknown='gather'"
         )
     limit = scope.gather_limit_bytes
     if limit is None:
@@ -162,7 +178,7 @@ def settle(scope: Scope, name: str, split: Sequence[GlobalTensor], reason: str) 
         raise ConversionError(
             f"{where}: {reason}, and an input of {largest} bytes exceeds the limit of {limit} "
             f"bytes for gathering on each of {workers} workers; pass gather_limit_bytes={largest} "
-            "to allow it, or register a rule with gpudist.sbp.registry.register"
+            f"to allow it, or use functions with a rule{_register(can_register)}"
         )
     key = (name, file, line)
     if key not in scope.warned:
@@ -175,6 +191,10 @@ def settle(scope: Scope, name: str, split: Sequence[GlobalTensor], reason: str) 
                 file or "gpudist",
                 line,
             )
+
+
+def _register(can_register: Callable[[], bool]) -> str:
+    return ", or register one with gpudist.sbp.registry.register" if can_register() else ""
 
 
 def place_of_call(scope: Scope) -> tuple[str, str, int]:
