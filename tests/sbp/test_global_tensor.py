@@ -208,6 +208,37 @@ def test_what_torch_asks_of_a_tensor(P_world: Partition) -> None:
         assert total.item() == 2.0 and float(total) == 2.0 and bool(total) and int(total) == 2
 
 
+@distributed(ranks=3)
+def test_backward_of_several(P_world: Partition) -> None:
+    """``torch.autograd.backward`` of global tensors, and of a plain one beside them."""
+    placement = Placement("cpu", [0, 1], P_world)
+    whole, plain = random((3, 2)).requires_grad_(), random((2,)).requires_grad_()
+    x, own = global_of(whole.detach(), placement, (S(0),), True), plain.detach().requires_grad_()
+    backward: Any = torch.autograd.backward
+    for w, p in ((whole, plain), (x, own)):
+        backward(w.square().sum(), retain_graph=True)
+        backward([w.exp().sum(), (3 * w).sum(), p.square().sum()])
+        start = random((3, 2), 1)
+        backward([w * w, w.mean()], [start, None], inputs=w)
+        with pytest.raises(RuntimeError, match="2 tensors|1 gradients"):
+            backward([w.sum(), w.mean()], [None])
+        with pytest.raises(RuntimeError, match="only for scalar outputs"):
+            backward([w.sum(), w * 2])
+    assert own.grad is not None and torch.equal(own.grad, 2 * own.detach())
+    assert_global(x.grad, whole.grad)
+
+
+@distributed(ranks=2, transports=("loopback",))
+def test_shallow_copies(P_world: Partition) -> None:
+    x = global_of(random((3, 2)), Placement("cpu", [0, 1], P_world), (S(0),), True)
+    for y in (x, 2 * x):
+        twin = copy.copy(y)
+        assert twin.is_leaf and twin.requires_grad and twin.sbp == y.sbp
+        assert twin.data_ptr() == y.data_ptr()
+        twin.sum().backward()
+        assert twin.grad is not None and x.grad is None
+
+
 @distributed(ranks=3, transports=("loopback",))
 def test_blocks_that_do_not_fit(P_world: Partition) -> None:
     """All ranks see the same error, also those outside the placement."""
