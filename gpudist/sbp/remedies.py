@@ -1,4 +1,4 @@
-"""What to do instead of a function that has no rule for global tensors."""
+"""Remedies that errors name for functions without a rule for global tensors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def remedy_of(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> s
 
 
 def _twin(function: Any, name: str) -> Any:
-    """Return the function of the same name in another module of torch that has a rule."""
+    # Modules of torch have functions of the same name, such as torch.nn.functional.embedding.
     found = (getattr(room, name, None) for room in _ROOMS)
     known = (signatures, METHODS, METADATA)
     return next((f for f in found if f is not function and any(f in k for k in known)), None)

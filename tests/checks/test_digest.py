@@ -49,15 +49,15 @@ def test_text_of_objects_without_repr() -> None:
     assert text_of(SlidingWindow(3)) != text_of(SlidingWindow(3, padding=(1, 1)))
     assert text_of(Around(test_text_of_objects_without_repr)).endswith("objects_without_repr)")
     with pytest.raises(ShapeError, match="give the class partial a __repr__"):
-        text_of((1, partial(Reach, Reach(2))))
+        text_of((1, partial(Around, Reach(2))))
 
 
 @distributed(ranks=3)
 def test_window_without_repr(P_world: Partition) -> None:
     P_x = P_world.create_cartesian_topology_partition([3])
-    x = torch.full((2,), float(P_world.rank))
+    rank = P_world.rank or 0
+    x = torch.full((2,), float(rank))
     y = halo_exchange(x, P_x, [Reach(1)], global_shape=(6,))
-    rank = P_world.rank
     assert y.tolist() == [max(rank - 1.0, 0.0) * (rank > 0), rank, rank, (rank + 1.0) % 3]
     with pytest.raises(PlanMismatch):
         halo_exchange(x, P_x, [Reach(2 if rank == 1 else 1)], global_shape=(6,))

@@ -207,7 +207,9 @@ def check_overlaps(overlaps: Any, x: torch.Tensor, others: Sequence[Any], own: i
         assert (cells is None) == (not common)
         if common:
             assert {*x[cells].flatten().tolist()} == common and tuple(x[cells].shape) == shape
-            assert (partner == "self") == (rank == own) 
+            assert (partner == "self") == (rank == own)
+
+
 @distributed(ranks=4, transports=LOCAL)
 def test_grid_smaller_than_its_partition(P_world: Partition) -> None:
     P = MPIPartition(P_world)

@@ -43,12 +43,13 @@ def test_functions_without_rule(P_world: Partition) -> None:
     assert "torch.nn.functional.embedding has them: use it" in text
     text = refusal(lambda x: x.cumsum_(0))
     assert "torch.Tensor.cumsum has them: use x.copy_(...) of its result" in text
-    assert torch.equal(x.clone().copy_(x.cumsum(0)).full_tensor(), whole.cumsum(0))
+    copied: Any = x.clone().copy_(x.cumsum(0))
+    assert torch.equal(copied.full_tensor(), whole.cumsum(0))
     # In place.
     text = refusal(lambda x: x.fill_diagonal_(7))
     assert "whole = x.full_tensor(), and use x.copy_(gpudist.to_global(whole, x.placement" in text
-    changed = x.full_tensor().fill_diagonal_(7)
-    x.copy_(gpudist.to_global(changed, x.placement, gpudist.sbp.broadcast))
+    changed: Any = x.full_tensor()
+    x.copy_(gpudist.to_global(changed.fill_diagonal_(7), x.placement, gpudist.sbp.broadcast))
     assert torch.equal(x.full_tensor(), whole.clone().fill_diagonal_(7))
 
 
@@ -98,7 +99,7 @@ class Unique(nn.Module):
 def test_refusals_of_converted_networks(P_world: Partition) -> None:
     P_x, x = P_world.grid(2, 1), torch.ones(2, 3)
     for function, can_register in ((lambda x: x.unique(), False), (lambda x: x.diag(), True)):
-        for options in ({"unknown": "refuse"}, {"gather_limit_bytes": 1}):
+        for options in (dict[str, Any](unknown="refuse"), dict[str, Any](gather_limit_bytes=1)):
             with pytest.raises(ConversionError, match="use functions with a rule") as caught:
                 distribute(Unique(function), P_x, **options)(x)
             assert ("or register one" in str(caught.value)) == can_register

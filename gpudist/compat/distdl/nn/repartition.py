@@ -42,7 +42,7 @@ class Repartition(ops.Repartition):
 
     @property
     def P_x_to_y_overlaps(self) -> list[Overlap]:
-        """What this worker's block of the last input shares with each block of the output.
+        """List of the cells that this worker's block of the input shares with the output's blocks.
 
         One entry per worker of ``P_y``: slices of this worker's block, their shape, and the rank of
         the other worker among those of ``P_x`` and ``P_y``, or ``"self"``; ``(None, None, None)``
@@ -52,11 +52,11 @@ class Repartition(ops.Repartition):
 
     @property
     def P_y_to_x_overlaps(self) -> list[Overlap]:
-        """What this worker's block of the last output shares with each block of the input."""
+        """List of the cells that this worker's block of the output shares with the input's."""
         return self._overlaps(self.P_y, self.P_x, is_output=True)
 
     def _overlaps(self, P: Partition, P_other: Partition, is_output: bool) -> list[Overlap]:
-        if self._last is None or not P.active:
+        if self._last is None or P.index is None:
             return []
         ends = [self._last, Decomposition.balanced(self._last.shape, self.P_y.shape)]
         blocks, others = reversed(ends) if is_output else ends
