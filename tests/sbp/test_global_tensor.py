@@ -220,7 +220,7 @@ def test_backward_of_several(P_world: Partition) -> None:
         backward([w.exp().sum(), (3 * w).sum(), p.square().sum()])
         start = random((3, 2), 1)
         backward([w * w, w.mean()], [start, None], inputs=w)
-        with pytest.raises(RuntimeError, match=r"2 tensors need as many initial gradients, not 1"):
+        with pytest.raises(RuntimeError, match="2 tensors"):
             backward([w.sum(), w.mean()], [None])
         with pytest.raises(RuntimeError, match="only for scalar outputs"):
             backward([w.sum(), w * 2])
