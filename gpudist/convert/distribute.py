@@ -117,7 +117,7 @@ def distribute(
     conversion = Conversion(
         entrance, unknown, gather_limit_bytes, replicate_parameters, local_buffers
     )
-    return convert(made, conversion, methods, plan or NetworkPlan())
+    return convert(made, conversion, methods, plan or NetworkPlan(), network)
 
 
 def keep_extras(own: torch.Tensor, theirs: torch.Tensor) -> None:

@@ -145,7 +145,7 @@ def _planned(
     values = KnownValues()
     conversion = _DryConversion(Entrance(P_x, kinds), values, _values_of(whole, name_of))
     record = conversion.scope.record = Record(lambda: counter.sent_bytes)
-    made = convert(without_cells(network), conversion, [method], plan)
+    made = convert(without_cells(network), conversion, [method], plan, network)
     try:
         with (
             nothing_remembered(),
@@ -232,7 +232,7 @@ def converted_for(
     entrance = Entrance(P_x, {name: tuple(global_shape)})
     conversion = Conversion(entrance, "gather", None, replicate_parameters)
     conversion.has_agreed = True
-    return convert(made, conversion, ["forward"], NetworkPlan())
+    return convert(made, conversion, ["forward"], NetworkPlan(), network)
 
 
 def _wholes(

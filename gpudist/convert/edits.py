@@ -47,7 +47,23 @@ def follow(plan: NetworkPlan, network: nn.Module, P_x: CartesianPartition) -> li
         sbp = tuple(split(axis) for axis in axes) or (broadcast,)
         hook = partial(_move_first, path, shape, Placement.of(P), sbp)
         modules[path].register_forward_pre_hook(hook)
-    return [SplitWeight(path, modules[path], shape, P_x) for path, shape in plan.weights.items()]
+    split_weights = [
+        SplitWeight(path, modules[path], shape, P_x) for path, shape in plan.weights.items()
+    ]
+    for weight in split_weights:
+        _refuse_shared(network, weight)
+    return split_weights
+
+
+def _refuse_shared(network: nn.Module, weight: SplitWeight) -> None:
+    own = {id(p) for p in weight.layer.parameters()}
+    names = [name for name, p in network.named_parameters(remove_duplicate=False) if id(p) in own]
+    layers = {name.rpartition(".")[0] for name in names}
+    if len({id(network.get_submodule(path)) for path in layers}) > 1:
+        raise ConversionError(
+            f"{weight.path}: split_weight splits a parameter that several modules share, {names}; "
+            "the others need all of it, so do not split it"
+        )
 
 
 def is_edit(hook: Any) -> bool:
@@ -110,7 +126,7 @@ class SplitWeight:
             cells = parameter.detach().reshape(-1)[:0]
             if placed.own_box is not None:
                 cells = parameter.detach()[placed.own_box.slices]
-            layer._parameters[name] = nn.Parameter(cells.clone(), parameter.requires_grad)
+            parameter.data = cells.clone()
         set_placements(layer, self.placed)
         layer.register_forward_pre_hook(self._move_input)
 

@@ -22,6 +22,7 @@ from gpudist.convert.parameters import Parameters
 from gpudist.errors import ConversionError
 from gpudist.geometry.layout import broadcast, partial_sum
 from gpudist.nn.parameters.replication import copies_of
+from gpudist.sbp.copies import copy_of, require_copies
 from gpudist.sbp.global_spec import GlobalSpec, global_spec, spec_of, wrapped
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.interception import intercepted
@@ -97,7 +98,7 @@ class Conversion:
             return function(*args, **kwargs)
         scope = self.scope
         self.agree(network)
-        scope.paths = paths_of(network)
+        scope.paths, scope.name_of = paths_of(network), names_of(network)
         with entered(scope):
             args, kwargs = self.entered(function, args, kwargs)
         try:
@@ -156,6 +157,8 @@ class Conversion:
                 return leaf
             if isinstance(leaf, OuterTensor):
                 leaf = leaf.standing()
+            leaf = copy_of(self.scope, leaf)
+            require_copies(self.scope, "output", leaf)
             if isinstance(leaf, GlobalTensor):
                 return without_terms(computed(leaf))
             placement = self.entrance.placement
@@ -180,6 +183,20 @@ def paths_of(network: torch.nn.Module) -> Callable[[], dict[int, str]]:
         return {id(module): path for path, module in modules}
 
     return cache(paths)
+
+
+def names_of(network: torch.nn.Module) -> Callable[[torch.Tensor], str]:
+    """Return a function that names a parameter of the network, or describes another one."""
+    weak = ref(network)
+
+    def name_of(x: torch.Tensor) -> str:
+        found = weak()
+        for name, parameter in () if found is None else found.named_parameters():
+            if parameter is x:
+                return repr(name)
+        return f"of shape {list(x.shape)} that the network does not list"
+
+    return name_of
 
 
 def _is_size(x: Any) -> bool:
@@ -212,14 +229,17 @@ def _with_substitutes(
     ]
     sharded = conversion.parameters.sharded(network)
     own = list({id(p): p for _, _, p in places if id(p) not in sharded}.values())
-    substitutes = conversion.parameters.substitutes(own)
-    scope.substitutes = {
-        id(p): copy for p, copy in zip(own, substitutes, strict=True) if copy is not p
-    }
-    places = [place for place in places if id(place[2]) in scope.substitutes]
+    parameters = conversion.parameters
+    made = zip(own, parameters.substitutes(own), strict=True)
+    substitutes = {id(p): copy for p, copy in made if copy is not p}
+    scope.substitutes = {**parameters.aliases, **substitutes}
+    # FSDP2 sums the gradients of its parameters, which it makes during the call.
+    scope.holders, scope.further = parameters.holders, []
+    scope.learns = scope.holders is not None and torch.is_grad_enabled() and not sharded
+    places = [place for place in places if id(place[2]) in substitutes]
     try:
         for module, name, parameter in places:
-            copy = scope.substitutes[id(parameter)]
+            copy = substitutes[id(parameter)]
             # Networks and their libraries ask whether they have a parameter.
             if type(copy) is torch.Tensor and type(parameter) is torch.nn.Parameter:
                 copy.__class__ = torch.nn.Parameter
@@ -370,15 +390,20 @@ def _refuse_outside(module: torch.nn.Module, args: Any) -> None:
 
 
 def convert(
-    network: torch.nn.Module, conversion: Conversion, methods: Sequence[str], plan: NetworkPlan
+    network: torch.nn.Module,
+    conversion: Conversion,
+    methods: Sequence[str],
+    plan: NetworkPlan,
+    source: torch.nn.Module,
 ) -> Any:
-    """Convert a network in place to take and return global tensors.
+    """Convert a network, a copy of ``source``, in place to take and return global tensors.
 
     Raises:
         ConversionError: the plan names a module that does not exist.
     """
     split_weights = follow(plan, network, conversion.P_x)
     conversion.parameters = Parameters(conversion.P_x, split_weights)
+    conversion.parameters.follow_network(source, network)
     if not conversion.replicate_parameters:
         conversion.parameters.keep_on_first(network)
     network.__class__ = converted_class(type(network), tuple(methods))

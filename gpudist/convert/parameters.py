@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from gpudist.nn.parameters.parameter_broadcast import ParameterBroadcast, copies
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement, set_placements
 from gpudist.nn.parameters.replication import copies_of, holders_of
 from gpudist.nn.partitions import plane
+from gpudist.sbp.copies import Alias, leaves_of
 from gpudist.sbp.unknown import stand_in
 from gpudist.world.partition import CartesianPartition, Partition
 
@@ -33,6 +34,7 @@ class Parameters:
     Attributes:
         holders: workers over which gradients of full parameters are summed; ``None`` if there is
             only this one.
+        aliases: tensors outside the network that its parameters and buffers stand for.
     """
 
     def __init__(self, P_x: CartesianPartition, split_weights: Sequence[SplitWeight] = ()) -> None:
@@ -46,6 +48,7 @@ class Parameters:
         # Global shapes of parameters, on ranks that take no part in the network.
         self._shapes: dict[int, torch.Size] = {}
         self._owned: list[nn.Parameter] = []
+        self.aliases: dict[int, Alias] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parameters:
         # Modules are copied before they are converted.
@@ -57,28 +60,54 @@ class Parameters:
                 made._broadcasts[id(own)] = self._broadcasts[id(parameter)]
             if id(parameter) in self._shapes:
                 made._shapes[id(own)] = self._shapes[id(parameter)]
+        for alias in self.aliases.copy().values():
+            own = copy.deepcopy(alias.own, memo)
+            for tensor in (alias.tensor(), alias.own):
+                if tensor is not None:
+                    made.follow(tensor, own, alias.name)
         return made
+
+    def follow(self, tensor: torch.Tensor, own: torch.Tensor | None, name: str) -> None:
+        """Let ``own`` stand for ``tensor``, which closures may keep, since they are not copied."""
+        key, aliases = id(tensor), self.aliases
+        aliases[key] = Alias(ref(tensor, lambda _: aliases.pop(key, None)), own, name)
+
+    def follow_network(self, source: nn.Module, made: nn.Module) -> None:
+        """Let the parameters and buffers of ``made``, a copy, stand for those of ``source``.
+
+        Attributes of ``source`` that are computed from parameters have no copy: they are refused
+        where the forward uses them.
+        """
+        for theirs, own in zip(_listed(source), _listed(made), strict=True):
+            self.follow(theirs[1], own[1], theirs[0])
+        listed = {id(p) for p in source.parameters()}
+        modules = zip(source.named_modules(), made.modules(), strict=True)
+        for (path, module), own in modules:
+            for name, x in vars(module).items():
+                is_computed = isinstance(x, torch.Tensor) and not x.is_leaf
+                if is_computed and any(id(leaf) in listed for leaf in leaves_of(x)):
+                    self.follow(vars(own)[name], None, f"{path}.{name}" if path else name)
 
     def keep_on_first(self, network: nn.Module) -> None:
         """Keep the parameters on the first worker only; other workers hold empty tensors."""
         first = plane(self.P_x, ())
         cut = {id(p) for weight in self.split_weights for p in weight.layer.parameters()}
-        owned: dict[int, nn.Parameter] = {}
+        owned: dict[int, ParameterPlacement] = {}
         for path, module in network.named_modules():
             placed: dict[str, ParameterPlacement] = {}
             for name, parameter in module._parameters.items():
                 if parameter is None or id(parameter) in cut:
                     continue
-                used = ParameterPlacement.on(self.P_x, parameter.shape)
-                placed[name] = used.first_copies
                 if id(parameter) not in owned:
-                    own = parameter.detach() if first.active else parameter.detach().new_empty(0)
-                    made = nn.Parameter(own, parameter.requires_grad)
-                    owned[id(parameter)] = made
+                    used = ParameterPlacement.on(self.P_x, parameter.shape)
+                    owned[id(parameter)] = used
                     if not self.P_x.active:
-                        self._shapes[id(made)] = parameter.shape
-                    self._note(made, f"{path}.{name}", used)
-                module._parameters[name] = owned[id(parameter)]
+                        self._shapes[id(parameter)] = parameter.shape
+                    if not first.active:
+                        # The parameter itself, which the network may also keep in a dict.
+                        parameter.data = parameter.data.new_empty(0)
+                    self._note(parameter, f"{path}.{name}", used)
+                placed[name] = owned[id(parameter)].first_copies
             if placed:
                 set_placements(module, placed)
 
@@ -145,6 +174,13 @@ class Parameters:
             elif id(parameter) in self._shapes:
                 copies[i] = stand_in(copies[i], self._shapes[id(parameter)])
         return copies
+
+
+def _listed(network: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [
+        *network.named_parameters(remove_duplicate=False),
+        *network.named_buffers(remove_duplicate=False),
+    ]
 
 
 def _if_imported(room: str, name: str) -> Any:

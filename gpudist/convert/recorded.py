@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gpudist.checks.arguments import checked
-from gpudist.convert.network import conversion_of, paths_of, without_terms
+from gpudist.convert.network import conversion_of, names_of, paths_of, without_terms
 from gpudist.errors import ConversionError
 from gpudist.sbp.global_spec import GlobalSpec, local_of, spec_of, wrapped
 from gpudist.sbp.global_tensor import GlobalTensor
@@ -109,7 +109,7 @@ class Compiled:
             ConversionError: the call draws random numbers, which a graph would repeat.
         """
         network, scope = self.network, self._conversion.scope
-        scope.paths = paths_of(network)
+        scope.paths, scope.name_of = paths_of(network), names_of(network)
         found: dict[str, Any] = {}
 
         def forward(state: list[torch.Tensor], given: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -123,7 +123,10 @@ class Compiled:
                 for x in leaves
             ]
             args, kwargs = tree_unflatten(own, tree)
-            with _standing_for(network, state), intercepted(scope):
+            parameters = self._conversion.parameters
+            with _standing_for(network, state) as substitutes, intercepted(scope):
+                scope.substitutes = {**parameters.aliases, **substitutes}
+                scope.learns = parameters.holders is not None and torch.is_grad_enabled()
                 result = network.forward(*args, **kwargs)
             outputs, found["tree"] = tree_flatten(self._conversion.left(result))
             found["others"] = tuple(None if isinstance(y, torch.Tensor) else y for y in outputs)
@@ -162,8 +165,10 @@ def _drop_unused(graph: torch.fx.GraphModule) -> None:
 
 
 @contextmanager
-def _standing_for(network: nn.Module, state: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Replace the parameters and buffers by the tensors of ``state``, in order."""
+def _standing_for(
+    network: nn.Module, state: Sequence[torch.Tensor]
+) -> Iterator[dict[int, torch.Tensor]]:
+    """Replace the parameters and buffers by the tensors of ``state``, in order; yield these."""
     own = [*network.parameters(), *network.buffers()]
     new = {id(x): y for x, y in zip(own, state, strict=True)}
     places = [
@@ -176,7 +181,7 @@ def _standing_for(network: nn.Module, state: Sequence[torch.Tensor]) -> Iterator
     try:
         for kind, name, x in places:
             kind[name] = new[id(x)]  # pyright: ignore
-        yield
+        yield new
     finally:
         for kind, name, x in places:
             kind[name] = x  # pyright: ignore

@@ -41,6 +41,12 @@ def sequential(distributed: torch.nn.Module, root: int | None = None) -> torch.n
         ConversionError: ``distributed`` is not the result of :func:`distribute`.
     """
     conversion: Any = conversion_of(distributed)
+    if conversion.scope.followed:
+        raise ConversionError(
+            f"sequential: the forward reaches {sorted(conversion.scope.followed)} by a closure or "
+            "a global variable, which would refer to other weights than the returned network; "
+            "reach them by attributes of a module, or load the state dict into a new network"
+        )
     if not conversion.P_x.active:
         return None
     P_x, placed = conversion.P_x, placements(distributed)
@@ -50,14 +56,10 @@ def sequential(distributed: torch.nn.Module, root: int | None = None) -> torch.n
         return None
     made = undone(copied(distributed))
     blocks = dict(made.named_parameters(remove_duplicate=False))
-    tied: dict[int, torch.nn.Parameter] = {}
     for name, whole in wholes.items():
-        path, _, last = name.rpartition(".")
-        layer, block = made.get_submodule(path), blocks[name]
-        if id(block) not in tied:
-            tied[id(block)] = torch.nn.Parameter(whole, block.requires_grad)
-        layer._parameters[last] = tied[id(block)]
-        drop_placements(layer)
+        # The parameter itself, which the network may also keep in a dict.
+        blocks[name].data = whole
+        drop_placements(made.get_submodule(name.rpartition(".")[0]))
     return made
 
 

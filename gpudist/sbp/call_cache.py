@@ -12,11 +12,12 @@ import torch
 
 from gpudist.exchange import Movement
 from gpudist.sbp import views
+from gpudist.sbp.copies import copy_of, is_new, require_copies, with_copies
 from gpudist.sbp.dispatch import Noted, boxed, dispatch
 from gpudist.sbp.explain import is_explaining
 from gpudist.sbp.global_spec import GlobalSpec, global_spec, wrapped
-from gpudist.sbp.registry import Compute, Rule, signatures
-from gpudist.sbp.scope import current_scope
+from gpudist.sbp.registry import Compute, Rule, name_of, signatures
+from gpudist.sbp.scope import Scope, current_scope
 
 if TYPE_CHECKING:
     from gpudist.sbp.global_tensor import GlobalTensor
@@ -27,7 +28,8 @@ _any_autocast: Any = torch._C._is_any_autocast_enabled  # pyright: ignore
 _FACTS = frozenset(
     {int, bool, str, NoneType, EllipsisType, torch.dtype, torch.device, torch.memory_format}
 )
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+_Parameter = torch.nn.Parameter
+_PLAIN = frozenset({torch.Tensor, _Parameter})
 
 
 class _CachedCall(NamedTuple):
@@ -81,6 +83,10 @@ def recalled(
     """Call ``function``, from the cache if the same call was made before."""
     matched = _key_of(kind, function, args, kwargs)
     if matched is None:
+        scope = current_scope()
+        given = None if scope is None else with_copies(scope, function, args, kwargs)
+        if given is not None:
+            return recalled(kind, function, *given)
         return _noted(kind, function, args, kwargs)[0]
     first, key, local = matched
     call: _CachedCall | None = first.calls.get(key)
@@ -141,7 +147,7 @@ def _key_of(
     key: list[Any] = [function]
     local: list[torch.Tensor] = []
     first: GlobalSpec | None = None
-    is_in_network = False
+    scope: Scope | None = None
     for x in args:
         type_of = type(x)
         if type_of is kind:
@@ -162,12 +168,17 @@ def _key_of(
             if first is None:
                 first = next((y._global_spec for y in x if type(y) is kind), None)
         elif type_of in _PLAIN:
-            shape = x.shape
-            if shape and not is_in_network:
-                is_in_network = current_scope() is not None
-                if not is_in_network:
+            scope = scope or current_scope()
+            if scope is None:
+                if x.dim():
                     return None
-            key += (shape, x.dtype)
+            elif id(x) in scope.substitutes or (
+                type_of is _Parameter and scope.learns and x.is_leaf and is_new(scope, x)
+            ):
+                x = copy_of(scope, x)
+                if type(x) not in _PLAIN:
+                    return None
+            key += (x.shape, x.dtype)
             local.append(x)
         else:
             return None
@@ -183,10 +194,17 @@ def _key_of(
             key += (name, x._global_spec)
             local.append(x._local)
         elif type_of in _PLAIN:
-            shape = x.shape
-            if shape and not is_in_network and current_scope() is None:
-                return None
-            key += (name, shape, x.dtype)
+            scope = scope or current_scope()
+            if scope is None:
+                if x.dim():
+                    return None
+            elif id(x) in scope.substitutes or (
+                type_of is _Parameter and scope.learns and x.is_leaf and is_new(scope, x)
+            ):
+                x = copy_of(scope, x)
+                if type(x) not in _PLAIN:
+                    return None
+            key += (name, x.shape, x.dtype)
             local.append(x)
         elif type_of is tuple or type_of is list:
             part = _key_of_parts(kind, x, local)
@@ -236,6 +254,9 @@ def _noted(
     kind: type[GlobalTensor], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, list[Noted]]:
     """Derive a new call, and return its result and the operators it consists of."""
+    scope = current_scope()
+    if scope is not None:
+        require_copies(scope, name_of(function), (args, kwargs))
     notes: list[Noted] = []
     _notes.open.append(notes)
     try:
@@ -259,6 +280,9 @@ def _derived(
 
     Calls that draw random numbers are not cached, because each draw differs.
     """
+    scope = current_scope()
+    if scope is not None:
+        args, kwargs = with_copies(scope, function, args, kwargs) or (args, kwargs)
     result, notes = _noted(kind, function, args, kwargs)
     if len(notes) != 1 or not first.placement.active:
         return result

@@ -40,9 +40,9 @@ from gpudist.sbp.registry import (
     tensors_in,
 )
 from gpudist.sbp.remedies import remedy_of
-from gpudist.sbp.scope import PlanRow, Scope, current_scope
+from gpudist.sbp.scope import PlanRow, Scope, current_scope, place_of_call
 from gpudist.sbp.signatures.elementwise import ELEMENTWISE
-from gpudist.sbp.unknown import gathered, place_of_call
+from gpudist.sbp.unknown import gathered
 
 if TYPE_CHECKING:
     from gpudist.sbp.global_tensor import GlobalTensor

@@ -16,8 +16,7 @@ from gpudist.sbp.boxing import box, declared
 from gpudist.sbp.call_cache import recalled
 from gpudist.sbp.global_spec import GlobalSpec, global_spec, wrapped
 from gpudist.sbp.placement import Placement
-from gpudist.sbp.scope import PlanRow, current_scope
-from gpudist.sbp.unknown import place_of_call
+from gpudist.sbp.scope import PlanRow, current_scope, place_of_call
 from gpudist.world.partition import require_one_world
 
 

@@ -18,6 +18,7 @@ import torch.utils.checkpoint
 from gpudist.errors import ConversionError
 from gpudist.geometry.layout import broadcast
 from gpudist.sbp.boxing import declared
+from gpudist.sbp.copies import with_copies
 from gpudist.sbp.drawing import WITHOUT_INDEX, Drawing, may_draw
 from gpudist.sbp.global_spec import GlobalSpec, wrapped
 from gpudist.sbp.global_tensor import GlobalTensor
@@ -49,9 +50,14 @@ class _Intercepted(Drawing):
             args, kwargs = made_in(func, args, kwargs)
             if any(isinstance(x, GlobalTensor) for x in tensors_in([args, kwargs])):
                 return func(*args, **kwargs)
-        substitutes = self.scope.substitutes
-        if substitutes and any([id(x) in substitutes for x in args]):
-            args = tuple([substitutes.get(id(x), x) for x in args])
+        found = with_copies(self.scope, func, args, kwargs)
+        if found is None:
+            return self._of_plain(func, args, kwargs)
+        result = self._of_plain(func, *found)
+        # What changes a parameter in place returns the parameter.
+        return args[0] if args and result is found[0][0] else result
+
+    def _of_plain(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is torch.zeros:
             found = zeros(self.scope, *args, **kwargs)
             return func(*args, **kwargs) if found is None else found
@@ -95,6 +101,8 @@ def _applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
     scope = current_scope()
     name = cls.__name__
     args, kwargs = made_in(cls, args, kwargs)
+    if scope is not None and name != "CheckpointFunction":
+        args, kwargs = with_copies(scope, cls, args, kwargs) or (args, kwargs)
     if name == "CheckpointFunction" and current_draws() is not None:
         run, preserve, *inputs = args
         return torch.utils.checkpoint.checkpoint(
@@ -186,7 +194,6 @@ def _on_whole(scope: Scope, cls: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(x, GlobalTensor):
             copies = (broadcast,) * x.placement.axes
             return x.to_global(sbp=copies).to_local(grad_sbp=copies)
-        x = scope.substitutes.get(id(x), x)
         if not x.requires_grad:
             return x
         layout = scope.placement.copies(tuple(x.shape))

@@ -10,6 +10,7 @@ import torch
 from gpudist.geometry.layout import Layout, broadcast, partial_sum
 from gpudist.sbp import views
 from gpudist.sbp.boxing import box
+from gpudist.sbp.copies import copy_of
 from gpudist.sbp.scope import current_scope
 
 if TYPE_CHECKING:
@@ -268,6 +269,9 @@ def grad(
     """
     ends = _listed(outputs)
     starts = _listed(inputs)
+    scope = current_scope()
+    if scope is not None:
+        starts = [copy_of(scope, x) for x in starts]
     seeds = _seeds(ends, grad_outputs)
     found = torch.autograd.grad(
         [getattr(end, "_local", end) for end in ends],
@@ -281,7 +285,7 @@ def grad(
             return g
         if hasattr(x, "_local"):
             return gradient_of(x, g)
-        if current_scope() is None:
+        if scope is None:
             return g
         terms = first._wrap(g, first.placement, (partial_sum,) * first.placement.axes, g.shape)
         return terms.to_global(sbp=(broadcast,) * first.placement.axes)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 
 from gpudist.geometry.layout import Layout
 from gpudist.sbp.placement import Placement
+from gpudist.world.partition import Partition
 
 Unknown = Literal["gather", "refuse"]
 
@@ -87,6 +89,12 @@ class Scope(Draws):
         largest_block_bytes: size of the largest block of a split tensor so far.
         paths: returns the paths of the network's modules by identity.
         substitutes: tensors that replace the network's parameters, by identity.
+        holders: workers over which gradients of further parameters are summed; ``None`` if there
+            is only this one.
+        learns: whether parameters without a copy are to get one.
+        further: parameters that are not listed by the network and have got a copy.
+        followed: names of parameters that the forward has reached by tensors outside the network.
+        name_of: returns the name of a parameter.
         warned: functions without a rule that have been warned about, with the lines that called
             them.
         record: receives a row for each function, if given.
@@ -99,7 +107,12 @@ class Scope(Draws):
     gather_limit_bytes: int | None = None
     largest_block_bytes: int = 0
     paths: Callable[[], dict[int, str]] = dict
-    substitutes: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
+    substitutes: dict[int, Any] = field(default_factory=dict[int, Any])
+    holders: Partition | None = None
+    learns: bool = False
+    further: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    followed: set[str] = field(default_factory=set[str])
+    name_of: Callable[[torch.Tensor], str] = repr
     warned: set[tuple[str, str, int]] = field(default_factory=set[tuple[str, str, int]])
 
     record: Record | None = None
@@ -153,3 +166,16 @@ def entered(scope: AnyDraws) -> Iterator[AnyDraws]:
         yield scope
     finally:
         _scopes.open.pop()
+
+
+def place_of_call(scope: Scope) -> tuple[str, str, int]:
+    """Return the path of the calling module, and the file and line of the call in its forward."""
+    frame = sys._getframe(1)
+    path, file, line = "", "", 0
+    while frame is not None and not (path and file):
+        room = frame.f_globals.get("__name__", "").partition(".")[0]
+        if not file and room not in ("torch", "gpudist"):
+            file, line = frame.f_code.co_filename, frame.f_lineno
+        path = path or scope.paths().get(id(frame.f_locals.get("self")), "")
+        frame = frame.f_back
+    return path, file, line

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,7 +17,7 @@ from gpudist.sbp.boxing import boxed_bytes
 from gpudist.sbp.outer import OuterTensor
 from gpudist.sbp.registry import mapped, name_of, tensors_in
 from gpudist.sbp.remedies import can_have_rule
-from gpudist.sbp.scope import PlanRow, Scope
+from gpudist.sbp.scope import PlanRow, Scope, place_of_call
 
 if TYPE_CHECKING:
     from gpudist.sbp.global_tensor import GlobalTensor
@@ -52,7 +51,7 @@ def gathered(
         if isinstance(x, kind)
         else x.whole()
         if isinstance(x, OuterTensor)
-        else scope.substitutes.get(id(x), x)
+        else x
         for x in given
     }
     versions = {id(x): wholes[id(x)]._version for x in given}
@@ -195,16 +194,3 @@ def settle(
 
 def _register(can_register: Callable[[], bool]) -> str:
     return ", or register one with gpudist.sbp.registry.register" if can_register() else ""
-
-
-def place_of_call(scope: Scope) -> tuple[str, str, int]:
-    """Return the path of the calling module, and the file and line of the call in its forward."""
-    frame = sys._getframe(1)
-    path, file, line = "", "", 0
-    while frame is not None and not (path and file):
-        room = frame.f_globals.get("__name__", "").partition(".")[0]
-        if not file and room not in ("torch", "gpudist"):
-            file, line = frame.f_code.co_filename, frame.f_lineno
-        path = path or scope.paths().get(id(frame.f_locals.get("self")), "")
-        frame = frame.f_back
-    return path, file, line

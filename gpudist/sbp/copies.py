@@ -1,0 +1,175 @@
+"""In converted networks, pass copies of parameters to functions, however a forward reaches them.
+
+Each call of a network makes copies of its parameters, whose gradients are summed over the workers
+at the end of backward. Modules hold the copies during the call. A forward may also keep a parameter
+in a dict, a list, an object or a closure. So every function that is given a parameter receives the
+copy that stands for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any, NamedTuple
+from weakref import ref
+
+import torch
+
+from gpudist.errors import ConversionError
+from gpudist.exchange.torch_library import is_recorded
+from gpudist.nn.parameters.gradient_graph import ends_search, inputs_of
+from gpudist.nn.parameters.replication import copies_of
+from gpudist.sbp.scope import Scope, place_of_call
+from gpudist.sbp.trees import mapped, tensors_in
+
+T = torch.Tensor
+# Questions about a leaf of the graph, and changes of one.
+_OF_LEAVES = {
+    T.requires_grad_, T.register_hook, T.register_post_accumulate_grad_hook, T.retain_grad,
+    *(getattr(T, name).__get__ for name in ("grad", "grad_fn", "is_leaf", "requires_grad")),
+    *(getattr(T, name).__set__ for name in ("grad", "requires_grad")),
+    T.grad.__delete__,  # pyright: ignore[reportAttributeAccessIssue]
+}  # fmt: skip
+# Maximum number of nodes visited in search of a parameter.
+_MOST_NODES = 100
+
+
+class Alias(NamedTuple):
+    """Tensor outside the network for which a tensor of the network stands, as in a closure.
+
+    Attributes:
+        tensor: weak reference to the tensor.
+        own: parameter or buffer of the network; ``None`` if the tensor was computed from
+            parameters before the network was copied.
+        name: name of ``own``, or of the attribute that is the tensor.
+    """
+
+    tensor: ref[torch.Tensor]
+    own: torch.Tensor | None
+    name: str
+
+
+def is_new(scope: Scope, x: Any) -> bool:
+    """Return whether ``x`` is a parameter that the network does not list, and has no copy yet."""
+    return (
+        scope.learns
+        and issubclass(type(x), torch.nn.Parameter)
+        and x.is_leaf
+        and x.requires_grad
+        and torch.is_grad_enabled()
+    )
+
+
+def copy_of(scope: Scope, x: Any) -> Any:
+    """Return the tensor that stands for ``x`` in this call, or ``x``.
+
+    Raises:
+        ConversionError: ``x`` was computed from parameters before the network was copied.
+    """
+    found = scope.substitutes.get(id(x))
+    if isinstance(found, Alias):
+        if found.tensor() is not x:
+            return x
+        if found.own is None:
+            raise ConversionError(
+                f"{_where(scope)}: {found.name} was computed from parameters before "
+                "gpudist.distribute copied the network, so it would neither follow them nor pass "
+                "on their gradients; compute it in the forward, or detach it before distribute"
+            )
+        scope.followed.add(found.name)
+        return scope.substitutes.get(id(found.own), found.own)
+    if found is None and is_new(scope, x):
+        if is_recorded():
+            raise ConversionError(
+                f"{_where(scope)}: compiled: a parameter of shape {list(x.shape)} is not among the "
+                "network's parameters(), so the graph would not follow it; register it as an "
+                "attribute of a module"
+            )
+        # The reference prevents another tensor from having the identity.
+        scope.further.append(x)
+        (found,) = copies_of([x], [scope.holders])
+        scope.substitutes[id(x)] = found
+    return x if found is None else found
+
+
+def with_copies(
+    scope: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Return the arguments with copies in place of parameters, or ``None`` if there are none."""
+    if not (_occur(scope, args) or (kwargs and _occur(scope, kwargs.values()))):
+        return None
+    if function in _OF_LEAVES:
+        return None
+    is_changed = False
+
+    def passed(x: Any) -> Any:
+        nonlocal is_changed
+        copy = copy_of(scope, x)
+        is_changed |= copy is not x
+        return copy
+
+    found = mapped(args, passed), mapped(kwargs, passed)
+    return found if is_changed else None
+
+
+def _occur(scope: Scope, parts: Any) -> bool:
+    substitutes = scope.substitutes
+    for x in parts:
+        if id(x) in substitutes:
+            return True
+        kind = type(x)
+        if kind is list or kind is tuple:
+            if _occur(scope, x):
+                return True
+        elif kind is dict:
+            if _occur(scope, x.values()):
+                return True
+        elif scope.learns and is_new(scope, x):
+            return True
+    return False
+
+
+def require_copies(scope: Scope, name: str, tree: Any) -> None:
+    """Raise if a plain tensor was computed from a parameter instead of from its copy.
+
+    Searches the first nodes of the tensors' graphs.
+
+    Args:
+        scope: scope of the network.
+        name: name of the function that is called.
+        tree: arguments of the function.
+
+    Raises:
+        ConversionError: on every worker of the network; the message names the parameter.
+    """
+    if not scope.learns:
+        return
+    for x in tensors_in(tree):
+        if hasattr(x, "_local") or not x.requires_grad or x.is_leaf or ends_search(x.grad_fn):
+            continue
+        copies = [copy for copy in scope.substitutes.values() if isinstance(copy, T)]
+        for leaf in leaves_of(x, {copy.grad_fn for copy in copies}):
+            if id(leaf) in scope.substitutes or isinstance(leaf, torch.nn.Parameter):
+                which = scope.name_of(leaf)
+                raise ConversionError(
+                    f"{_where(scope)}: {name}: a tensor of shape {list(x.shape)} was computed from "
+                    f"the parameter {which} before this call of the network, or by a function "
+                    "that torch does not dispatch, such as a C++ extension or torch.jit; the "
+                    "parameter would get this worker's part of the gradient only. Compute the "
+                    "tensor in the forward, with functions of torch, or detach it"
+                )
+
+
+def leaves_of(x: torch.Tensor, ends: Collection[Any] = ()) -> Iterator[torch.Tensor]:
+    """Yield the leaves in the first nodes of the graph of ``x``, on this side of ``ends``."""
+    found: list[Any] = [x.grad_fn]
+    for node in found:
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            yield leaf
+        elif not ends_search(node) and node not in ends and len(found) < _MOST_NODES:
+            found += {source for source, _ in inputs_of(node)}.difference(found)
+
+
+def _where(scope: Scope) -> str:
+    path, file, line = place_of_call(scope)
+    return f"{path or 'the network'} ({file}, line {line})" if file else path or "the network"
