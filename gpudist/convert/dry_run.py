@@ -26,6 +26,7 @@ from gpudist.convert.network import (
     without_wait,
 )
 from gpudist.convert.network_plan import NetworkPlan
+from gpudist.convert.parameters import unlisted
 from gpudist.errors import ConversionError, GpudistError
 from gpudist.geometry.blocks import Decomposition
 from gpudist.sbp.call_cache import nothing_remembered
@@ -272,6 +273,9 @@ def without_cells(network: nn.Module) -> nn.Module:
         id(p): nn.Parameter(torch.empty_like(p, device=META), p.requires_grad)
         for p in network.parameters()
     }
+    for x in unlisted(network).values():
+        meta = torch.empty_like(x, device=META).requires_grad_()
+        memo[id(x)] = nn.Parameter(meta) if isinstance(x, nn.Parameter) else meta
     copies: dict[int, Any] = {}
     memo |= {
         id(b): know_copy(torch.empty_like(b, device=META), b, copies) for b in network.buffers()

@@ -228,8 +228,9 @@ def _with_substitutes(
         if parameter is not None
     ]
     sharded = conversion.parameters.sharded(network)
-    own = list({id(p): p for _, _, p in places if id(p) not in sharded}.values())
     parameters = conversion.parameters
+    own = list({id(p): p for _, _, p in places if id(p) not in sharded}.values())
+    own += parameters.unlisted
     made = zip(own, parameters.substitutes(own), strict=True)
     substitutes = {id(p): copy for p, copy in made if copy is not p}
     scope.substitutes = {**parameters.aliases, **substitutes}

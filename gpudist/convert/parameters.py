@@ -35,6 +35,7 @@ class Parameters:
         holders: workers over which gradients of full parameters are summed; ``None`` if there is
             only this one.
         aliases: tensors outside the network that its parameters and buffers stand for.
+        unlisted: tensors that require grad and that only attributes of the network's modules hold.
     """
 
     def __init__(self, P_x: CartesianPartition, split_weights: Sequence[SplitWeight] = ()) -> None:
@@ -49,6 +50,7 @@ class Parameters:
         self._shapes: dict[int, torch.Size] = {}
         self._owned: list[nn.Parameter] = []
         self.aliases: dict[int, Alias] = {}
+        self.unlisted: list[torch.Tensor] = []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parameters:
         # Modules are copied before they are converted.
@@ -60,6 +62,7 @@ class Parameters:
                 made._broadcasts[id(own)] = self._broadcasts[id(parameter)]
             if id(parameter) in self._shapes:
                 made._shapes[id(own)] = self._shapes[id(parameter)]
+        made.unlisted = copy.deepcopy(self.unlisted, memo)
         for alias in self.aliases.copy().values():
             own = copy.deepcopy(alias.own, memo)
             for tensor in (alias.tensor(), alias.own):
@@ -78,15 +81,18 @@ class Parameters:
         Attributes of ``source`` that are computed from parameters have no copy: they are refused
         where the forward uses them.
         """
-        for theirs, own in zip(_listed(source), _listed(made), strict=True):
-            self.follow(theirs[1], own[1], theirs[0])
+        self.unlisted = list(unlisted(made).values())
+        theirs = [*_listed(source), *unlisted(source).items()]
+        own = [*(x for _, x in _listed(made)), *self.unlisted]
+        for (name, x), copy in zip(theirs, own, strict=True):
+            self.follow(x, copy, name)
         listed = {id(p) for p in source.parameters()}
         modules = zip(source.named_modules(), made.modules(), strict=True)
-        for (path, module), own in modules:
+        for (path, module), other in modules:
             for name, x in vars(module).items():
                 is_computed = isinstance(x, torch.Tensor) and not x.is_leaf
                 if is_computed and any(id(leaf) in listed for leaf in leaves_of(x)):
-                    self.follow(vars(own)[name], None, f"{path}.{name}" if path else name)
+                    self.follow(vars(other)[name], None, f"{path}.{name}" if path else name)
 
     def keep_on_first(self, network: nn.Module) -> None:
         """Keep the parameters on the first worker only; other workers hold empty tensors."""
@@ -181,6 +187,33 @@ def _listed(network: nn.Module) -> list[tuple[str, torch.Tensor]]:
         *network.named_parameters(remove_duplicate=False),
         *network.named_buffers(remove_duplicate=False),
     ]
+
+
+def unlisted(network: nn.Module) -> dict[str, torch.Tensor]:
+    """Return leaves that require grad, by name, that the network's modules keep but do not list.
+
+    Searches attributes, lists, tuples, dicts, and modules in these.
+    """
+    known = {id(x) for x in [*(x for _, x in _listed(network)), *network.modules()]}
+    found: dict[str, torch.Tensor] = {}
+    places = [
+        (f"{path}.{name}" if path else name, x)
+        for path, module in network.named_modules()
+        for name, x in vars(module).items()
+    ]
+    for name, x in places:
+        is_leaf = isinstance(x, torch.Tensor) and x.is_leaf and x.requires_grad
+        if id(x) in known or not (is_leaf or isinstance(x, (list, tuple, dict, nn.Module))):
+            continue
+        known.add(id(x))
+        if isinstance(x, torch.Tensor):
+            found[name] = x
+        elif isinstance(x, nn.Module):
+            places += [(f"{name}.{key}", part) for key, part in vars(x).items()]
+        else:
+            parts: Any = x.items() if isinstance(x, dict) else enumerate(x)
+            places += [(f"{name}[{key!r}]", part) for key, part in parts]
+    return found
 
 
 def _if_imported(room: str, name: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -80,8 +80,9 @@ class Compiled:
         return tree_unflatten(outputs, graph.tree)
 
     def _state(self) -> list[torch.Tensor]:
-        own = list(self.network.parameters())
-        return [*self._conversion.parameters.substitutes(own), *self.network.buffers()]
+        parameters = self._conversion.parameters
+        own = [*self.network.parameters(), *parameters.unlisted]
+        return [*parameters.substitutes(own), *self.network.buffers()]
 
     def _key(self, leaves: Sequence[Any], tree: Any) -> Any:
         facts: list[Any] = []
@@ -114,7 +115,7 @@ class Compiled:
 
         def forward(state: list[torch.Tensor], given: list[torch.Tensor]) -> list[torch.Tensor]:
             parts = iter(given)
-            own = [
+            inputs = [
                 wrapped(GlobalTensor, next(parts), spec_of(x))
                 if isinstance(x, GlobalTensor)
                 else next(parts)
@@ -122,9 +123,11 @@ class Compiled:
                 else x
                 for x in leaves
             ]
-            args, kwargs = tree_unflatten(own, tree)
+            args, kwargs = tree_unflatten(inputs, tree)
             parameters = self._conversion.parameters
-            with _standing_for(network, state) as substitutes, intercepted(scope):
+            own = [*network.parameters(), *parameters.unlisted, *network.buffers()]
+            substitutes = {id(x): y for x, y in zip(own, state, strict=True)}
+            with _standing_for(network, substitutes), intercepted(scope):
                 scope.substitutes = {**parameters.aliases, **substitutes}
                 scope.learns = parameters.holders is not None and torch.is_grad_enabled()
                 result = network.forward(*args, **kwargs)
@@ -165,12 +168,8 @@ def _drop_unused(graph: torch.fx.GraphModule) -> None:
 
 
 @contextmanager
-def _standing_for(
-    network: nn.Module, state: Sequence[torch.Tensor]
-) -> Iterator[dict[int, torch.Tensor]]:
-    """Replace the parameters and buffers by the tensors of ``state``, in order; yield these."""
-    own = [*network.parameters(), *network.buffers()]
-    new = {id(x): y for x, y in zip(own, state, strict=True)}
+def _standing_for(network: nn.Module, new: Mapping[int, torch.Tensor]) -> Iterator[None]:
+    """Replace the parameters and buffers by the tensors ``new``, by identity."""
     places = [
         (kind, name, x)
         for module in network.modules()
@@ -181,7 +180,7 @@ def _standing_for(
     try:
         for kind, name, x in places:
             kind[name] = new[id(x)]  # pyright: ignore
-        yield new
+        yield
     finally:
         for kind, name, x in places:
             kind[name] = x  # pyright: ignore

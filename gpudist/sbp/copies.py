@@ -149,13 +149,14 @@ def require_copies(scope: Scope, name: str, tree: Any) -> None:
         copies = [copy for copy in scope.substitutes.values() if isinstance(copy, T)]
         for leaf in leaves_of(x, {copy.grad_fn for copy in copies}):
             if id(leaf) in scope.substitutes or isinstance(leaf, torch.nn.Parameter):
-                which = scope.name_of(leaf)
+                which = scope.name_of(scope.substitutes.get(id(leaf), leaf))
                 raise ConversionError(
                     f"{_where(scope)}: {name}: a tensor of shape {list(x.shape)} was computed from "
-                    f"the parameter {which} before this call of the network, or by a function "
-                    "that torch does not dispatch, such as a C++ extension or torch.jit; the "
+                    f"the parameter {which} before this call of the network, or by a function that "
+                    "torch does not dispatch (torch.func, torch.jit, a C++ extension); the "
                     "parameter would get this worker's part of the gradient only. Compute the "
-                    "tensor in the forward, with functions of torch, or detach it"
+                    "tensor in the forward, and pass such functions the attribute of the module "
+                    "that has the parameter; or detach the tensor"
                 )
 
 
@@ -167,7 +168,8 @@ def leaves_of(x: torch.Tensor, ends: Collection[Any] = ()) -> Iterator[torch.Ten
         if leaf is not None:
             yield leaf
         elif not ends_search(node) and node not in ends and len(found) < _MOST_NODES:
-            found += {source for source, _ in inputs_of(node)}.difference(found)
+            new = dict.fromkeys(source for source, _ in inputs_of(node))
+            found += [source for source in new if source not in found]
 
 
 def _where(scope: Scope) -> str:

@@ -14,8 +14,10 @@ from gpudist.geometry.cartesian import index_of
 from gpudist.geometry.layout import NdSbp, Sbp, nd_sbp
 from gpudist.nn.tensor_parallel.conventions import expect
 from gpudist.sbp.boxing import declared, movement_of
+from gpudist.sbp.copies import copy_of, require_copies
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.placement import Placement
+from gpudist.sbp.scope import current_scope
 
 _MAX_DIMS = 16
 _DTYPES = (
@@ -88,6 +90,10 @@ def to_global(
     """
     if isinstance(x, torch.nn.Module):
         return _module_to_global(x, placement, sbp, grad_sbp)
+    scope = current_scope()
+    if scope is not None:
+        x = copy_of(scope, x)
+        require_copies(scope, "to_global", x)
     if isinstance(x, GlobalTensor):
         return x.to_global(placement, sbp, grad_sbp=grad_sbp)
     if placement is None or sbp is None:
