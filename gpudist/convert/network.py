@@ -158,7 +158,7 @@ class Conversion:
             if isinstance(leaf, OuterTensor):
                 leaf = leaf.standing()
             leaf = copy_of(self.scope, leaf)
-            require_copies(self.scope, "output", leaf)
+            require_copies(self.scope, "output", [leaf])
             if isinstance(leaf, GlobalTensor):
                 return without_terms(computed(leaf))
             placement = self.entrance.placement

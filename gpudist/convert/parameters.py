@@ -84,8 +84,8 @@ class Parameters:
         self.unlisted = list(unlisted(made).values())
         theirs = [*_listed(source), *unlisted(source).items()]
         own = [*(x for _, x in _listed(made)), *self.unlisted]
-        for (name, x), copy in zip(theirs, own, strict=True):
-            self.follow(x, copy, name)
+        for (name, x), stands_for in zip(theirs, own, strict=True):
+            self.follow(x, stands_for, name)
         listed = {id(p) for p in source.parameters()}
         modules = zip(source.named_modules(), made.modules(), strict=True)
         for (path, module), other in modules:

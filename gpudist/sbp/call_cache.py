@@ -16,7 +16,7 @@ from gpudist.sbp.copies import copy_of, is_new, require_copies, with_copies
 from gpudist.sbp.dispatch import Noted, boxed, dispatch
 from gpudist.sbp.explain import is_explaining
 from gpudist.sbp.global_spec import GlobalSpec, global_spec, wrapped
-from gpudist.sbp.registry import Compute, Rule, name_of, signatures
+from gpudist.sbp.registry import Compute, Rule, signatures
 from gpudist.sbp.scope import Scope, current_scope
 
 if TYPE_CHECKING:
@@ -87,6 +87,8 @@ def recalled(
         given = None if scope is None else with_copies(scope, function, args, kwargs)
         if given is not None:
             return recalled(kind, function, *given)
+        if scope is not None:
+            require_copies(scope, function, (*args, *kwargs.values()))
         return _noted(kind, function, args, kwargs)[0]
     first, key, local = matched
     call: _CachedCall | None = first.calls.get(key)
@@ -254,9 +256,6 @@ def _noted(
     kind: type[GlobalTensor], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, list[Noted]]:
     """Derive a new call, and return its result and the operators it consists of."""
-    scope = current_scope()
-    if scope is not None:
-        require_copies(scope, name_of(function), (args, kwargs))
     notes: list[Noted] = []
     _notes.open.append(notes)
     try:
@@ -283,6 +282,7 @@ def _derived(
     scope = current_scope()
     if scope is not None:
         args, kwargs = with_copies(scope, function, args, kwargs) or (args, kwargs)
+        require_copies(scope, function, (*args, *kwargs.values()))
     result, notes = _noted(kind, function, args, kwargs)
     if len(notes) != 1 or not first.placement.active:
         return result

@@ -8,7 +8,7 @@ copy that stands for it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -18,8 +18,9 @@ from gpudist.errors import ConversionError
 from gpudist.exchange.torch_library import is_recorded
 from gpudist.nn.parameters.gradient_graph import ends_search, inputs_of
 from gpudist.nn.parameters.replication import copies_of
+from gpudist.sbp.registry import name_of
 from gpudist.sbp.scope import Scope, place_of_call
-from gpudist.sbp.trees import mapped, tensors_in
+from gpudist.sbp.trees import mapped
 
 T = torch.Tensor
 # Questions about a leaf of the graph, and changes of one.
@@ -91,11 +92,29 @@ def copy_of(scope: Scope, x: Any) -> Any:
     return x if found is None else found
 
 
+def needs_copies(scope: Scope, parts: Iterable[Any]) -> bool:
+    """Return whether a copy may stand for a tensor in arguments."""
+    substitutes, learns = scope.substitutes, scope.learns
+    for x in parts:
+        if id(x) in substitutes:
+            return True
+        kind = type(x)
+        if kind is list or kind is tuple:
+            if needs_copies(scope, x):
+                return True
+        elif kind is dict:
+            if needs_copies(scope, x.values()):
+                return True
+        elif learns and issubclass(kind, torch.nn.Parameter) and x.is_leaf and is_new(scope, x):
+            return True
+    return False
+
+
 def with_copies(
     scope: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Return the arguments with copies in place of parameters, or ``None`` if there are none."""
-    if not (_occur(scope, args) or (kwargs and _occur(scope, kwargs.values()))):
+    if not (needs_copies(scope, args) or (kwargs and needs_copies(scope, kwargs.values()))):
         return None
     if function in _OF_LEAVES:
         return None
@@ -111,45 +130,30 @@ def with_copies(
     return found if is_changed else None
 
 
-def _occur(scope: Scope, parts: Any) -> bool:
-    substitutes = scope.substitutes
-    for x in parts:
-        if id(x) in substitutes:
-            return True
-        kind = type(x)
-        if kind is list or kind is tuple:
-            if _occur(scope, x):
-                return True
-        elif kind is dict:
-            if _occur(scope, x.values()):
-                return True
-        elif scope.learns and is_new(scope, x):
-            return True
-    return False
-
-
-def require_copies(scope: Scope, name: str, tree: Any) -> None:
+def require_copies(scope: Scope, function: Any, parts: Iterable[Any]) -> None:
     """Raise if a plain tensor was computed from a parameter instead of from its copy.
 
-    Searches the first nodes of the tensors' graphs.
+    Searches the first nodes of the graphs of tensors that are not themselves copies.
 
     Args:
         scope: scope of the network.
-        name: name of the function that is called.
-        tree: arguments of the function.
+        function: function that is called, or its name.
+        parts: its arguments.
 
     Raises:
         ConversionError: on every worker of the network; the message names the parameter.
     """
-    if not scope.learns:
-        return
-    for x in tensors_in(tree):
-        if hasattr(x, "_local") or not x.requires_grad or x.is_leaf or ends_search(x.grad_fn):
+    for x in parts:
+        kind = type(x)
+        if kind is list or kind is tuple:
+            require_copies(scope, function, x)
+        if kind is not T or x.grad_fn is None or not scope.learns or ends_search(x.grad_fn):
             continue
         copies = [copy for copy in scope.substitutes.values() if isinstance(copy, T)]
         for leaf in leaves_of(x, {copy.grad_fn for copy in copies}):
             if id(leaf) in scope.substitutes or isinstance(leaf, torch.nn.Parameter):
                 which = scope.name_of(scope.substitutes.get(id(leaf), leaf))
+                name = function if isinstance(function, str) else name_of(function)
                 raise ConversionError(
                     f"{_where(scope)}: {name}: a tensor of shape {list(x.shape)} was computed from "
                     f"the parameter {which} before this call of the network, or by a function that "

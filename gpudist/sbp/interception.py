@@ -18,7 +18,7 @@ import torch.utils.checkpoint
 from gpudist.errors import ConversionError
 from gpudist.geometry.layout import broadcast
 from gpudist.sbp.boxing import declared
-from gpudist.sbp.copies import with_copies
+from gpudist.sbp.copies import needs_copies, with_copies
 from gpudist.sbp.drawing import WITHOUT_INDEX, Drawing, may_draw
 from gpudist.sbp.global_spec import GlobalSpec, wrapped
 from gpudist.sbp.global_tensor import GlobalTensor
@@ -50,14 +50,12 @@ class _Intercepted(Drawing):
             args, kwargs = made_in(func, args, kwargs)
             if any(isinstance(x, GlobalTensor) for x in tensors_in([args, kwargs])):
                 return func(*args, **kwargs)
-        found = with_copies(self.scope, func, args, kwargs)
-        if found is None:
-            return self._of_plain(func, args, kwargs)
-        result = self._of_plain(func, *found)
-        # What changes a parameter in place returns the parameter.
-        return args[0] if args and result is found[0][0] else result
-
-    def _of_plain(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if needs_copies(self.scope, (*args, *kwargs.values())):
+            given = with_copies(self.scope, func, args, kwargs)
+            if given is not None:
+                result = self.__torch_function__(func, types, *given)
+                # What changes a parameter in place returns the parameter.
+                return args[0] if args and result is given[0][0] else result
         if func is torch.zeros:
             found = zeros(self.scope, *args, **kwargs)
             return func(*args, **kwargs) if found is None else found

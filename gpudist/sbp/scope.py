@@ -154,7 +154,7 @@ def current_draws() -> Draws | None:
 
 def current_scope() -> Scope | None:
     """Return the scope of the converted network that this thread is running, or ``None``."""
-    found = current_draws()
+    found = _scopes.open[-1] if _scopes.open else None
     return found if isinstance(found, Scope) else None
 
 

@@ -93,7 +93,7 @@ def to_global(
     scope = current_scope()
     if scope is not None:
         x = copy_of(scope, x)
-        require_copies(scope, "to_global", x)
+        require_copies(scope, "to_global", [x])
     if isinstance(x, GlobalTensor):
         return x.to_global(placement, sbp, grad_sbp=grad_sbp)
     if placement is None or sbp is None:
