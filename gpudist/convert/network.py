@@ -185,14 +185,14 @@ def paths_of(network: torch.nn.Module) -> Callable[[], dict[int, str]]:
     return cache(paths)
 
 
-def names_of(network: torch.nn.Module) -> Callable[[torch.Tensor], str]:
-    """Return a function that names a parameter of the network, or describes another one."""
+def names_of(network: torch.nn.Module) -> Callable[[torch.Tensor, Any], str]:
+    """Return a function that names a parameter, for which a copy may stand, or describes it."""
     weak = ref(network)
 
-    def name_of(x: torch.Tensor) -> str:
+    def name_of(x: torch.Tensor, copy: Any) -> str:
         found = weak()
         for name, parameter in () if found is None else found.named_parameters():
-            if parameter is x:
+            if parameter is x or parameter is copy:
                 return repr(name)
         return f"of shape {list(x.shape)} that the network does not list"
 

@@ -12,7 +12,7 @@ import torch
 
 from gpudist.exchange import Movement
 from gpudist.sbp import views
-from gpudist.sbp.copies import copy_of, is_new, require_copies, with_copies
+from gpudist.sbp.copies import require_copies, standing_for, with_copies
 from gpudist.sbp.dispatch import Noted, boxed, dispatch
 from gpudist.sbp.explain import is_explaining
 from gpudist.sbp.global_spec import GlobalSpec, global_spec, wrapped
@@ -28,8 +28,8 @@ _any_autocast: Any = torch._C._is_any_autocast_enabled  # pyright: ignore
 _FACTS = frozenset(
     {int, bool, str, NoneType, EllipsisType, torch.dtype, torch.device, torch.memory_format}
 )
-_Parameter = torch.nn.Parameter
-_PLAIN = frozenset({torch.Tensor, _Parameter})
+_Plain = torch.Tensor
+_PLAIN = frozenset({_Plain, torch.nn.Parameter})
 
 
 class _CachedCall(NamedTuple):
@@ -174,10 +174,8 @@ def _key_of(
             if scope is None:
                 if x.dim():
                     return None
-            elif id(x) in scope.substitutes or (
-                type_of is _Parameter and scope.learns and x.is_leaf and is_new(scope, x)
-            ):
-                x = copy_of(scope, x)
+            elif id(x) in scope.substitutes or (scope.learns and (type_of is _Plain or x.is_leaf)):
+                x = standing_for(scope, function, x)
                 if type(x) not in _PLAIN:
                     return None
             key += (x.shape, x.dtype)
@@ -200,10 +198,8 @@ def _key_of(
             if scope is None:
                 if x.dim():
                     return None
-            elif id(x) in scope.substitutes or (
-                type_of is _Parameter and scope.learns and x.is_leaf and is_new(scope, x)
-            ):
-                x = copy_of(scope, x)
+            elif id(x) in scope.substitutes or (scope.learns and (type_of is _Plain or x.is_leaf)):
+                x = standing_for(scope, function, x)
                 if type(x) not in _PLAIN:
                     return None
             key += (name, x.shape, x.dtype)
@@ -282,7 +278,6 @@ def _derived(
     scope = current_scope()
     if scope is not None:
         args, kwargs = with_copies(scope, function, args, kwargs) or (args, kwargs)
-        require_copies(scope, function, (*args, *kwargs.values()))
     result, notes = _noted(kind, function, args, kwargs)
     if len(notes) != 1 or not first.placement.active:
         return result

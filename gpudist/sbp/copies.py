@@ -8,7 +8,7 @@ copy that stands for it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -16,7 +16,7 @@ import torch
 
 from gpudist.errors import ConversionError
 from gpudist.exchange.torch_library import is_recorded
-from gpudist.nn.parameters.gradient_graph import ends_search, inputs_of
+from gpudist.nn.parameters.gradient_graph import ends_search
 from gpudist.nn.parameters.replication import copies_of
 from gpudist.sbp.registry import name_of
 from gpudist.sbp.scope import Scope, place_of_call
@@ -130,6 +130,21 @@ def with_copies(
     return found if is_changed else None
 
 
+def standing_for(scope: Scope, function: Any, x: torch.Tensor) -> Any:
+    """Return the tensor that stands for the plain ``x``, an argument of ``function``, or ``x``.
+
+    Raises:
+        ConversionError: ``x`` was computed from a parameter instead of from its copy.
+    """
+    found = scope.substitutes.get(id(x))
+    if isinstance(found, T):
+        return found
+    if found is not None or (x.is_leaf and x.requires_grad):
+        return copy_of(scope, x)
+    require_copies(scope, function, (x,))
+    return x
+
+
 def require_copies(scope: Scope, function: Any, parts: Iterable[Any]) -> None:
     """Raise if a plain tensor was computed from a parameter instead of from its copy.
 
@@ -147,12 +162,12 @@ def require_copies(scope: Scope, function: Any, parts: Iterable[Any]) -> None:
         kind = type(x)
         if kind is list or kind is tuple:
             require_copies(scope, function, x)
-        if kind is not T or x.grad_fn is None or not scope.learns or ends_search(x.grad_fn):
+        if kind is not T or x.grad_fn is None or not scope.learns:
             continue
-        copies = [copy for copy in scope.substitutes.values() if isinstance(copy, T)]
-        for leaf in leaves_of(x, {copy.grad_fn for copy in copies}):
-            if id(leaf) in scope.substitutes or isinstance(leaf, torch.nn.Parameter):
-                which = scope.name_of(scope.substitutes.get(id(leaf), leaf))
+        for leaf in leaves_of(x):
+            is_parameter = id(leaf) in scope.substitutes or isinstance(leaf, torch.nn.Parameter)
+            if is_parameter and not is_recorded():
+                which = scope.name_of(leaf, scope.substitutes.get(id(leaf)))
                 name = function if isinstance(function, str) else name_of(function)
                 raise ConversionError(
                     f"{_where(scope)}: {name}: a tensor of shape {list(x.shape)} was computed from "
@@ -164,16 +179,21 @@ def require_copies(scope: Scope, function: Any, parts: Iterable[Any]) -> None:
                 )
 
 
-def leaves_of(x: torch.Tensor, ends: Collection[Any] = ()) -> Iterator[torch.Tensor]:
-    """Yield the leaves in the first nodes of the graph of ``x``, on this side of ``ends``."""
+def leaves_of(x: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield the leaves that the first nodes of the graph of ``x`` lead to."""
     found: list[Any] = [x.grad_fn]
     for node in found:
-        leaf = getattr(node, "variable", None)
-        if leaf is not None:
-            yield leaf
-        elif not ends_search(node) and node not in ends and len(found) < _MOST_NODES:
-            new = dict.fromkeys(source for source, _ in inputs_of(node))
-            found += [source for source in new if source not in found]
+        if len(found) > _MOST_NODES:
+            return
+        # Nodes of torch's own functions have no such class, and no end is among them.
+        if hasattr(node, "_forward_cls"):
+            if ends_search(node):
+                continue
+        elif hasattr(node, "variable"):
+            yield node.variable
+        for source, _ in node.next_functions:
+            if source is not None and source not in found:
+                found.append(source)
 
 
 def _where(scope: Scope) -> str:

@@ -47,11 +47,7 @@ def gathered(
     sent = record.sent_bytes() if record is not None else 0
     rows = len(record.rows) if record is not None else 0
     wholes: dict[int, Any] = {
-        id(x): _whole(x)
-        if isinstance(x, kind)
-        else x.whole()
-        if isinstance(x, OuterTensor)
-        else x
+        id(x): _whole(x) if isinstance(x, kind) else x.whole() if isinstance(x, OuterTensor) else x
         for x in given
     }
     versions = {id(x): wholes[id(x)]._version for x in given}

@@ -71,6 +71,13 @@ class Reaching(nn.Module):
         return {**dict(self.named_parameters()), **others}
 
 
+def double(network: Reaching) -> Reaching:
+    """Convert all that it learns to float64, in place."""
+    for p in network.learned().values():
+        p.data = p.data.double()
+    return network
+
+
 def _attention(n: Reaching, x: T) -> T:
     q = x.unsqueeze(0)
     w = torch.cat([n.kept["w"], n.kept["v"], n.kept["w"] * 2])
@@ -193,5 +200,8 @@ WAYS: dict[str, Way] = {
     "unlisted layer": lambda n, x: n.unlisted_layers[0](x).tanh(),
     "unlisted parameter": lambda n, x: x * n.unlisted["u"].sin(),
     "plain leaf": lambda n, x: x * n.plain + n.plain.square(),
+    "several": lambda n, x: (
+        n.closure(x) @ torch.stack(n.listed).prod(0) + n.unlisted["u"] * n.plain
+    ),
     "made within": lambda n, x: x * nn.Parameter(n.kept["b"].detach()) * n.b,
 }
