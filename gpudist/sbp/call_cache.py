@@ -90,13 +90,13 @@ def recalled(
         if scope is not None:
             require_copies(scope, function, (*args, *kwargs.values()))
         return _noted(kind, function, args, kwargs)[0]
-    first, key, local = matched
+    first, key, local, scope = matched
     call: _CachedCall | None = first.calls.get(key)
     if call is None or _notes.anew or is_explaining() or _transforms_active():
-        return _derived(kind, function, args, kwargs, first, key)
+        return _derived(kind, function, args, kwargs, first, key, scope)
     movements, compute, spec, specs, noted = call
     if spec is None and not specs and type(args[0]) is kind and views.concerns(args[0]):
-        return _derived(kind, function, args, kwargs, first, key)
+        return _derived(kind, function, args, kwargs, first, key, scope)
     if movements:
         local = boxed(movements, local)
     if compute is not None:
@@ -141,8 +141,10 @@ def _of_dtype(spec: GlobalSpec, dtype: torch.dtype) -> GlobalSpec:
 
 def _key_of(
     kind: type[GlobalTensor], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[GlobalSpec, Any, list[torch.Tensor]] | None:
+) -> tuple[GlobalSpec, Any, list[torch.Tensor], Scope | None] | None:
     """Return the first tensor's spec, the key of the call, and the local parts of the tensors.
+
+    The last element is the scope if copies have replaced parameters among the tensors.
 
     Returns ``None`` if the call cannot be cached.
     """
@@ -150,6 +152,7 @@ def _key_of(
     local: list[torch.Tensor] = []
     first: GlobalSpec | None = None
     scope: Scope | None = None
+    replacing: Scope | None = None
     for x in args:
         type_of = type(x)
         if type_of is kind:
@@ -175,9 +178,11 @@ def _key_of(
                 if x.dim():
                     return None
             elif id(x) in scope.substitutes or (scope.learns and (type_of is _Plain or x.is_leaf)):
-                x = standing_for(scope, function, x)
-                if type(x) not in _PLAIN:
-                    return None
+                own = standing_for(scope, function, x)
+                if own is not x:
+                    x, replacing = own, scope
+                    if type(x) not in _PLAIN:
+                        return None
             key += (x.shape, x.dtype)
             local.append(x)
         else:
@@ -199,9 +204,11 @@ def _key_of(
                 if x.dim():
                     return None
             elif id(x) in scope.substitutes or (scope.learns and (type_of is _Plain or x.is_leaf)):
-                x = standing_for(scope, function, x)
-                if type(x) not in _PLAIN:
-                    return None
+                own = standing_for(scope, function, x)
+                if own is not x:
+                    x, replacing = own, scope
+                    if type(x) not in _PLAIN:
+                        return None
             key += (name, x.shape, x.dtype)
             local.append(x)
         elif type_of is tuple or type_of is list:
@@ -214,7 +221,7 @@ def _key_of(
     if _any_autocast():
         on = first.placement.autocast
         key.append(on and torch.get_autocast_dtype(on))
-    return first, tuple(key), local
+    return first, tuple(key), local, replacing
 
 
 def _key_of_float(function: Any, x: float) -> float | str | None:
@@ -270,12 +277,12 @@ def _derived(
     kwargs: dict[str, Any],
     first: GlobalSpec,
     key: Any,
+    scope: Scope | None,
 ) -> Any:
     """Derive a new call, and cache it if it is a single operator on its own tensors.
 
     Calls that draw random numbers are not cached, because each draw differs.
     """
-    scope = current_scope()
     if scope is not None:
         args, kwargs = with_copies(scope, function, args, kwargs) or (args, kwargs)
     result, notes = _noted(kind, function, args, kwargs)

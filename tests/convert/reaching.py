@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 T = torch.Tensor
 N = 4
-Way = Callable[["Reaching", T], Any]
+Way = Callable[[Any, T], Any]
 
 
 class Scaled(torch.autograd.Function):
@@ -40,6 +40,8 @@ class Doubled(nn.Module):
 
 class Reaching(nn.Module):
     """Network that keeps its parameters in many places, and uses them by one way."""
+
+    tied: T
 
     def __init__(self, way: Way) -> None:
         super().__init__()
