@@ -131,6 +131,9 @@ class Conversion:
                 number += 1
                 if self.entrance.is_held_by_all(name, leaf) and torch.is_grad_enabled():
                     (leaf,) = copies_of([leaf], [holders]) if leaf.requires_grad else (leaf,)
+                if id(leaf) in self.parameters.aliases:
+                    # The input itself, not the parameter that stands for it in closures.
+                    leaf = leaf.view_as(leaf)
                 leaf = self.entrance(name, leaf, number, is_first=not blocks)
                 if isinstance(leaf, GlobalTensor):
                     blocks += 1

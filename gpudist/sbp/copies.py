@@ -28,7 +28,7 @@ _OF_LEAVES = {
     T.requires_grad_, T.register_hook, T.register_post_accumulate_grad_hook, T.retain_grad,
     *(getattr(T, name).__get__ for name in ("grad", "grad_fn", "is_leaf", "requires_grad")),
     *(getattr(T, name).__set__ for name in ("grad", "requires_grad")),
-    T.grad.__delete__,  # pyright: ignore[reportAttributeAccessIssue]
+    T.grad.__delete__,  # pyright: ignore
 }  # fmt: skip
 # Maximum number of nodes visited in search of a parameter.
 _MOST_NODES = 100
@@ -92,18 +92,18 @@ def copy_of(scope: Scope, x: Any) -> Any:
     return x if found is None else found
 
 
-def needs_copies(scope: Scope, parts: Iterable[Any]) -> bool:
-    """Return whether a copy may stand for a tensor in arguments."""
-    substitutes, learns = scope.substitutes, scope.learns
+def needs_copies(scope: Scope, parts: Iterable[Any], is_global: bool) -> bool:
+    """Return whether a copy may stand for a tensor in arguments; see :func:`with_copies`."""
+    substitutes, learns = scope.substitutes, is_global and scope.learns
     for x in parts:
         if id(x) in substitutes:
             return True
         kind = type(x)
         if kind is list or kind is tuple:
-            if needs_copies(scope, x):
+            if needs_copies(scope, x, is_global):
                 return True
         elif kind is dict:
-            if needs_copies(scope, x.values()):
+            if needs_copies(scope, x.values(), is_global):
                 return True
         elif learns and issubclass(kind, torch.nn.Parameter) and x.is_leaf and is_new(scope, x):
             return True
@@ -111,18 +111,28 @@ def needs_copies(scope: Scope, parts: Iterable[Any]) -> bool:
 
 
 def with_copies(
-    scope: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    scope: Scope,
+    function: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    is_global: bool = True,
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Return the arguments with copies in place of parameters, or ``None`` if there are none."""
-    if not (needs_copies(scope, args) or (kwargs and needs_copies(scope, kwargs.values()))):
-        return None
-    if function in _OF_LEAVES:
+    """Return the arguments with copies in place of parameters, or ``None`` if there are none.
+
+    Args:
+        scope: scope of the network.
+        function: function that is called.
+        args, kwargs: its arguments.
+        is_global: whether a global tensor is among them. Otherwise parameters that the network does
+            not list get no copy: the forward may have made them, for a backward of its own.
+    """
+    if not needs_copies(scope, (*args, *kwargs.values()), is_global) or function in _OF_LEAVES:
         return None
     is_changed = False
 
     def passed(x: Any) -> Any:
         nonlocal is_changed
-        copy = copy_of(scope, x)
+        copy = copy_of(scope, x) if is_global or id(x) in scope.substitutes else x
         is_changed |= copy is not x
         return copy
 

@@ -50,8 +50,8 @@ class _Intercepted(Drawing):
             args, kwargs = made_in(func, args, kwargs)
             if any(isinstance(x, GlobalTensor) for x in tensors_in([args, kwargs])):
                 return func(*args, **kwargs)
-        if needs_copies(self.scope, (*args, *kwargs.values())):
-            given = with_copies(self.scope, func, args, kwargs)
+        if needs_copies(self.scope, (*args, *kwargs.values()), False):
+            given = with_copies(self.scope, func, args, kwargs, False)
             if given is not None:
                 result = self.__torch_function__(func, types, *given)
                 # What changes a parameter in place returns the parameter.
@@ -99,8 +99,6 @@ def _applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
     scope = current_scope()
     name = cls.__name__
     args, kwargs = made_in(cls, args, kwargs)
-    if scope is not None and name != "CheckpointFunction":
-        args, kwargs = with_copies(scope, cls, args, kwargs) or (args, kwargs)
     if name == "CheckpointFunction" and current_draws() is not None:
         run, preserve, *inputs = args
         return torch.utils.checkpoint.checkpoint(
@@ -108,7 +106,9 @@ def _applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
         )
     if scope is None or name in _KEEPING:
         return _apply(cls, *args, **kwargs)
-    if not any(isinstance(x, GlobalTensor) for x in tensors_in([args, kwargs])):
+    is_global = any(isinstance(x, GlobalTensor) for x in tensors_in([args, kwargs]))
+    args, kwargs = with_copies(scope, cls, args, kwargs, is_global) or (args, kwargs)
+    if not is_global:
         return _apply(cls, *args, **kwargs)
     if name in _IDENTITIES:
         return _identity(cls, args)

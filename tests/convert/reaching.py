@@ -165,8 +165,8 @@ WAYS: dict[str, Way] = {
     "plain einsum": lambda n, x: x @ torch.einsum("ij,jk->ik", [n.kept["w"], n.kept["v"]]),
     "foreach": lambda n, x: x @ sum(torch._foreach_mul([n.kept["w"], n.v], 2.0)),
     "foreach of pairs": lambda n, x: x @ torch._foreach_add(n.listed, [n.v, n.kept["w"]])[0].tanh(),
-    "foreach in place": lambda n, x: F.linear(
-        x, sum(torch._foreach_tanh([w * 1 for w in n.listed]))
+    "foreach of products": lambda n, x: F.linear(
+        x, torch.stack(torch._foreach_tanh([w * 1 for w in n.listed])).prod(0)
     ),
     "product": lambda n, x: x * (n.kept["b"] * 2),
     "reflected": lambda n, x: (2 - n.kept["b"]) / (1 + x.square()),

@@ -140,6 +140,47 @@ def test_closures_follow_the_converted_network(P_world: Partition) -> None:
     assert_equal_to(net.w.grad, x.sum(0).expand(N, N), TOLERANCE, "gradient")
 
 
+class Adding(nn.Module):
+    """Network that takes another tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(N))
+
+    def forward(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return x * w + self.w
+
+
+@distributed(ranks=2, transports=["loopback"])
+def test_parameters_as_inputs(P_world: Partition) -> None:
+    """The original's parameter is an input like any other."""
+    alone = Adding()
+    net: Any = distribute(alone, grid(P_world, [2, 1]))
+    with torch.no_grad():
+        net.w.fill_(3)
+        assert_whole(net(torch.ones(1, N), alone.w), torch.full((2, N), 4.0), "output")
+    net(torch.ones(1, N), alone.w).sum().backward()
+    assert_equal_to(alone.w.grad, torch.full((N,), 2.0), TOLERANCE, "gradient")
+
+
+class Adapting(nn.Module):
+    """Network that makes a parameter in its forward, and learns it there by plain functions."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        fast = nn.Parameter(torch.ones(N, dtype=torch.float64))
+        fast.square().sum().backward()
+        assert fast.grad is not None
+        return x * (fast.detach() - fast.grad) * fast
+
+
+@distributed(ranks=2, transports=["loopback"])
+def test_parameters_made_in_the_forward(P_world: Partition) -> None:
+    alone = Adapting()
+    net: Any = distribute(alone, grid(P_world, [2, 1]))
+    whole = random_like_all((6, N), 1)
+    assert_whole(net(own_block(whole, net.P_x)), alone(whole).detach(), "output")
+
+
 class Within(nn.Module):
     """Network around another one, one of whose parameters it also keeps."""
 
