@@ -253,7 +253,9 @@ def _with_substitutes(
         yield
     finally:
         for module, name, parameter in places:
-            module._parameters[name] = parameter
+            # The forward may have replaced or deleted it.
+            if module._parameters.get(name) is substitutes[id(parameter)]:
+                module._parameters[name] = parameter
 
 
 class Converted:

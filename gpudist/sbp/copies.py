@@ -16,7 +16,7 @@ import torch
 
 from gpudist.errors import ConversionError
 from gpudist.exchange.torch_library import is_recorded
-from gpudist.nn.parameters.gradient_graph import ends_search
+from gpudist.nn.parameters.gradient_graph import border_of, ends_search
 from gpudist.nn.parameters.replication import copies_of
 from gpudist.sbp.registry import name_of
 from gpudist.sbp.scope import Scope, place_of_call
@@ -195,9 +195,10 @@ def leaves_of(x: torch.Tensor) -> Iterator[torch.Tensor]:
     for node in found:
         if len(found) > _MOST_NODES:
             return
-        # Nodes of torch's own functions have no such class, and no end is among them.
+        # Nodes of torch's own functions have no such class. Others may be copies, or move global
+        # tensors, whose graphs have blocks.
         if hasattr(node, "_forward_cls"):
-            if ends_search(node):
+            if ends_search(node) or border_of(node) is not None:
                 continue
         elif hasattr(node, "variable"):
             yield node.variable

@@ -18,7 +18,7 @@ import torch.utils.checkpoint
 from gpudist.errors import ConversionError
 from gpudist.geometry.layout import broadcast
 from gpudist.sbp.boxing import declared
-from gpudist.sbp.copies import needs_copies, with_copies
+from gpudist.sbp.copies import copy_of, needs_copies, with_copies
 from gpudist.sbp.drawing import WITHOUT_INDEX, Drawing, may_draw
 from gpudist.sbp.global_spec import GlobalSpec, wrapped
 from gpudist.sbp.global_tensor import GlobalTensor
@@ -263,6 +263,9 @@ def _register_copies_too(self: Any, name: str, param: Any) -> None:
     if is_copy:
         # torch's own function refuses tensors that are not leaves.
         self._parameters[name] = param
+    elif scope is not None and param is not None:
+        # It is listed from now on, so functions of plain tensors receive its copy, too.
+        copy_of(scope, param)
 
 
 _autocast_init: Callable[..., None] = torch.autocast.__init__

@@ -140,6 +140,11 @@ def _hook(n: Reaching, x: T) -> T:
         handle.remove()
 
 
+def _registered_within(n: Reaching, x: T) -> T:
+    n.late = nn.Parameter(n.b.detach() * 2)
+    return x * n.late.sin() + n.late
+
+
 def _asks_leaf(n: Reaching, x: T) -> T:
     w = n.kept["w"]
     assert w.is_leaf and w.requires_grad and w.grad_fn is None and w.shape == (N, N)
@@ -205,5 +210,6 @@ WAYS: dict[str, Way] = {
     "several": lambda n, x: (
         n.closure(x) @ torch.stack(n.listed).prod(0) + n.unlisted["u"] * n.plain
     ),
+    "registered within": _registered_within,
     "made within": lambda n, x: x * nn.Parameter(n.kept["b"].detach()) * n.b,
 }
