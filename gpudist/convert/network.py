@@ -23,6 +23,7 @@ from gpudist.errors import ConversionError
 from gpudist.geometry.layout import broadcast, partial_sum
 from gpudist.nn.parameters.replication import copies_of
 from gpudist.sbp.copies import copy_of, require_copies
+from gpudist.sbp.functions import dispatch_functions
 from gpudist.sbp.global_spec import GlobalSpec, global_spec, spec_of, wrapped
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.interception import intercepted
@@ -52,6 +53,8 @@ class Conversion:
         replicate_parameters: bool,
         local_buffers: Sequence[str] = (),
     ) -> None:
+        # Before a function, such as reentrant checkpointing, whose forward calls the network.
+        dispatch_functions()
         self.entrance = entrance
         self.P_x = entrance.P_x
         self.replicate_parameters = replicate_parameters

@@ -24,6 +24,8 @@ from gpudist.transport.base import ReduceOp
 from gpudist.world.partition import Partition
 
 _transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active  # pyright: ignore
+# The class between ``autograd.Function`` and its methods of C++.
+FunctionBase: Any = torch.autograd.function._SingleLevelFunction  # pyright: ignore
 
 
 def move(movements: Sequence[Movement], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -106,7 +108,7 @@ def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
     if _transforms_active():
         refuse_vmap()
     else:
-        applied = super(torch.autograd.Function, function)
+        applied = super(FunctionBase, function)
     return applied.apply(*args)
 
 

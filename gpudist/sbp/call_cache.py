@@ -95,7 +95,7 @@ def recalled(
     if call is None or _notes.anew or is_explaining() or _transforms_active():
         return _derived(kind, function, args, kwargs, first, key, scope)
     movements, compute, spec, specs, noted = call
-    if spec is None and not specs and type(args[0]) is kind and views.concerns(args[0]):
+    if spec is None and not specs and _is_watched(kind, args[0]):
         return _derived(kind, function, args, kwargs, first, key, scope)
     if movements:
         local = boxed(movements, local)
@@ -131,6 +131,13 @@ def recalled(
     if _notes.open:
         _notes.open[-1].append(noted._replace(inputs=_tensors(args, kwargs), results=found))
     return type(result)(found) if specs else args[0]
+
+
+def _is_watched(kind: type[GlobalTensor], changed: Any) -> bool:
+    """Return whether a change in place of this tensor must be checked."""
+    if type(changed) is kind:
+        return views.concerns(changed)
+    return current_scope() is None
 
 
 def _of_dtype(spec: GlobalSpec, dtype: torch.dtype) -> GlobalSpec:
@@ -175,7 +182,7 @@ def _key_of(
         elif type_of in _PLAIN:
             scope = scope or current_scope()
             if scope is None:
-                if x.dim():
+                if x.dim() or x.requires_grad:
                     return None
             elif id(x) in scope.substitutes or (scope.learns and (type_of is _Plain or x.is_leaf)):
                 own = standing_for(scope, function, x)
@@ -201,7 +208,7 @@ def _key_of(
         elif type_of in _PLAIN:
             scope = scope or current_scope()
             if scope is None:
-                if x.dim():
+                if x.dim() or x.requires_grad:
                     return None
             elif id(x) in scope.substitutes or (scope.learns and (type_of is _Plain or x.is_leaf)):
                 own = standing_for(scope, function, x)

@@ -26,6 +26,7 @@ from gpudist.sbp.explain import is_explaining, say
 from gpudist.sbp.global_spec import on_axes_of
 from gpudist.sbp.outer import OuterTensor, made_in, outer, writable
 from gpudist.sbp.placement import Placement
+from gpudist.sbp.plain import with_copies
 from gpudist.sbp.registry import (
     Call,
     Composite,
@@ -99,6 +100,11 @@ def dispatch(
         )
     entry = signatures.get(function)
     scope = current_scope()
+    if scope is None and entry is not None:
+        copies = with_copies(kind, function, args, kwargs)
+        if copies is not None:
+            args, kwargs = copies
+            return function(*args, **kwargs)
     args, kwargs = (made_in if scope is None else writable)(function, args, kwargs)
     if entry is None:
         if scope is not None:
@@ -210,6 +216,8 @@ def _carry_out(
     if rule.windows and scope is not None:
         tensors[0] = _cut(kind, scope, tensors[0])
     in_place = (rule.in_place or changes_first(function, slots, named)) and not is_clone
+    if in_place and scope is None and not isinstance(tensors[0], kind):
+        _require_constants(function, tensors)
     if in_place != rule.in_place:
         rule = replace(rule, in_place=in_place)
     is_watched = rule.in_place and isinstance(tensors[0], kind) and views.concerns(tensors[0])
@@ -324,7 +332,7 @@ def _common_placement(
     """Return the placement that all global tensors share.
 
     Within a converted network, plain tensors count as replicated. Elsewhere they must have no dims
-    and the same value on all ranks.
+    and the same value on all ranks; those that require grad are global by now.
     """
     placements = [x.placement for x in tensors if isinstance(x, kind)]
     if any(other != placements[0] for other in placements[1:]):
@@ -335,7 +343,7 @@ def _common_placement(
     if current_scope() is not None:
         return placements[0]
     for x in tensors:
-        if not isinstance(x, kind) and (x.dim() or x.requires_grad):
+        if not isinstance(x, kind) and x.dim():
             whole = next(list(y.shape) for y in tensors if isinstance(y, kind))
             what = (
                 f"{name_of(function)}: a plain tensor of shape {list(x.shape)} is used with a "
@@ -346,10 +354,22 @@ def _common_placement(
                     f"{what}, from this worker's block, or use y.to_local() of the global tensor"
                 )
             raise PartitionError(
-                f"{what}. Only a tensor without dims that does not require grad and is equal on "
-                "all ranks may stay plain"
+                f"{what}. Only a tensor that has no dims or requires grad, and is equal on all "
+                "ranks, may stay plain"
             )
     return placements[0]
+
+
+def _require_constants(function: Any, tensors: Sequence[torch.Tensor]) -> None:
+    """Raise if a plain tensor that is changed in place would get a gradient."""
+    if tensors[0].requires_grad or (
+        torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    ):
+        raise PartitionError(
+            f"{name_of(function)}: a plain tensor of shape {list(tensors[0].shape)} is changed in "
+            "place by a global one, and gradients would pass through it; make a new tensor, "
+            "total = total + loss, or detach the global one"
+        )
 
 
 def _layout(kind: type[GlobalTensor], placement: Placement, x: torch.Tensor) -> Layout:

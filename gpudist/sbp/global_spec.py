@@ -8,6 +8,7 @@ import torch
 
 from gpudist.cache import Cache, cache_of
 from gpudist.geometry.layout import Layout, NdSbp, broadcast
+from gpudist.sbp.functions import dispatch_functions
 from gpudist.sbp.placement import Placement
 
 _Wrapper = TypeVar("_Wrapper", bound=torch.Tensor)
@@ -32,6 +33,7 @@ class GlobalSpec:
     def __init__(
         self, placement: Placement, sbp: NdSbp, shape: tuple[int, ...], dtype: torch.dtype
     ) -> None:
+        dispatch_functions()
         self.placement, self.sbp, self.shape, self.dtype = placement, sbp, shape, dtype
         self.layout: Layout = placement.layout(sbp, shape)
         self.calls = Cache[Any, Any](1024)

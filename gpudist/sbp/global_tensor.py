@@ -16,6 +16,7 @@ from gpudist.sbp.boxing import box, declared
 from gpudist.sbp.call_cache import recalled
 from gpudist.sbp.global_spec import GlobalSpec, global_spec, wrapped
 from gpudist.sbp.placement import Placement
+from gpudist.sbp.plain import mark_part
 from gpudist.sbp.scope import PlanRow, current_scope, place_of_call
 from gpudist.world.partition import require_one_world
 
@@ -161,12 +162,15 @@ class GlobalTensor(torch.Tensor):
             An ordinary tensor on the autograd graph, which shares memory with this one.
         """
         if grad_sbp is None:
-            return self._local.view_as(self._local)
+            return mark_part(self._local.view_as(self._local), self.placement)
         given = self.placement.layout(
             nd_sbp(grad_sbp, self.placement.axes, self.dim()), tuple(self.shape)
         )
         back = [given, self.global_layout.dual]
-        return declared(self._local, [self.global_layout], back, self.placement.partition.world)
+        world = self.placement.partition.world
+        local = declared(self._local, [self.global_layout], back, world)
+        is_one_value = self.is_copy_everywhere and given == self.global_layout
+        return local if is_one_value else mark_part(local, self.placement)
 
     @checked()
     def full_tensor(self, *, grad_sbp: Sbp | Sequence[Sbp] | None = None) -> torch.Tensor:

@@ -1,12 +1,13 @@
 """Intercept calls in a converted network that are not operators on global tensors.
 
-The interception is limited to a scope and its thread. All workers draw the same random numbers,
-parameters are replaced by the copies made for this call, and an ``autograd.Function``, which torch
-does not dispatch to tensor subclasses, is computed on full tensors.
+The interception is limited to a scope and its thread. All workers draw the same random numbers, and
+parameters are replaced by the copies made for this call. Everywhere, an ``autograd.Function`` of
+global tensors is computed on full tensors (:mod:`gpudist.sbp.functions` dispatches it).
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,16 +21,19 @@ from gpudist.geometry.layout import broadcast
 from gpudist.sbp.boxing import declared
 from gpudist.sbp.copies import copy_of, needs_copies, with_copies
 from gpudist.sbp.drawing import WITHOUT_INDEX, Drawing, may_draw
+from gpudist.sbp.functions import apply_to_plain, dispatch_functions
 from gpudist.sbp.global_spec import GlobalSpec, wrapped
 from gpudist.sbp.global_tensor import GlobalTensor
-from gpudist.sbp.methods import gradient_of
+from gpudist.sbp.methods import entry, gradient_of
 from gpudist.sbp.outer import OuterTensor, made_in, outer, without_cells
+from gpudist.sbp.placement import Placement
+from gpudist.sbp.plain import shared
 from gpudist.sbp.registry import mapped, tensors_in
 from gpudist.sbp.scope import AnyDraws, Draws, Scope, current_draws, current_scope, entered, resumed
 from gpudist.sbp.signatures.elementwise import ELEMENTWISE
 from gpudist.sbp.spectra import zeros
 from gpudist.sbp.spectrum import Spectrum, computed
-from gpudist.sbp.unknown import cut_like, settle
+from gpudist.sbp.unknown import cut_like, settle, stand_in
 
 
 class _Intercepted(Drawing):
@@ -77,47 +81,63 @@ class _Intercepted(Drawing):
         return self.whole(call, args, kwargs)
 
 
-def _copies(x: torch.Tensor, scope: Scope) -> GlobalTensor:
-    copies = (broadcast,) * scope.placement.axes
-    return GlobalTensor._wrap(x, scope.placement, copies, tuple(x.shape))
-
-
-_Function: Any = torch.autograd.Function
-_apply: Callable[..., Any] = _Function.apply.__func__
+T = torch.Tensor
 _checkpoint: Any = torch.utils.checkpoint._checkpoint_without_reentrant_generator
 _modules: Any = torch.nn.modules.module
 _lock = threading.Lock()
 _open_count = 0
 # Functions that only read the tensors they have saved.
 _KEEPING = {"_NoopSaveInputs"}
-# Functions that return their last arguments: those of full backward hooks and of FSDP2.
-_IDENTITIES = {"BackwardHookFunction", "RegisterPostBackwardFunction"}
+# Functions that return their last arguments: those of full backward hooks, FSDP2 and DDP.
+_IDENTITIES = {"BackwardHookFunction", "RegisterPostBackwardFunction", "_DDPSink"}
 
 
-def _applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """Replacement of ``Function.apply`` that accepts global tensors."""
+@entry(torch.autograd.Function)
+def applied(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Apply an ``autograd.Function`` in a scope, or to global tensors."""
     scope = current_scope()
     name = cls.__name__
     args, kwargs = made_in(cls, args, kwargs)
-    if name == "CheckpointFunction" and current_draws() is not None:
+    given = list(tensors_in([args, kwargs]))
+    own = [x for x in given if isinstance(x, GlobalTensor)]
+    if name == "CheckpointFunction" and (own or current_draws() is not None):
         run, preserve, *inputs = args
         return torch.utils.checkpoint.checkpoint(
             run, *inputs, use_reentrant=False, preserve_rng_state=preserve
         )
-    if scope is None or name in _KEEPING:
-        return _apply(cls, *args, **kwargs)
-    is_global = any(isinstance(x, GlobalTensor) for x in tensors_in([args, kwargs]))
-    args, kwargs = with_copies(scope, cls, args, kwargs, is_global) or (args, kwargs)
-    if not is_global:
-        return _apply(cls, *args, **kwargs)
+    if scope is not None and name not in _KEEPING:
+        copies = with_copies(scope, cls, args, kwargs, bool(own))
+        if copies is not None:
+            args, kwargs = copies
+            given = list(tensors_in([args, kwargs]))
+            own = [x for x in given if isinstance(x, GlobalTensor)]
+    if not own or name in _KEEPING:
+        return apply_to_plain(cls, args, kwargs)
     if name in _IDENTITIES:
         return _identity(cls, args)
-    return _on_whole(scope, cls, args, kwargs)
+    if scope is None and not (torch.is_grad_enabled() and any(x.requires_grad for x in given)):
+        # Torch calls the forward without gradients, on operators with rules.
+        return apply_to_plain(cls, args, kwargs)
+    return _on_whole(_outside(own[0].placement) if scope is None else scope, cls, args, kwargs)
+
+
+def _outside(placement: Placement) -> Scope:
+    """Return the scope of functions applied to tensors on ``placement`` outside of a network."""
+    remembered: dict[Any, Any] = placement.partition.wire.remembered
+    key = "functions outside of a network", placement
+    if key not in remembered:
+        remembered[key] = Scope(placement, gather_limit_bytes=sys.maxsize)
+    return remembered[key]
 
 
 def _identity(cls: Any, args: Sequence[Any]) -> Any:
     given = [x._local if isinstance(x, GlobalTensor) else x for x in args]
-    found = _apply(cls, *given)
+    if cls.__name__ == "_DDPSink" and given[0]().find_unused_parameters:
+        # Only the parts have the graph in which the reducer looks for unused parameters.
+        network = given[0]()
+        if network.require_forward_param_sync and not network.static_graph:
+            network.reducer.prepare_for_backward([x for x in given[1:] if isinstance(x, T)])
+    found = apply_to_plain(cls, given, {})
     found = found if isinstance(found, tuple) else (found,)
     ends = zip(args[len(args) - len(found) :], found, strict=True)
     return tuple([x.like(y) if isinstance(x, GlobalTensor) else y for x, y in ends])
@@ -178,32 +198,38 @@ def _local_gradients(gradients: Any, tensors: Sequence[Any]) -> Any:
 
 
 def _on_whole(scope: Scope, cls: Any, args: Any, kwargs: Any) -> Any:
-    """Apply the network's own function to full tensors; its backward receives full gradients."""
-    given: list[Any] = list(dict.fromkeys(tensors_in([args, kwargs])))
+    """Apply a function to full tensors; its backward receives full gradients."""
+    given: list[Any] = list({id(x): x for x in tensors_in([args, kwargs])}.values())
     own = [x for x in given if isinstance(x, GlobalTensor)]
     split = [x for x in own if not x.is_copy_everywhere]
     settle(
         scope, f"{cls.__name__}.apply", split, "an autograd.Function has no rule for blocks", bool
     )
-    world = scope.placement.partition.world
+    placement = own[0].placement
+    world, copies = placement.partition.world, (broadcast,) * placement.axes
+    is_in_network = current_scope() is not None
 
     def once(x: torch.Tensor) -> torch.Tensor:
         """Return the full ``x``; every worker has its full gradient."""
         if isinstance(x, GlobalTensor):
-            copies = (broadcast,) * x.placement.axes
-            return x.to_global(sbp=copies).to_local(grad_sbp=copies)
-        if not x.requires_grad:
+            whole = x.to_global(placement, copies).to_local(grad_sbp=copies)
+            return whole if placement.active else stand_in(whole, x.shape)
+        if not (x.requires_grad and torch.is_grad_enabled()):
             return x
-        layout = scope.placement.copies(tuple(x.shape))
+        if not is_in_network:
+            x = shared(f"{cls.__name__}.apply", x, placement)
+        if not placement.active:
+            return x.detach() + x.reshape(-1)[:0].sum()
+        layout = placement.copies(tuple(x.shape))
         return declared(x, [layout], [layout, layout.dual], world)
 
     wholes = {id(x): once(x) for x in given}
     versions = [wholes[id(x)]._version for x in own]
     try:
-        result = _apply(
+        result = apply_to_plain(
             cls,
-            *mapped(args, lambda x: wholes.get(id(x), x)),
-            **mapped(kwargs, lambda x: wholes.get(id(x), x)),
+            mapped(args, lambda x: wholes.get(id(x), x)),
+            mapped(kwargs, lambda x: wholes.get(id(x), x)),
         )
     finally:
         if [wholes[id(x)]._version for x in own] != versions:
@@ -216,9 +242,11 @@ def _on_whole(scope: Scope, cls: Any, args: Any, kwargs: Any) -> Any:
     def back(y: Any) -> Any:
         if not isinstance(y, torch.Tensor):
             return y
-        layout = scope.placement.copies(tuple(y.shape))
+        layout = placement.copies(tuple(y.shape))
+        y = y if placement.active else y.reshape(-1)[:0]
         local = declared(y, [layout], [layout.dual, layout], world)
-        return cut_like(_copies(local, scope), like)
+        whole = GlobalTensor._wrap(local, placement, copies, layout.shape)
+        return cut_like(whole, like)
 
     return mapped(result, back)
 
@@ -318,7 +346,7 @@ def _installed() -> Iterator[None]:
     with _lock:
         _open_count += 1
         if _open_count == 1:
-            _Function.apply = classmethod(_applied)
+            dispatch_functions()
             torch.utils.checkpoint._checkpoint_without_reentrant_generator = _checkpointed
             _modules.BackwardHook = _BackwardHook
             _modules.Module.register_parameter = _register_copies_too
@@ -329,7 +357,6 @@ def _installed() -> Iterator[None]:
         with _lock:
             _open_count -= 1
             if _open_count == 0:
-                _Function.apply = classmethod(_apply)
                 torch.utils.checkpoint._checkpoint_without_reentrant_generator = _checkpoint
                 _modules.BackwardHook = torch.utils.hooks.BackwardHook
                 _modules.Module.register_parameter = _register_parameter

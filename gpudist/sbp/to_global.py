@@ -9,15 +9,18 @@ import torch
 
 from gpudist.checks.arguments import checked
 from gpudist.errors import PartitionError, PlanMismatch, ShapeError
-from gpudist.exchange.autograd import move
+from gpudist.exchange.autograd import Declared, declared as apply_declared, is_eager, move, moved
 from gpudist.geometry.cartesian import index_of
-from gpudist.geometry.layout import NdSbp, Sbp, nd_sbp
+from gpudist.geometry.layout import Layout, NdSbp, Sbp, broadcast, nd_sbp
 from gpudist.nn.tensor_parallel.conventions import expect
+from gpudist.ops.shape_agreement import wants_gradient
 from gpudist.sbp.boxing import declared, movement_of
 from gpudist.sbp.copies import copy_of, require_copies
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.placement import Placement
+from gpudist.sbp.plain import part_before
 from gpudist.sbp.scope import current_scope
+from gpudist.world.partition import Partition
 
 _MAX_DIMS = 16
 _DTYPES = (
@@ -61,21 +64,26 @@ def to_global(
         x: plain tensor, global tensor, or module. Each rank of the placement passes its block, copy
             or term of a plain tensor; tensors of other ranks are ignored. Along an axis of copies,
             the first rank's tensor is used. The parameters and buffers of a module are converted
-            one by one, in place.
+            one by one, in place. A plain tensor that requires grad, and that a copy is made of, is
+            one value, equal on all ranks, such as a penalty on parameters: each rank gets its full
+            gradient. An exception are values computed from parts or copies of other global tensors
+            (``to_local``), or by movements and layers of this library, whose gradients add up.
         placement: placement of the result; may be omitted for a global tensor, which then keeps its
             own.
         sbp: one attribute for each axis of the placement, outer axis first; may be omitted for a
             global tensor.
         grad_sbp: attributes of the gradient that is passed back, by default the dual of ``sbp``.
-            The gradient of a plain tensor is this rank's part of that global gradient.
+            The gradient of a plain tensor is this rank's part of that global gradient:
+            ``partial_sum`` gives each rank its own term of the gradient of a copy.
 
     Returns:
         The global tensor, or the module. If no data had to move, the part of a converted plain
         tensor shares memory with ``x``.
 
     Adjoint:
-        The gradient of a copy is a term of the global gradient. Along an axis of copies, the first
-            rank gets the sum and the others zero.
+        The gradient of a copy is a term of the global gradient. Along an axis of copies, each rank
+            of the placement gets the sum, by declaration. If ``x`` was computed from parts, the
+            first rank gets the sum and the others zero, so that the gradients of ``x`` add up.
 
     Cost:
         For a plain tensor, one small all-gather, and a broadcast along axes of copies. For a global
@@ -119,10 +127,39 @@ def _from_local(
     expect("to_global", "dual", x, placement.partition)
     movement = movement_of(dtype, source, layout, world)
     local = x.view_as(x)
-    if movement is not None:
+    if movement is not None and _is_one_value(x, placement):
+        local = _one_value(x, source, layout, world)
+    elif movement is not None:
         part = x if world.rank in source.ranks else x.reshape(-1)[:0]
         (local,) = move((movement,), (part,))
     return GlobalTensor._wrap(local, placement, sbp, shape)
+
+
+def _is_one_value(x: torch.Tensor, placement: Placement) -> bool:
+    """Return whether ``x`` needs a gradient, and no path of its graph comes from parts."""
+    return wants_gradient(x) and is_eager(x) and part_before(x, placement) is None
+
+
+def _one_value(x: torch.Tensor, source: Layout, layout: Layout, world: Partition) -> torch.Tensor:
+    """Copy ``x`` along axes of copies, from the first rank; its gradient is full on each rank."""
+    whole = tuple(one if one == broadcast else one.dual for one in layout.sbp)
+    there = movement_of(x.dtype, source, layout, world)
+    back = movement_of(x.dtype, layout.dual, layout.with_sbp(whole), world)
+    assert there is not None and back is not None
+    is_first = world.rank in source.ranks
+
+    def copy(value: torch.Tensor) -> torch.Tensor:
+        return moved((there,), (value if is_first else value.reshape(-1)[:0],))[0]
+
+    def add(terms: torch.Tensor) -> torch.Tensor:
+        return moved((back,), (terms,))[0]
+
+    P = world.create_partition_inclusive(sorted(layout.ranks))
+    return apply_declared(
+        x,
+        Declared("to_global", "invariant", "dual", P, copy),
+        Declared("to_global", "dual", "invariant", P, add),
+    )
 
 
 def agreed(

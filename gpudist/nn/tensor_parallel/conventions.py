@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -87,7 +88,10 @@ class Expectation:
 
 
 def nearest_of_other(
-    start: Node, ranks: frozenset[int], convention: Convention
+    start: Node,
+    ranks: frozenset[int],
+    convention: Convention,
+    border_of: Callable[[Node], Border | None] = border_of,
 ) -> tuple[Border | None, int]:
     """Return the nearest operator of the other convention, and the number of visited nodes.
 
@@ -98,6 +102,7 @@ def nearest_of_other(
         start: node that computed the value.
         ranks: world ranks of the workers that use the value.
         convention: convention by which they use it.
+        border_of: returns the border that a node declares.
     """
     pending, seen = [start], {start}
     while pending and len(seen) < NODE_LIMIT:

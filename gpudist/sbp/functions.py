@@ -1,0 +1,71 @@
+"""Make ``autograd.Function.apply`` dispatch to global tensors, as functions of torch do.
+
+Torch calls the forward of a ``Function`` in C++ and does not ask its arguments. A global tensor
+never requires grad there, because only its parts carry the graph, so the result would be a
+constant. ``Function.apply`` ends in ``super().apply``: a method of the class in between is called
+by every ``apply``, also by one that was bound to a name before.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gpudist.errors import ConversionError
+from gpudist.exchange.autograd import FunctionBase
+from gpudist.sbp.methods import METHODS
+from gpudist.sbp.scope import current_draws
+
+_requires_grad: Any = torch.Tensor.requires_grad.__get__  # pyright: ignore
+
+
+def dispatch_functions() -> None:
+    """Dispatch every ``Function.apply`` from now on; called before a global tensor is made."""
+    if "apply" not in vars(FunctionBase):
+        FunctionBase.apply = classmethod(_dispatched)
+
+
+def _dispatched(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    if current_draws() is not None or _has_global(args) or (kwargs and _has_global(kwargs)):
+        return METHODS[torch.autograd.Function](cls, args, kwargs)
+    return apply_to_plain(cls, args, kwargs)
+
+
+def apply_to_plain(cls: Any, args: Any, kwargs: Any) -> Any:
+    """Apply a function by torch's own ``apply``.
+
+    Raises:
+        ConversionError: the function makes a global tensor from plain tensors that require grad.
+    """
+    result = super(FunctionBase, cls).apply(*args, **kwargs)
+    if _has_global(result):
+        _require_graph(cls, result)
+    return result
+
+
+def _has_global(tree: Any) -> bool:
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, (tuple, list)):
+        return hasattr(type(tree), "__distributed_layer__")
+    for x in tree:
+        if hasattr(type(x), "__distributed_layer__"):
+            return True
+        if isinstance(x, (tuple, list, dict)) and _has_global(x):
+            return True
+    return False
+
+
+def _require_graph(cls: Any, result: Any) -> None:
+    with torch._C.DisableTorchFunctionSubclass():
+        results = result if isinstance(result, tuple) else (result,)
+        is_lost = any(isinstance(y, torch.Tensor) and _requires_grad(y) for y in results)
+    if is_lost:
+        remedy = "pass the global tensors that its forward reads as arguments of apply"
+        if cls.__name__ == "CheckpointFunction":
+            remedy = "pass use_reentrant=False to torch.utils.checkpoint.checkpoint"
+        raise ConversionError(
+            f"{cls.__name__}.apply: its arguments are plain tensors that require grad and its "
+            f"forward returns a global tensor, whose gradient would not reach them; {remedy}"
+        )
