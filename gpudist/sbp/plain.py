@@ -7,7 +7,7 @@ all workers, and its gradient is full on each.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -15,9 +15,16 @@ from gpudist.cache import cache_of
 from gpudist.errors import ConventionError, PlanMismatch, side_by_side
 from gpudist.exchange.autograd import is_eager
 from gpudist.geometry.layout import broadcast
-from gpudist.nn.parameters.gradient_graph import Border, Node, border_of
+from gpudist.nn.parameters.gradient_graph import (
+    NODE_LIMIT,
+    Border,
+    Node,
+    border_of,
+    ends_search,
+    inputs_of,
+    outline,
+)
 from gpudist.nn.parameters.replication import copies_of
-from gpudist.nn.tensor_parallel.conventions import nearest_of_other
 from gpudist.sbp.outer import is_in_place
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.registry import mapped, name_of, tensors_in
@@ -28,6 +35,8 @@ if TYPE_CHECKING:
 
 _MARK = "gpudist part"
 _MAX_DIMS = 16
+# A graph of up to this many nodes is searched at every call, a larger one once.
+_FOLLOWED_NODES = 64
 _REMEDY = (
     "compute it from global tensors, or make it global first: gpudist.to_global(x, placement, sbp), "
     "with sbp.partial_sum for a term on each worker, split for blocks and broadcast for copies"
@@ -47,23 +56,46 @@ def mark_part(local: torch.Tensor, placement: Placement) -> torch.Tensor:
     return local
 
 
-def part_before(x: torch.Tensor, placement: Placement) -> Border | None:
-    """Return the nearest operator in the graph of ``x`` whose output is a part or term.
+class Origins(NamedTuple):
+    """What a plain tensor was computed from.
 
-    Returns:
-        ``None`` if every path ends at leaves, or at operators with the full gradient.
+    Attributes:
+        part: nearest operator whose output is a part, or a copy whose gradient is a term.
+        has_leaf: whether it was also computed from leaves without such an operator in between.
+        visited: number of nodes visited.
     """
-    if x.grad_fn is None or placement.partition.size == 1 or not is_eager():
-        return None
+
+    part: Border | None
+    has_leaf: bool
+    visited: int
+
+
+def origins_of(x: torch.Tensor, placement: Placement) -> Origins:
+    """Search the graph of ``x``, up to operators that declare the convention of gradients."""
+    part, has_leaf = None, False
+    pending = [x.grad_fn]
+    seen: set[Node] = set(pending)
     ranks = frozenset(placement.partition.ranks)
-    return nearest_of_other(x.grad_fn, ranks, "invariant", _border_of)[0]
+    while pending and len(seen) < NODE_LIMIT:
+        node: Node = pending.pop()
+        border = _border_of(node)
+        if border is not None and border.concerns(ranks):
+            part = border if part is None and border.gives == "dual" else part
+        elif hasattr(node, "variable"):
+            has_leaf = True
+        elif not ends_search(node):
+            for source, _ in inputs_of(node):
+                if source not in seen:
+                    seen.add(source)
+                    pending.append(source)
+    return Origins(part, has_leaf, len(seen))
 
 
 def _border_of(node: Node) -> Border | None:
     found = border_of(node) or node.metadata.get(_MARK)
     if found is None and type(node).__name__ == "_CopyBackward":
         ranks = {r for one in node.replicated if one.holders is not None for r in one.holders.ranks}
-        return Border("the parameters of a network", "invariant", "dual", frozenset(ranks))
+        found = Border("the parameters of a network", "invariant", "dual", frozenset(ranks))
     return found
 
 
@@ -115,7 +147,19 @@ def shared(name: str, x: torch.Tensor, placement: Placement) -> torch.Tensor:
     if P.size == 1:
         return x
     _require_equal(name, x, P)
-    part = part_before(x, placement)
+    _require_no_part(name, x, placement)
+    return copies_of([x], [P.world.create_partition_inclusive(sorted(P.ranks))])[0]
+
+
+def _require_no_part(name: str, x: torch.Tensor, placement: Placement) -> None:
+    if x.grad_fn is None or not is_eager(x):
+        return
+    remembered: Any = placement.partition.wire.remembered
+    seen = cache_of(remembered, "graphs of plain tensors", 256)
+    key = placement, outline(x.grad_fn, 8)
+    if key in seen:
+        return
+    part, _, visited = origins_of(x, placement)
     if part is not None:
         # The graph is the same on every worker.
         raise ConventionError(
@@ -124,7 +168,8 @@ def shared(name: str, x: torch.Tensor, placement: Placement) -> torch.Tensor:
             f"comes from {part.name}, whose gradients add up over {len(part.ranks)} workers; "
             f"{_REMEDY}"
         )
-    return copies_of([x], [P.world.create_partition_inclusive(sorted(P.ranks))])[0]
+    if visited > _FOLLOWED_NODES:
+        seen[key] = True
 
 
 def _require_equal(name: str, x: torch.Tensor, P: Partition) -> None:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, overload
 import torch
 
 from gpudist.checks.arguments import checked
-from gpudist.errors import PartitionError, PlanMismatch, ShapeError
+from gpudist.errors import ConventionError, PartitionError, PlanMismatch, ShapeError
 from gpudist.exchange.autograd import Declared, declared as apply_declared, is_eager, move, moved
 from gpudist.geometry.cartesian import index_of
 from gpudist.geometry.layout import Layout, NdSbp, Sbp, broadcast, nd_sbp
@@ -18,7 +18,7 @@ from gpudist.sbp.boxing import declared, movement_of
 from gpudist.sbp.copies import copy_of, require_copies
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.placement import Placement
-from gpudist.sbp.plain import part_before
+from gpudist.sbp.plain import origins_of
 from gpudist.sbp.scope import current_scope
 from gpudist.world.partition import Partition
 
@@ -94,7 +94,8 @@ def to_global(
             one more in the first ``n % p``) nor of the sizes given by ``split``, or if their shapes
             or dtypes are inconsistent.
         ConventionError: the plain tensor uses the invariant convention of tensor-parallel layers,
-            in which each rank has the full gradient; pass it through ``invariant_copy`` first.
+            in which each rank has the full gradient; pass it through ``invariant_copy`` first. Or
+            copies were computed from parts and from leaves that require grad.
     """
     if isinstance(x, torch.nn.Module):
         return _module_to_global(x, placement, sbp, grad_sbp)
@@ -136,8 +137,25 @@ def _from_local(
 
 
 def _is_one_value(x: torch.Tensor, placement: Placement) -> bool:
-    """Return whether ``x`` needs a gradient, and no path of its graph comes from parts."""
-    return wants_gradient(x) and is_eager(x) and part_before(x, placement) is None
+    """Return whether ``x`` has a gradient and was not computed from parts.
+
+    Raises:
+        ConventionError: it was computed from parts and from leaves.
+    """
+    if not (wants_gradient(x) and is_eager(x)):
+        return False
+    if x.grad_fn is None:
+        return True
+    part, has_leaf, _ = origins_of(x, placement)
+    if part is not None and has_leaf:
+        raise ConventionError(
+            f"to_global: copies of a plain tensor of shape {list(x.shape)} come from {part.name}, "
+            f"whose gradients add up over {len(part.ranks)} workers, and from leaves that require "
+            "grad, of which each worker needs the full gradient; make both global by themselves, "
+            "or pass grad_sbp with partial_sum along the axes of copies and add up the gradients "
+            "of the leaves"
+        )
+    return part is None
 
 
 def _one_value(x: torch.Tensor, source: Layout, layout: Layout, world: Partition) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -88,10 +87,7 @@ class Expectation:
 
 
 def nearest_of_other(
-    start: Node,
-    ranks: frozenset[int],
-    convention: Convention,
-    border_of: Callable[[Node], Border | None] = border_of,
+    start: Node, ranks: frozenset[int], convention: Convention
 ) -> tuple[Border | None, int]:
     """Return the nearest operator of the other convention, and the number of visited nodes.
 
@@ -102,7 +98,6 @@ def nearest_of_other(
         start: node that computed the value.
         ranks: world ranks of the workers that use the value.
         convention: convention by which they use it.
-        border_of: returns the border that a node declares.
     """
     pending, seen = [start], {start}
     while pending and len(seen) < NODE_LIMIT:
