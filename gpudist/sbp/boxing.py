@@ -87,11 +87,16 @@ class _DeclaredBackward(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
         x, _, ctx.back = inputs
         ctx.save_for_backward(x.new_empty(0))
+        ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, None, None]:
+    def backward(
+        ctx: Any, *gradients: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, None, None]:
         _ = ctx.saved_tensors
-        return _moved(gradients[0], ctx.back), None, None
+        # A function may return no gradient, on every rank.
+        g = gradients[0]
+        return None if g is None else _moved(g, ctx.back), None, None
 
 
 def _moved(x: torch.Tensor, movements: Sequence[Movement]) -> torch.Tensor:
