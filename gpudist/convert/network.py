@@ -28,7 +28,7 @@ from gpudist.sbp.global_spec import GlobalSpec, global_spec, spec_of, wrapped
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.interception import intercepted
 from gpudist.sbp.outer import OuterTensor
-from gpudist.sbp.scope import Scope, current_scope, entered
+from gpudist.sbp.scope import Scope, current_scope, entered, started
 from gpudist.sbp.spectrum import computed
 from gpudist.world.partition import CartesianPartition
 
@@ -99,9 +99,9 @@ class Conversion:
         """Call ``function``, a method of the network, on global tensors."""
         if current_scope() is not None:
             return function(*args, **kwargs)
-        scope = self.scope
         self.agree(network)
-        scope.paths, scope.name_of = paths_of(network), names_of(network)
+        self.scope.paths, self.scope.name_of = paths_of(network), names_of(network)
+        scope = started(self.scope)
         with entered(scope):
             args, kwargs = self.entered(function, args, kwargs)
         try:
@@ -156,6 +156,9 @@ class Conversion:
     def left(self, result: Any) -> Any:
         """Return the result with plain tensors converted to copies on every worker."""
 
+        # A repeated call has a scope of its own.
+        scope = current_scope() or self.scope
+
         def leave(leaf: Any) -> Any:
             if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
                 return leaf
@@ -163,8 +166,8 @@ class Conversion:
                 return leaf
             if isinstance(leaf, OuterTensor):
                 leaf = leaf.standing()
-            leaf = copy_of(self.scope, leaf)
-            require_copies(self.scope, "output", [leaf])
+            leaf = copy_of(scope, leaf)
+            require_copies(scope, "output", [leaf])
             if isinstance(leaf, GlobalTensor):
                 return without_terms(computed(leaf))
             placement = self.entrance.placement

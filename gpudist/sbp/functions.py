@@ -1,4 +1,4 @@
-"""Make ``autograd.Function.apply`` dispatch to global tensors, as functions of torch do.
+"""Make ``autograd.Function.apply`` dispatch to global tensors, as torch's own functions do.
 
 Torch calls the forward of a ``Function`` in C++ and does not ask its arguments. A global tensor
 never requires grad there, because only its parts carry the graph, so the result would be a
@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 
 from gpudist.errors import ConversionError
 from gpudist.exchange.autograd import FunctionBase
@@ -21,13 +22,22 @@ _requires_grad: Any = torch.Tensor.requires_grad.__get__  # pyright: ignore
 
 
 def dispatch_functions() -> None:
-    """Dispatch every ``Function.apply`` from now on; called before a global tensor is made."""
+    """Dispatch ``Function.apply``, backward hooks of modules and checkpoints from now on.
+
+    Called before a global tensor is made.
+    """
     if "apply" not in vars(FunctionBase):
         FunctionBase.apply = classmethod(_dispatched)
+        # Torch's own functions around a module's forward, of which it has no hook.
+        torch.nn.modules.module.BackwardHook = METHODS[torch.utils.hooks.BackwardHook]
+        checkpoint: Any = torch.utils.checkpoint
+        name = "_checkpoint_without_reentrant_generator"
+        setattr(checkpoint, name, METHODS[getattr(checkpoint, name)])
 
 
 def _dispatched(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    if current_draws() is not None or _has_global(args) or (kwargs and _has_global(kwargs)):
+    is_ours = current_draws() is not None or cls.__name__ == "CheckpointFunction"
+    if is_ours or _has_global(args) or (kwargs and _has_global(kwargs)):
         return METHODS[torch.autograd.Function](cls, args, kwargs)
     return apply_to_plain(cls, args, kwargs)
 

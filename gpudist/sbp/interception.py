@@ -29,7 +29,16 @@ from gpudist.sbp.outer import OuterTensor, made_in, outer, without_cells
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.plain import shared
 from gpudist.sbp.registry import mapped, tensors_in
-from gpudist.sbp.scope import AnyDraws, Draws, Scope, current_draws, current_scope, entered, resumed
+from gpudist.sbp.scope import (
+    AnyDraws,
+    Draws,
+    Repeatable,
+    Scope,
+    current_draws,
+    current_scope,
+    entered,
+    resumed,
+)
 from gpudist.sbp.signatures.elementwise import ELEMENTWISE
 from gpudist.sbp.spectra import zeros
 from gpudist.sbp.spectrum import Spectrum, computed
@@ -111,6 +120,8 @@ def applied(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             args, kwargs = copies
             given = list(tensors_in([args, kwargs]))
             own = [x for x in given if isinstance(x, GlobalTensor)]
+    if name == "CheckpointFunction":
+        args = (Repeatable(args[0]), *args[1:])
     if not own or name in _KEEPING:
         return apply_to_plain(cls, args, kwargs)
     if name in _IDENTITIES:
@@ -143,6 +154,7 @@ def _identity(cls: Any, args: Sequence[Any]) -> Any:
     return tuple([x.like(y) if isinstance(x, GlobalTensor) else y for x, y in ends])
 
 
+@entry(torch.utils.hooks.BackwardHook)
 class _BackwardHook(torch.utils.hooks.BackwardHook):
     """Adapter that calls the full backward hooks of a module with global gradients."""
 
@@ -251,10 +263,11 @@ def _on_whole(scope: Scope, cls: Any, args: Any, kwargs: Any) -> Any:
     return mapped(result, back)
 
 
+@entry(_checkpoint)
 def _checkpointed(fn: Any, *args: Any, **kwargs: Any) -> Any:
     draws = current_draws()
     if draws is None:
-        return _checkpoint(fn, *args, **kwargs)
+        return _repeatable(fn, *args, **kwargs)
     for x in tensors_in([args, kwargs]):
         # Else the first call alone would compute it.
         computed(x)
@@ -262,6 +275,13 @@ def _checkpointed(fn: Any, *args: Any, **kwargs: Any) -> Any:
     specs = [x._global_spec if isinstance(x, GlobalTensor) else None for x in args]
     parts = [x._local if isinstance(x, GlobalTensor) else x for x in args]
     return _checkpoint(_resuming(fn, draws, specs), *parts, **kwargs)
+
+
+def _repeatable(fn: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
+    again = Repeatable(fn)
+    # The caller runs the function itself while the generator waits.
+    with again.running():
+        yield from _checkpoint(again, *args, **kwargs)
 
 
 def _resuming(fn: Any, scope: Draws, specs: Sequence[GlobalSpec | None]) -> Any:
@@ -347,8 +367,6 @@ def _installed() -> Iterator[None]:
         _open_count += 1
         if _open_count == 1:
             dispatch_functions()
-            torch.utils.checkpoint._checkpoint_without_reentrant_generator = _checkpointed
-            _modules.BackwardHook = _BackwardHook
             _modules.Module.register_parameter = _register_copies_too
             torch.autocast.__init__ = _init_autocast
     try:
@@ -357,7 +375,5 @@ def _installed() -> Iterator[None]:
         with _lock:
             _open_count -= 1
             if _open_count == 0:
-                torch.utils.checkpoint._checkpoint_without_reentrant_generator = _checkpoint
-                _modules.BackwardHook = torch.utils.hooks.BackwardHook
                 _modules.Module.register_parameter = _register_parameter
                 torch.autocast.__init__ = _autocast_init

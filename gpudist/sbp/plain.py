@@ -131,7 +131,8 @@ def as_copies(
 ) -> GlobalTensor:
     """Return the global tensor whose copies are ``x``, with its full gradient on every worker."""
     shape = tuple(x.shape)
-    local = shared(name, x, placement) if placement.active else x.reshape(-1)[:0]
+    local = shared(name, x, placement)
+    local = local if placement.active else local.reshape(-1)[:0]
     return kind._wrap(local, placement, (broadcast,) * placement.axes, shape)
 
 
@@ -144,7 +145,7 @@ def shared(name: str, x: torch.Tensor, placement: Placement) -> torch.Tensor:
             several times.
     """
     P = placement.partition
-    if P.size == 1:
+    if P.size == 1 or not P.active:
         return x
     _require_equal(name, x, P)
     _require_no_part(name, x, placement)

@@ -137,11 +137,55 @@ def resumed(scope: AnyDraws, draws: int) -> AnyDraws:
     return replace(scope, draws=draws)
 
 
+class Repeatable:
+    """A function that checkpointing calls again in backward, outside of converted networks.
+
+    The networks that it calls draw the same numbers again.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.starts: list[int] = []
+        # Number of the next call of a network, in a repetition.
+        self.next: int | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self.running():
+            return self.function(*args, **kwargs)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Note the draws of the networks called in this context, or repeat the noted ones."""
+        _scopes.repeatable.append(self)
+        try:
+            yield
+        finally:
+            # A generator that a failed forward left behind may end anywhere.
+            if self in _scopes.repeatable:
+                _scopes.repeatable.remove(self)
+            self.next = 0
+
+
+def started(scope: Scope) -> Scope:
+    """Return the scope of a call of a network, which repeats the draws of a repeated call."""
+    draws, noting = scope.draws, list[Repeatable]()
+    for function in _scopes.repeatable:
+        if function.next is None:
+            noting.append(function)
+        elif function.next < len(function.starts):
+            draws = function.starts[function.next]
+            function.next += 1
+    for function in noting:
+        function.starts.append(draws)
+    return scope if draws == scope.draws else resumed(scope, draws)
+
+
 class _Scopes(threading.local):
-    """Stack of scopes of each thread, innermost last."""
+    """Stacks of scopes, and of functions to repeat, of each thread, innermost last."""
 
     def __init__(self) -> None:
         self.open: list[Draws] = []
+        self.repeatable: list[Repeatable] = []
 
 
 _scopes = _Scopes()

@@ -135,6 +135,40 @@ def test_data_parallel_without_sync(P_world: Partition, store_path: str) -> None
             assert_equal_to(p.grad, expected.grad, 1e-10, "gradient")
 
 
+class Branching(nn.Module):
+    """Uses its second layer in every other call only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = small(), small()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.first(x) + self.second(x) if self.calls % 2 else self.first(x)
+
+
+@pytest.mark.parametrize("options", [{"static_graph": True}, {"find_unused_parameters": True}])
+@distributed(ranks=4, transports=["gloo"])
+def test_data_parallel_that_watches_its_outputs(
+    P_world: Partition, store_path: str, options: dict[str, bool]
+) -> None:
+    """Torch passes the outputs through a function, and looks for unused parameters in its graph."""
+    P_x = grid(P_world, [2, 1, 2, 1])
+    alone: Any = Branching() if "find_unused_parameters" in options else small()
+    with torchs_group(P_world, store_path):
+        mesh: Any = P_x.create_device_mesh([0])
+        net: Any = distribute(alone, P_x.along([1, 2, 3]))
+        model: Any = DistributedDataParallel(net, process_group=mesh.get_group(), **options)
+        for step in range(3):
+            x = random_like_all((4, *SHAPE[1:]), step)
+            alone(x).square().mean().backward()
+            model(own_block(x, P_x, requires_grad=False)).square().mean().backward()
+        for p, expected in zip(net.parameters(), alone.parameters(), strict=True):
+            assert p.grad is not None and expected.grad is not None
+            assert_equal_to(p.grad, expected.grad, 1e-10, "gradient")
+
+
 @pytest.fixture
 def store_path(tmp_path: Path) -> str:
     return str(tmp_path / "store")
