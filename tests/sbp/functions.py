@@ -163,7 +163,7 @@ class Own(Function):
 
 
 scaled, rounded, product, cast = Scaled.apply, Rounded.apply, Product.apply, Cast.apply
-half = functools.partial(Scaled.apply)
+
 TABLE = {"round": Rounded.apply}
 CHAIN = [Scaled.apply, Child.apply, Rounded.apply]
 
@@ -227,7 +227,7 @@ WAYS: dict[str, Way] = {
     "bound at import": lambda y, w: scaled(y, 0.5),
     "alone": lambda y, w: rounded(y),
     "partial": lambda y, w: functools.partial(scaled, y)(0.25),
-    "partial of apply": lambda y, w: half(y),
+    "partial of apply": lambda y, w: functools.partial(Product.apply, w=w)(y),
     "wraps": lambda y, w: wrapper(y, 1.5),
     "static attribute": lambda y, w: Holder.run(y, w),
     "class attribute": lambda y, w: Holder.kind.apply(y),
