@@ -25,7 +25,8 @@ from gpudist.world.partition import Partition
 
 _transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active  # pyright: ignore
 # The class between ``autograd.Function`` and its methods of C++.
-FunctionBase: Any = torch.autograd.function._SingleLevelFunction  # pyright: ignore
+FunctionBase: type[torch.autograd.Function]
+FunctionBase = torch.autograd.function._SingleLevelFunction  # pyright: ignore
 
 
 def move(movements: Sequence[Movement], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

@@ -95,7 +95,7 @@ def recalled(
     if call is None or _notes.anew or is_explaining() or _transforms_active():
         return _derived(kind, function, args, kwargs, first, key, scope)
     movements, compute, spec, specs, noted = call
-    if spec is None and not specs and _is_watched(kind, args[0]):
+    if spec is None and not specs and _must_check_change(kind, args[0]):
         return _derived(kind, function, args, kwargs, first, key, scope)
     if movements:
         local = boxed(movements, local)
@@ -133,8 +133,7 @@ def recalled(
     return type(result)(found) if specs else args[0]
 
 
-def _is_watched(kind: type[GlobalTensor], changed: Any) -> bool:
-    """Return whether a change in place of this tensor must be checked."""
+def _must_check_change(kind: type[GlobalTensor], changed: Any) -> bool:
     if type(changed) is kind:
         return views.concerns(changed)
     return current_scope() is None

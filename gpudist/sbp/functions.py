@@ -26,8 +26,9 @@ def dispatch_functions() -> None:
 
     Called before a global tensor is made.
     """
-    if "apply" not in vars(FunctionBase):
-        FunctionBase.apply = classmethod(_dispatched)
+    base: Any = FunctionBase
+    if "apply" not in vars(base):
+        base.apply = classmethod(_dispatched)
         # Torch's own functions around a module's forward, of which it has no hook.
         torch.nn.modules.module.BackwardHook = METHODS[torch.utils.hooks.BackwardHook]
         checkpoint: Any = torch.utils.checkpoint
@@ -48,7 +49,8 @@ def apply_to_plain(cls: Any, args: Any, kwargs: Any) -> Any:
     Raises:
         ConversionError: the function makes a global tensor from plain tensors that require grad.
     """
-    result = super(FunctionBase, cls).apply(*args, **kwargs)
+    above: Any = super(FunctionBase, cls)
+    result = above.apply(*args, **kwargs)
     if _has_global(result):
         _require_graph(cls, result)
     return result

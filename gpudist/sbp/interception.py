@@ -129,11 +129,11 @@ def applied(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if scope is None and not (torch.is_grad_enabled() and any(x.requires_grad for x in given)):
         # Torch calls the forward without gradients, on operators with rules.
         return apply_to_plain(cls, args, kwargs)
-    return _on_whole(_outside(own[0].placement) if scope is None else scope, cls, args, kwargs)
+    scope = scope or _scope_outside_of_networks(own[0].placement)
+    return _on_whole(scope, cls, args, kwargs)
 
 
-def _outside(placement: Placement) -> Scope:
-    """Return the scope of functions applied to tensors on ``placement`` outside of a network."""
+def _scope_outside_of_networks(placement: Placement) -> Scope:
     remembered: dict[Any, Any] = placement.partition.wire.remembered
     key = "functions outside of a network", placement
     if key not in remembered:
@@ -142,7 +142,7 @@ def _outside(placement: Placement) -> Scope:
 
 
 def _identity(cls: Any, args: Sequence[Any]) -> Any:
-    given = [x._local if isinstance(x, GlobalTensor) else x for x in args]
+    given: list[Any] = [x._local if isinstance(x, GlobalTensor) else x for x in args]
     if cls.__name__ == "_DDPSink" and given[0]().find_unused_parameters:
         # Only the parts have the graph in which the reducer looks for unused parameters.
         network = given[0]()

@@ -38,7 +38,7 @@ _MAX_DIMS = 16
 # A graph of up to this many nodes is searched at every call, a larger one once.
 _FOLLOWED_NODES = 64
 _REMEDY = (
-    "compute it from global tensors, or make it global first: gpudist.to_global(x, placement, sbp), "
+    "compute it from global tensors, or make it global: gpudist.to_global(x, placement, sbp), "
     "with sbp.partial_sum for a term on each worker, split for blocks and broadcast for copies"
 )
 # Relative difference between ranks of the sum of the cells' absolute values that is rounding.
@@ -57,7 +57,7 @@ def mark_part(local: torch.Tensor, placement: Placement) -> torch.Tensor:
 
 
 class Origins(NamedTuple):
-    """What a plain tensor was computed from.
+    """Operators and leaves from which a plain tensor was computed.
 
     Attributes:
         part: nearest operator whose output is a part, or a copy whose gradient is a term.

@@ -151,7 +151,7 @@ class Branching(nn.Module):
 @pytest.mark.parametrize("options", [{"static_graph": True}, {"find_unused_parameters": True}])
 @distributed(ranks=4, transports=["gloo"])
 def test_data_parallel_that_watches_its_outputs(
-    P_world: Partition, store_path: str, options: dict[str, bool]
+    P_world: Partition, store_path: str, options: dict[str, Any]
 ) -> None:
     """Torch passes the outputs through a function, and looks for unused parameters in its graph."""
     P_x = grid(P_world, [2, 1, 2, 1])

@@ -66,7 +66,7 @@ def test_every_way_to_apply_a_function(P_world: Partition) -> None:
             net: Any = gpudist.distribute(network(way), P_x) if is_inside else plain
             net.zero_grad()
             y = net(block)
-            y = y if is_inside else way(y, net.w)
+            y: Any = y if is_inside else way(y, net.w)
             found = gradients(net, y)
             alike = [torch.allclose(y.full_tensor(), expected, atol=1e-6)]
             for a, b in zip(found, wanted, strict=True):
