@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from gpudist.cache import Cache, cache_of
+from gpudist.checks.storage import PLAIN
 from gpudist.errors import GpudistError, PartitionError, ShapeError
 from gpudist.exchange import Movement
 from gpudist.exchange.autograd import move
@@ -343,7 +344,9 @@ def _common_placement(
     if current_scope() is not None:
         return placements[0]
     for x in tensors:
-        if not isinstance(x, kind) and x.dim():
+        if isinstance(x, kind):
+            continue
+        if x.dim() or (x.requires_grad and type(x) not in PLAIN):
             whole = next(list(y.shape) for y in tensors if isinstance(y, kind))
             what = (
                 f"{name_of(function)}: a plain tensor of shape {list(x.shape)} is used with a "
@@ -354,8 +357,8 @@ def _common_placement(
                     f"{what}, from this worker's block, or use y.to_local() of the global tensor"
                 )
             raise PartitionError(
-                f"{what}. Only a tensor that has no dims or requires grad, and is equal on all "
-                "ranks, may stay plain"
+                f"{what}. Only a tensor of torch's own class that has no dims or requires grad, and "
+                "is equal on all ranks, may stay plain"
             )
     return placements[0]
 

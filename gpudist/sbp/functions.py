@@ -16,8 +16,11 @@ import torch.utils.checkpoint
 from gpudist.errors import ConversionError
 from gpudist.exchange.autograd import FunctionBase
 from gpudist.sbp.methods import METHODS
-from gpudist.sbp.scope import current_draws
+from gpudist.sbp.scope import has_draws
 
+_above: Any = super
+# Types of arguments and results that neither are global tensors nor contain them.
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, type(None), int, float, bool, str})
 _requires_grad: Any = torch.Tensor.requires_grad.__get__  # pyright: ignore
 
 
@@ -37,10 +40,17 @@ def dispatch_functions() -> None:
 
 
 def _dispatched(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    is_ours = current_draws() is not None or cls.__name__ == "CheckpointFunction"
-    if is_ours or _has_global(args) or (kwargs and _has_global(kwargs)):
-        return METHODS[torch.autograd.Function](cls, args, kwargs)
-    return apply_to_plain(cls, args, kwargs)
+    # On the path of every function of the process.
+    if not (has_draws() or kwargs or cls.__name__ == "CheckpointFunction"):
+        for x in args:
+            if type(x) not in _PLAIN and _has_global(x):
+                break
+        else:
+            result = _above(FunctionBase, cls).apply(*args)
+            if type(result) not in _PLAIN and _has_global(result):
+                _require_graph(cls, result)
+            return result
+    return METHODS[torch.autograd.Function](cls, args, kwargs)
 
 
 def apply_to_plain(cls: Any, args: Any, kwargs: Any) -> Any:
@@ -49,24 +59,18 @@ def apply_to_plain(cls: Any, args: Any, kwargs: Any) -> Any:
     Raises:
         ConversionError: the function makes a global tensor from plain tensors that require grad.
     """
-    above: Any = super(FunctionBase, cls)
-    result = above.apply(*args, **kwargs)
+    result = _above(FunctionBase, cls).apply(*args, **kwargs)
     if _has_global(result):
         _require_graph(cls, result)
     return result
 
 
-def _has_global(tree: Any) -> bool:
-    if isinstance(tree, dict):
-        tree = tree.values()
-    elif not isinstance(tree, (tuple, list)):
-        return hasattr(type(tree), "__distributed_layer__")
-    for x in tree:
-        if hasattr(type(x), "__distributed_layer__"):
-            return True
-        if isinstance(x, (tuple, list, dict)) and _has_global(x):
-            return True
-    return False
+def _has_global(x: Any) -> bool:
+    if isinstance(x, dict):
+        return any(map(_has_global, x.values()))
+    if isinstance(x, (tuple, list)):
+        return any(map(_has_global, x))
+    return hasattr(type(x), "__distributed_layer__")
 
 
 def _require_graph(cls: Any, result: Any) -> None:

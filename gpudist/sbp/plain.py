@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from gpudist.cache import cache_of
+from gpudist.checks.storage import PLAIN
 from gpudist.errors import ConventionError, PlanMismatch, side_by_side
 from gpudist.exchange.autograd import is_eager
 from gpudist.geometry.layout import broadcast
@@ -50,9 +51,7 @@ def mark_part(local: torch.Tensor, placement: Placement) -> torch.Tensor:
     node: Any = local.grad_fn
     if node is not None and placement.partition.size > 1:
         # Unlike an attribute of a node of C++, its metadata live as long as the node.
-        node.metadata[_MARK] = Border(
-            "to_local", "dual", "dual", frozenset(placement.partition.ranks)
-        )
+        node.metadata[_MARK] = placement
     return local
 
 
@@ -92,7 +91,9 @@ def origins_of(x: torch.Tensor, placement: Placement) -> Origins:
 
 
 def _border_of(node: Node) -> Border | None:
-    found = border_of(node) or node.metadata.get(_MARK)
+    found, placement = border_of(node), node.metadata.get(_MARK)
+    if placement is not None:
+        return Border("to_local", "dual", "dual", frozenset(placement.partition.ranks))
     if found is None and type(node).__name__ == "_CopyBackward":
         ranks = {r for one in node.replicated if one.holders is not None for r in one.holders.ranks}
         found = Border("the parameters of a network", "invariant", "dual", frozenset(ranks))
@@ -115,7 +116,7 @@ def with_copies(
         nonlocal placement
         if isinstance(x, kind):
             placement = placement or x.placement
-        elif isinstance(x, torch.Tensor) and x.requires_grad and id(x) not in changed:
+        elif type(x) in PLAIN and x.requires_grad and id(x) not in changed:
             plain[id(x)] = x
 
     mapped((args, {name: x for name, x in kwargs.items() if name != "out"}), look)

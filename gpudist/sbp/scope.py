@@ -196,6 +196,11 @@ def current_draws() -> Draws | None:
     return _scopes.open[-1] if _scopes.open else None
 
 
+def has_draws() -> bool:
+    """Return whether :func:`current_draws` is not ``None``."""
+    return bool(_scopes.open)
+
+
 def current_scope() -> Scope | None:
     """Return the scope of the converted network that this thread is running, or ``None``."""
     found = _scopes.open[-1] if _scopes.open else None

@@ -17,7 +17,7 @@ from gpudist.sbp.boxing import boxed_bytes
 from gpudist.sbp.outer import OuterTensor
 from gpudist.sbp.registry import mapped, name_of, tensors_in
 from gpudist.sbp.remedies import can_have_rule
-from gpudist.sbp.scope import PlanRow, Scope, place_of_call
+from gpudist.sbp.scope import PlanRow, Scope, current_scope, place_of_call
 
 if TYPE_CHECKING:
     from gpudist.sbp.global_tensor import GlobalTensor
@@ -159,7 +159,8 @@ def settle(
     )
     workers = _workers(split[0])
     path, file, line = place_of_call(scope)
-    where = f"{path or 'the network'} ({file}, line {line}): {name}"
+    room = "outside of a network" if current_scope() is None else "the network"
+    where = f"{path or room} ({file}, line {line}): {name}"
     if scope.unknown == "refuse":
         raise ConversionError(
             f"{where}: {reason}, and unknown='refuse'; use functions with a rule"
