@@ -357,8 +357,8 @@ def _common_placement(
                     f"{what}, from this worker's block, or use y.to_local() of the global tensor"
                 )
             raise PartitionError(
-                f"{what}. Only a tensor of torch's own class that has no dims or requires grad, and "
-                "is equal on all ranks, may stay plain"
+                f"{what}. Only a tensor of torch's own class that has no dims or requires grad, "
+                "and is equal on all ranks, may stay plain"
             )
     return placements[0]
 
