@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import pickletools
 import random
 import struct
 import warnings
@@ -14,10 +15,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     _MEM_FORMAT_ENCODING,
+    BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
+    MetadataIndex,
+    StorageMeta,
     TensorProperties,
     TensorStorageMetadata,
 )
@@ -216,6 +221,97 @@ def test_an_index_makes_no_room_for_numbers_in_it() -> None:
     data = b"\x80\x02N" + b"r" + struct.pack("<I", 2**31) + b"."
     with pytest.raises(CheckpointError, match=f"it numbers an object {2**31}"):
         read_pickled(data)
+
+
+def tower(kind: type, height: int) -> Any:
+    """Return 2**height objects that share their memory."""
+    value: Any = kind()
+    for _ in range(height):
+        value = kind((value, value))
+    return value
+
+
+PLACES: dict[str, Any] = {
+    "the index": lambda value: value,
+    "a name": lambda value: Metadata({value: BytesStorageMetadata()}),
+    "a dtype": lambda value: Metadata({"x": TensorStorageMetadata(value, torch.Size(), [])}),
+    "a path": lambda value: Metadata({}, planner_data={"x": ("optimizer", value)}),
+    "a file": lambda value: Metadata({}, storage_data={"x": _StorageInfo(value, 0, 1)}),
+    "an identity": lambda value: Metadata({}, storage_meta=StorageMeta(save_id=value)),
+}
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+@pytest.mark.parametrize("place", list(PLACES))
+def test_index_of_shared_objects_is_refused_at_once(saved: Path, place: str, kind: type) -> None:
+    """Its text, its hash or a comparison would take for ever."""
+    data = pickle.dumps(PLACES[place]("here"), 2)
+    # The text "here" becomes a tower; pickle itself would hash it as a key.
+    text = next(
+        data[position : position + 9]
+        for opcode, argument, position in pickletools.genops(data)
+        if argument == "here"
+    )
+    built = pickle.dumps(tower(kind, 100), 2)[2:-1]
+    memo = max(int(argument) for opcode, argument, _ in pickletools.genops(built + b".")
+               if "PUT" in opcode.name)  # fmt: skip
+    assert memo < 250
+    (saved / METADATA).write_bytes(b"\x80\x02" + built + b"0" + data[2:].replace(text, built))
+    assert (saved / METADATA).stat().st_size < 3000
+    with pytest.raises(CheckpointError, match=r"\.metadata: .*more than 100 objects per byte"):
+        checkpoint.load(model(), saved)
+
+
+def test_value_of_shared_objects_is_refused_at_once(tmp_path: Path) -> None:
+    module = model()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    groups = [{"params": tower(tuple, 60)}]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save(
+            {"model": model().state_dict(), "optimizer": {"param_groups": groups}},
+            checkpoint_id=tmp_path / "checkpoint",
+        )
+    with pytest.raises(CheckpointError, match="more than 100 objects per byte"):
+        checkpoint.load(module, tmp_path / "checkpoint", optimizer)
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "symbolic link"])
+@pytest.mark.parametrize("which", ["values", "index"])
+def test_files_must_be_regular(tmp_path: Path, kind: str, which: str) -> None:
+    """Opening a FIFO waits for its writer; a link leads out of the folder."""
+    checkpoint.save(model(), tmp_path / "checkpoint")
+    file = tmp_path / "checkpoint" / ("__0_0.distcp" if which == "values" else METADATA)
+    file.rename(tmp_path / "moved")
+    if kind == "FIFO":
+        os.mkfifo(file)
+    else:
+        file.symlink_to(tmp_path / "moved")
+    words = rf"{file.name} is a {kind}.*; it must be a regular file: replace it by a copy"
+    if (kind, which) == ("FIFO", "index"):
+        words = "does not contain a checkpoint"
+    with pytest.raises(CheckpointError, match=words):
+        checkpoint.load(model(), tmp_path / "checkpoint")
+
+
+def test_tensor_larger_than_its_file_is_refused(tmp_path: Path) -> None:
+    """A group has tensors of any shape, which would be allocated first."""
+    module = model()
+    optimizer = torch.optim.SGD(module.parameters(), lr=torch.tensor(0.1))
+    checkpoint.save(module, tmp_path / "checkpoint", optimizer)
+    metadata = read_pickled((tmp_path / "checkpoint" / METADATA).read_bytes())
+    about = metadata.state_dict_metadata["optimizer.param_groups.0.lr"]
+    about.size = torch.Size([2**40])
+    about.chunks[0].offsets, about.chunks[0].sizes = torch.Size([0]), about.size
+    metadata.storage_data = {
+        MetadataIndex(at.fqn, torch.Size([0]) if at.fqn.endswith("lr") else at.offset): info
+        for at, info in metadata.storage_data.items()
+    }
+    (tmp_path / "checkpoint" / METADATA).write_bytes(pickle.dumps(metadata))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(CheckpointError, match=r"lr of shape \[1099511627776\] has \d+ bytes, b"):
+            checkpoint.load(module, tmp_path / "checkpoint", optimizer)
 
 
 def chunks(*ranges: tuple[int, int]) -> Metadata:
