@@ -50,7 +50,7 @@ def converted(x: torch.Tensor, dtype: torch.dtype, what: str) -> torch.Tensor:
             return torch.view_as_complex(converted(torch.view_as_real(x), real, what))
         return converted(x, real, what).to(dtype)
     y = x.to(dtype)
-    fits = _is_near(x, y) if x.is_floating_point() else _returns(x, y)
+    fits = _is_at_most_rounded(x, y) if x.is_floating_point() else _returns(x, y)
     if not bool(fits.all()):
         at = int(fits.reshape(-1).to(torch.uint8).argmin())
         raise CheckpointError(
@@ -75,8 +75,7 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
     return x.float() if x.dtype.itemsize == 1 else x
 
 
-def _is_near(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return where floating-point numbers are at most rounded by the conversion to ``y``."""
+def _is_at_most_rounded(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     x, wide = _wide(x), _wide(y)
     near = (x.isfinite() == wide.isfinite()) & (x.isnan() == wide.isnan())
     if y.dtype.itemsize == 1:

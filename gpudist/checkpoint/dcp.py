@@ -80,7 +80,7 @@ def save(
             does not see the folder, the ranks' models or their extra state differ, or a value could
             not be loaded: an object of any other class than numbers, texts and containers in a
             group of the optimizer, its state or a module's extra state, an expanded buffer, or an
-            entry of the state dict that is no parameter, buffer or extra state.
+            entry of the state dict beside parameters, buffers and extra state.
     """
     P_world, target = world_of(module), folders.place_of(path)
     state: dict[str, Any] = {"model": model_to_save(module, P_world)}
@@ -148,9 +148,7 @@ class _MarkedFiles(FileSystem):
             yield stream  # pyright: ignore[reportReturnType]
 
 
-def _write(
-    state: dict[str, Any], planner: NestedPlanner, writer: _Writer, P: Partition
-) -> bytes:
+def _write(state: dict[str, Any], planner: NestedPlanner, writer: _Writer, P: Partition) -> bytes:
     """Write this rank's part; return the information that rank 0 needs for the index."""
     assert P.rank is not None
     planner.set_up_planner(state, is_coordinator=P.rank == 0)
@@ -181,8 +179,8 @@ def _require_readable(reader: SafeReader, written: dict[str, Any]) -> None:
         given = written[name].value if isinstance(written[name], Entire) else written[name]
         if encoded_text(value, name) != encoded_text(given, name):
             raise CheckpointError(
-                f"{name} is {given!r:.200} but reads back as {value!r:.200}; convert it to numbers, "
-                "texts or lists of them"
+                f"{name} is {given!r:.200} but reads back as {value!r:.200}; convert it to "
+                "numbers, texts or lists of them"
             )
 
 

@@ -56,7 +56,7 @@ def _problems(module: torch.nn.Module, state: Mapping[str, Any]) -> Iterator[str
         elif name not in own or not isinstance(value, torch.Tensor):
             yield (
                 f"{name} is a {type(value).__name__} that load cannot set; only parameters, buffers "
-                "and extra state (get_extra_state) can be loaded"
+                "and extra state can be loaded"
             )
         elif value.layout is not torch.strided:
             yield f"{name} has the layout {value.layout}; replace it by its to_dense()"

@@ -17,18 +17,18 @@ _DEPTH = 50
 _BITS = 2000
 
 
-def encode(value: Any, what: str, *, cells: int | None = 1, depth: int = 0) -> Any:
-    """Encode ``value`` in terms of JSON types.
+def encode(given: Any, what: str, *, cells: int | None = 1, depth: int = 0) -> Any:
+    """Encode ``given`` in terms of JSON types.
 
     Args:
-        value: a number, text, ``bytes``, ``None``, dtype, device or tensor, or a list, tuple, set
+        given: a number, text, ``bytes``, ``None``, dtype, device or tensor, or a list, tuple, set
             or dict of them. A NumPy number becomes the Python number of the same value.
         what: name of the value for errors.
         cells: maximum number of cells of a tensor; ``None`` means any number.
         depth: number of containers around the value.
 
     Raises:
-        CheckpointError: if ``value`` is anything else, also an instance of a subclass, or contains
+        CheckpointError: if ``given`` is anything else, also an instance of a subclass, or contains
             itself.
     """
 
@@ -40,9 +40,10 @@ def encode(value: Any, what: str, *, cells: int | None = 1, depth: int = 0) -> A
             f"{what:.80}... is nested in more than {_DEPTH} containers or contains itself; flatten "
             "it, or save it outside the checkpoint"
         )
-    kind = type(value)
-    if isinstance(value, np.generic) and type(value.item()) in _SCALARS:
-        value, kind = value.item(), type(value.item())
+    value: Any = given
+    if isinstance(given, np.generic) and type(given.item()) in _SCALARS:
+        value = given.item()
+    kind: Any = type(value)
     if value is None or kind in (bool, float, str):
         return value
     if kind is int and value.bit_length() <= _BITS:

@@ -35,7 +35,7 @@ def gather_blocks(
         _share_cell(block, whole, owner, placement.P.world)
         return whole if to_all or placement.P.world.rank == root else None
     P_world, dtype = placement.P.world, block.dtype
-    bits = block.detach().to(P_world.device).view(_carrier(dtype))
+    bits = block.detach().to(P_world.device).view(_integer_of_same_size(dtype))
     movement = _gathering(P_world, placement, bits.dtype, tuple(block.shape), root, to_all)
     (whole,) = carry_out((movement,), (bits,))
     return whole.cpu().view(dtype) if to_all or P_world.rank == root else None
@@ -67,15 +67,15 @@ def scatter_blocks(
         kept = block if placement.own_box is not None else block.new_empty(0)
         _share_cell(given, kept, root, P_world)
         return
-    dtype = _carrier(block.dtype)
+    dtype = _integer_of_same_size(block.dtype)
     (received,) = carry_out((_scattering(P_world, placement, dtype, root),), (given.view(dtype),))
     if placement.own_box is not None:
         with torch.no_grad():
             block.copy_(received.view(block.dtype))
 
 
-def _carrier(dtype: torch.dtype) -> torch.dtype:
-    """Return a dtype of the same size that every transport carries."""
+def _integer_of_same_size(dtype: torch.dtype) -> torch.dtype:
+    # Every transport carries integers, and copies do not change bits.
     return {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(
         dtype.itemsize, dtype
     )

@@ -206,7 +206,7 @@ def _is_loaded_by_torch(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _convertible(value: Any) -> Any:
-    """Return a value in place of ``value`` that torch converts without a warning or an error."""
+    # Torch warns of complex numbers, and turns texts into the texts of generators.
     if isinstance(value, torch.Tensor):
         return torch.view_as_real(value) if value.is_complex() else value
     return value if isinstance(value, (bool, int, float)) else None

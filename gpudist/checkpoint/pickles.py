@@ -18,7 +18,7 @@ def end_of(data: bytes) -> int:
     """Return the number of bytes of the pickle at the start of ``data``, without loading it.
 
     Raises:
-        CheckpointError: if ``data`` is no pickle, or describes an object that contains itself or
+        CheckpointError: if ``data`` is not a pickle, or describes an object that contains itself or
             more than 100 objects per byte. A list of two references to a list of two references,
             and so on, takes for ever to print, to compare or to hash.
     """
@@ -29,7 +29,7 @@ def end_of(data: bytes) -> int:
         raise CheckpointError(f"it is damaged: {type(error).__name__}: {error}") from error
     if too_much:
         raise CheckpointError(
-            f"{end} bytes describe more than {_FACTOR} objects per byte, or an object that contains "
+            f"{end} bytes describe more than {_FACTOR} objects per byte, or one that contains "
             "itself; they may come from an attack"
         )
     return end
@@ -46,9 +46,9 @@ def _parsed(data: bytes) -> tuple[int, list[list[Any]]]:
         if effect == _LEAVES:
             stack.append(_LEAF)
         elif effect == _GETS:
-            stack.append(memo[int(argument)])
+            stack.append(memo[int(argument or 0)])
         elif effect == _PUTS:
-            number = len(memo) if argument is None else int(argument)
+            number = len(memo) if argument is None else int(argument or 0)
             if number > len(data):  # The unpickler would make room for all numbers below.
                 raise ValueError(f"it numbers an object {number}")
             memo[number] = stack[-1]
@@ -64,7 +64,7 @@ def _parsed(data: bytes) -> tuple[int, list[list[Any]]]:
             del stack[start:]
             if effect == _FILLS:
                 if type(stack[-1]) is not list:
-                    raise ValueError(f"{opcode.name} fills an object that is no container")
+                    raise ValueError(f"{opcode.name} fills an object other than a container")
                 stack[-1].extend(objects)
             elif effect == _MAKES:
                 stack.append(objects)

@@ -111,7 +111,7 @@ class SafeReader(FileSystemReader):
 
         Raises:
             ReplacedError: if it does not exist or belongs to another save.
-            CheckpointError: if it is no regular file.
+            CheckpointError: unless it is a regular file.
         """
         return nullcontext(self._files[name]) if name in self._files else self._open(name)
 
@@ -172,7 +172,7 @@ class SafeReader(FileSystemReader):
 
         Raises:
             ReplacedError: if a file is missing or belongs to another save; the error names it.
-            CheckpointError: if a file is no regular file.
+            CheckpointError: unless all are regular files.
         """
         for name in names:
             with self.open_file(name):
@@ -368,7 +368,9 @@ def read_pickled(data: bytes, *, is_alone: bool = False) -> Any:
     try:
         end = end_of(data)
         if is_alone and end != len(data):
-            raise CheckpointError(f"it is damaged: it has {len(data)} bytes, of which it uses {end}")
+            raise CheckpointError(
+                f"it is damaged: it has {len(data)} bytes, of which it uses {end}"
+            )
         return _Unpickler(io.BytesIO(data)).load()
     except CheckpointError as error:
         raise CheckpointError(f"the metadata cannot be read: {error}") from error

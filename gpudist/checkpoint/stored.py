@@ -97,7 +97,7 @@ def model_to_load(module: torch.nn.Module, metadata: Metadata) -> dict[str, Any]
     given: set[str] = set()
     for full in stored:
         if full.startswith("model."):
-            name, path = full.removeprefix("model."), paths.get(full, ())
+            name, path = full.removeprefix("model."), tuple(paths.get(full, ()))
             given.add(path[1] if len(path) > 1 and path[1] in extra else name)
     problems = [f"it misses {name}" for name in state if name not in given | beyond]
     problems += [f"the model has no {name}" for name in sorted(given - state.keys())]
@@ -142,7 +142,7 @@ def optimizer_to_load(
             )
         if not isinstance(about, TensorStorageMetadata):
             values[full] = None
-        elif path[0] != "state" or about.size.numel() == 1 and (not about.size or len(path) > 3):
+        elif path[0] != "state" or (about.size.numel() == 1 and (not about.size or len(path) > 3)):
             tensors[full] = whole_to_read(full, metadata)
         else:
             name = path[1]

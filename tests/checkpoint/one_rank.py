@@ -34,10 +34,12 @@ class Extra(Holder):
 class Keeper(torch.optim.Optimizer):
     """Optimizer with any options and any state."""
 
-    def __init__(self, module: torch.nn.Module, state: Any = None, **options: Any) -> None:
+    def __init__(
+        self, module: torch.nn.Module, state: dict[str, Any] | None = None, **options: Any
+    ) -> None:
         super().__init__(module.parameters(), {"lr": 0.1, **options})
-        for parameter in module.parameters() if state is not None else ():
-            self.state[parameter] = dict(state)
+        for parameter in () if state is None else module.parameters():
+            self.state[parameter] = {**state}
 
     def step(self, closure: Any = None) -> None:
         raise NotImplementedError
@@ -54,4 +56,4 @@ def same(a: Any, b: Any) -> bool:
         return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(map(same, a, b))
-    return a == b or (a != a and b != b)
+    return bool(a == b) or bool(a != a and b != b)

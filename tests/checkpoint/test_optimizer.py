@@ -82,7 +82,7 @@ MISFITS: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
         ("param_groups",), [{"params": [0, 1]}], "its groups have [2] parameters, those of the"
     ),
     "option": (
-        ("param_groups", 1, "lr"), torch.ones(2), "param_groups[1]['lr'] is a tensor of shape [2]; it must"
+        ("param_groups", 1, "lr"), torch.ones(2), "param_groups[1]['lr'] is a tensor of shape [2]"
     ),
 }  # fmt: skip
 

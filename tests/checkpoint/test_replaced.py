@@ -32,11 +32,16 @@ def save(path: Path, number: int) -> None:
 
 
 def loaded(path: Path) -> set[float]:
-    module = Extra(0, x=torch.zeros(1000, dtype=torch.int64))
+    module: Any = Extra(0, x=torch.zeros(1000, dtype=torch.int64))
     optimizer = Keeper(module, None, number=0)
     checkpoint.load(module, path, optimizer)
     (state,), (group,) = optimizer.state.values(), optimizer.param_groups
-    return {*module.x.unique().tolist(), *state["m"].unique().tolist(), module.extra, group["number"]}
+    return {
+        *module.x.unique().tolist(),
+        *state["m"].unique().tolist(),
+        module.extra,
+        group["number"],
+    }
 
 
 # Where another job replaces the checkpoint.

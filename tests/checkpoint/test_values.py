@@ -35,7 +35,7 @@ KEPT: dict[str, Any] = {
     "list of empty": [[], {}],
     "dict": {"warm": 10, "deep": {"er": [1, {"x": 2.5}]}},
     "dict with a point": {"a.b": {"c": 1}, "a": 2},
-    "keys": {1: "a", (2, "x"): {None: 3.0}, True: 4},
+    "keys": {1: "a", (2, "x"): {None: 3.0}, False: 4},
     "ordered": OrderedDict(b=1, a={"x": OrderedDict()}),
     "set": {1, 2, "x"},
     "torch": (torch.float8_e5m2, torch.device("cuda:1"), torch.Size([2, 3])),
