@@ -55,8 +55,8 @@ def _problems(module: torch.nn.Module, state: Mapping[str, Any]) -> Iterator[str
                 yield f"{name} cannot be loaded: {kind.__name__} has no set_extra_state; define it"
         elif name not in own or not isinstance(value, torch.Tensor):
             yield (
-                f"{name} is a {type(value).__name__} that load cannot set; only parameters, buffers "
-                "and extra state can be loaded"
+                f"{name} is a {type(value).__name__} that load cannot set; only parameters, "
+                "buffers and extra state can be loaded"
             )
         elif value.layout is not torch.strided:
             yield f"{name} has the layout {value.layout}; replace it by its to_dense()"

@@ -120,7 +120,7 @@ class SafeReader(FileSystemReader):
         # Without O_NONBLOCK, opening a FIFO would wait for a writer.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
-            file = open(name, "rb", opener=lambda *_: os.open(name, flags, dir_fd=self._folder))
+            file = os.fdopen(os.open(name, flags, dir_fd=self._folder), "rb")
         except FileNotFoundError as error:
             raise ReplacedError(
                 f"{path} does not exist, but the checkpoint needs it; use another one, or copy all "

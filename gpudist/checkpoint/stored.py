@@ -97,7 +97,8 @@ def model_to_load(module: torch.nn.Module, metadata: Metadata) -> dict[str, Any]
     given: set[str] = set()
     for full in stored:
         if full.startswith("model."):
-            name, path = full.removeprefix("model."), tuple(paths.get(full, ()))
+            name = full.removeprefix("model.")
+            path: tuple[Any, ...] = paths.get(full, ())
             given.add(path[1] if len(path) > 1 and path[1] in extra else name)
     problems = [f"it misses {name}" for name in state if name not in given | beyond]
     problems += [f"the model has no {name}" for name in sorted(given - state.keys())]

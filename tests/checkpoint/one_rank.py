@@ -38,8 +38,8 @@ class Keeper(torch.optim.Optimizer):
         self, module: torch.nn.Module, state: dict[str, Any] | None = None, **options: Any
     ) -> None:
         super().__init__(module.parameters(), {"lr": 0.1, **options})
-        for parameter in () if state is None else module.parameters():
-            self.state[parameter] = {**state}
+        for parameter in module.parameters() if state else ():
+            self.state[parameter] = dict(state or {})
 
     def step(self, closure: Any = None) -> None:
         raise NotImplementedError

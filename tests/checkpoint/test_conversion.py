@@ -65,7 +65,7 @@ def test_every_value_into_every_dtype(stored: torch.dtype) -> None:
             is_of_a_kind = order.get(stored, 3) <= order.get(wanted, 3)
             assert bool(dtype_problem(stored, wanted)) is not is_of_a_kind, wanted
             if not is_of_a_kind or not fits(x.item(), wanted):
-                with pytest.raises(CheckpointError, match="x has .*; use"):
+                with pytest.raises(CheckpointError, match=r"x has .*; use"):
                     converted(x, wanted, "x")
                 continue
             y = converted(x, wanted, "x")
