@@ -14,8 +14,15 @@ from gpudist.errors import CheckpointError
 
 
 def place_of(path: str | os.PathLike[str]) -> Path:
-    """Return the path of a checkpoint with symbolic links resolved."""
-    return Path(os.path.realpath(path))
+    """Return the path of a checkpoint with symbolic links resolved.
+
+    Raises:
+        CheckpointError: the path has a character that no path can have.
+    """
+    try:
+        return Path(os.path.realpath(path))
+    except ValueError as error:
+        raise CheckpointError(f"{path!r} is no path: {error}; give another path") from error
 
 
 def prepare(target: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import torch
@@ -87,6 +88,10 @@ class Movement:
         )
 
 
+# No process can address more.
+_MOST_BYTES = 2**56
+
+
 def bind(
     plan: Plan,
     partition: Partition,
@@ -110,7 +115,8 @@ def bind(
         fill: value of output cells that receive nothing.
 
     Raises:
-        ShapeError: the plan or its adjoint adds, but the dtype has no sum.
+        ShapeError: the plan or its adjoint adds, but the dtype has no sum; or, on every rank alike,
+            a block has more bytes than any memory.
     """
     adds = any(
         stage.destinations_overlap or any(c.kind != "broadcast" for c in stage.collectives)
@@ -118,6 +124,11 @@ def bind(
     )
     if adds and dtype == torch.bool:
         raise ShapeError(f"{label}: torch.bool has no sum; convert to an integer dtype first")
+    size_bytes = dtype.itemsize * prod(plan.output_shape or ())
+    if size_bytes >= _MOST_BYTES:
+        shape = list(plan.output_shape or ())
+        text = f"{label}: a block of the result would have shape {shape}, {size_bytes} bytes"
+        partition.wire.refuse(ShapeError(f"{text}; check the widths and sizes"))
     has_input, has_output = plan.input_shape is not None, plan.output_shape is not None
     key = (plan.identity, partition.digest, str(dtype))
     return Movement(

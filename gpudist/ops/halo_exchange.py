@@ -22,6 +22,9 @@ from gpudist.ops.operators import operator
 from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
+# Largest width of a halo, in global extents.
+_MOST_TURNS = 100
+
 
 @operator("halo_exchange", lambda kind, P_x: kind(P_x, halo=[(1, 2), (1, 0)]), (7, 5))
 class HaloExchange(Operator):
@@ -64,6 +67,7 @@ class HaloExchange(Operator):
 
     def _bind(self, layout: BlockLayout, x: torch.Tensor) -> Movement:
         self._agree_on_widths()
+        self._require_narrow(layout.decomposition.shape)
         return self.bind_to(layout.decomposition, layout.dtype, x)
 
     def _agree_and_bind(self, x: torch.Tensor) -> tuple[BlockLayout, Movement]:
@@ -86,6 +90,16 @@ class HaloExchange(Operator):
                 "window=, the kernel that reads them"
             )
         self._is_agreed = True
+
+    def _require_narrow(self, global_shape: Sequence[int]) -> None:
+        # Every rank allocates its halo, and a periodic one has boxes for each turn.
+        for dim, (window, extent) in enumerate(zip(self.windows, global_shape, strict=True)):
+            width = max(astuple(window)) if isinstance(window, HaloWidths) else 0
+            if width > _MOST_TURNS * max(extent, 1):
+                raise ShapeError(
+                    f"HaloExchange, dim {dim}: a halo of {width} cells is more than {_MOST_TURNS} "
+                    f"times as wide as the global extent {extent}; pass narrower widths"
+                )
 
     def _written(self, row: Sequence[int]) -> str:
         widths, wraps = row[: -self.P_x.dim], row[-self.P_x.dim :]

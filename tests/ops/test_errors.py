@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpudist import ops
+from gpudist import nn, ops
 from gpudist.errors import GpudistError, PartitionError, PlanMismatch, ShapeError
 from gpudist.world.partition import Partition
 from tests.ops.dense import compare_every_call
@@ -55,6 +55,12 @@ MISUSES: dict[str, tuple[Callable[[Partition], object], type[GpudistError], str]
         lambda P: ops.SumReduce(P, grid(P, 2, 2)),
         PartitionError,
         r"^SumReduce: .* does not reduce to P_y of shape \[2, 2\]: P_y has 2 axes and P_x 1",
+    ),
+    "halo of many turns": (
+        lambda P: ops.HaloExchange(grid(P, 4), halo=[(10**9, 0)], periodic=True)(torch.ones(2)),
+        ShapeError,
+        r"^HaloExchange, dim 0: a halo of 1000000000 cells is more than 100 times as wide as the "
+        r"global extent 8; pass narrower widths$",
     ),
     "duplicate rank": (
         lambda P: P.create_partition_inclusive([0, 2, 0]),
@@ -118,6 +124,15 @@ def test_misuse_on_every_rank(P_world: Partition, name: str) -> None:
         call(P_world)
     # Refused before the first message: the world goes on.
     P_world.barrier()
+
+
+@distributed(ranks=4)
+def test_more_bytes_than_any_memory(P_world: Partition) -> None:
+    layer = nn.DistributedConstantPad1d(grid(P_world, 1, 1, 4), (2**62, 0), 0.0)
+    with pytest.raises(
+        ShapeError, match=r": a block of the result would have shape \[1, 1, \d{19}\]"
+    ):
+        layer(torch.ones(1, 1, 2))
 
 
 OPERATORS: dict[str, Callable[[torch.Tensor, Partition], object]] = {
