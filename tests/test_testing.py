@@ -101,7 +101,7 @@ def test_run_distributed_reports_a_hang(
 def test_init_returns_the_world_of_the_rank(transport: Any) -> None:
     for *in_rank, in_thread in run_distributed(worlds_of_init, 2, transport=transport):
         assert in_rank == [True] * 3
-        refusal = "gpudist.init: thread 'helper' is no rank of the run_distributed that runs in"
+        refusal = "gpudist.init: thread 'helper' is not a rank of the run_distributed that runs"
         assert in_thread is True if transport == "gloo" else in_thread.startswith(refusal)
     assert not runtime._runtime.worlds
 

@@ -300,9 +300,9 @@ class GlooTransport(PointToPointTransport):
             if now_s >= next_look_s:
                 self._look()
                 # What a process sent before it ended may still be on its way.
-                if self._dead(self._partners()) and not job.wait(_GRACE_S):
+                if self._dead_without_leaving(self._ranks_waited_for()) and not job.wait(_GRACE_S):
                     self._look()
-                    self._raise_dead(self._dead(self._partners()))
+                    self._raise_dead(self._dead_without_leaving(self._ranks_waited_for()))
                 next_look_s = now_s + _LOOK_EVERY_S
         try:
             return job.result()
@@ -325,7 +325,7 @@ class GlooTransport(PointToPointTransport):
             self._look()
             time.sleep(_POLL_S)
         # Its death explains more than what it made another rank do.
-        self._raise_dead(self._dead(range(self.size)))
+        self._raise_dead(self._dead_without_leaving(range(self.size)))
         raise PeerFailure(
             f"rank {lost.peer} closed its connection to rank {self.rank} during '{self._doing()}' "
             "without reporting a cause: its process has probably died; see its own output "
@@ -333,14 +333,12 @@ class GlooTransport(PointToPointTransport):
             lost.peer,
         ) from lost
 
-    def _partners(self) -> list[int]:
-        """Return the ranks with messages in flight; all ranks while they connect."""
+    def _ranks_waited_for(self) -> list[int]:
         if self._gloo is None:
-            return list(range(self.size))
+            return list(range(self.size))  # They connect.
         return sorted({message.peer for message in self._in_flight if not message.is_complete})
 
-    def _dead(self, ranks: Iterable[int]) -> list[int]:
-        """Return those of ``ranks`` whose process has ended on this node without leaving."""
+    def _dead_without_leaving(self, ranks: Iterable[int]) -> list[int]:
         return [rank for rank in self._neighbours.dead(ranks) if not self._channel.has_left(rank)]
 
     def _raise_dead(self, ranks: Sequence[int]) -> None:
@@ -360,7 +358,7 @@ class GlooTransport(PointToPointTransport):
             f"  rank {rank}: {'no answer' if lines is None else '; '.join(lines)}"
             for rank, lines in enumerate(everyones)
         ]
-        waiting = self._partners() if self._gloo is not None else []
+        waiting = self._ranks_waited_for() if self._gloo is not None else []
         cut = (
             "; the store of this world does not answer either: its node is down, or the network "
             "connection is lost"

@@ -216,7 +216,7 @@ class _Parked(BaseException):
 
 
 def _interrupt(threads: Sequence[threading.Thread]) -> None:
-    """End the threads, which takes effect once they execute Python code."""
+    # An error that is raised in another thread takes effect once that executes Python code.
     _raise_in(threads, SystemExit)
     # A daemon thread that returns from torch while the interpreter shuts down aborts the process.
     atexit.register(_raise_in, threads, _Parked)

@@ -51,3 +51,10 @@ def test_symbolic_link_to_itself_is_refused(P_world: Partition, tmp_path: Path) 
         with pytest.raises(CheckpointError, match=r"latest is a symbolic link that leads to it"):
             use(P_world, link, (2, "features"))
     assert not checkpoint.exists(link)
+
+
+@distributed(ranks=2, transports=("loopback",))
+def test_a_name_that_no_path_can_have(P_world: Partition, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"runs.x00' is not a path: embedded null byte"):
+        save(P_world, tmp_path / "runs\0", (2, "features"), 1)
+    assert not checkpoint.exists(tmp_path / "runs\0")
