@@ -22,7 +22,9 @@ def place_of(path: str | os.PathLike[str]) -> Path:
     try:
         return Path(os.path.realpath(path))
     except ValueError as error:
-        raise CheckpointError(f"{path!r} is not a path: {error}; give another one") from error
+        raise CheckpointError(
+            f"{os.fspath(path)!r} is not a path: {error}; give another one"
+        ) from error
 
 
 def prepare(target: Path) -> str:
