@@ -184,6 +184,7 @@ def test_losses(P_world: Partition, name: str, reduction: str) -> None:
                 assert_close(block.grad, whole.grad[where], low, f"gradient of {what}")
 
 
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 @pytest.mark.parametrize(
     ("name", "where"),
     [
