@@ -75,7 +75,7 @@ class ShapeOnDevice(torch.Tensor):
         return tree_map(lambda y: cls.like(y, device) if type(y) in is_new else y, result)
 
 
-class _Kernels(threading.local):
+class _KernelState(threading.local):
     """Whether this thread runs a meta kernel on tensors that say they are on another device."""
 
     running = False
@@ -92,7 +92,7 @@ class _Kernels(threading.local):
             self.running = before
 
 
-_kernels = _Kernels()
+_kernels = _KernelState()
 
 
 def in_dtypes_of_torch(

@@ -17,6 +17,8 @@ from gpudist.nn.autocast import LOW, ShapeOnDevice, autocast_is_on, device_of, i
 from gpudist.nn.layer_table import LAYERS, sequential_of
 from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, refuse
 
+_any_autocast: Any = torch._C._is_any_autocast_enabled  # pyright: ignore
+
 
 class CheckedModule(Checked, torch.nn.Module):
     """Layer that checks its arguments at construction and at each call."""
@@ -32,7 +34,9 @@ class CheckedModule(Checked, torch.nn.Module):
             ):
                 return self._call_with_others(args, kwargs)
         try:
-            return self._called(args, kwargs)
+            if _any_autocast():
+                return self._called(args, kwargs)
+            return super().__call__(*args, **kwargs)
         except TORCH_ERRORS as error:
             explain(type(self).__name__, error, (*args, *kwargs.values()))
             raise
