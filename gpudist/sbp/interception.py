@@ -311,8 +311,8 @@ def _register_copies_too(self: Any, name: str, param: Any) -> None:
     if is_copy:
         # torch's own function refuses tensors that are not leaves.
         self._parameters[name] = param
-    elif scope is not None and param is not None:
-        # It is listed from now on, so functions of plain tensors receive its copy, too.
+    elif scope is not None and id(self) in scope.paths():
+        # The network lists it from now on, so functions of plain tensors receive its copy, too.
         copy_of(scope, param)
 
 
