@@ -176,3 +176,53 @@ def test_ranks_outside_the_placement(P_world: Partition) -> None:
     if P_x.active:
         for a, b in zip([w.grad, *found[1:]], [v.grad, *wanted[1:]], strict=True):
             torch.testing.assert_close(a, b)
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, w: T) -> T:
+        return 2 * w
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: T) -> T:
+        return 3 * gradients[0]
+
+
+doubled = Doubled.apply
+
+
+class Indirect(Network):
+    """Applies a function to a parameter that it finds in a dict, and to nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.weights = {"w": self.w}
+
+    def forward(self, x: T) -> T:
+        return self.conv(x) * doubled(self.weights["w"])
+
+
+@distributed(ranks=2, transports=("loopback",))
+def test_functions_of_parameters_alone(P_world: Partition) -> None:
+    alone = Indirect().double()
+    net: Any = gpudist.distribute(alone, P_world.grid(1, 1, 2, 1))
+    wanted = gradients(alone, alone(images()))
+    found = gradients(net, net(gpudist.scatter(images(), net.P_x)))
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@distributed(ranks=2, transports=("loopback",))
+def test_older_checkpoints_of_a_term_repeat_the_draws(P_world: Partition) -> None:
+    """A checkpoint that returns a plain tensor calls the network again in backward."""
+    net: Any = gpudist.distribute(nn.Dropout(0.5), P_world.grid(1, 1, 2, 1))
+    terms: list[T] = []
+
+    def term(block: T) -> T:
+        terms.append(net(block).to_local())
+        return terms[-1].sum()
+
+    block = gpudist.scatter(images(), net.P_x).requires_grad_()
+    checkpoint(term, block, use_reentrant=True).backward()
+    first, again = terms
+    assert torch.equal(first, again)
