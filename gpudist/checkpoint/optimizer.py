@@ -25,6 +25,7 @@ from gpudist.checkpoint.texts import broadcast_text, failing_together
 from gpudist.checks.arguments import checked
 from gpudist.errors import CheckpointError
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement, placements
+from gpudist.sbp.global_parameter import block_of
 
 
 @checked(CheckpointError)
@@ -74,6 +75,7 @@ def full_optimizer_state_dict(
             block = own.get(key)
             if block is None:
                 block = empty_state(parameters[name], about)
+            block = block_of(block, placed.get(name))
             where = placed.get(name) or ParameterPlacement.on(P_world, block.shape)
             whole[key] = gather_blocks(block, where, to_all=to_all)
         if gets:
@@ -139,7 +141,7 @@ def load_full_optimizer_state_dict(
         for key, about in received["state"].get(name, {}).items():
             if about["kind"] == "value":
                 continue
-            block = state[number][key]
+            block = block_of(state[number][key], placed.get(name))
             where = placed.get(name) or ParameterPlacement.on(P_world, block.shape)
             given = None
             if P_world.rank == root and state_dict is not None:

@@ -16,6 +16,7 @@ from gpudist.checkpoint.json_values import decode, dtype_of, encode, name_of
 from gpudist.checkpoint.texts import broadcast_text, failing_together, require_alike
 from gpudist.errors import CheckpointError
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
+from gpudist.sbp.global_parameter import block_of, state_of
 from gpudist.world.partition import Partition
 from gpudist.world.texts import collected
 
@@ -108,8 +109,13 @@ def new_state(parameter: torch.Tensor, about: dict[str, Any]) -> Any:
 
 
 def empty_state(parameter: torch.Tensor, about: dict[str, Any]) -> torch.Tensor:
-    """Create a zero tensor of the described dtype, with the shape of this rank's block."""
-    return torch.zeros(parameter.shape, dtype=dtype_of(about["dtype"]), device=parameter.device)
+    """Create zeros of the described dtype, laid out like the parameter."""
+    return state_of(parameter, empty_block(parameter, dtype_of(about["dtype"])))
+
+
+def empty_block(parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Create zeros with the shape of this rank's block of a parameter."""
+    return torch.zeros(block_of(parameter).shape, dtype=dtype, device=parameter.device)
 
 
 def _about(name: str, key: str, value: Any, parameter: torch.Tensor) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from gpudist.checkpoint.json_values import decode, storable
 from gpudist.checkpoint.nested import assembled, entries_of
 from gpudist.checkpoint.optimizer_state import (
     described_state,
+    empty_block,
     empty_state,
     parameter_names,
     require_complete,
@@ -31,6 +32,7 @@ from gpudist.checkpoint.sequential import described, names_beyond_sequential
 from gpudist.checkpoint.texts import failing_together, require_alike
 from gpudist.errors import CheckpointError
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement, placements
+from gpudist.sbp.global_parameter import block_of, state_of
 from gpudist.world.partition import Partition
 
 
@@ -70,7 +72,8 @@ def optimizer_to_save(
                 block = own.get(key)
                 if block is None:
                     block = empty_state(parameters[name], about)
-                state[name][key] = _stored(block, placed.get(name))
+                where = placed.get(name)
+                state[name][key] = _stored(block_of(block, where), where)
     if P_world.rank != 0:
         return {"state": state}
     stored = [{key: entries_of(value) for key, value in given.items()} for given in options]
@@ -150,8 +153,7 @@ def optimizer_to_load(
             shape = whole_shape(name, parameters[name], placed)
             if tuple(about.size) != shape or len(path) > 3:
                 raise CheckpointError(f"{full} has shape {list(about.size)}, not {list(shape)}")
-            dtype, device = about.properties.dtype, parameters[name].device
-            block = torch.zeros(parameters[name].shape, dtype=dtype, device=device)
+            block = empty_block(parameters[name], about.properties.dtype)
             tensors[full] = _stored(block, placed.get(name))
     groups = {path[1] for _, path in _of_optimizer(metadata) if path[0] == "param_groups"}
     if {int(number) for number in groups} != set(range(len(optimizer.param_groups))):
@@ -198,11 +200,12 @@ def set_optimizer(
     """
     names = parameter_names(module, optimizer)
     numbers = {name: i for i, name in enumerate(name for group in names for name in group)}
+    parameters, stored = dict(module.named_parameters()), metadata.state_dict_metadata
     found: dict[tuple[Any, ...], list[tuple[Any, Any]]] = {}
     for full, path in _of_optimizer(metadata):
         value = loaded[full]
         if isinstance(value, BlockTensor):
-            value = value.block
+            value = state_of(parameters[path[1]], value.block)
         found.setdefault(path[:3], []).append((path[3:], value))
     state: dict[int, dict[str, Any]] = {}
     groups: list[dict[str, Any]] = [{} for _ in names]
@@ -214,7 +217,6 @@ def set_optimizer(
             groups[int(owner)][key] = value
     for group, own in zip(groups, names, strict=True):
         group["params"] = [numbers[name] for name in own]
-    parameters, stored = dict(module.named_parameters()), metadata.state_dict_metadata
     same_dtype = {
         number
         for name, number in numbers.items()

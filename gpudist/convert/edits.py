@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from gpudist.convert.blocks_in_state_dict import keep_blocks
 from gpudist.convert.network_plan import NetworkPlan, Shape, workers_of
 from gpudist.errors import ConversionError
 from gpudist.geometry.layout import NdSbp, broadcast, split
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement, set_placements
+from gpudist.sbp.global_parameter import replacement
 from gpudist.sbp.global_spec import global_spec, wrapped
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.placement import Placement
@@ -47,22 +49,22 @@ def follow(plan: NetworkPlan, network: nn.Module, P_x: CartesianPartition) -> li
         sbp = tuple(split(axis) for axis in axes) or (broadcast,)
         hook = partial(_move_first, path, shape, Placement.of(P), sbp)
         modules[path].register_forward_pre_hook(hook)
-    split_weights = [
-        SplitWeight(path, modules[path], shape, P_x) for path, shape in plan.weights.items()
+    for path in plan.weights:
+        _refuse_shared(path, modules)
+    return [SplitWeight(path, modules[path], shape, P_x) for path, shape in plan.weights.items()]
+
+
+def _refuse_shared(path: str, modules: dict[str, nn.Module]) -> None:
+    own = {id(p) for p in modules[path].parameters()}
+    others = [
+        other
+        for other, module in modules.items()
+        if module is not modules[path] and any(id(p) in own for p in module._parameters.values())
     ]
-    for weight in split_weights:
-        _refuse_shared(network, weight)
-    return split_weights
-
-
-def _refuse_shared(network: nn.Module, weight: SplitWeight) -> None:
-    own = {id(p) for p in weight.layer.parameters()}
-    names = [name for name, p in network.named_parameters(remove_duplicate=False) if id(p) in own]
-    layers = {name.rpartition(".")[0] for name in names}
-    if len({id(network.get_submodule(path)) for path in layers}) > 1:
+    if others:
         raise ConversionError(
-            f"{weight.path}: split_weight splits a parameter that several modules share, {names}; "
-            "the others need all of it, so do not split it"
+            f"{path}: split_weight splits its parameters, but the modules {others} use them too; "
+            "split the weights of layers that share none"
         )
 
 
@@ -89,8 +91,8 @@ def _move_first(
 class SplitWeight:
     """Linear layer whose weight is split: each worker holds one block of it.
 
-    Its parameters are ordinary ones with the shape of the block. During a call, global tensors
-    replace them.
+    Its parameters are global ones. During a call, tensors on the grid of the workers that compute
+    the layer replace them.
     """
 
     def __init__(self, path: str, layer: nn.Module, shape: Shape, P_x: CartesianPartition) -> None:
@@ -106,7 +108,7 @@ class SplitWeight:
         self.dims = len(shape) - 2
         rows, columns = self.dims, self.dims + 1
         splits = {axes.index(a): split(d) for d, a in enumerate((rows, columns)) if a in axes}
-        self.placed = {
+        self.used = {
             name: ParameterPlacement.on(
                 self.P, p.shape, {a: one for a, one in splits.items() if one.dim < p.dim()}
             )
@@ -121,13 +123,21 @@ class SplitWeight:
                     f"{path}: {name} is {getattr(layer, name)}, but the axis of the grid has {n} "
                     "workers; use a smaller grid"
                 )
+        # Copies are on all workers, so that all can compute with the norm of all gradients.
+        self.placed = {
+            name: ParameterPlacement.on(P_x, used.shape) if used.copies == self.P.size else used
+            for name, used in self.used.items()
+        }
         for name, placed in self.placed.items():
             parameter = getattr(layer, name)
             cells = parameter.detach().reshape(-1)[:0]
             if placed.own_box is not None:
                 cells = parameter.detach()[placed.own_box.slices]
-            parameter.data = cells.clone()
+            layer._parameters[name] = replacement(  # pyright: ignore
+                parameter, cells.clone(), placed, P_x
+            )
         set_placements(layer, self.placed)
+        keep_blocks(layer)
         layer.register_forward_pre_hook(self._move_input)
 
     def _move_input(self, layer: nn.Module, args: Any) -> Any:
@@ -143,10 +153,9 @@ class SplitWeight:
         return (x.to_global(self.placement, self.input_sbp), *args[1:])
 
     def as_global(self, name: str, own: torch.Tensor) -> GlobalTensor:
-        """Return the global parameter whose block on this worker is ``own``."""
-        placed = self.placed[name]
+        """Return the parameter, with ``own`` on this worker, on the workers that compute."""
+        used = self.used[name]
+        own = own if self.placement.active else own.reshape(-1)[:0]
         return wrapped(
-            GlobalTensor,
-            own,
-            global_spec(self.placement, placed.sbp, placed.shape, own.dtype),
+            GlobalTensor, own, global_spec(self.placement, used.sbp, used.shape, own.dtype)
         )

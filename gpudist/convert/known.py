@@ -141,8 +141,8 @@ def _may_be_known(x: Any) -> bool:
 
 def _writes(func: Any) -> bool:
     name = getattr(func, "__name__", "")
-    is_in_place = name.endswith("_") and not name.endswith("__")
-    return is_in_place or name in ("__setitem__", "__set__") or name.startswith("__i")
+    changes_in_place = name.endswith("_") and not name.endswith("__")
+    return changes_in_place or name in ("__setitem__", "__set__") or name.startswith("__i")
 
 
 def _of_values(func: Any, args: Any, kwargs: Any) -> Any:

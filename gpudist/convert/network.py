@@ -12,8 +12,10 @@ from typing import Any
 from weakref import ref
 
 import torch
+from torch.nn import Parameter
 from torch.utils._pytree import tree_map
 
+from gpudist.convert.blocks_in_state_dict import drop_hooks
 from gpudist.convert.copies import require_equal_copies
 from gpudist.convert.edits import follow, is_edit
 from gpudist.convert.inputs import Entrance, add_note, names_by_place, tensors_by_name
@@ -24,6 +26,7 @@ from gpudist.geometry.layout import broadcast, partial_sum
 from gpudist.nn.parameters.replication import copies_of
 from gpudist.sbp.copies import copy_of, require_copies
 from gpudist.sbp.functions import dispatch_functions
+from gpudist.sbp.global_parameter import GlobalParameter
 from gpudist.sbp.global_spec import GlobalSpec, global_spec, spec_of, wrapped
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.interception import intercepted
@@ -230,12 +233,7 @@ def _with_substitutes(
     network: torch.nn.Module, conversion: Conversion, scope: Scope
 ) -> Iterator[None]:
     """Replace parameters by copies whose gradients are summed at the end of backward."""
-    places = [
-        (module, name, parameter)
-        for module in network.modules()
-        for name, parameter in module._parameters.items()
-        if parameter is not None
-    ]
+    places = _places_of(network)
     sharded = conversion.parameters.sharded(network)
     parameters = conversion.parameters
     own = list({id(p): p for _, _, p in places if id(p) not in sharded}.values())
@@ -251,8 +249,8 @@ def _with_substitutes(
         for module, name, parameter in places:
             copy = substitutes[id(parameter)]
             # Networks and their libraries ask whether they have a parameter.
-            if type(copy) is torch.Tensor and type(parameter) is torch.nn.Parameter:
-                copy.__class__ = torch.nn.Parameter
+            if type(copy) is torch.Tensor and type(parameter) in (Parameter, GlobalParameter):
+                copy.__class__ = Parameter
             else:
                 copy._is_param = True  # pyright: ignore
             module._parameters[name] = copy  # pyright: ignore
@@ -262,6 +260,15 @@ def _with_substitutes(
             # The forward may have replaced or deleted it.
             if module._parameters.get(name) is substitutes[id(parameter)]:
                 module._parameters[name] = parameter
+
+
+def _places_of(network: torch.nn.Module) -> list[tuple[torch.nn.Module, str, Parameter]]:
+    return [
+        (module, name, parameter)
+        for module in network.modules()
+        for name, parameter in module._parameters.items()
+        if parameter is not None
+    ]
 
 
 class Converted:
@@ -413,11 +420,13 @@ def convert(
     Raises:
         ConversionError: the plan names a module that does not exist.
     """
-    split_weights = follow(plan, network, conversion.P_x)
-    conversion.parameters = Parameters(conversion.P_x, split_weights)
-    conversion.parameters.follow_network(source, network)
-    if not conversion.replicate_parameters:
-        conversion.parameters.keep_on_first(network)
+    parameters = conversion.parameters = Parameters(conversion.P_x)
+    parameters.follow_network(source, network)
+    before = _places_of(network)
+    parameters.split_weights = follow(plan, network, conversion.P_x)
+    if parameters.split_weights or not conversion.replicate_parameters:
+        parameters.make_global(network, conversion.replicate_parameters)
+        parameters.replace([(old, module._parameters[name]) for module, name, old in before])
     network.__class__ = converted_class(type(network), tuple(methods))
     network.__dict__[_CONVERSION] = conversion
     for module in network.modules():
@@ -434,4 +443,5 @@ def undone(network: Any) -> torch.nn.Module:
         hooks = module._forward_pre_hooks
         for number in [i for i, hook in hooks.items() if hook is _refuse_outside or is_edit(hook)]:
             del hooks[number]
+        drop_hooks(module)
     return network

@@ -7,25 +7,29 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
-from weakref import WeakSet, ref
+from weakref import ReferenceType, WeakSet, ref
 
 import torch
 from torch import nn
 
+from gpudist.convert.blocks_in_state_dict import keep_blocks
 from gpudist.convert.edits import SplitWeight
 from gpudist.errors import ConversionError
 from gpudist.exchange import all_reduce
 from gpudist.nn.parameters.parameter_broadcast import ParameterBroadcast, copies_of_owned
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement, set_placements
-from gpudist.nn.parameters.replication import copies_of, holders_of
-from gpudist.nn.partitions import plane
+from gpudist.nn.parameters.replication import copies_of
 from gpudist.sbp.copies import Alias, leaves_of
+from gpudist.sbp.global_parameter import GlobalParameter, block_of, replacement
 from gpudist.sbp.unknown import stand_in
 from gpudist.world.partition import CartesianPartition, Partition
 
 
 class Parameters:
     """Parameters of a network: full on every worker, on the first one only, or split.
+
+    If some are not full, all are global parameters, so that functions of several parameters, such
+    as the norm of their gradients, treat them alike.
 
     Args:
         P_x: partition of the network's workers.
@@ -34,8 +38,10 @@ class Parameters:
     Attributes:
         holders: workers over which gradients of full parameters are summed; ``None`` if there is
             only this one.
-        aliases: tensors outside the network that its parameters and buffers stand for.
+        aliases: tensors that parameters and buffers of the network stand for.
         unlisted: tensors that require grad and that only attributes of the network's modules hold.
+        replaced: parameters that global ones replace and that the network also keeps elsewhere,
+            for example in a dict, with the global ones.
     """
 
     def __init__(self, P_x: CartesianPartition, split_weights: Sequence[SplitWeight] = ()) -> None:
@@ -44,30 +50,26 @@ class Parameters:
         self.holders: Partition | None = None
         if P_x.active and P_x.size > 1:
             self.holders = P_x.world.create_partition_inclusive(sorted(P_x.ranks))
+        self.replaced: list[tuple[ReferenceType[nn.Parameter], Any]] = []
         self._sharded: WeakSet[nn.Module] = WeakSet()
-        self._broadcasts: dict[int, ParameterBroadcast] = {}
-        # Global shapes of parameters, on ranks that take no part in the network.
-        self._shapes: dict[int, torch.Size] = {}
-        self._owned: list[nn.Parameter] = []
         self.aliases: dict[int, Alias] = {}
         self.unlisted: list[torch.Tensor] = []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parameters:
         # Modules are copied before they are converted.
         made = Parameters(self.P_x, copy.deepcopy(self.split_weights, memo))
-        for parameter in self._owned:
-            own = copy.deepcopy(parameter, memo)
-            made._owned.append(own)
-            if id(parameter) in self._broadcasts:
-                made._broadcasts[id(own)] = self._broadcasts[id(parameter)]
-            if id(parameter) in self._shapes:
-                made._shapes[id(own)] = self._shapes[id(parameter)]
         made.unlisted = copy.deepcopy(self.unlisted, memo)
         for alias in self.aliases.copy().values():
             own = copy.deepcopy(alias.own, memo)
             for tensor in (alias.tensor(), alias.own):
                 if tensor is not None:
                     made.follow(tensor, own, alias.name)
+        made.replace(
+            [
+                (copy.deepcopy(old, memo), copy.deepcopy(new, memo))
+                for old, new in self.kept_elsewhere()
+            ]
+        )
         return made
 
     def follow(self, tensor: torch.Tensor, own: torch.Tensor | None, name: str) -> None:
@@ -94,34 +96,56 @@ class Parameters:
                 if is_computed and any(id(leaf) in listed for leaf in leaves_of(x)):
                     self.follow(vars(other)[name], None, f"{path}.{name}" if path else name)
 
-    def keep_on_first(self, network: nn.Module) -> None:
-        """Keep the parameters on the first worker only; other workers hold empty tensors."""
-        first = plane(self.P_x, ())
-        cut = {id(p) for weight in self.split_weights for p in weight.layer.parameters()}
-        owned: dict[int, ParameterPlacement] = {}
+    def replace(self, pairs: Sequence[tuple[torch.Tensor, Any]]) -> None:
+        """Let global parameters stand for the plain ones that they replace, and for their aliases.
+
+        Args:
+            pairs: plain and global parameters; the network may keep a plain one elsewhere too.
+        """
+        global_ones = {id(old): new for old, new in pairs if old is not new}
+        for alias in self.aliases.copy().values():
+            tensor, new = alias.tensor(), global_ones.get(id(alias.own))
+            if tensor is not None and new is not None:
+                self.follow(tensor, new, alias.name)
+        for old, new in pairs:
+            if old is not new:
+                self.replaced.append((ref(old), new))
+                self.follow(old, new, "a parameter that the network keeps elsewhere too")
+
+    def kept_elsewhere(self) -> list[tuple[nn.Parameter, Any]]:
+        """Return the replaced parameters that still exist, with the global ones."""
+        pairs = [(old, weak, new) for weak, new in self.replaced if (old := weak()) is not None]
+        self.replaced = [(weak, new) for _, weak, new in pairs]
+        return [(old, new) for old, _, new in pairs]
+
+    def make_global(self, network: nn.Module, is_replicated: bool) -> None:
+        """Make all parameters global ones.
+
+        Args:
+            network: network whose split weights are global already.
+            is_replicated: whether every worker holds the others; if not, only the first one does.
+        """
+        made: dict[int, GlobalParameter] = {}
         for path, module in network.named_modules():
             placed: dict[str, ParameterPlacement] = {}
             for name, parameter in module._parameters.items():
-                if parameter is None or id(parameter) in cut:
+                if parameter is None or isinstance(parameter, GlobalParameter):
                     continue
-                if id(parameter) not in owned:
-                    used = ParameterPlacement.on(self.P_x, parameter.shape)
-                    owned[id(parameter)] = used
-                    if not self.P_x.active:
-                        self._shapes[id(parameter)] = parameter.shape
-                    if not first.active:
-                        # The parameter itself, which the network may also keep in a dict.
-                        parameter.data = parameter.data.new_empty(0)
-                    self._note(parameter, f"{path}.{name}", used)
-                placed[name] = owned[id(parameter)].first_copies
+                used = ParameterPlacement.on(self.P_x, parameter.shape)
+                own = used if is_replicated or not parameter.dim() else used.first_copies
+                placed[name] = own
+                if id(parameter) not in made:
+                    cells = parameter.detach()
+                    cells = cells if own.P.active else cells.new_empty(0)
+                    one = replacement(parameter, cells, own, self.P_x)
+                    one.broadcast = ParameterBroadcast.between(
+                        f"{path}.{name}", own, used, self.P_x
+                    )
+                    made[id(parameter)] = one
+                module._parameters[name] = made[id(parameter)]  # pyright: ignore
             if placed:
                 set_placements(module, placed)
-
-    def _note(self, parameter: nn.Parameter, name: str, used: ParameterPlacement) -> None:
-        broadcast = ParameterBroadcast.between(name, used.first_copies, used, self.P_x)
-        if broadcast is not None:
-            self._broadcasts[id(parameter)] = broadcast
-        self._owned.append(parameter)
+                keep_blocks(module)
 
     def sharded(self, network: nn.Module) -> set[int]:
         """Return the identities of FSDP2's parameters, and register sums of their gradients.
@@ -137,7 +161,7 @@ class Parameters:
             found.update(id(p) for p in module.parameters())
             if module not in self._sharded:
                 self._sharded.add(module)
-                if self._owned or self.split_weights:
+                if any(isinstance(p, GlobalParameter) for p in module.parameters()):
                     raise ConversionError(
                         "fully_shard needs converted networks that hold their full parameters on "
                         "every worker; do not use replicate_parameters=False or "
@@ -149,11 +173,6 @@ class Parameters:
 
     def substitutes(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the tensors that replace the parameters in a call, and sum their gradients."""
-        blocks = {
-            id(own): (weight, name)
-            for weight in self.split_weights
-            for name, own in weight.layer.named_parameters(recurse=False)
-        }
         dtensor = _if_imported("torch.distributed.tensor", "DTensor")
         if dtensor is not None and any(isinstance(p, dtensor) for p in parameters):
             raise ConversionError(
@@ -162,23 +181,23 @@ class Parameters:
                 "network with torch.distributed.fsdp.fully_shard, or wrap it in "
                 "DistributedDataParallel"
             )
-        broadcasts = [self._broadcasts.get(id(p)) for p in parameters]
-        holders: list[Partition | None] = []
-        for parameter, broadcast in zip(parameters, broadcasts, strict=True):
-            cut = blocks.get(id(parameter))
-            if cut is not None:
-                holders.append(holders_of(cut[0].placed[cut[1]]))
-            else:
-                learns = torch.is_grad_enabled() and parameter.requires_grad
-                holders.append(self.holders if learns and broadcast is None else None)
-        copies: list[Any] = copies_of_owned(list(parameters), broadcasts)
+        broadcasts = [p.broadcast if isinstance(p, GlobalParameter) else None for p in parameters]
+        holders = [
+            p.holders if isinstance(p, GlobalParameter) else self.holders for p in parameters
+        ]
+        copies: list[Any] = copies_of_owned([block_of(p) for p in parameters], broadcasts)
         copies = copies_of(copies, holders)
+        blocks = {
+            id(own): (weight, name)
+            for weight in self.split_weights
+            for name, own in weight.layer.named_parameters(recurse=False)
+        }
         for i, parameter in enumerate(parameters):
             if id(parameter) in blocks:
                 weight, name = blocks[id(parameter)]
                 copies[i] = weight.as_global(name, copies[i])
-            elif id(parameter) in self._shapes:
-                copies[i] = stand_in(copies[i], self._shapes[id(parameter)])
+            elif isinstance(parameter, GlobalParameter) and not self.P_x.active:
+                copies[i] = stand_in(copies[i], parameter.shape)
         return copies
 
 

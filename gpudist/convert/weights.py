@@ -16,6 +16,7 @@ from gpudist.nn.parameters.parameter_placement import (
     placements,
 )
 from gpudist.ops import AllSumReduce, SumReduce
+from gpudist.sbp.global_parameter import block_of
 from gpudist.world.partition import CartesianPartition
 
 
@@ -51,15 +52,26 @@ def sequential(distributed: torch.nn.Module, root: int | None = None) -> torch.n
         return None
     P_x, placed = conversion.P_x, placements(distributed)
     own = dict(_all_tensors(distributed))
-    wholes = {name: _whole_of(own[name].detach(), placed[name], P_x, root) for name in placed}
+    wholes = {
+        name: _whole_of(block_of(own[name].detach(), placed[name]), placed[name], P_x, root)
+        for name in placed
+    }
     if root is not None and P_x.rank != root:
         return None
-    made = undone(copied(distributed))
+    made = copied(distributed)
+    elsewhere = {id(new): old for old, new in conversion_of(made).parameters.kept_elsewhere()}
+    made = undone(made)
     blocks = dict(made.named_parameters(remove_duplicate=False))
+    tied: dict[int, torch.nn.Parameter] = {}
     for name, whole in wholes.items():
-        # The parameter itself, which the network may also keep in a dict.
-        blocks[name].data = whole
-        drop_placements(made.get_submodule(name.rpartition(".")[0]))
+        path, _, last = name.rpartition(".")
+        layer, block = made.get_submodule(path), blocks[name]
+        if id(block) not in tied:
+            tied[id(block)] = elsewhere.get(id(block), torch.nn.Parameter(whole))
+            tied[id(block)].data = whole
+            tied[id(block)].requires_grad_(block.requires_grad)
+        layer._parameters[last] = tied[id(block)]
+        drop_placements(layer)
     return made
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -87,7 +88,9 @@ def _norm(module: torch.nn.Module, order: float) -> torch.Tensor:
     norms: list[torch.Tensor] = []
     for name, parameter in module.named_parameters():
         dtype = torch.promote_types(dtype, parameter.dtype)
-        gradient = parameter.grad
+        gradient: Any = parameter.grad
+        if hasattr(gradient, "global_layout"):
+            gradient = gradient.to_local()
         if gradient is None or gradient.numel() == 0 or not _counts(placed.get(name), P_world):
             continue
         wide = torch.promote_types(torch.float32, gradient.dtype)

@@ -21,6 +21,7 @@ from gpudist.nn.distributed_module import DistributedModule
 from gpudist.planning.clock import Clock, Kernels, Phase
 from gpudist.planning.hardware import Profile
 from gpudist.planning.layer_inputs import misfit
+from gpudist.sbp.global_parameter import block_of
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.transport.dry import META, DryTransport
 from gpudist.world.partition import Partition
@@ -151,13 +152,14 @@ class DryNetwork:
                 cannot follow it.
         """
         network, x, clock = self._converted(grid, rank)
-        kept = KeptForBackward(network.parameters())
+        blocks = [block_of(p) for p in network.parameters()]
+        kept = KeptForBackward(blocks)
         with _explained(grid, rank), torch.device(META):
             # Makes the layers, which only the first call does.
             network(x)
             with Kernels(clock):
                 forward, backward = self._step(network, x, clock, kept)
-        parameters = sum(p.numel() * p.element_size() for p in network.parameters())
+        parameters = sum(block.nbytes for block in blocks)
         memory = Memory(parameters, self._slots * parameters, kept.nbytes)
         gbps = self.profile.input_gbps
         input_s = x.numel() * x.element_size() / (gbps * 1e9) if gbps else 0.0

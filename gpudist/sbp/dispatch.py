@@ -277,14 +277,18 @@ def _on_one_placement(
 ) -> list[Any]:
     """Convert tensors to the first one's placement, if it has the same ranks on other axes.
 
-    Within a network whose plan moves tensors, move all of them to the first one's placement.
+    The first one that is not a copy on each rank counts. Numbers, which are tensors without dims,
+    are moved; within a network whose plan moves tensors, all of them are.
     """
-    first = next(x for x in tensors if isinstance(x, kind))
+    given = [x for x in tensors if isinstance(x, kind)]
+    first = given[0]
+    if any(x.placement is not first.placement for x in given):
+        first = next((x for x in given if x.dim() and not x.is_copy_everywhere), first)
     found: list[Any] = []
     for x in tensors:
         if isinstance(x, kind) and x.placement is not first.placement:
             same = on_axes_of(x, first.placement)
-            if same is None and scope is not None:
+            if same is None and (scope is not None or not x.dim()):
                 is_alike = x.shape == first.shape
                 copies = (broadcast,) * first.placement.axes
                 same = x.to_global(first.placement, first.sbp if is_alike else copies)

@@ -73,13 +73,19 @@ def local_of(x: torch.Tensor) -> torch.Tensor:
 def on_axes_of(x: _Wrapper, placement: Placement) -> _Wrapper | None:
     """Return the tensor on a placement that differs from its own only in axes of length 1.
 
-    Returns ``None`` for any other ``placement``.
+    The axes of a tensor that is a copy on each rank may be any. Returns ``None`` for any other
+    ``placement``.
     """
     how = spec_of(x)
     if placement == how.placement:
         return x
+    if placement.partition.ranks != how.placement.partition.ranks:
+        return None
+    if all(one == broadcast for one in how.sbp):
+        copies = (broadcast,) * placement.axes
+        return wrapped(type(x), local_of(x), global_spec(placement, copies, how.shape, how.dtype))
     several = [[n for n in one.shape if n > 1] for one in (placement, how.placement)]
-    if several[0] != several[1] or placement.partition.ranks != how.placement.partition.ranks:
+    if several[0] != several[1]:
         return None
     pairs = zip(how.placement.shape, how.sbp, strict=True)
     own = iter([one for n, one in pairs if n > 1])

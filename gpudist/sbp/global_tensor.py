@@ -45,6 +45,9 @@ class GlobalTensor(torch.Tensor):
     ) -> GlobalTensor:
         return wrapped(cls, local, global_spec(placement, sbp, shape, local.dtype))
 
+    def _with_part(self, local: torch.Tensor) -> GlobalTensor:
+        return wrapped(GlobalTensor, local, self._global_spec)
+
     @classmethod
     def __torch_function__(
         cls,
@@ -59,7 +62,9 @@ class GlobalTensor(torch.Tensor):
                 return func(*args, **kwargs)
         method = methods.METHODS.get(func)
         if method is not None:
-            return method(*args, **kwargs)
+            result = method(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
         return recalled(GlobalTensor, func, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -82,7 +87,9 @@ class GlobalTensor(torch.Tensor):
     ) -> torch.Tensor:
         raise NotImplementedError(
             f"{func} reached a global tensor without passing through a Python function of torch, "
-            "for example within a transform of torch.func; compute on its blocks: x.to_local()"
+            "for example within a transform of torch.func; compute on its blocks: x.to_local(). "
+            "DistributedDataParallel and fully_shard take networks whose parameters are plain "
+            "tensors: convert without replicate_parameters=False and Plan.split_weight"
         )
 
     @property

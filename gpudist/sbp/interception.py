@@ -22,6 +22,7 @@ from gpudist.sbp.boxing import declared
 from gpudist.sbp.copies import copy_of, needs_copies, with_copies
 from gpudist.sbp.drawing import WITHOUT_INDEX, Drawing, may_draw
 from gpudist.sbp.functions import apply_to_plain, dispatch_functions
+from gpudist.sbp.global_parameter import GlobalParameter
 from gpudist.sbp.global_spec import GlobalSpec, wrapped
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.methods import entry, gradient_of
@@ -54,6 +55,9 @@ class _Intercepted(Drawing):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if GlobalParameter in types:
+            with self:
+                return GlobalParameter.__torch_function__(func, types, args, kwargs)
         if GlobalTensor in types or Spectrum in types:
             return self._of_global(func, types, args, kwargs)
         if OuterTensor in types:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import torch
 
+from gpudist.errors import PartitionError
 from gpudist.geometry.layout import Layout, broadcast, partial_sum
 from gpudist.sbp import views
 from gpudist.sbp.boxing import box
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from gpudist.sbp.global_tensor import GlobalTensor
 
 T = torch.Tensor
+# A method that returns NotImplemented leaves the call to the table of operators.
 METHODS: dict[Any, Callable[..., Any]] = {}
 
 
@@ -104,6 +107,8 @@ def watch(x: GlobalTensor) -> None:
 
 def gradient_of(x: GlobalTensor, local: torch.Tensor) -> GlobalTensor:
     """Wrap ``local`` as the gradient of ``x``: dual attributes, or for a leaf its own."""
+    if x._local.is_leaf and local.dtype == x._global_spec.dtype:
+        return x._with_part(local)
     layout = x.global_layout if x._local.is_leaf else x.global_layout.dual
     return x._wrap(local, x.placement, layout.sbp, layout.shape)
 
@@ -154,6 +159,18 @@ def register_hook(x: GlobalTensor, hook: Callable[[GlobalTensor], GlobalTensor |
     return require_own_graph(x)._local.register_hook(local_hook)
 
 
+@entry(T.register_post_accumulate_grad_hook)
+def register_post_accumulate_grad_hook(x: GlobalTensor, hook: Callable[[Any], None]) -> Any:
+    weak = ref(x)  # The part must not keep the tensor, which keeps the part.
+
+    def local_hook(_: torch.Tensor) -> None:
+        found = weak()
+        if found is not None:
+            hook(found)
+
+    return x._local.register_post_accumulate_grad_hook(local_hook)
+
+
 @entry(T.detach, torch.detach)
 def detach(x: GlobalTensor) -> GlobalTensor:
     return x.like(x._local.detach())
@@ -172,7 +189,24 @@ def get_data(x: GlobalTensor, *_: object) -> GlobalTensor:
 
 @entry(T.data.__set__)  # pyright: ignore
 def set_data(x: GlobalTensor, value: GlobalTensor) -> None:
-    x._local.data = value.to_global(x.placement, x.sbp)._local
+    value = value.to_global(x.placement, x.sbp)
+    x._local.data = value._local
+    if x.dtype != value.dtype:
+        take_metadata(x, value)
+
+
+def take_metadata(x: GlobalTensor, other: GlobalTensor) -> None:
+    """Give ``x`` the shape, dtype and spec of ``other``, but not its part."""
+    with torch._C.DisableTorchFunctionSubclass():
+        data: Any = T.data
+        data.__set__(x, other)
+    x._global_spec = other._global_spec
+
+
+@entry(torch._has_compatible_shallow_copy_type)  # pyright: ignore
+def may_replace_data(x: Any, other: Any) -> bool:
+    """Return whether ``x.data = other`` is possible, so that a module keeps its parameters."""
+    return hasattr(x, "_local") and hasattr(other, "_local")
 
 
 def seed(x: GlobalTensor, gradient: torch.Tensor | None) -> torch.Tensor:
@@ -297,28 +331,41 @@ def _listed(tensors: Any) -> list[Any]:
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
+def _value(x: GlobalTensor) -> torch.Tensor:
+    """Return the full tensor; its values exist on the ranks of the placement alone.
+
+    Collective over the placement, unless the tensor is a copy on each rank.
+
+    Raises:
+        PartitionError: this rank is outside the placement.
+    """
+    if not x.placement.active:
+        raise PartitionError(
+            f"this rank has no cells of a global tensor of shape {list(x.shape)} on "
+            f"{x.placement!r}, so it cannot read its value; move it to a placement of all ranks "
+            "first, with to_global"
+        )
+    return x.full_tensor().detach()
+
+
 @entry(T.item)
 def item(x: GlobalTensor) -> Any:
-    """Return the value of a one-cell tensor, on each rank of the placement.
-
-    Collective, unless the tensor is a copy on each rank.
-    """
-    return x.full_tensor().detach().item()
+    return _value(x).item()
 
 
 @entry(T.tolist)
 def tolist(x: GlobalTensor) -> Any:
-    return x.full_tensor().detach().tolist()
+    return _value(x).tolist()
 
 
 @entry(T.__bool__, T.__nonzero__, T.is_nonzero, torch.is_nonzero)  # pyright: ignore
 def as_bool(x: GlobalTensor) -> bool:
-    return bool(x.full_tensor().detach())
+    return bool(_value(x))
 
 
 @entry(T.__float__)
 def as_float(x: GlobalTensor) -> float:
-    return float(x.full_tensor().detach())
+    return float(_value(x))
 
 
 @entry(T.__complex__)
@@ -328,7 +375,7 @@ def as_complex(x: GlobalTensor) -> complex:
 
 @entry(T.__int__, T.__index__, T.__long__)  # pyright: ignore
 def as_int(x: GlobalTensor) -> int:
-    return int(x.full_tensor().detach())
+    return int(_value(x))
 
 
 @entry(T.__repr__, T.__str__)
@@ -360,10 +407,8 @@ def _reshaped_in_place(out_of_place: Callable[..., Any]) -> Callable[..., Global
                 f"{name}: other tensors would follow this one, and their cells had to be copied; "
                 f"use y = x.{out_of_place.__name__}(...)"
             )
-        with torch._C.DisableTorchFunctionSubclass():
-            data: Any = T.data
-            data.__set__(x, view)
-        x._local, x._global_spec = view._local, view._global_spec
+        take_metadata(x, view)
+        x._local = view._local
         return x
 
     return change

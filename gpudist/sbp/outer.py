@@ -238,8 +238,8 @@ def _called(call: tuple[Any, Any, Any], slices: tuple[slice, ...]) -> torch.Tens
     return function(*mapped(args, own), **mapped(kwargs, own))
 
 
-def is_in_place(function: Any, kwargs: dict[str, Any]) -> bool:
-    """Return whether a function of torch changes its first tensor, by its name or arguments."""
+def changes_in_place(function: Any, kwargs: dict[str, Any]) -> bool:
+    """Return whether a function of torch changes its first argument."""
     name = getattr(function, "__name__", "")
     is_named = name in _IN_NAME or (name.endswith("_") and not name.endswith("__"))
     return is_named or bool(kwargs.get("inplace")) or name == "__set__"
@@ -250,7 +250,7 @@ def made_in(function: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]
 
     A tensor that ``function`` changes in place stands for its blocks from then on.
     """
-    is_first = is_in_place(function, kwargs)
+    is_first = changes_in_place(function, kwargs)
 
     def made(x: Any) -> Any:
         if not isinstance(x, OuterTensor):
@@ -262,7 +262,7 @@ def made_in(function: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]
 
 def writable(function: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
     """Return the arguments of an operator, in which only tensors that are read are not made yet."""
-    is_first = is_in_place(function, kwargs)
+    is_first = changes_in_place(function, kwargs)
 
     def current(x: Any) -> Any:
         if not isinstance(x, OuterTensor):
@@ -294,7 +294,11 @@ def outer(
     pending = [x for x in given if isinstance(x, OuterTensor)]
     if not pending and len(given) == 1 and 0 not in given[0].stride():
         return None
-    if "out" in kwargs or is_in_place(function, kwargs) or any(x.made is not None for x in pending):
+    if (
+        "out" in kwargs
+        or changes_in_place(function, kwargs)
+        or any(x.made is not None for x in pending)
+    ):
         return None
     plain = [x for x in given if not isinstance(x, OuterTensor)]
     if any(type(x) is not torch.Tensor or x.requires_grad for x in plain):

@@ -26,7 +26,7 @@ from gpudist.nn.parameters.gradient_graph import (
     outline,
 )
 from gpudist.nn.parameters.replication import copies_of
-from gpudist.sbp.outer import is_in_place
+from gpudist.sbp.outer import changes_in_place
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.registry import mapped, name_of, tensors_in
 from gpudist.world.partition import Partition
@@ -110,7 +110,7 @@ def with_copies(
     """
     placement: Placement | None = None
     plain: dict[int, torch.Tensor] = {}
-    changed = set(map(id, tensors_in(args[:1]))) if is_in_place(function, kwargs) else ()
+    changed = set(map(id, tensors_in(args[:1]))) if changes_in_place(function, kwargs) else ()
 
     def look(x: Any) -> None:
         nonlocal placement

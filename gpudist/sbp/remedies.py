@@ -19,12 +19,14 @@ def remedy_of(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> s
     name = getattr(function, "__name__", "")
     if name.startswith("_fused_"):
         return "pass foreach=True to the optimizer in place of fused=True"
-    is_in_place = name.endswith("_") and not name.endswith("__")
-    twin = _twin(function, name.removesuffix("_") if is_in_place else name)
+    changes_in_place = name.endswith("_") and not name.endswith("__")
+    twin = _twin(function, name.removesuffix("_") if changes_in_place else name)
     if twin is not None:
         value = f"{name_of(twin)} has them"
-        return f"{value}: use x.copy_(...) of its result" if is_in_place else f"{value}: use it"
-    if is_in_place:
+        return (
+            f"{value}: use x.copy_(...) of its result" if changes_in_place else f"{value}: use it"
+        )
+    if changes_in_place:
         return (
             "change the whole tensor, whole = x.full_tensor(), and use x.copy_(gpudist.to_global("
             "whole, x.placement, gpudist.sbp.broadcast))"

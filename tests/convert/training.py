@@ -11,6 +11,7 @@ import gpudist
 from gpudist import Plan, distribute, sequential
 from gpudist.geometry.layout import broadcast, partial_sum
 from gpudist.nn.parameters.parameter_placement import placements
+from gpudist.sbp.global_parameter import block_of
 from gpudist.world.partition import CartesianPartition
 from tests.nn.compare import (
     assert_block_of,
@@ -135,7 +136,8 @@ def assert_gradients(
             if active:
                 assert_equal_to(blocks[key].grad, whole.grad, tolerance, what)
         elif (box := placed[key].own_box) is not None:
-            assert_block_of(blocks[key].grad, whole.grad, box.slices, what, tolerance)
+            own = block_of(blocks[key].grad, placed[key])
+            assert_block_of(own, whole.grad, box.slices, what, tolerance)
 
 
 def outputs_of(value: Any) -> list[Any]:

@@ -121,12 +121,12 @@ def copied(x: Any, whole: Tensor) -> Tensor:
     return block(x, whole, (broadcast,) * x.placement.axes)
 
 
-def enter_drawn(function: Function, is_in_place: bool) -> None:
+def enter_drawn(function: Function, changes_in_place: bool) -> None:
     """Register a drawing function by :func:`drawn_whole`."""
-    compose(function)(drawn_whole(function, is_in_place))
+    compose(function)(drawn_whole(function, changes_in_place))
 
 
-def drawn_whole(function: Function, is_in_place: bool) -> Function:
+def drawn_whole(function: Function, changes_in_place: bool) -> Function:
     """Return a function that draws the values of the global tensor, in any layout.
 
     Every rank draws all values, so that equal generators stay equal; torch's seed must be the same
@@ -141,7 +141,7 @@ def drawn_whole(function: Function, is_in_place: bool) -> Function:
         whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
         whole = function(whole, *args, **kwargs)
         sbp = tuple(broadcast if one == partial_sum else one for one in tensor.sbp)
-        if not is_in_place:
+        if not changes_in_place:
             return block(tensor, whole, sbp)
         with torch.no_grad():
             return tensor.copy_(block(tensor, whole, sbp))

@@ -1,4 +1,8 @@
-"""``torch._foreach_*``: apply a function to the tensors of several lists, in a loop."""
+"""Functions of lists of tensors, and fused optimizers: ``torch._foreach_*``, ``torch._fused_*``.
+
+Where the i-th tensors of all lists have the same cells on each rank, torch's function computes on
+the parts of all of them at once. Otherwise it is applied to one tensor after the other.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpudist.exchange import all_reduce
+from gpudist.geometry.layout import broadcast, partial_sum
+from gpudist.sbp import methods, views
+from gpudist.sbp.global_spec import GlobalSpec, local_of
 from gpudist.sbp.registry import Function, compose
+from gpudist.sbp.scope import current_scope
 
 # Functions of torch with an in-place method of the same name in torch.Tensor.
 NAMES = (
@@ -18,18 +27,89 @@ NAMES = (
 )  # fmt: skip
 
 
-def enter(name: str, function: Function) -> None:
+def enter(name: str, function: Function, is_elementwise: bool = True) -> None:
     """Register ``torch._foreach_<name>`` as ``function`` of the i-th entry of each list."""
-    is_in_place = name.endswith("_")
+    changes_in_place = name.endswith("_")
+    native = getattr(torch, f"_foreach_{name}")
 
-    @compose(getattr(torch, f"_foreach_{name}"))
+    def together(tensors: Sequence[Tensor], *others: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled() or not is_aligned(tensors, (*others, *kwargs.values())):
+            return NotImplemented
+        results = _on_parts(native, tensors, others, kwargs)
+        if changes_in_place:
+            return None
+        return [_like(x, y) for x, y in zip(tensors, results, strict=True)]
+
+    if is_elementwise:
+        methods.METHODS[native] = together
+
+    @compose(native)
     def each(tensors: Sequence[Tensor], *others: Any, **kwargs: Any) -> list[Any] | None:
         results: list[Any] = []
         for i, x in enumerate(tensors):
             own = [_ith(one, i) for one in others]
             named = {key: _ith(one, i) for key, one in kwargs.items()}
             results.append(function(x, *own, **named))
-        return None if is_in_place else results
+        return None if changes_in_place else results
+
+
+def is_aligned(tensors: Sequence[Tensor], others: Sequence[Any]) -> bool:
+    """Return whether an elementwise function of lists can compute on this rank's parts.
+
+    The answer is the same on every rank.
+    """
+    specs = [getattr(x, "_global_spec", None) for x in tensors]
+    if current_scope() is not None or any(map(_has_views, tensors)):
+        return False
+    if any(spec is not None and partial_sum in spec.sbp for spec in specs):
+        return False
+    for argument in others:
+        if isinstance(argument, Tensor):
+            if argument.dim() or not _is_number_for(argument, specs):
+                return False
+        elif isinstance(argument, (list, tuple)) and not all(map(_has_same_cells, argument, specs)):
+            return False
+    return True
+
+
+def _has_views(x: Tensor) -> bool:
+    return hasattr(x, "_global_spec") and (views.may_be_followed(x) or views.concerns(x))
+
+
+def _has_same_cells(x: Any, spec: GlobalSpec | None) -> bool:
+    # Numbers, and plain tensors without dims, go with any tensor.
+    own: GlobalSpec | None = getattr(x, "_global_spec", None)
+    if own is None or spec is None:
+        return own is spec or not isinstance(x, Tensor) or (own is None and not x.dim())
+    return own is spec or (own.placement == spec.placement and own.layout == spec.layout)
+
+
+def _is_number_for(x: Any, specs: Sequence[GlobalSpec | None]) -> bool:
+    """Return whether each rank that has cells of the tensors has the number ``x``."""
+    own: GlobalSpec | None = getattr(x, "_global_spec", None)
+    if own is None:
+        return type(x) in (Tensor, torch.nn.Parameter)
+    ranks = own.placement.partition.ranks
+    return all(one == broadcast for one in own.sbp) and all(
+        spec is not None and spec.placement.partition.ranks == ranks for spec in specs
+    )
+
+
+def _on_parts(function: Function, tensors: Any, others: Any, options: dict[str, Any]) -> Any:
+    given = [_parts(one) for one in (tensors, *others)]
+    return function(*given, **{name: _parts(one) for name, one in options.items()})
+
+
+def _parts(one: Any) -> Any:
+    if type(one) in (list, tuple):
+        return [getattr(x, "_local", x) for x in one]
+    return getattr(one, "_local", one)
+
+
+def _like(x: Any, part: Tensor) -> Tensor:
+    if not hasattr(x, "_global_spec"):
+        return part
+    return x._with_part(part) if part.dtype == x._global_spec.dtype else x.like(part)
 
 
 def _ith(argument: Any, i: int) -> Any:
@@ -73,4 +153,35 @@ if hasattr(torch, "_foreach_clone"):
     enter("clone", Tensor.clone)
 enter("copy_", Tensor.copy_)
 enter("zero_", Tensor.zero_)
-enter("norm", torch.linalg.vector_norm)
+enter("norm", torch.linalg.vector_norm, is_elementwise=False)
+
+
+def _enter_fused(name: str) -> None:
+    function = getattr(torch, name)
+
+    @methods.entry(function)
+    @compose(function)
+    def step(tensors: Sequence[Tensor], *states: Any, **options: Any) -> None:
+        if not is_aligned(tensors, states):
+            raise NotImplementedError(
+                f"torch.{name}: gradients or state are laid out otherwise than the parameters; "
+                "use fused=False"
+            )
+        _on_parts(function, tensors, states, options)
+
+
+for name in ("_fused_sgd_", "_fused_adam_", "_fused_adamw_", "_fused_adagrad_"):
+    _enter_fused(name)
+
+
+@methods.entry(torch._amp_foreach_non_finite_check_and_unscale_)  # pyright: ignore
+@compose(torch._amp_foreach_non_finite_check_and_unscale_)  # pyright: ignore
+def unscale(tensors: Sequence[Any], found_inf: Tensor, inv_scale: Tensor) -> None:
+    """Scale gradients on each rank; all ranks learn whether any cell is infinite or NaN."""
+    torch._amp_foreach_non_finite_check_and_unscale_(  # pyright: ignore
+        [local_of(x) for x in tensors], found_inf, inv_scale
+    )
+    specs = [x._global_spec for x in tensors if hasattr(x, "_global_spec")]
+    for P in dict.fromkeys(spec.placement.partition for spec in specs):
+        if P.active:
+            found_inf.copy_(all_reduce(found_inf, P, "max"))

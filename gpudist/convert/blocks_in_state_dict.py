@@ -1,0 +1,63 @@
+"""State dicts of global parameters: each rank saves and loads its block, an ordinary tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from gpudist.sbp.global_parameter import GlobalParameter, block_of
+
+
+def keep_blocks(module: nn.Module) -> None:
+    """Let ``state_dict`` and ``load_state_dict`` of a module use blocks of its parameters."""
+    module.register_state_dict_post_hook(_save_blocks)
+    module.register_load_state_dict_pre_hook(_load_blocks)
+
+
+def drop_hooks(module: nn.Module) -> None:
+    """Remove the hooks of :func:`keep_blocks`."""
+    for hooks in (module._state_dict_hooks, module._load_state_dict_pre_hooks):
+        for number in [i for i, hook in hooks.items() if _is_own(hook)]:
+            del hooks[number]
+
+
+def _is_own(hook: Any) -> bool:
+    return getattr(hook, "hook", hook) in (_save_blocks, _load_blocks)
+
+
+def _save_blocks(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    for name, parameter in module._parameters.items():
+        if isinstance(parameter, GlobalParameter):
+            state[prefix + name] = block_of(state[prefix + name], parameter.placed)
+
+
+def _load_blocks(
+    module: nn.Module,
+    state: dict[str, Any],
+    prefix: str,
+    metadata: dict[str, Any],
+    strict: bool,
+    missing: list[str],
+    unexpected: list[str],
+    errors: list[str],
+) -> None:
+    for name, parameter in module._parameters.items():
+        value, full = state.get(prefix + name), prefix + name
+        if not isinstance(parameter, GlobalParameter) or not isinstance(value, torch.Tensor):
+            continue
+        value = block_of(value, parameter.placed)
+        expected = parameter.placed.own_shape
+        if type(value) not in (torch.Tensor, nn.Parameter) or value.shape != expected:
+            errors.append(
+                f"{full}: the state dict has shape {list(value.shape)}, and this worker's block "
+                f"has shape {list(expected)} of {list(parameter.shape)}; load a state dict that "
+                "this network made on this worker, or a whole one with "
+                "gpudist.checkpoint.load_full_state_dict"
+            )
+            state[full] = parameter
+            continue
+        if not metadata.get("assign_to_params_buffers"):
+            value = value.to(parameter.device, parameter.dtype)
+        state[full] = parameter.with_cells(value.detach())
