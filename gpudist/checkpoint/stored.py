@@ -146,12 +146,12 @@ def optimizer_to_load(
             )
         if not isinstance(about, TensorStorageMetadata):
             values[full] = None
-        elif path[0] != "state" or (about.size.numel() == 1 and (not about.size or len(path) > 3)):
+        elif path[0] != "state" or (about.size.numel() == 1 and (not about.size or path[3:])):
             tensors[full] = whole_to_read(full, metadata)
         else:
             name = path[1]
             shape = whole_shape(name, parameters[name], placed)
-            if tuple(about.size) != shape or len(path) > 3:
+            if tuple(about.size) != shape or path[3:]:
                 raise CheckpointError(f"{full} has shape {list(about.size)}, not {list(shape)}")
             block = empty_block(parameters[name], about.properties.dtype)
             tensors[full] = _stored(block, placed.get(name))

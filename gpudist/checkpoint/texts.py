@@ -51,9 +51,8 @@ def failing_together(P: Partition, what: str) -> Iterator[None]:
     The body must not communicate.
 
     Raises:
-        ReplacedError: on every rank, with the text of the first rank that raised it.
-        CheckpointError: on every rank, with the text of the first rank that failed, if none raised
-            :class:`ReplacedError`.
+        ReplacedError: on every rank, with the text of the first rank that failed, if it raised it.
+        CheckpointError: on every rank, with that text, if it raised any other error.
     """
     failure: Exception | None = None
     try:
@@ -66,8 +65,8 @@ def failing_together(P: Partition, what: str) -> Iterator[None]:
     # The first byte says which error it is.
     kind = b"" if failure is None else b"\1" if isinstance(failure, ReplacedError) else b"\0"
     answers = gathered(P, (kind + text.encode(errors="backslashreplace"))[:4096])
-    for raised in (ReplacedError, CheckpointError):
-        for rank, data in enumerate(answers):
-            if data and (raised is CheckpointError or data[0] == 1):
-                text = data[1:].decode(errors="replace")
-                raise raised(f"{what}: rank {rank}: {text}") from failure
+    for rank, data in enumerate(answers):
+        if data:
+            raised = ReplacedError if data[0] == 1 else CheckpointError
+            text = data[1:].decode(errors="replace")
+            raise raised(f"{what}: rank {rank}: {text}") from failure
