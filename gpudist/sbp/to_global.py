@@ -99,15 +99,15 @@ def to_global(
     """
     if isinstance(x, torch.nn.Module):
         return _module_to_global(x, placement, sbp, grad_sbp)
-    scope = current_scope()
+    scope, given = current_scope(), x
     if scope is not None:
-        x = copy_of(scope, x)
-        require_copies(scope, "to_global", [x])
-    if isinstance(x, GlobalTensor):
-        return x.to_global(placement, sbp, grad_sbp=grad_sbp)
+        given = copy_of(scope, x)
+        require_copies(scope, "to_global", [given])
+    if isinstance(given, GlobalTensor):
+        return given.to_global(placement, sbp, grad_sbp=grad_sbp)
     if placement is None or sbp is None:
         raise PartitionError("to_global of a plain tensor needs a placement and sbp")
-    return _from_local(x, placement, nd_sbp(sbp, placement.axes), grad_sbp)
+    return _from_local(given, placement, nd_sbp(sbp, placement.axes), grad_sbp)
 
 
 def _from_local(
