@@ -96,7 +96,7 @@ class Parameters:
                 if is_computed and any(id(leaf) in listed for leaf in leaves_of(x)):
                     self.follow(vars(other)[name], None, f"{path}.{name}" if path else name)
 
-    def replace(self, pairs: Sequence[tuple[torch.Tensor, Any]]) -> None:
+    def replace(self, pairs: Sequence[tuple[nn.Parameter, Any]]) -> None:
         """Let global parameters stand for the plain ones that they replace, and for their aliases.
 
         Args:
