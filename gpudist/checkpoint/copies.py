@@ -28,6 +28,8 @@ def warn_of_differences(
         names: names of the tensors to compare.
         P_world: partition of all workers.
     """
+    if P_world.size == 1:
+        return
     held = [(copy, ranks) for copy, ranks in _copies_with_holders(module) if copy.name in names]
     counts = {count for (count,) in P_world.allgather_data([len(held)])}
     if counts == {0} or len(counts) > 1:

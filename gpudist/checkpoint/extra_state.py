@@ -17,6 +17,7 @@ from gpudist.checkpoint.json_values import decode, encode
 from gpudist.checkpoint.nested import assembled, entries_of
 from gpudist.checkpoint.texts import failing_together, require_alike
 from gpudist.errors import CheckpointError
+from gpudist.sbp.global_parameter import block_of
 from gpudist.world.partition import Partition
 
 # Torch's name for it in state dicts.
@@ -73,6 +74,7 @@ def _problems(module: torch.nn.Module, state: Mapping[str, Any]) -> Iterator[str
 
 
 def _is_view(value: torch.Tensor, own: torch.Tensor) -> bool:
+    own = block_of(own)
     return value is own or value.untyped_storage().data_ptr() == own.untyped_storage().data_ptr()
 
 

@@ -110,7 +110,7 @@ class Parameters:
         for old, new in pairs:
             if old is not new:
                 self.replaced.append((ref(old), new))
-                self.follow(old, new, "a parameter that the network keeps elsewhere too")
+                self.follow(old, new, "")
 
     def kept_elsewhere(self) -> list[tuple[nn.Parameter, Any]]:
         """Return the replaced parameters that still exist, with the global ones."""

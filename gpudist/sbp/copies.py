@@ -35,13 +35,17 @@ _MOST_NODES = 100
 
 
 class Alias(NamedTuple):
-    """Tensor outside the network for which a tensor of the network stands, as in a closure.
+    """Tensor for which a tensor of the network stands.
+
+    It is a parameter of the network that was copied, as in a closure, or one that a global
+    parameter has replaced and that the network also keeps in a dict.
 
     Attributes:
         tensor: weak reference to the tensor.
         own: parameter or buffer of the network; ``None`` if the tensor was computed from
             parameters before the network was copied.
-        name: name of ``own``, or of the attribute that is the tensor.
+        name: name of ``own``, or of the attribute that is the tensor; empty if the network itself
+            keeps the tensor.
     """
 
     tensor: ref[torch.Tensor]
@@ -76,7 +80,8 @@ def copy_of(scope: Scope, x: Any) -> Any:
                 "gpudist.distribute copied the network, so it would neither follow them nor pass "
                 "on their gradients; compute it in the forward, or detach it before distribute"
             )
-        scope.followed.add(found.name)
+        if found.name:
+            scope.followed.add(found.name)
         return scope.substitutes.get(id(found.own), found.own)
     if found is None and is_new(scope, x):
         if is_recorded():

@@ -15,6 +15,7 @@ from gpudist.nn.parameters.parameter_broadcast import ParameterBroadcast
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.nn.parameters.replication import copies_of, holders_of
 from gpudist.sbp import methods
+from gpudist.sbp.copies import copy_of
 from gpudist.sbp.global_spec import GlobalSpec, global_spec, local_of, wrapped
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.outer import changes_in_place
@@ -81,8 +82,8 @@ class GlobalParameter(GlobalTensor):
         def tensor(x: Any) -> Any:
             if type(x) is not GlobalParameter:
                 return x
-            copy = None if scope is None else scope.substitutes.get(id(x))
-            return x.tensor() if copy is None else copy
+            copy = x if scope is None else copy_of(scope, x)
+            return copy.tensor() if type(copy) is GlobalParameter else copy
 
         named = mapped(named, tensor)
         if not args or not changes_in_place(func, named):

@@ -88,5 +88,6 @@ for _name in (
 def refuse_pickle(x: GlobalTensor, protocol: object) -> Any:
     raise NotImplementedError(
         "a global tensor cannot be pickled; pickle x.to_local(), this rank's part, or "
-        "x.full_tensor(), the whole tensor"
+        "x.full_tensor(), the whole tensor. To save an optimizer's state, use "
+        "gpudist.checkpoint.save or gpudist.checkpoint.full_optimizer_state_dict"
     )

@@ -47,15 +47,20 @@ class Report:
     wrong: list[str] = field(default_factory=list)
 
 
-@cache
-def operators() -> list[Any]:
-    """Torch's table, which asks for a package of tests that is not needed for samples."""
+def stand_in_for_expecttest() -> None:
+    """Let torch's tables be imported, which ask for a package that they do not need."""
     try:
         import expecttest  # noqa: F401  # pyright: ignore
     except ModuleNotFoundError:
         stand_in: Any = types.ModuleType("expecttest")
         stand_in.TestCase = unittest.TestCase
         sys.modules["expecttest"] = stand_in
+
+
+@cache
+def operators() -> list[Any]:
+    """Torch's table of functions with samples of their arguments."""
+    stand_in_for_expecttest()
     # Importing it would forbid the rest of the process to set flags of backends.
     with mock.patch.object(torch.backends, "disable_global_flags"):
         from torch.testing._internal.common_methods_invocations import op_db

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ from gpudist.world.partition import Partition
 from tests.pool import distributed
 from tests.sbp.compare import assert_global, global_of
 from tests.sbp.parts import B, S, random
-from tests.sbp.samples import MOST_CELLS, operators, samples_of
+from tests.sbp.samples import MOST_CELLS, operators, samples_of, stand_in_for_expecttest
 from tests.sbp.test_samples import KNOWN
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -182,6 +181,7 @@ def autocast_of_gpus(low: torch.dtype) -> Generator[None]:
 @pytest.mark.parametrize("low", LOW)
 def test_lists_of_the_gpu(low: torch.dtype) -> None:
     """Results have the dtypes that torch's own tests of autocast require of its functions."""
+    stand_in_for_expecttest()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from torch.testing._internal.autocast_test_lists import AutocastTestLists
@@ -219,14 +219,20 @@ ON_GPUS: dict[str, Any] = {
 }
 
 
+class _OnGpus(Placement):
+    """Placement of CPUs under the autocast of GPUs."""
+
+    autocast = "cuda"  # pyright: ignore
+
+
 @distributed(ranks=2, transports=("loopback",))
 def test_functions_on_split_dims_follow_the_lists_of_the_gpu(P_world: Partition) -> None:
     """Compositions over several workers have the dtype that torch's function has on a GPU."""
-    placement = Placement("cpu", [0, 1], P_world)
+    placement = _OnGpus("cpu", [0, 1], P_world)
     single = {"softmax", "softmin", "layer norm", "group norm", "norm", "cosine"}
     x: Any = global_of(random((4, 6)).bfloat16(), placement, (S(1),))
     for name, function in ON_GPUS.items():
-        with autocast_of_gpus(torch.bfloat16), mock.patch.object(Placement, "autocast", "cuda"):
+        with autocast_of_gpus(torch.bfloat16):
             found = function(x)
         expected = torch.float32 if name in single else torch.bfloat16
         assert found.dtype == found.to_local().dtype == expected, name
