@@ -169,7 +169,7 @@ def _world_of_thread() -> Partition | None:
     for thread in (here, main):
         if thread.ident in _runtime.worlds:
             return _runtime.worlds[thread.ident]
-    if _runtime.P_world is None and _runtime.worlds and here is not main:
+    if _runtime.worlds and here is not main:
         raise TransportError(
             f"gpudist.init: thread {here.name!r} is not a rank of the run_distributed that runs in "
             "this process; pass it the rank's P_world"

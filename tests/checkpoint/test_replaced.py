@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import threading
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -109,23 +110,31 @@ def test_held_files_stay_readable(
     assert loaded(tmp_path / "a") == {2}
 
 
+SAVES = """
+import sys
+from pathlib import Path
+from gpudist.checkpoint import dcp
+from tests.checkpoint.one_rank import P_WORLD
+from tests.checkpoint.test_replaced import save
+dcp.world_of = lambda module: P_WORLD
+number = 1
+while True:
+    number += 1
+    save(Path(sys.argv[1]), number)
+"""
+
+
 def test_loads_beside_a_loop_of_saves(one_rank: None, tmp_path: Path) -> None:
     save(tmp_path / "a", 1)
-    stop = threading.Event()
-
-    def save_for_ever() -> None:
-        number = 1
-        while not stop.is_set():
-            number += 1
-            save(tmp_path / "a", number)
-
-    thread = threading.Thread(target=save_for_ever)
-    thread.start()
+    root = Path(__file__).resolve().parents[2]
+    other = subprocess.Popen([sys.executable, "-c", SAVES, tmp_path / "a"], cwd=root)
     try:
+        while loaded(tmp_path / "a") == {1}:
+            assert other.poll() is None
         found = [loaded(tmp_path / "a") for _ in range(10)]
     finally:
-        stop.set()
-        thread.join()
+        other.kill()
+        other.wait()
     assert all(len(numbers) == 1 for numbers in found), found
 
 

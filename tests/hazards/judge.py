@@ -26,6 +26,7 @@ from gpudist.errors import CollectiveTimeout, GpudistError, PeerFailure, PlanMis
 from gpudist.testing import run_distributed
 from gpudist.testing.rank_pool import RanksFailed
 from gpudist.world.partition import Partition
+from tests.default_dtype import float64_by_default
 from tests.hazards.entries import TOLERANCE, Entry, Grid, workers
 from tests.hazards.subjects import Alone, Converted, Subject
 from tests.hazards.trees import leaves
@@ -132,14 +133,9 @@ def verdict_of(error: BaseException) -> Verdict:
 @contextmanager
 def in_float64() -> Iterator[None]:
     """Torch's default dtype, of the whole process; warnings of gathered functions are no matter."""
-    before = torch.get_default_dtype()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), float64_by_default():
         warnings.simplefilter("ignore")
-        torch.set_default_dtype(torch.float64)
-        try:
-            yield
-        finally:
-            torch.set_default_dtype(before)
+        yield
 
 
 def records(entry: Entry, subject: Subject) -> list[Record]:

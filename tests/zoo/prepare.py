@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
 
 import torch
 from torch import nn
 
+from tests.default_dtype import float64_by_default
 from tests.zoo.network import Inputs, Size
 from tests.zoo.networks import network_named
 
@@ -18,25 +18,11 @@ _SHAKE = 0.02
 _PROBABILITIES = ("p", "drop_prob", "dropout")
 
 
-@contextlib.contextmanager
-def in_float64() -> Iterator[None]:
-    """Make what networks create without a dtype float64.
-
-    ``torch.cfloat`` does not follow the default dtype, so it is exchanged for its double.
-    """
-    before = torch.get_default_dtype(), torch.cfloat
-    torch.set_default_dtype(torch.float64)
-    torch.cfloat = torch.complex128
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before[0])
-        torch.cfloat = before[1]
-
-
 def in_dtype_of(name: str) -> contextlib.AbstractContextManager[None]:
     """Let a network create numbers of its dtype: float64, or float32 if it allows no other."""
-    return contextlib.nullcontext() if network_named(name).single else in_float64()
+    if network_named(name).single:
+        return contextlib.nullcontext()
+    return float64_by_default(with_complex=True)
 
 
 @functools.cache
