@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -41,6 +42,19 @@ class Machine(Protocol):
         Return a function that joins the two.
         """
         ...
+
+
+@dataclass
+class Replay:
+    """Captured graph with the tensors that it reads and writes."""
+
+    graph: Any
+    call: Call
+    result: Any
+
+    def __call__(self) -> Any:
+        self.graph.replay()
+        return self.result
 
 
 class CudaMachine:
@@ -101,12 +115,8 @@ class CudaMachine:
         # Threads that watch communicators query events meanwhile.
         with self._cuda.graph(graph, capture_error_mode="thread_local"):
             result = call()
-
-        def replay() -> Any:
-            graph.replay()
-            return result
-
-        return replay
+        # A graph reads its inputs where they were: what `call` refers to must live as long.
+        return Replay(graph, call, result)
 
     def beside(self, call: Call) -> Callable[[], None]:
         if self._beside is None:

@@ -14,7 +14,7 @@ from benchmarks.gpu import SUBJECTS, adjoint, copy, enqueue, latency, overlap, p
 from benchmarks.gpu.files import RESULTS, path_of, read
 from benchmarks.rows import NO_PEER
 
-NOTHING = "Nothing has been measured on a GPU yet."
+NOTHING = "There are no results: make gpu-bench GPU_OUT=FOLDER."
 # Shares of the bandwidth of the device's own copy; as times, their reciprocals.
 SHARE, SHARE_OF_SHORT_ROWS = 0.85, 0.80
 CARRYING_NOTHING = "batch_isend_irecv, fake"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.gpu.machine import ATTEMPTS, CYCLES_PER_US, MOST_HOLD_US, CudaMachine
 
@@ -112,3 +114,12 @@ def test_a_captured_call_is_replayed() -> None:
     replay = machine_of(gpu).capture(gpu.call(1.0, 1.0))
     assert gpu.did == ["begin, thread_local", "end"] and gpu.launches == 2
     assert replay() == "result" and gpu.did[-1] == "replay" and gpu.launches == 2
+
+
+def test_the_tensors_that_a_graph_reads_live_as_long_as_it() -> None:
+    """Otherwise a replay reads whatever was allocated in their place since."""
+    x = torch.ones(3)
+    alive = weakref.ref(x)
+    replay = machine_of(SimulatedGpu()).capture(lambda x=x: x + 1)
+    del x
+    assert alive() is not None and torch.equal(replay(), torch.full((3,), 2.0))
