@@ -57,6 +57,8 @@ void NcclWorld::close(double seconds) {
   const DeviceGuard guard(device_api_, device_, std::nothrow);
   for (DeviceEvent event : idle_events_) device_api_.destroy_event(event);
   idle_events_.clear();
+  for (const auto& [capture, event] : captured_) device_api_.destroy_event(event);
+  captured_.clear();
   if (beside_ != nullptr) device_api_.destroy_stream(beside_);
   has_started_ = false;
   for (void* piece : staging_.take()) memory.push_back(piece);

@@ -121,12 +121,14 @@ uint64_t NcclWorld::enqueue(const std::string& label, DeviceStream stream, const
   try {
     uint64_t capture = 0;
     check_device(device_api_, device_api_.capture_id(stream, &capture), "asking for a capture");
-    // NCCL kernels on two streams that wait for each other would deadlock: run them in order.
-    if (capture == 0) operations_->follow(stream);
-    put(capture);
+    // NCCL kernels on two streams that wait for each other would deadlock, and operations share
+    // staging memory: run them in order.
     if (capture == 0) {
+      operations_->follow(stream);
+      put(capture);
       operations_->enqueued(operation, stream);
     } else {
+      put_captured(capture, stream, put);
       operations_->drop(operation);
     }
   } catch (...) {
@@ -136,6 +138,16 @@ uint64_t NcclWorld::enqueue(const std::string& label, DeviceStream stream, const
   }
   watchdog_.check();
   return operation;
+}
+
+void NcclWorld::put_captured(uint64_t capture, DeviceStream stream, const Put& put) {
+  if (const auto last = captured_.find(capture); last != captured_.end()) {
+    check_device(device_api_, device_api_.wait_event(stream, last->second), "waiting for an event");
+  }
+  put(capture);
+  DeviceEvent& last = captured_[capture];
+  if (last == nullptr) last = take_event();
+  check_device(device_api_, device_api_.record_event(last, stream), "recording an event");
 }
 
 void NcclWorld::check_open(const std::string& label) const {

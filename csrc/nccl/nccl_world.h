@@ -114,6 +114,8 @@ class NcclWorld {
   // Call `put` to enqueue an operation, which is watched and starts after all earlier
   // operations on any stream. Return its number.
   uint64_t enqueue(const std::string& label, DeviceStream stream, const Put& put);
+  // The same order among the operations of a capture: begin after the last one on any stream.
+  void put_captured(uint64_t capture, DeviceStream stream, const Put& put);
   // Compare this rank's next operations with its partners' unless the comparison is remembered.
   // Throws PlanMismatch.
   void agree(const Signature& signature, const std::vector<WireCall>& calls, DeviceStream stream);
@@ -163,6 +165,7 @@ class NcclWorld {
   // For the event of started stages, the stream on which start() was called.
   std::map<DeviceEvent, DeviceStream> started_;
   std::vector<DeviceEvent> idle_events_;
+  std::map<uint64_t, DeviceEvent> captured_;  // after the last operation of each capture
   std::shared_ptr<Operations> operations_;
   Watchdog watchdog_;
 };

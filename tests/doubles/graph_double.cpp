@@ -32,14 +32,16 @@ std::shared_ptr<Graph> find_graph(uint64_t id) {
 
 }  // namespace
 
-Graph::Graph(uint64_t id, DeviceStream origin) : id(id), origin_(origin) {
+Graph::Graph(uint64_t id, DeviceStream origin)
+    : id(id), origin_(origin), random_(static_cast<uint32_t>(id)) {
   clocks_[origin];
 }
 
 void Graph::add(DeviceStream stream, Node node) {
   const std::lock_guard<std::mutex> locked(mutex_);
-  nodes_.push_back(std::move(node));
-  ++clocks_[stream][stream];
+  CaptureClock& clock = clocks_[stream];
+  steps_.push_back({stream, clock, std::move(node)});
+  ++clock[stream];
 }
 
 void Graph::keep(Release release) {
@@ -76,14 +78,25 @@ bool Graph::is_open() {
   return is_open_;
 }
 
-// Nodes run in the order of capture, which respects all dependencies.
 void Graph::launch(DeviceStream stream) {
-  std::vector<Node> nodes;
-  {
-    const std::lock_guard<std::mutex> locked(mutex_);
-    nodes = nodes_;
+  const std::lock_guard<std::mutex> locked(mutex_);
+  std::vector<const Step*> left;
+  for (const Step& step : steps_) left.push_back(&step);
+  CaptureClock done;
+  const auto is_ready = [&](const Step* step) {
+    return std::all_of(step->after.begin(), step->after.end(),
+                       [&](const auto& entry) { return done[entry.first] >= entry.second; });
+  };
+  while (!left.empty()) {
+    std::vector<size_t> ready;
+    for (size_t i = 0; i < left.size(); ++i) {
+      if (is_ready(left[i])) ready.push_back(i);
+    }
+    const size_t chosen = ready[random_() % ready.size()];
+    left[chosen]->node(stream);
+    ++done[left[chosen]->stream];
+    left.erase(left.begin() + static_cast<std::ptrdiff_t>(chosen));
   }
-  for (const Node& node : nodes) node(stream);
 }
 
 void Graph::destroy() {
@@ -92,7 +105,7 @@ void Graph::destroy() {
     const std::lock_guard<std::mutex> locked(mutex_);
     is_open_ = false;
     releases.swap(releases_);
-    nodes_.clear();
+    steps_.clear();
   }
   for (const Release& release : releases) release();
 }

@@ -1,5 +1,6 @@
 // Graphs of the CUDA runtime double. Work put on a stream during capture is stored with its
-// pointers; every launch of the graph enqueues all of it.
+// pointers; every launch of the graph enqueues all of it, in a random order that keeps what the
+// events of the capture say, as a GPU may run it.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <random>
 #include <vector>
 
 #include "device/device_api.h"
@@ -42,10 +44,17 @@ class Graph {
   void destroy();
 
  private:
+  struct Step {
+    DeviceStream stream;
+    CaptureClock after;  // works before it: those of its own stream, and of others
+    Node node;
+  };
+
   const DeviceStream origin_;
   std::mutex mutex_;
   bool is_open_ = true;
-  std::vector<Node> nodes_;
+  std::vector<Step> steps_;
+  std::mt19937 random_;
   std::vector<Release> releases_;
   std::map<DeviceStream, CaptureClock> clocks_;
 };

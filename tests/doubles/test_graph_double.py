@@ -173,3 +173,24 @@ def test_collective_that_runs_after_its_communicator() -> None:
     check(nccl().gpudist_double_destroy_graph(number))
     check(rank.destroy())
     assert violations() == []
+
+
+def test_order_of_works_without_an_event_between_them() -> None:
+    """A graph may run works of two streams in any order that keeps each stream's own."""
+    first, second, event = make("stream"), make("stream"), make("event")
+    total, ones, twos = np.zeros(1), np.ones(1), np.full(1, 2.0)
+    seen = np.zeros(1)
+    number = begin(first)
+    check(device().record_event(event, first))
+    check(device().wait_event(second, event))
+    put_copy(total, ones, first)
+    put_copy(total, twos, second)
+    put_copy(seen, total, second)
+    check(device().record_event(event, second))
+    check(device().wait_event(first, event))
+    check(end(number))
+    found = set()
+    for _ in range(60):
+        launch(number, first)
+        found.add((total[0], seen[0]))
+    assert found == {(2.0, 2.0), (1.0, 2.0), (1.0, 1.0)}

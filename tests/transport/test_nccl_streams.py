@@ -27,6 +27,7 @@ from tests.transport.worlds import results
 
 RANKS = 3
 DELAY_S = 0.3
+REPLAYS = 40
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -177,3 +178,26 @@ def watched_in_capture(transport: Transport) -> list[str]:
 
 def test_the_watchdog_disturbs_no_capture() -> None:
     assert results("nccl", RANKS, watched_in_capture) == [[]] * RANKS
+
+
+def beside_in_capture(transport: Transport) -> list[str]:
+    """A graph moves the same cells in any order that its events allow."""
+    P_world = runtime.world_of(transport)
+    clear()
+    first, second = (block_of(P_world) * factor for factor in (1.0, -2.0))
+    movement = halo_of(P_world).movement(first)
+    expected = halo(P_world)
+    with Graph() as graph:
+        in_flight = start([movement], [first])
+        y = halo_of(P_world)(second)
+        x = in_flight.wait(0)
+    for _ in range(REPLAYS):
+        x.fill_(-1.0), y.fill_(-1.0)
+        graph.launch()
+        assert torch.equal(x, expected) and torch.equal(y, -2.0 * expected)
+    graph.destroy()
+    return violations()
+
+
+def test_operators_of_a_graph_keep_their_order_on_any_streams() -> None:
+    assert results("nccl", RANKS, beside_in_capture) == [[]] * RANKS
