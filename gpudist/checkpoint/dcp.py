@@ -60,7 +60,7 @@ def save(
     ``{"model": ..., "optimizer": {"state": ..., "param_groups": ...}}`` in it, with state by
     parameter name, and without a process group.
 
-    Of equal copies of a parameter or buffer, one is written. If the copies differ, in a converted
+    Writes one of equal copies of a parameter or buffer. If the copies differ, in a converted
     network or with ``replicate_parameters=True``, rank 0 warns, and one is written nevertheless.
 
     Args:
