@@ -18,6 +18,7 @@ import torch.nn.functional as F
 
 from gpudist.checks.arguments import checked
 from gpudist.exchange.autograd import is_eager
+from gpudist.nn.kernel_choice import suits_cpu
 
 # Elements, measured with one thread and a 3 x 3 x 3 kernel: both kernels take the same time at
 # 2048, and oneDNN's is twice as fast at 16384.
@@ -87,7 +88,7 @@ class LocalConvolution:
             and len(self.stride) == 3
             and is_eager(x)
             and x.dtype == weight.dtype == torch.float32
-            and x.device.type == "cpu"
+            and suits_cpu(x)
             and x.numel() >= SMALLEST_INPUT
             and prod(weight.shape[2:]) > 1
             and x.is_contiguous()

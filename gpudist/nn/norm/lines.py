@@ -10,6 +10,7 @@ import torch
 
 from gpudist import recycling
 from gpudist.exchange.autograd import is_eager
+from gpudist.nn.kernel_choice import suits_cpu
 from gpudist.nn.norm.normalization import Normalization, Parameters, Summing
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def fits(normalization: Normalization, x: torch.Tensor, parameters: Parameters) 
         is_eager(x)
         and _native is not None
         and normalization.total is not None
-        and x.device.type == "cpu"
+        and suits_cpu(x)
         and x.dtype == torch.float32
         and x.numel() > 0
         and x.is_contiguous()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from gpudist.exchange.autograd import is_eager
+from gpudist.nn.kernel_choice import suits_cpu
 
 
 def gradient_as_laid_out(y: torch.Tensor) -> torch.Tensor:
@@ -15,7 +16,7 @@ def gradient_as_laid_out(y: torch.Tensor) -> torch.Tensor:
     as channels-last, and returns wrong numbers without an error. This happens with blocks of one
     sample.
     """
-    if y.requires_grad and y.device.type == "cpu" and is_eager(y):
+    if y.requires_grad and suits_cpu(y) and is_eager(y):
         strides = y.stride()
 
         def laid_out(gradient: torch.Tensor) -> torch.Tensor | None:
