@@ -108,9 +108,9 @@ bool device_call_fails(const char* name) {
   return true;
 }
 
-void count_call(const char* name) {
+void count_call(const char* name, size_t times) {
   const std::lock_guard<std::mutex> locked(state().mutex);
-  ++state().counts[name];
+  state().counts[name] += times;
 }
 
 long clears() {

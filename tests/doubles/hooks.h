@@ -21,8 +21,9 @@ bool next_call_fails();
 bool next_init_stalls(int rank);
 // Whether the next call of this entry of the device's table fails.
 bool device_call_fails(const char* name);
-// Count a call of the device's table once it, or the work it enqueues, has run.
-void count_call(const char* name);
+// Count a call of the device's table once it, or the work it enqueues, has run; or several of
+// something else.
+void count_call(const char* name, size_t times = 1);
 // Number of times that the hooks have been cleared.
 long clears();
 // Wait until clears() is no longer `since`.

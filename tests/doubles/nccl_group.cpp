@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "device_double.h"
+#include "hooks.h"
 #include "nccl_checks.h"
 #include "nccl_ends.h"
 #include "stream_double.h"
@@ -118,6 +119,7 @@ std::vector<Group::Launch> Group::launches() const {
 
 int Group::enqueue_all() {
   const std::vector<Launch> all = launches();
+  if (!all.empty()) count_call("nccl_group");
   for (const Launch& launch : all) {
     const int refused = check_launch(*launch.communicator, launch.units);
     if (refused != kNcclSuccess) return refused;

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <vector>
 
 #include "device_double.h"
@@ -240,6 +241,16 @@ struct Launch {
     });
   }
 
+  // Bytes that the jobs read and write.
+  size_t bytes() const {
+    return std::accumulate(jobs, jobs + arguments.job_count, size_t{0},
+                           [](size_t sum, const CombineJob& job) {
+                             if (job.summands == CombineJob::kAlreadyThere) return sum;
+                             const size_t lines = job.tiles / job.columns.value / job.line.value;
+                             return sum + lines * job.line_bytes * (1 + job.summands);
+                           });
+  }
+
   bool may_run() const {
     if (!may_touch(arguments.failed, sizeof(*arguments.failed), "a kernel")) return false;
     return std::all_of(jobs, jobs + arguments.job_count, [&](const CombineJob& job) {
@@ -272,6 +283,7 @@ int launch_combine(const CombineArguments& arguments, DeviceStream stream) {
     count_call("launch_that_only_looks");
     if (arguments.blocks > 1) count_call("wide_launch_that_only_looks");
   }
+  if (now.has_tables()) count_call("kernel_bytes", now.bytes());
   enqueue(stream, [arguments, tables, views_offset] {
     Launch launch{arguments, arguments.jobs, arguments.views};
     if (!tables->empty()) {

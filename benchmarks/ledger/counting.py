@@ -1,0 +1,79 @@
+"""Launches and bytes of what torch and gpudist run on a GPU, counted on a CPU over test doubles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from gpudist.exchange.torch_library import Watching
+from tests.doubles.nccl import count
+
+# Operations that launch no kernel although they are not marked as views: they return memory that
+# is not written, a tensor on the same memory, or no tensor.
+FREE = frozenset({
+    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided",
+    "detach", "alias", "_unsafe_view", "lift_fresh", "resize_", "set_", "is_same_size",
+    "_has_compatible_shallow_copy_type",
+})  # fmt: skip
+# Kernels of norms read their block more often than once: for its sums, and to normalise it.
+_PASSES = {
+    "native_group_norm": 3,
+    "native_batch_norm": 3,
+    "native_layer_norm": 3,
+    "native_group_norm_backward": 5,
+    "native_batch_norm_backward": 5,
+    "native_layer_norm_backward": 5,
+}
+# Counters of the doubles, each a kernel of the CUDA half.
+_OWN = ("launch_combine",)
+
+
+@dataclass
+class Counts:
+    """Kernels of a step.
+
+    Attributes:
+        launches: kernels, without those of NCCL.
+        size_bytes: bytes that they read and write.
+        by_name: both, by the name of the operation.
+    """
+
+    launches: int
+    size_bytes: int
+    by_name: dict[str, tuple[int, int]]
+
+
+class Counting(Watching):
+    """Dispatch mode that counts the operations of torch and the kernels of gpudist."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._by_name: dict[str, tuple[int, int]] = {}
+        self._before = {name: count(name) for name in (*_OWN, "kernel_bytes")}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func._overloadpacket.__name__
+        if not (func.is_view or name in FREE):
+            tensors = tree_leaves((args, kwargs, result))
+            sizes = [x.numel() * x.element_size() for x in tensors if isinstance(x, torch.Tensor)]
+            size_bytes = _PASSES[name] * max(sizes) if name in _PASSES else sum(sizes)
+            self._add(name, 1, size_bytes)
+        return result
+
+    def counts(self) -> Counts:
+        """Return everything since the start."""
+        for name in _OWN:
+            self._add(f"gpudist::{name}", count(name) - self._before[name], 0)
+        self._add("gpudist::bytes", 0, count("kernel_bytes") - self._before["kernel_bytes"])
+        launches, size_bytes = (sum(pair[i] for pair in self._by_name.values()) for i in (0, 1))
+        return Counts(launches, size_bytes, self._by_name)
+
+    def _add(self, name: str, launches: int, size_bytes: int) -> None:
+        before = self._by_name.get(name, (0, 0))
+        self._by_name[name] = before[0] + launches, before[1] + size_bytes
