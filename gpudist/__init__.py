@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import gpudist.starting as _starting  # noqa: F401 (before those that import torch)
 from gpudist import amp, data, nn, ops, recycling, sbp
 from gpudist.batch import broadcast_batch, stream_batches
+from gpudist.capturing import CapturedStep, capture
 from gpudist.convert import Plan, compiled, distribute, plan_of, sequential
 from gpudist.errors import (
     CheckpointError,
@@ -67,6 +68,7 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "CapturedStep",
     "CartesianPartition",
     "CheckpointError",
     "CollectiveTimeout",
@@ -93,6 +95,7 @@ __all__ = [
     "amp",
     "broadcast",
     "broadcast_batch",
+    "capture",
     "carried_state",
     "causal_conv1d",
     "compiled",

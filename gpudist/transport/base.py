@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from threading import RLock
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol, get_args
+from weakref import WeakSet
 
 import torch
 
@@ -156,6 +157,7 @@ class Transport(ABC):
         timeout_s: deadline of every wait, in seconds.
         failures: failure channel.
         recorder: flight recorder.
+        users: objects whose ``close`` must be called before this transport closes.
         attached: transports between subsets of the ranks, aborted and closed with this one.
         packs: whether the transport itself executes whole stages of plans, in one call.
         keeps_layout: whether outputs of stages are channels-last if their inputs are.
@@ -185,6 +187,7 @@ class Transport(ABC):
         self.on_failure: Callable[[Failure], None] | None = None
         self.remembered: dict[tuple[object, ...], object] = {}
         self.attached: dict[tuple[int, ...], Transport] = {}
+        self.users: WeakSet[Any] = WeakSet()
         self._communicators: dict[tuple[int, ...], Communicator] = {}
         entry = RLock()
         self._try_enter: Callable[[], bool] = partial(entry.acquire, blocking=False)

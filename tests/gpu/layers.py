@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
-from gpudist import nn
+from gpudist import capture, nn
 from gpudist.world.partition import Partition
 from tests.gpu.operators import Given, grid_of, integers, on_cpu, on_grid
-from tests.gpu.streams import recorded
 from tests.ops.dense import local_input, partition_of
 
 
@@ -156,7 +155,7 @@ def layer_and_gradients(P_world: Partition, case: str) -> dict[str, torch.Tensor
 def trained(P_world: Partition, steps: int, as_a_graph: bool = False) -> dict[str, torch.Tensor]:
     """Return a small network after some steps of gradient descent, and the loss before each.
 
-    ``as_a_graph``: each but the first is a replay of one CUDA graph of a whole step.
+    ``as_a_graph``: each but the first two is a replay of one CUDA graph of a whole step.
     """
     P_x = on_grid(P_world, [1, 1])
     P_rows = P_world.create_cartesian_topology_partition([P_world.size, 1, 1, 1])
@@ -179,13 +178,13 @@ def trained(P_world: Partition, steps: int, as_a_graph: bool = False) -> dict[st
     target = (torch.arange(8) % 5).tensor_split(P_world.size)[P_world.rank or 0]
     target = target.to(P_world.device)
 
-    def step() -> torch.Tensor:
+    def step(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad()
         loss = criterion(network(x), target)
         loss.backward()
         optimizer.step()
         return loss.detach()
 
-    take = recorded(step, P_world.device, rehearsed=False) if as_a_graph else step
-    losses = [take().clone() for _ in range(steps)]
+    take = capture(step, P_world=P_world) if as_a_graph else step
+    losses = [take(x if turn % 2 else x.flip(2), target) for turn in range(steps)]
     return on_cpu(losses=torch.stack(losses), **dict(network.named_parameters()))

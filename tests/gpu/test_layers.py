@@ -18,4 +18,4 @@ def test_output_and_gradients(world: World, case: str) -> None:
 
 @pytest.mark.parametrize("as_a_graph", [False, True], ids=["eager", "graph"])
 def test_training(world: World, as_a_graph: bool) -> None:
-    assert_as_on_cpus(world, trained, tolerance=1e-10, steps=3, as_a_graph=as_a_graph)
+    assert_as_on_cpus(world, trained, tolerance=1e-10, steps=5, as_a_graph=as_a_graph)

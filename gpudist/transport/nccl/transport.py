@@ -321,6 +321,8 @@ class NcclTransport(Transport):
     def close(self) -> None:
         if self._closed:
             return
+        for user in list(self.users):
+            user.close()
         self._closed = True
         for other in self.attached.values():
             other.close()
