@@ -96,7 +96,9 @@ class GPT(nn.Module):
         self.head = nn.Linear(width, sizes.vocabulary)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))
+        x = self.tokens(tokens) + self.positions(
+            torch.arange(tokens.shape[1], device=tokens.device)
+        )
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
@@ -125,11 +127,11 @@ class Cut:
     def own_positions(self, length: int) -> torch.Tensor:
         """Return the positions of this worker's ``length`` tokens."""
         if not self.split_sequence:
-            return torch.arange(length)
+            return torch.arange(length, device=self.P.device)
         assert self.P.index is not None
         blocks = Decomposition.balanced((length,), self.P.shape[1:])
         (own,) = blocks.block(self.P.index[1:]).slices
-        return torch.arange(own.start, own.stop)
+        return torch.arange(own.start, own.stop, device=self.P.device)
 
 
 class HeadsAttention(ParallelAttention):

@@ -111,7 +111,10 @@ def show_parameters(network: nn.Sequential, P_world: Partition) -> None:
 class Training:
     """Batches, optimizer and test, which both networks share."""
 
-    def __init__(self, options: argparse.Namespace, train: Images, test: Images) -> None:
+    def __init__(
+        self, options: argparse.Namespace, train: Images, test: Images, device: torch.device
+    ) -> None:
+        self.device = device
         self.batch, self.epochs = options.batch, options.epochs
         self.lr, self.seed = options.lr, options.seed
         self.dtype: torch.dtype = getattr(torch, options.dtype)
@@ -123,7 +126,7 @@ class Training:
     def distributed(self, P_world: Partition) -> Result:
         P = Partitions.of(P_world)
         torch.manual_seed(self.seed)
-        network = distributed_lenet5(P, self.padding, self.dtype)
+        network = distributed_lenet5(P, self.padding, self.dtype).to(self.device)
         show_parameters(network, P_world)
         cut = Decomposition.balanced(self.train.images.shape[1:], P.images.shape[1:])
         assert P.images.index is not None
@@ -141,7 +144,7 @@ class Training:
 
     def sequential(self) -> Result:
         torch.manual_seed(self.seed)
-        network = sequential_lenet5(self.padding, self.dtype)
+        network = sequential_lenet5(self.padding, self.dtype).to(self.device)
         losses, seconds = self._fit("sequential", network, nn.CrossEntropyLoss(), self.train)
         correct = self._count_correct(network, self.test)
         return Result(100 * correct / len(self.test), losses, seconds)
@@ -160,8 +163,8 @@ class Training:
         with progress(name, self.steps, is_shown) as advance:
             for batch in self._batches():
                 start_s = time.perf_counter()
-                logits = network(train.images[batch].to(self.dtype))
-                loss = criterion(logits, train.labels[batch])
+                logits = network(train.images[batch].to(self.device, self.dtype))
+                loss = criterion(logits, train.labels[batch].to(self.device))
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -180,9 +183,9 @@ class Training:
     def _count_correct(self, predict: Callable[[torch.Tensor], torch.Tensor], test: Images) -> int:
         correct = 0
         for batch in torch.arange(len(test)).split(self.batch):
-            logits = predict(test.images[batch].to(self.dtype))
+            logits = predict(test.images[batch].to(self.device, self.dtype))
             if logits.numel():
-                correct += int((logits.argmax(1) == test.labels[batch]).sum())
+                correct += int((logits.argmax(1).cpu() == test.labels[batch]).sum())
         return correct
 
 
@@ -235,7 +238,7 @@ def main() -> int:
     except DataError as error:
         print(f"lenet5.py, rank {P_world.rank}: {error}", file=sys.stderr)
         return 2
-    training = Training(options, train, test)
+    training = Training(options, train, test, P_world.device)
     ours = training.distributed(P_world)
     P_world.barrier()
     failed = False

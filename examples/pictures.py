@@ -26,10 +26,10 @@ def draw_slices(
     Collective; lines mark the boundaries between the workers' blocks.
     """
     corner = [(lo + hi - training.size) // 2 for lo, hi in training.volume.regions["test"]]
-    x, classes = training.volume.read("test", corner, cells)
-    found = network(x.to(training.dtype)).argmax(1, keepdim=True)
+    x, classes = training.read("test", corner, cells)
+    found = network(x).argmax(1, keepdim=True)
     blocks = (x, classes[:, None].float(), found.float())
-    wholes = [gpudist.gather(block, P_x) for block in blocks]
+    wholes = [gpudist.gather(block, P_x).cpu() for block in blocks]
     if P_x.rank != 0:
         return
     folder.mkdir(parents=True, exist_ok=True)

@@ -64,7 +64,7 @@ def batch_of(step: int, P_x: CartesianPartition) -> tuple[torch.Tensor, torch.Te
     images = torch.sin(6 * phase + (rows + phase * columns) / 4)
     noisy = images + 0.3 * torch.randn(SHAPE, generator=generator)
     cells = Decomposition.balanced(SHAPE, P_x.shape).block(P_x.index or ()).slices
-    return noisy[cells].contiguous(), images[cells].contiguous()
+    return noisy[cells].to(P_x.device), images[cells].to(P_x.device)
 
 
 def train(P_world: Partition, folder: Path, steps: int, every: int) -> str:
@@ -81,7 +81,7 @@ def train(P_world: Partition, folder: Path, steps: int, every: int) -> str:
     """
     P_x = P_world.create_cartesian_topology_partition([1, 1, 1, P_world.size])
     torch.manual_seed(0)
-    training = Training(P_x)
+    training = Training(P_x).to(P_world.device)
     criterion = DistributedMSELoss(P_x)
     optimizer = torch.optim.Adam(training.parameters(), lr=0.01)
     latest = folder / "latest"

@@ -59,8 +59,8 @@ class Result:
 class Training:
     """Settings and data that both networks share."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.options = options
+    def __init__(self, options: argparse.Namespace, device: torch.device) -> None:
+        self.options, self.device = options, device
         self.sizes = Sizes(
             VOCABULARY, options.longest, options.width, options.heads, options.layers
         )
@@ -99,7 +99,7 @@ class Training:
         options = self.options
         cut = Cut(P, options.sequence_parallel or options.attention != "heads", options.attention)
         torch.manual_seed(options.seed)
-        network = ParallelGPT(self.sizes, cut).to(self.dtype)
+        network = ParallelGPT(self.sizes, cut).to(self.device, self.dtype)
         assert P.index is not None
         row, column = P.index
         texts = self.documentation() if column == 0 else None
@@ -116,14 +116,15 @@ class Training:
         """Train the sequential network on the samples of all rows."""
         options, texts = self.options, self.documentation()
         torch.manual_seed(options.seed)
-        network = GPT(self.sizes).to(self.dtype)
+        network = GPT(self.sizes).to(self.device, self.dtype)
 
         def criterion(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             loss = nn.functional.cross_entropy
             return loss(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
 
         def read(step: int) -> Batch:
-            return joined([texts.batch(step, row) for row in range(rows)])
+            batch = joined([texts.batch(step, row) for row in range(rows)])
+            return Batch(batch.tokens.to(self.device), batch.targets.to(self.device))
 
         with progress("sequential", options.steps, True) as report:
             return network, self.fit(network, criterion, read, report)
@@ -131,7 +132,7 @@ class Training:
 
 def parameter_difference(ours: dict[str, torch.Tensor], theirs: nn.Module) -> float:
     """Return the norm of the difference of all parameters, relative to their norm."""
-    wholes = {name: p.detach() for name, p in theirs.named_parameters()}
+    wholes = {name: p.detach().cpu() for name, p in theirs.named_parameters()}
     assert ours.keys() == wholes.keys()
     error = sum(float((ours[name] - p).square().sum()) for name, p in wholes.items())
     return (error / sum(float(p.square().sum()) for p in wholes.values())) ** 0.5
@@ -161,7 +162,7 @@ def show(ours: Result, theirs: Result | None, numbers: list[int], everything: in
 
 
 def run(P_world: Partition, options: argparse.Namespace) -> int:
-    training = Training(options)
+    training = Training(options, P_world.device)
     grid = [options.data_parallel, options.tensor_parallel]
     P = P_world.create_cartesian_topology_partition(grid)
     network, ours = training.parallel(P)

@@ -25,7 +25,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,18 +62,27 @@ class Result:
 class Training:
     """Crops, optimizer and test, which both networks share."""
 
-    def __init__(self, options: argparse.Namespace, volume: Volume) -> None:
+    def __init__(self, options: argparse.Namespace, volume: Volume, device: torch.device) -> None:
         self.volume, self.size = volume, options.size
         self.width, self.steps, self.lr = options.width, options.steps, options.lr
         self.seed, self.dtype = options.seed, getattr(torch, options.dtype)
+        self.device, self.captures = device, options.capture
 
     def network(self) -> nn.Module:
         torch.manual_seed(self.seed)
         network = UNet3d(1, len(self.volume.classes), self.width, LEVELS)
-        return network.to(self.dtype)
+        return network.to(self.device, self.dtype)
 
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.Adam(network.parameters(), lr=self.lr)
+        captures = self.captures and self.device.type == "cuda"
+        return torch.optim.Adam(network.parameters(), lr=self.lr, capturable=captures)
+
+    def read(
+        self, region: str, corner: Sequence[int], cells: tuple[slice, ...]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the cells of a crop on the worker's device, and their classes."""
+        x, classes = self.volume.read(region, corner, cells)
+        return x.to(self.device, self.dtype), classes.to(self.device)
 
     def fit(
         self,
@@ -82,20 +91,25 @@ class Training:
         criterion: nn.Module,
         cells: tuple[slice, ...],
         report: Callable[[float], None],
+        captures: bool = False,
     ) -> tuple[list[float], float]:
         """Return each step's loss on the block ``cells`` of random crops, and the median time."""
+
+        def step(x: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
+            loss = criterion(own_part(network(x)), classes)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        take = gpudist.capture(step) if captures else step
         generator = torch.Generator().manual_seed(self.seed)
         losses: list[float] = []
         seconds: list[float] = []
         for _ in range(self.steps):
             corner = self.volume.random_corner("train", self.size, generator)
             start_s = time.perf_counter()
-            x, classes = self.volume.read("train", corner, cells)
-            loss = criterion(own_part(network(x.to(self.dtype))), classes)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
+            losses.append(take(*self.read("train", corner, cells)).item())
             seconds.append(time.perf_counter() - start_s)
             report(losses[-1])
         return losses, statistics.median(seconds)
@@ -103,11 +117,11 @@ class Training:
     @torch.no_grad()
     def count(self, network: nn.Module, cells: tuple[slice, ...]) -> list[int]:
         """Count the cells of each class in both masks and in either mask, over all test crops."""
-        both = torch.zeros(len(self.volume.classes), dtype=torch.int64)
+        both = torch.zeros(len(self.volume.classes), dtype=torch.int64, device=self.device)
         either = both.clone()
         for corner in self.volume.corners("test", self.size, TEST_CROPS):
-            x, classes = self.volume.read("test", corner, cells)
-            found = own_part(network(x.to(self.dtype))).argmax(1)
+            x, classes = self.read("test", corner, cells)
+            found = own_part(network(x)).argmax(1)
             both += classes[found == classes].bincount(minlength=len(both))
             either += found.flatten().bincount(minlength=len(both))
             either += classes.flatten().bincount(minlength=len(both))
@@ -138,7 +152,9 @@ def distributed(
     criterion = DistributedCrossEntropyLoss(P_x)
     cells = own_cells(P_x, training.size)
     with progress("distributed", training.steps, P_x.rank == 0) as report:
-        losses, seconds = training.fit(network, optimizer, criterion, cells, report)
+        losses, seconds = training.fit(
+            network, optimizer, criterion, cells, report, options.capture
+        )
     if options.save:
         checkpoint.save(network, options.save, optimizer)
     counts = P_x.allreduce_data(training.count(network, cells))
@@ -191,7 +207,7 @@ def differences(
 
 def parameter_difference(ours: dict[str, torch.Tensor], theirs: nn.Module) -> float:
     """Return the norm of the difference of all parameters, relative to their norm."""
-    pairs = [(ours[name], p.detach()) for name, p in theirs.named_parameters()]
+    pairs = [(ours[name], p.detach().cpu()) for name, p in theirs.named_parameters()]
     error = sum(float((a - b).square().sum()) for a, b in pairs)
     return (error / sum(float(b.square().sum()) for _, b in pairs)) ** 0.5
 
@@ -218,7 +234,7 @@ def open_volume(options: argparse.Namespace, P_world: Partition, folder: Path) -
 
 
 def run(P_world: Partition, options: argparse.Namespace, folder: Path) -> int:
-    training = Training(options, open_volume(options, P_world, folder))
+    training = Training(options, open_volume(options, P_world, folder), P_world.device)
     grid = options.grid or process_grid(P_world.size)
     P_x = P_world.create_cartesian_topology_partition(grid)
     network, ours = distributed(training, P_x, options)
@@ -278,6 +294,7 @@ def read_options() -> argparse.Namespace:
     add("--seed", type=int, default=0, help="seed of the initial values, the crops and the phases")
     add("--dtype", choices=["float32", "float64"], default="float32")
     add("--one-owner", action="store_true", help="keep every parameter on one worker, not on all")
+    add("--capture", action="store_true", help="replay a step as a CUDA graph")
     add("--compare", action="store_true", help="train the sequential network too, on rank 0")
     add("--tolerance", type=float, help="relative tolerance of the comparison")
     add("--json", type=Path, metavar="FILE", help="write losses, scores and times")
