@@ -110,6 +110,7 @@ def _swin(size: Size) -> nn.Module:
 
 
 def _gpt(size: Size) -> nn.Module:
+    declare_missing_operators()
     import transformers
 
     config = transformers.GPT2Config(

@@ -14,6 +14,7 @@ import torch
 from gpudist.cache import Cache
 from gpudist.errors import ShapeError
 from gpudist.geometry.layout import Layout, NdSbp, Sbp, broadcast, partial_sum, share_at_cuts
+from gpudist.nn.autocast import LOW
 from gpudist.sbp.boxing import boxed_bytes, least_bytes
 from gpudist.sbp.registry import (
     AxisPart,
@@ -326,7 +327,7 @@ def _moved(
 ) -> int:
     wanted = zip(*(signature.inputs for signature in path), strict=True)
     return sum(
-        price(layout, layout.with_sbp(sbp), spec.dtype)
+        price(layout, layout.with_sbp(sbp), _priced_as(spec.dtype))
         for layout, spec, sbp in zip(layouts, call.tensors, wanted, strict=True)
     )
 
@@ -338,8 +339,17 @@ def _left_to_sum(call: Call, layouts: Sequence[Layout], path: tuple[SbpSignature
     for layout, spec, sbp in zip(layouts, call.tensors, wanted, strict=True):
         ends = zip(layout.sbp, sbp, layout.grid, strict=True)
         terms = prod(n for a, b, n in ends if b == partial_sum and a != partial_sum)
-        found += (terms - 1) * prod(layout.shape) * spec.dtype.itemsize
+        found += (terms - 1) * prod(layout.shape) * _priced_as(spec.dtype).itemsize
     return found
+
+
+def _priced_as(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype by which a tensor is priced: 16-bit numbers cost as much as float32.
+
+    Otherwise autocast, under which a residual is in float32 and what is added to it is not, would
+    change layouts, and move every such sum to the layout that the next function leaves again.
+    """
+    return torch.float32 if dtype in LOW else dtype
 
 
 def _paths(

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import gpudist
 from gpudist.sbp import GlobalTensor, Placement
 from gpudist.sbp.derive import as_call
 from gpudist.sbp.registry import Call, Spec, mapped, signatures, tensors_in
@@ -236,3 +237,38 @@ def test_functions_on_split_dims_follow_the_lists_of_the_gpu(P_world: Partition)
             found = function(x)
         expected = torch.float32 if name in single else torch.bfloat16
         assert found.dtype == found.to_local().dtype == expected, name
+
+
+class _Layers(torch.nn.Module):
+    """Residuals in float32, to which layers add results that autocast computes in 16 bits.
+
+    The layers join batch and sequence, so that no block of the sequence stays one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer(x.view(-1, 8)).view(x.shape)
+        return x
+
+
+@distributed(ranks=2, transports=("loopback",))
+def test_layouts_do_not_depend_on_it(P_world: Partition) -> None:
+    """Else a residual and what is added to it move to and fro between layers."""
+    found: list[tuple[Any, int]] = []
+    torch.manual_seed(0)
+    P_x = P_world.create_cartesian_topology_partition([1, 2, 1])
+    network = gpudist.distribute(_Layers(), P_x, inputs={"x": "block"})
+    torch.manual_seed(P_world.rank or 0)
+    x = torch.randn(2, 4, 8)
+    for enabled in (False, True):
+        network(x)
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            network(x)
+            gpudist.stats(reset=True)
+            y: Any = network(x)
+        found.append((y.sbp, gpudist.stats().total.calls))
+    assert found[0] == found[1]
