@@ -69,7 +69,7 @@ def _row(pool: RankPool, ranks: int, case: Sequence[object]) -> list[Row]:
 
 def _cases(names: Sequence[str], rank_counts: Sequence[int]) -> Iterator[tuple[int, str, str, str]]:
     for name in names:
-        for ranks in rank_counts:
+        for ranks in (n for n in SUBJECTS[name].ranks if n in rank_counts):
             for dtype in DTYPES:
                 for layout in SUBJECTS[name].layouts:
                     yield ranks, name, dtype, layout

@@ -29,6 +29,7 @@ class Subject:
         least: a small size, for the time of the host.
         package: package on PyPI that it needs, ``""`` for none.
         layouts: memory formats to count.
+        ranks: numbers of ranks.
     """
 
     make: Callable[[Size], nn.Module]
@@ -37,6 +38,7 @@ class Subject:
     least: Size
     package: str = ""
     layouts: tuple[str, ...] = ("contiguous", "channels_last")
+    ranks: tuple[int, ...] = (1, 2, 4)
 
     def block(self, size: Size, ranks: int) -> Size:
         """Return the spatial size of one rank's block."""
@@ -124,7 +126,7 @@ SUBJECTS: dict[str, Subject] = {
     "U-Net, group norm": Subject(_unet("group"), (32, 32, 32), 1, (16, 8, 8)),
     "U-Net, batch norm": Subject(_unet("batch"), (32, 32, 32), 1, (16, 8, 8)),
     "U-Net, instance norm": Subject(_unet("instance"), (32, 32, 32), 1, (16, 8, 8)),
-    "U-Net, group norm, 128^3": Subject(_unet("group"), (128, 128, 128), 1, ()),
+    "U-Net, group norm, 128^3": Subject(_unet("group"), (128, 128, 128), 1, (), ranks=(2,)),
     "PlainConvUNet": Subject(
         _plain_conv_unet, (32, 32, 32), 1, (16, 8, 8), "dynamic-network-architectures"
     ),
