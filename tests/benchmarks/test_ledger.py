@@ -1,0 +1,93 @@
+"""Launches and bytes of steps are those of the committed rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.ledger.__main__ import ROWS, read_rows
+from benchmarks.ledger.counting import FREE, Counting
+from benchmarks.ledger.page import PAGE, page
+from benchmarks.ledger.step import Row, count_step
+from gpudist.testing.rank_pool import RankPool
+from tests.doubles import use_doubles
+
+NORMS = ("group", "batch", "instance")
+
+
+@pytest.fixture(autouse=True)
+def doubles() -> None:
+    use_doubles()
+
+
+def _untimed(row: Row) -> Row:
+    return replace(row, host_us=None, host_us_sequential=None)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_step_costs_what_its_row_says(norm: str) -> None:
+    case = (f"U-Net, {norm} norm", "bfloat16", "contiguous")
+    (expected,) = [
+        row for row in read_rows() if (row.network, row.dtype, row.layout, row.ranks) == (*case, 2)
+    ]
+    with RankPool(2, 60.0) as pool:
+        found = pool.run(2, count_step, (*case, 0), {}, 120.0, "nccl")[0]
+    assert _untimed(found) == _untimed(expected), f"count anew: benchmarks.ledger --json {ROWS}"
+
+
+def test_the_page_shows_the_rows() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert page(read_rows()) == text, "run python -m benchmarks.ledger.page"
+
+
+def test_kernels_count_and_views_do_not() -> None:
+    x = torch.ones(4, 6)
+    with Counting() as counting:
+        y = x.view(6, 4).t()[1:].unsqueeze(0).detach()
+        torch.relu(y)
+    found = counting.counts()
+    assert found.launches == 1
+    assert found.size_bytes == 2 * 18 * 4
+
+
+def test_norms_count_with_the_passes_of_their_kernels() -> None:
+    norm = torch.nn.GroupNorm(2, 4)
+    x = torch.ones(1, 4, 8, 8, requires_grad=True)
+    with Counting() as counting:
+        y = norm(x)
+        y.backward(y.detach())
+    by_name = counting.counts().by_name
+    assert by_name["native_group_norm"] == (1, 3 * 4 * 4 * 64)
+    assert by_name["native_group_norm_backward"] == (1, 5 * 4 * 4 * 64)
+
+
+_X = torch.arange(6.0)
+# A call of each operation that is taken to launch nothing.
+_CALLS: dict[str, Any] = {
+    "empty": lambda op: op([6]),
+    "empty_like": lambda op: op(_X),
+    "empty_strided": lambda op: op([6], [1]),
+    "new_empty": lambda op: op(_X, [6]),
+    "new_empty_strided": lambda op: op(_X, [6], [1]),
+    "detach": lambda op: op(_X),
+    "alias": lambda op: op(_X),
+    "_unsafe_view": lambda op: op(_X, [2, 3]),
+    "lift_fresh": lambda op: op(_X),
+    "resize_": lambda op: op(torch.empty(0), [6]),
+    "set_": lambda op: op(torch.empty(0), _X),
+    "is_same_size": lambda op: op(_X, _X),
+    "_has_compatible_shallow_copy_type": lambda op: op(_X, _X),
+}
+
+
+@pytest.mark.parametrize("name", sorted(FREE))
+def test_what_counts_as_no_launch_writes_no_memory(name: str) -> None:
+    before = _X.clone()
+    result = _CALLS[name](getattr(torch.ops.aten, name))
+    assert torch.equal(_X, before)
+    is_new = name.startswith(("empty", "new_empty", "resize"))
+    if isinstance(result, torch.Tensor) and not is_new:
+        assert result.untyped_storage().data_ptr() == _X.untyped_storage().data_ptr()
