@@ -21,7 +21,10 @@ from benchmarks.gpu.self_halo import exchange_of, name_of
 from gpudist.nn import DistributedConv2d, DistributedConv3d
 from gpudist.world.partition import Partition
 
-SHAPES = ((1, 64, 1024, 1024), (1, 32, 128, 128, 128))
+SHAPES = (
+    *((1, 64, 1024, 1024), (1, 64, 256, 256)),
+    *((1, 32, 128, 128, 128), (1, 32, 64, 64, 64)),
+)
 TINY = ((1, 2, 512, 512), (1, 2, 64, 64, 33))
 WAYS = ("forward", "both ways", "beside a halo")
 # Relative bound, in Euclidean norm, for results whose products are rounded to tf32.
