@@ -32,6 +32,7 @@ OF_TIMM = {
 NETWORKS = (
     *(f"timm {name}" for name in OF_TIMM),
     *("torchvision deeplabv3_resnet50", "torchvision densenet121", "transformers gpt2"),
+    "torch convolution",
 )
 
 
@@ -52,6 +53,9 @@ def network_and_input(name: str) -> tuple[nn.Module, torch.Tensor]:
             weights=None, weights_backbone=None, num_classes=4
         )
         return found, torch.randn(2, 3, 96, 96)
+    if package == "torch":
+        pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
+        return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), *pool), torch.randn(2, 3, 16, 16)
     from transformers import GPT2Config, GPT2LMHeadModel
 
     small: dict[str, Any] = {"n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 128}
@@ -100,10 +104,10 @@ def _difference(a: torch.Tensor, b: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_network(world: World, name: str) -> None:
-    package, model = name.split()
+    package, _ = name.split()
     if find_spec(package) is None:
         pytest.skip(f"there is no {package}")
-    if ON_DOUBLES and model != "gpt2":
+    if ON_DOUBLES and package != "torch":
         pytest.skip("tests/zoo has it on CPUs")
     for output, gradient in world.run(errors, name=name):
         assert output <= TOLERANCE and gradient <= TOLERANCE, (output, gradient)

@@ -86,7 +86,7 @@ def _nccl(path: str, scratch: Path) -> str:
 def _unpack(wheel: Path) -> str:
     """Put the native core of a wheel into the tree; return its name."""
     with ZipFile(wheel) as archive:
-        (name,) = (n for n in archive.namelist() if Path(n).name.startswith("_native."))
+        (name,) = (name for name in archive.namelist() if name.endswith(".so"))
         archive.extract(name, ROOT)
     return name
 

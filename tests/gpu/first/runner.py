@@ -155,7 +155,7 @@ def run(step: Step, place: Place, left_s: float) -> Outcome:
         part.format(logs=place.logs, gpus=gpus, commit=place.commit) for part in command
     ]
     command[0] = _which(command[0]) or command[0]
-    log.write_text(f"$ {shlex.join(command)}\n", encoding="utf-8")
+    log.write_text(f"$ {shlex.join(command)!r}\n", encoding="utf-8")
     patience = REHEARSAL_PATIENCE if place.rehearsal else 1
     limit_s = min(step.limit_s * patience, left_s)
     start_s, code, late = time.monotonic(), None, ""

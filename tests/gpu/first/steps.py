@@ -160,8 +160,8 @@ def _more_speed() -> tuple[Step, ...]:
                   limit_s=110),
         _measured("speed of adjoints", "the adjoint of a halo beside it", "adjoint", limit_s=40),
         Step("profile", "the planner's figures, measured",
-             (sys.executable, "-m", "gpudist", "bench", "profile", "--ranks", "1", "--output",
-              f"{LOGS}/profile.json"), 60, alone=True),
+             (sys.executable, "-m", "benchmarks.gpu.profile", f"{LOGS}/profile.json"), 60,
+             alone=True),
     )  # fmt: skip
 
 
