@@ -65,6 +65,7 @@ GPU_OUT ?=
 OUT ?=
 NCCL ?=
 WHEEL ?=
+DONE ?=
 FIRST ?=
 # `make gpu-rehearsal`: number of GPUs to pretend.
 GPUS ?= 0
@@ -189,11 +190,12 @@ gpu-wheel:
 # Find out within five minutes what works on a GPU, and how fast: independent steps, most telling first,
 # with a table, a summary and an archive of logs in OUT. WHEEL=FILE is of gpu-wheel, else the core is built;
 # NCCL=FILE is the libnccl, or an xz file of it, for ranks that share a GPU; FIRST has more options of the
-# runner. gpu-second does what the first minutes have no time for.
+# runner. gpu-second does what the first minutes had no time for, if DONE=FILE is their summary.json.
 gpu-first gpu-second:
 	$(if $(OUT),,$(error say where the output is to go: make $@ OUT=FOLDER))$(GPU_PYTHON) -m tests.gpu.first \
 		--out $(OUT) $(if $(WHEEL),--wheel $(WHEEL)) $(if $(NCCL),--nccl $(NCCL)) \
-		$(if $(GPU_COMMIT),--commit $(GPU_COMMIT)) $(if $(filter gpu-second,$@),--second) $(FIRST)
+		$(if $(GPU_COMMIT),--commit $(GPU_COMMIT)) \
+		$(if $(filter gpu-second,$@),--second $(if $(DONE),--done $(DONE))) $(FIRST)
 
 # Each step of both once, its smallest case, without a GPU, over the doubles of CUDA and NCCL: to test
 # these steps. Takes less than three minutes on two quiet cores. GPUS=8 adds the steps of eight GPUs.

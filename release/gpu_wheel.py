@@ -1,7 +1,7 @@
 """Build a wheel for the one kind of GPU that is to be tried: ``make gpu-wheel``.
 
-A machine that is lent for minutes should not spend them compiling. The wheel is the stable ABI's, for
-Python 3.12 and later, with machine code for one architecture, so that it builds in a minute.
+A machine that is lent for minutes should not spend them compiling. The wheel is for the stable ABI
+of Python 3.12 and later, with machine code for one architecture, so that it builds in a minute.
 ``make gpu-first WHEEL=FILE`` puts its native core into the tree.
 """
 

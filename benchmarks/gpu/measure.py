@@ -107,7 +107,6 @@ def _calls(us: Sequence[float], P_world: Partition) -> int:
 def _check(
     sides: Mapping[str, Side], found: Mapping[str, Series], machine: Machine
 ) -> dict[str, int]:
-    """Note which sides are right; return the growth of memory during the call of each."""
     peak_bytes: dict[str, int] = {}
     for name, side in sides.items():
         side.clear()

@@ -62,9 +62,7 @@ def cases(ranks: int, tiny: bool = False) -> list[GpuCase]:
                         cells = torch.Size(shape).numel()
                         # Forward reads twice and writes; backward reads both twice and writes.
                         nbytes = 8 * cells * DTYPES[dtype].itemsize
-                        found.append(
-                            GpuCase("norms", name, ranks, nbytes, parameters, clock=clock)
-                        )
+                        found.append(GpuCase("norms", name, ranks, nbytes, parameters, clock=clock))
     return found
 
 
@@ -72,10 +70,10 @@ def sides(case: GpuCase, P_world: Partition, machine: Machine) -> dict[str, Side
     shape, kind, name = (case.parameters[key] for key in ("shape", "kind", "dtype"))
     dtype, layout = DTYPES[name], LAYOUTS[case.parameters["layout"]]
     P_x = P_world.create_cartesian_topology_partition([1] * len(shape))
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(P_world.device).manual_seed(0)
 
     def drawn(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator).to(P_world.device, dtype)
+        return torch.randn(shape, generator=generator, device=generator.device).to(dtype)
 
     x = drawn(*shape).contiguous(memory_format=layout)
     gradient = drawn(*shape).contiguous(memory_format=layout)

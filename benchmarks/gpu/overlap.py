@@ -52,9 +52,9 @@ def sides(case: GpuCase, P_world: Partition, machine: Machine) -> dict[str, Side
     torch.backends.cudnn.benchmark = True
     whole = (shape[0], shape[1], shape[2] * P_world.size, *shape[3:])
     rows = slice((P_world.rank or 0) * shape[2], ((P_world.rank or 0) + 1) * shape[2])
-    generator = torch.Generator().manual_seed(0)
-    x = torch.rand(whole, generator=generator).to(P_world.device) - 0.5
-    gy = torch.rand(whole, generator=generator).to(P_world.device) - 0.5
+    generator = torch.Generator(P_world.device).manual_seed(0)
+    x = torch.rand(whole, generator=generator, device=generator.device) - 0.5
+    gy = torch.rand(whole, generator=generator, device=generator.device) - 0.5
     sequential = _layer(TORCHS[len(shape)], (), shape, P_world.device)
     with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
         expected = both_ways(sequential, x, gy)

@@ -1,7 +1,7 @@
-"""A training step of a 3-D U-Net on one GPU: torch's network, and the one that is converted from it.
+"""A training step of a 3-D U-Net on one GPU: torch's network, and the one converted from it.
 
 ``eager`` and ``graph`` wait for the GPU after each step; ``host`` does not. bf16 is autocast. The
-converted network runs in a world of one, so what differs is the host's time and the layers' kernels.
+converted network runs in a world of one: only the host's time and the layers' kernels may differ.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def sides(case: GpuCase, P_world: Partition, machine: Machine) -> dict[str, Side
     layout = LAYOUTS[case.parameters["layout"]]
     torch.manual_seed(0)
     network = UNet3d(1, CLASSES, case.parameters["width"])
-    network = network.to(P_world.device, memory_format=layout)
+    network = network.to(P_world.device).to(memory_format=layout)
     x = torch.randn(1, 1, side, side, side).to(P_world.device, memory_format=layout)
     target = torch.randint(CLASSES, (1, side, side, side)).to(P_world.device)
     P_x = P_world.create_cartesian_topology_partition([1] * 5)

@@ -14,8 +14,8 @@ from tests.gpu.worlds import World
 require_gpu()
 
 GROUPS = 4
-# Of the largest number, relative to the largest.
-TOLERANCE = 1e-6
+# Of the largest number, relative to the largest; a rank alone uses torch's kernel.
+TOLERANCE, TORCHS = 1e-6, 1e-5
 
 
 def errors(P_world: Partition, channels: int, side: int, mean: float) -> dict[str, float]:
@@ -25,11 +25,11 @@ def errors(P_world: Partition, channels: int, side: int, mean: float) -> dict[st
     generator = torch.Generator().manual_seed(0)
     x = (torch.randn(shape, generator=generator) + mean).to(P_world.device)
     gradient = torch.randn(shape, generator=generator).to(P_world.device)
-    layer = gpudist.nn.DistributedGroupNorm(
-        P_x, GROUPS, channels, replicate_parameters=True
-    ).to(P_world.device)
+    layer = gpudist.nn.DistributedGroupNorm(P_x, GROUPS, channels, replicate_parameters=True).to(
+        P_world.device
+    )
     wide = [t.detach().double().requires_grad_() for t in (x, layer.weight, layer.bias)]
-    y = F.group_norm(wide[0], GROUPS, *wide[1:])
+    y = F.group_norm(wide[0], GROUPS, wide[1], wide[2])
     expected = [y, *torch.autograd.grad(y, wide, gradient.double())]
     block = slice(
         (P_world.rank or 0) * side // P_world.size, ((P_world.rank or 0) + 1) * side // P_world.size
@@ -52,4 +52,4 @@ def errors(P_world: Partition, channels: int, side: int, mean: float) -> dict[st
 def test_errors_of_group_norm(world: World, channels: int, mean: float) -> None:
     side = scaled(64, 16) if channels == 32 else scaled(24, 8)
     for found in world.run(errors, channels=channels, side=side, mean=mean):
-        assert max(found.values()) <= TOLERANCE, found
+        assert max(found.values()) <= (TOLERANCE if world.size > 1 else TORCHS), found

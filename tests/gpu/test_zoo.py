@@ -12,6 +12,7 @@ from torch import nn
 import gpudist
 from gpudist.world.partition import Partition
 from tests.gpu.devices import ON_DOUBLES, require_gpu
+from tests.gpu.test_training import whole_of
 from tests.gpu.worlds import World
 
 require_gpu()
@@ -49,9 +50,7 @@ def network_and_input(name: str) -> tuple[nn.Module, torch.Tensor]:
 
         if model == "densenet121":
             return densenet121(weights=None, num_classes=10), torch.randn(2, 3, 96, 96)
-        found = segmentation.deeplabv3_resnet50(
-            weights=None, weights_backbone=None, num_classes=4
-        )
+        found = segmentation.deeplabv3_resnet50(weights=None, weights_backbone=None, num_classes=4)
         return found, torch.randn(2, 3, 96, 96)
     if package == "torch":
         pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
@@ -81,14 +80,12 @@ def errors(P_world: Partition, name: str) -> tuple[float, float]:
             each.zero_grad(set_to_none=True)
             y = first_tensor(each(given))
             y.square().mean().backward()
-            outputs.append(y.detach() if each is network else y.detach().full_tensor())
+            outputs.append(whole_of(y.detach()))
             named = {n: p.grad for n, p in each.named_parameters() if p.grad is not None}
             gradients.append({n: g.detach().clone() for n, g in named.items()})
     expected, found = gradients
     assert expected.keys() == found.keys()
-    worst = max(
-        _difference(found[n], g) for n, g in expected.items() if g.abs().max() > 1e-12
-    )
+    worst = max(_difference(found[n], g) for n, g in expected.items() if g.abs().max() > 1e-12)
     return _difference(outputs[1], outputs[0]), worst
 
 

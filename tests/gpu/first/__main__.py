@@ -1,14 +1,15 @@
 """Find out in five minutes what works on a GPU, and how fast: ``python -m tests.gpu.first``.
 
 Every step runs separately, within its own time limit, even if others failed. The folder receives
-three files, each whole after every step: ``table.txt``, ``summary.json`` and, with all logs and rows
-of results, ``logs.zip``. ``--second`` runs what the first minutes have no time for. If
-GPUDIST_DEVICE_LIBRARY names the doubles, the run is a rehearsal of both.
+three files, each whole after every step: ``table.txt``, ``summary.json`` and, with all logs and
+rows of results, ``logs.zip``. ``--second --done SUMMARY`` runs what the first minutes had no time
+for. If GPUDIST_DEVICE_LIBRARY names the doubles, the run is a rehearsal of both.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import lzma
 import os
 import shutil
@@ -62,7 +63,11 @@ def _say(outcome: Outcome) -> None:
 
 def _chosen(options: argparse.Namespace, rehearsal: bool) -> list[Step]:
     first, second = first_steps(), second_steps()
-    steps = (*first, *second) if rehearsal else second if options.second else first
+    steps = (*first, *second) if options.second or rehearsal else first
+    if options.done is not None and options.done.exists():
+        done = {outcome["step"] for outcome in json.loads(options.done.read_text())
+                if outcome["status"] != "skipped"}  # fmt: skip
+        steps = tuple(step for step in steps if step.name not in done)
     names = [step.name for step in steps]
     unknown = {*options.only, *filter(None, [options.first])} - {*names}
     if unknown:
@@ -84,7 +89,6 @@ def _nccl(path: str, scratch: Path) -> str:
 
 
 def _unpack(wheel: Path) -> str:
-    """Put the native core of a wheel into the tree; return its name."""
     with ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".so"))
         archive.extract(name, ROOT)
@@ -94,7 +98,11 @@ def _unpack(wheel: Path) -> str:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.gpu.first", description=__doc__)
     parser.add_argument("--out", type=Path, help="folder of all output")
-    parser.add_argument("--second", action="store_true", help="what the first had no time for")
+    parser.add_argument("--second", action="store_true", help="these steps and those after them")
+    parser.add_argument(
+        "--done", type=Path, metavar="FILE",
+        help="summary.json of an earlier run, whose steps are left out except those it skipped",
+    )  # fmt: skip
     parser.add_argument("--list", action="store_true", help="show the steps and run none")
     parser.add_argument(
         "--only", action="append", default=[], metavar="STEP", help="may be repeated"

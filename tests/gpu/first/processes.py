@@ -80,7 +80,7 @@ def _has_ended(pid: int) -> bool:
 
 
 def _descendants(pid: int) -> dict[int, str]:
-    """Processes that this one, or one of them, has started and still owns, and when they began."""
+    # With the time of their start, by which the number of a process is told from a later one's.
     stats = {int(path.name): _stat(int(path.name)) for path in Path("/proc").glob("[0-9]*")}
     found = [pid]
     for one in found:
@@ -89,7 +89,7 @@ def _descendants(pid: int) -> dict[int, str]:
 
 
 def _stat(pid: int) -> tuple[int, str]:
-    """Return the parent of a process and its start; -1 and nothing if it has ended."""
+    # The parent, and the time of the start.
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (OSError, UnicodeDecodeError):

@@ -30,6 +30,8 @@ ARCHIVE, SUMMARY, TABLE = "logs.zip", "summary.json", "table.txt"
 # Limits are those of a machine with a GPU and nothing else to do.
 REHEARSAL_PATIENCE = 6
 LEAST_S = 10.0
+# Processes on one GPU take turns, and ranks wait for each other's.
+MOST_SHARING = 2
 ALWAYS = {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
 NCCL_LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,P2P,REG"}
 _WRONG = re.compile(r"^(FAILED|ERROR|E  +\S|error:|\w*(Error|Exception)\b|make: \*\*\*)")
@@ -119,14 +121,19 @@ def run_all(
             say(outcome)
 
     for batch in batches(chosen, place):
-        with ThreadPoolExecutor(place.beside) as pool:
+        beside = min(place.beside, MOST_SHARING) if batch[0].shares_a_gpu else place.beside
+        with ThreadPoolExecutor(beside) as pool:
             list(pool.map(one, batch))
     return [outcomes[step.name] for step in chosen]
 
 
 def batches(chosen: Sequence[Step], place: Place) -> Iterator[list[Step]]:
     """Yield steps that run beside each other, in order; a rehearsal measures nothing."""
-    for is_alone, group in groupby(chosen, lambda step: step.alone and not place.rehearsal):
+
+    def kind(step: Step) -> tuple[bool, bool]:
+        return (False, False) if place.rehearsal else (step.alone, step.shares_a_gpu)
+
+    for (is_alone, _), group in groupby(chosen, kind):
         yield from ([step] for step in group) if is_alone else [list(group)]
 
 
@@ -151,9 +158,7 @@ def run(step: Step, place: Place, left_s: float) -> Outcome:
     log = place.logs / f"{_file_name(step)}.log"
     command = [*step.command, *(step.smallest if place.rehearsal else ())]
     gpus = place.devices()[0] if step.gpus > 1 else 1
-    command = [
-        part.format(logs=place.logs, gpus=gpus, commit=place.commit) for part in command
-    ]
+    command = [part.format(logs=place.logs, gpus=gpus, commit=place.commit) for part in command]
     command[0] = _which(command[0]) or command[0]
     log.write_text(f"$ {shlex.join(command)!r}\n", encoding="utf-8")
     patience = REHEARSAL_PATIENCE if place.rehearsal else 1

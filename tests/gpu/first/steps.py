@@ -20,7 +20,7 @@ ONE_RANK = ("--world", "one rank")
 TWO_RANKS = ("--world", "2 ranks on one GPU")
 A_RANK_A_GPU = ("--world", "a rank a GPU")
 LOGS = "{logs}"
-# A step that writes nothing for so long hangs; longer where a first line takes processes of its own.
+# A step that writes nothing for so long hangs; longer where a line takes processes of its own.
 QUIET_S, QUIET_STARTING_S = 30.0, 45.0
 
 
@@ -67,7 +67,7 @@ def first_steps() -> tuple[Step, ...]:
 
 
 def second_steps() -> tuple[Step, ...]:
-    """What the first minutes have no time for."""
+    """Steps for which the first minutes have no time."""
     return (*_more_speed(), *_tools(), *_networks())
 
 
@@ -113,7 +113,7 @@ def _speed() -> tuple[Step, ...]:
     return (
         _measured("speed of messages", "a halo by NCCL to itself", "self_messages", limit_s=60),
         _measured("speed of a step", "a U-Net's training step beside torch's", "unet_step",
-                  limit_s=80),
+                  limit_s=110),
         _measured("speed of layers", "norms, dropout and overlap beside torch's", "norms",
                   "dropout", "overlap", limit_s=90),
         _measured("speed of copies", "a halo within the GPU, and our kernel, beside copy_",
