@@ -1,7 +1,8 @@
 """Whole halo exchanges on one GPU: pack, NCCL messages to itself, unpack.
 
-The last kernel reads the word of a failed world, as between ranks. A block of float32 in three dims sends one message to each of 6 or 26 neighbours, all of them the
-rank itself. ``graph`` replays the same exchange. torch's peer sends the messages without packing.
+The last kernel reads the word of a failed world, as between ranks. A block of float32 in three dims
+sends one message to each of 6 or 26 neighbours, all of them the rank itself. ``graph`` replays the
+same exchange. torch's peer sends the messages without packing.
 """
 
 from __future__ import annotations

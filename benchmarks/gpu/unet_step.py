@@ -89,7 +89,7 @@ def sides(case: GpuCase, P_world: Partition, machine: Machine) -> dict[str, Side
     layout = LAYOUTS[case.parameters["layout"]]
     torch.manual_seed(0)
     network = UNet3d(1, CLASSES, case.parameters["width"])
-    network = network.to(P_world.device).to(memory_format=layout)
+    network = network.to(P_world.device).to(memory_format=layout)  # pyright: ignore[reportCallIssue]
     x = torch.randn(1, 1, side, side, side).to(P_world.device, memory_format=layout)
     target = torch.randint(CLASSES, (1, side, side, side)).to(P_world.device)
     P_x = P_world.create_cartesian_topology_partition([1] * 5)

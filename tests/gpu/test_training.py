@@ -46,7 +46,8 @@ def trained(
     device = P_world.device
     dtype = torch.float64 if precision == "float64" else torch.float32
     torch.manual_seed(0)
-    plain = network(norm).to(device, dtype).to(memory_format=FORMATS[layout])
+    plain = network(norm).to(device, dtype)
+    plain = plain.to(memory_format=FORMATS[layout])  # pyright: ignore[reportCallIssue]
     x = torch.randn(2, 1, side, side, side).to(device, dtype, memory_format=FORMATS[layout])
     target = torch.randint(CLASSES, (2, side, side, side)).to(device)
     P_x = P_world.create_cartesian_topology_partition([1, 1, P_world.size, 1, 1])

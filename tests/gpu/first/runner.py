@@ -134,7 +134,8 @@ def batches(chosen: Sequence[Step], place: Place) -> Iterator[list[Step]]:
         return (False, False) if place.rehearsal else (step.alone, step.shares_a_gpu)
 
     for (is_alone, _), group in groupby(chosen, kind):
-        yield from ([step] for step in group) if is_alone else [list(group)]
+        steps = list(group)
+        yield from [[step] for step in steps] if is_alone else [steps]
 
 
 def why_skipped(step: Step, place: Place) -> str:
