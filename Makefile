@@ -61,11 +61,14 @@ TORCH ?=
 GPU_PYTHON ?= python3
 # Folder for results of gpu-test (JUnit XML) and gpu-bench (a file of rows per subject).
 GPU_OUT ?=
-# `make gpu-first`: folder for its output.
+# `make gpu-first` and `gpu-second`: folder for their output.
 OUT ?=
 NCCL ?=
-REHEARSAL ?=
+WHEEL ?=
+DONE ?=
 FIRST ?=
+# `make gpu-rehearsal`: number of GPUs to pretend.
+GPUS ?= 0
 # Commit that gpu-bench records in its results, where there is no git.
 GPU_COMMIT ?=
 GPU_TESTS := -m pytest tests/gpu -q -rs
@@ -82,7 +85,8 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: fuzz-input mutants coverage tidy analysis
 .PHONY: chaos soak hazards
 .PHONY: wheels wheels-test stable-abi
-.PHONY: gpu-build gpu-test gpu-bench gpu-first gpu-sanitize gpu-rehearsal ptx
+.PHONY: gpu-build gpu-test gpu-bench gpu-wheel gpu-first gpu-second gpu-sanitize gpu-rehearsal
+.PHONY: gpu-doubles ptx
 
 demo: $(INSTALLED)
 	$(PYTHON) -m torch.distributed.run --standalone --nproc-per-node 4 \
@@ -178,24 +182,36 @@ gpu-bench: gpu-build
 	$(GPU_PYTHON) -m benchmarks.gpu $(if $(GPU_COMMIT),--commit $(GPU_COMMIT)) \
 		--results $(or $(GPU_OUT),benchmarks/results)
 
-# Find out within ten minutes what works on a GPU: independent steps, most important first, with their
-# output in OUT. NCCL=FILE is the libnccl for ranks that share a GPU; FIRST has more options of the
-# runner. REHEARSAL=1 runs it without a GPU, over the doubles of CUDA and NCCL.
-gpu-first: $(if $(REHEARSAL),$(INSTALLED))
-	$(if $(OUT),,$(error say where the output is to go: make gpu-first OUT=FOLDER))$(if $(REHEARSAL), \
-		double=$$($(PYTHON) -c 'from tests.doubles.build import library; print(library())') && \
-		GPUDIST_NCCL_LIBRARY=$$double GPUDIST_DEVICE_LIBRARY=$$double) \
-		$(if $(REHEARSAL),$(PYTHON),$(GPU_PYTHON)) -m tests.gpu.first --out $(OUT) \
-		$(if $(NCCL),--nccl $(NCCL)) $(if $(REHEARSAL),--budget 0) $(FIRST)
+# Build the wheel that a GPU lent for minutes takes along, for sm_90 alone, in build/gpu-wheel; print
+# its size. Needs nvcc and Python 3.12.
+gpu-wheel:
+	python3 -m release.gpu_wheel
+
+# Find out within five minutes what works on a GPU, and how fast: independent steps, most telling first,
+# with a table, a summary and an archive of logs in OUT. WHEEL=FILE is of gpu-wheel, else the core is built;
+# NCCL=FILE is the libnccl, or an xz file of it, for ranks that share a GPU; FIRST has more options of the
+# runner. gpu-second does what the first minutes had no time for, if DONE=FILE is their summary.json.
+gpu-first gpu-second:
+	$(if $(OUT),,$(error say where the output is to go: make $@ OUT=FOLDER))$(GPU_PYTHON) -m tests.gpu.first \
+		--out $(OUT) $(if $(WHEEL),--wheel $(WHEEL)) $(if $(NCCL),--nccl $(NCCL)) \
+		$(if $(GPU_COMMIT),--commit $(GPU_COMMIT)) \
+		$(if $(filter gpu-second,$@),--second $(if $(DONE),--done $(DONE))) $(FIRST)
+
+# Each step of both once, its smallest case, without a GPU, over the doubles of CUDA and NCCL: to test
+# these steps. Takes less than three minutes on two quiet cores. GPUS=8 adds the steps of eight GPUs.
+gpu-rehearsal: $(INSTALLED)
+	double=$$($(PYTHON) -c 'from tests.doubles.build import library; print(library())') && \
+		REHEARSED_GPUS=$(GPUS) GPUDIST_NCCL_LIBRARY=$$double GPUDIST_DEVICE_LIBRARY=$$double $(PYTHON) -m tests.gpu.first \
+		--out $(or $(OUT),build/gpu-rehearsal) --budget 0 --beside $(JOBS) $(FIRST)
+
+# All of tests/gpu on CPU tensors, over the doubles, to test these tests.
+gpu-doubles: $(INSTALLED)
+	double=$$($(PYTHON) -c 'from tests.doubles.build import library; print(library())') && \
+		GPUDIST_NCCL_LIBRARY=$$double GPUDIST_DEVICE_LIBRARY=$$double $(PYTHON) $(GPU_TESTS)
 
 # Test the kernels under compute-sanitizer of $CUDA_HOME or /usr/local/cuda.
 gpu-sanitize:
 	sh tests/gpu/sanitize.sh $(GPU_PYTHON)
-
-# Run tests/gpu on CPU tensors, over the doubles of CUDA and NCCL, to test these tests.
-gpu-rehearsal: $(INSTALLED)
-	double=$$($(PYTHON) -c 'from tests.doubles.build import library; print(library())') && \
-		GPUDIST_NCCL_LIBRARY=$$double GPUDIST_DEVICE_LIBRARY=$$double $(PYTHON) $(GPU_TESTS)
 
 # Execute nvcc's PTX of the kernels on the CPU: random launches, mutants, tests/gpu, and counts of
 # instructions. Needs nvcc.

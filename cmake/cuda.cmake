@@ -38,9 +38,13 @@ if(CMAKE_MATCH_1 VERSION_LESS 12.1)
   return()
 endif()
 # Machine code for each generation, and PTX from which a driver makes that of any later one.
+# GPUDIST_CUDA_ARCHITECTURES names others, for a build that only one machine is to run.
 set(CMAKE_CUDA_ARCHITECTURES 80 90-real)
 if(CMAKE_MATCH_1 VERSION_GREATER_EQUAL 12.8)
   list(APPEND CMAKE_CUDA_ARCHITECTURES 100-real 120-real)
+endif()
+if(GPUDIST_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES ${GPUDIST_CUDA_ARCHITECTURES})
 endif()
 
 # The wheel's libraries are in lib, where its nvcc looks in lib64 only.

@@ -4,9 +4,9 @@ Targets: at most half of torch's ``batch_isend_irecv`` of the same messages, for
 neighbours; at most 10 us as a graph.
 
 ``bound`` is a hand-made stage in which every neighbour is the same rank: ranks 2i and 2i+1 exchange
-one message per neighbour. In a world of one the neighbour is the rank itself, and one launch copies
-everything without messages. ``HaloExchange`` is the operator, cut over the ranks in the first dim;
-neighbours on the same rank share a message.
+one message per neighbour. In a world of one the neighbour is the rank itself, and NCCL carries the
+messages. ``HaloExchange`` is the operator, cut over the ranks in the first dim; neighbours on the
+same rank share a message, and a world of one copies its halo without messages.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def sides(case: GpuCase, P_world: Partition, machine: Machine) -> dict[str, Side
     block = (extent,) * 3
     moves = neighbours(block, case.parameters["neighbours"] == 6)
     if how == "bound":
-        ours = _bound(P_world, block, moves)
+        ours = by_messages(P_world, block, moves)
     else:
         ours = _operator(P_world, block, machine if how == "graph" else None)
     sizes = [move.source.volume for move in moves]
@@ -62,18 +62,16 @@ def _block(block: tuple[int, ...], rank: int) -> torch.Tensor:
     return torch.randint(0, 251, block, generator=generator).float()
 
 
-def _bound(P_world: Partition, block: tuple[int, ...], moves: list[Move]) -> Side:
+def by_messages(P_world: Partition, block: tuple[int, ...], moves: list[Move]) -> Side:
+    """Return a halo of one cell by one message per box, all of them to and from one peer."""
     rank = P_world.rank or 0
     peer = rank ^ 1 if P_world.size > 1 else rank
     x = _block(block, rank).to(P_world.device)
     theirs = _block(block, peer).to(P_world.device)
     padded = tuple(n + 2 for n in block)
     own = Move(Box.whole(block), Box.whole(block).shifted((-1,) * len(block)))
-    if P_world.size == 1:
-        lowered, label = Lowered(F32, after=[_copied(move, block) for move in (own, *moves)]), ""
-    else:
-        lowered, label = _by_messages(block, moves, peer), f"{len(moves)} messages"
-        lowered.after.append(_copied(own, block))
+    lowered = _lowered(block, moves, peer)
+    lowered.after.append(_copied(own, block))
 
     def make() -> torch.Tensor:
         return torch.empty(padded, dtype=F32, device=P_world.device)
@@ -83,7 +81,7 @@ def _bound(P_world: Partition, block: tuple[int, ...], moves: list[Move]) -> Sid
             torch.equal(y[move.destination.slices], theirs[move.source.slices]) for move in moves
         )
 
-    return Side(bound(P_world, lowered, x, make, label), is_right)
+    return Side(bound(P_world, lowered, x, make, f"{len(moves)} messages of {block}"), is_right)
 
 
 def _copied(move: Move, block: tuple[int, ...]) -> CombineJob:
@@ -92,7 +90,7 @@ def _copied(move: Move, block: tuple[int, ...]) -> CombineJob:
     return CombineJob(move.source.shape, to, (source,))
 
 
-def _by_messages(block: tuple[int, ...], moves: list[Move], peer: int) -> Lowered:
+def _lowered(block: tuple[int, ...], moves: list[Move], peer: int) -> Lowered:
     """Lower the boxes to one message each, all of them to and from ``peer``."""
     padded = tuple(n + 2 for n in block)
     lowered = Lowered(F32)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import torch
 
 from benchmarks.case import Side
+from benchmarks.gpu.itself import itself
 from gpudist.transport.base import Signature
 from gpudist.transport.nccl.program import Lowered
 from gpudist.transport.nccl.transport import NcclTransport, _native, native_signature
@@ -30,12 +31,15 @@ def bound(
         lowered: the jobs, and the messages if there are any.
         x: the input.
         make_output: returns the output, new or existing.
-        label: name of the messages; empty if there are none.
+        label: name of an operation between ranks, whose last kernel reads the word of a failed
+            world; in a world of one its messages go to the rank itself. Empty if it is local.
         fill: value of cells without a summand.
     """
     wire = P_world.wire
     assert isinstance(wire, NcclTransport) and _native is not None
-    stage = lowered.bind(wire._core, wire.native, fill)
+    alone = itself(P_world.device) if label and P_world.size == 1 else None
+    core, native = (wire._core, wire.native) if alone is None else (alone.core, alone.native)
+    stage = lowered.bind(core, native, fill)
     bound = {x.stride(): (stage, make_output)}
     signature = None
     if label:
@@ -46,7 +50,7 @@ def bound(
         make_output=make_output, bound=bound, bind=bound.__getitem__,
     )  # fmt: skip
     device = -1 if P_world.device.index is None else P_world.device.index
-    run = _native.DeviceRound(wire._core, signature, device, [step], wire.stream).run
+    run = _native.DeviceRound(core, signature, device, [step], wire.stream).run
     blocks = (x,)
     return lambda: run(blocks)[0]  # pyright: ignore[reportReturnType]
 

@@ -84,7 +84,7 @@ def sides(case: GpuCase, P_world: Partition, machine: Machine) -> dict[str, Side
         torch._foreach_zero_(ghosts)
 
     is_right = equal_to(by_copies().clone())
-    ours = bound(P_world, Lowered(F32, after=jobs), packed, lambda: whole)
+    ours = bound(P_world, Lowered(F32, after=jobs), packed, lambda: whole, "unpack")
     return {
         "gpudist": Side(ours, is_right, clear),
         "torch copy_": Side(by_copies, is_right, clear),

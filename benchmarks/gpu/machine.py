@@ -15,6 +15,7 @@ Call = Callable[[], Any]
 CYCLES_PER_US = 2500
 LEAST_HOLD_US, MOST_HOLD_US = 50.0, 50_000.0
 ATTEMPTS = 4
+CALLS_BEFORE_CAPTURE = 2
 
 
 class Machine(Protocol):
@@ -26,6 +27,14 @@ class Machine(Protocol):
 
     def enqueue_us(self, call: Call, calls: int) -> float:
         """Return the microseconds until a call returns, over ``calls`` consecutive calls."""
+        ...
+
+    def step_us(self, call: Call, calls: int) -> float:
+        """Return the microseconds from a call until the device is done, mean of ``calls``."""
+        ...
+
+    def peak_bytes(self, call: Call) -> tuple[Any, int]:
+        """Return the result of ``call``, and how much the device's memory grew meanwhile."""
         ...
 
     def finish(self) -> None:
@@ -105,15 +114,36 @@ class CudaMachine:
         self.finish()
         return us / calls
 
+    def step_us(self, call: Call, calls: int) -> float:
+        self.finish()
+        start_s = self._clock_s()
+        for _ in range(calls):
+            call()
+            self.finish()
+        return (self._clock_s() - start_s) * 1e6 / calls
+
+    def peak_bytes(self, call: Call) -> tuple[Any, int]:
+        self.finish()
+        self._cuda.reset_peak_memory_stats()
+        before = self._cuda.memory_allocated()
+        result = call()
+        self.finish()
+        return result, self._cuda.max_memory_allocated() - before
+
     def finish(self) -> None:
         self._cuda.synchronize()
 
     def capture(self, call: Call) -> Call:
-        call()
+        # Torch accumulates gradients on the stream of the first backward: the capture's.
+        stream = self._cuda.Stream()
+        stream.wait_stream(self._cuda.current_stream())
+        with self._cuda.stream(stream):
+            for _ in range(CALLS_BEFORE_CAPTURE):
+                call()
         self.finish()
         graph = self._cuda.CUDAGraph()
         # Threads that watch communicators query events meanwhile.
-        with self._cuda.graph(graph, capture_error_mode="thread_local"):
+        with self._cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             result = call()
         # A graph reads its inputs where they were: what `call` refers to must live as long.
         return Replay(graph, call, result)
@@ -155,7 +185,10 @@ class HostMachine:
             call()
         return (time.perf_counter() - start_s) * 1e6 / calls
 
-    enqueue_us = device_us
+    enqueue_us = step_us = device_us
+
+    def peak_bytes(self, call: Call) -> tuple[Any, int]:
+        return call(), 0
 
     def finish(self) -> None:
         pass

@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from benchmarks.case import Case, Side
+from benchmarks.case import MIB, Case, Side
 from benchmarks.gpu.machine import Call, Machine
 from benchmarks.measure import Series, rows_of
 from benchmarks.rows import Row
@@ -34,17 +34,25 @@ class GpuCase(Case):
     """Case on a GPU; its bytes are those that a call must read and write in the GPU's memory.
 
     Attributes:
-        clock: ``"device"``, the time on the GPU, or ``"enqueue"``, the time until the call returns.
+        clock: ``"device"``, the time on the GPU, ``"enqueue"``, the time until the call returns,
+            or ``"step"``, the time until the GPU is done, from one call to the next.
     """
 
-    clock: Literal["device", "enqueue"] = "device"
+    clock: Literal["device", "enqueue", "step"] = "device"
 
 
 @dataclass(frozen=True)
 class GpuRow(Row):
-    """Line of a result file; ``gbps`` is ours, null if the time does not depend on the bytes."""
+    """Line of a result file.
+
+    Attributes:
+        gbps: ours, null if the time does not depend on the bytes.
+        peak_mib, peer_peak_mib: growth of the GPU's memory during a call.
+    """
 
     gbps: float | None
+    peak_mib: float = 0.0
+    peer_peak_mib: float | None = None
 
 
 def measure(
@@ -58,7 +66,8 @@ def measure(
 
     Collective over ``P_world``; times are the maximum over its ranks.
     """
-    clock = machine.device_us if case.clock == "device" else machine.enqueue_us
+    clocks = {"device": machine.device_us, "enqueue": machine.enqueue_us, "step": machine.step_us}
+    clock = clocks[case.clock]
     found = {name: Series(name) for name in sides}
     _check(sides, found, machine)
     calls = _calls([_warm_up(side, clock) for side in sides.values()], P_world)
@@ -69,11 +78,11 @@ def measure(
         first = number % len(names)
         for name in names[first:] + names[:first]:
             found[name].us += _turn(sides[name], clock, calls, share, P_world)
-    _check(sides, found, machine)
+    peak_bytes = _check(sides, found, machine)
     for series in found.values():
         series.us = maxima(series.us, P_world)
         series.correct = maxima([float(not series.correct)], P_world) == [0.0]
-    return [_gpu_row(case, row) for row in rows_of(case, list(found.values()))]
+    return [_gpu_row(case, row, peak_bytes) for row in rows_of(case, list(found.values()))]
 
 
 def maxima(values: Sequence[float], P_world: Partition) -> list[float]:
@@ -95,12 +104,15 @@ def _calls(us: Sequence[float], P_world: Partition) -> int:
     return calls_for(maxima(us, P_world))
 
 
-def _check(sides: Mapping[str, Side], found: Mapping[str, Series], machine: Machine) -> None:
+def _check(
+    sides: Mapping[str, Side], found: Mapping[str, Series], machine: Machine
+) -> dict[str, int]:
+    peak_bytes: dict[str, int] = {}
     for name, side in sides.items():
         side.clear()
-        result = side.call()
-        machine.finish()
+        result, peak_bytes[name] = machine.peak_bytes(side.call)
         found[name].correct = bool(side.is_right(result)) and found[name].correct
+    return peak_bytes
 
 
 def _warm_up(side: Side, clock: Clock) -> float:
@@ -124,7 +136,13 @@ def _turn(side: Side, clock: Clock, calls: int, iterations: int, P_world: Partit
     return us
 
 
-def _gpu_row(case: GpuCase, row: Row) -> GpuRow:
+def _gpu_row(case: GpuCase, row: Row, peak_bytes: Mapping[str, int]) -> GpuRow:
     moves = case.clock == "device" and case.bytes > 0
     gbps = round(case.bytes / row.us_median / 1e3, 2) if moves else None
-    return GpuRow(**asdict(row), gbps=gbps)
+    ours, peer = next(iter(peak_bytes)), peak_bytes.get(row.peer)
+    return GpuRow(
+        **asdict(row),
+        gbps=gbps,
+        peak_mib=round(peak_bytes[ours] / MIB, 2),
+        peer_peak_mib=None if peer is None else round(peer / MIB, 2),
+    )

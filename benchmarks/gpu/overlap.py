@@ -21,7 +21,10 @@ from benchmarks.gpu.self_halo import exchange_of, name_of
 from gpudist.nn import DistributedConv2d, DistributedConv3d
 from gpudist.world.partition import Partition
 
-SHAPES = ((1, 64, 1024, 1024), (1, 32, 128, 128, 128))
+SHAPES = (
+    *((1, 64, 1024, 1024), (1, 64, 256, 256)),
+    *((1, 32, 128, 128, 128), (1, 32, 64, 64, 64)),
+)
 TINY = ((1, 2, 512, 512), (1, 2, 64, 64, 33))
 WAYS = ("forward", "both ways", "beside a halo")
 # Relative bound, in Euclidean norm, for results whose products are rounded to tf32.
@@ -49,9 +52,9 @@ def sides(case: GpuCase, P_world: Partition, machine: Machine) -> dict[str, Side
     torch.backends.cudnn.benchmark = True
     whole = (shape[0], shape[1], shape[2] * P_world.size, *shape[3:])
     rows = slice((P_world.rank or 0) * shape[2], ((P_world.rank or 0) + 1) * shape[2])
-    generator = torch.Generator().manual_seed(0)
-    x = torch.rand(whole, generator=generator).to(P_world.device) - 0.5
-    gy = torch.rand(whole, generator=generator).to(P_world.device) - 0.5
+    generator = torch.Generator(P_world.device).manual_seed(0)
+    x = torch.rand(whole, generator=generator, device=generator.device) - 0.5
+    gy = torch.rand(whole, generator=generator, device=generator.device) - 0.5
     sequential = _layer(TORCHS[len(shape)], (), shape, P_world.device)
     with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
         expected = both_ways(sequential, x, gy)

@@ -81,7 +81,7 @@ def sides(case: GpuCase, P_world: Partition, machine: Machine) -> dict[str, Side
         return to
 
     by_torch(expected)
-    ours = bound(P_world, lowered, narrow, lambda: target)
+    ours = bound(P_world, lowered, narrow, lambda: target, f"{kind} {dtype} {row_bytes}")
     is_right = equal_to(expected)
     return {
         "gpudist": Side(ours, is_right, lambda: target.copy_(before)),

@@ -81,7 +81,9 @@ for _name in (
     *("resize", "resize_as", "resize_", "resize_as_", "set_", "share_memory_", "storage"),
     *("untyped_storage", "_typed_storage", "__dlpack__", "__dlpack_device__", "const_data_ptr"),
 ):
-    entry(getattr(T, _name))(partial(_refuse_memory, _name))
+    # torch 2.11 has no const_data_ptr.
+    if hasattr(T, _name):
+        entry(getattr(T, _name))(partial(_refuse_memory, _name))
 
 
 @entry(T.__reduce_ex__)

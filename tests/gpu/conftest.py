@@ -13,16 +13,22 @@ WORLDS = (ONE_RANK, *SEVERAL)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--world", choices=WORLDS, help="only the tests of this world")
+    parser.addoption("--smallest", action="store_true", help="one test of each function and world")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep only the tests that run on the world given by ``--world``."""
+    """Keep only the tests that ``--world`` and ``--smallest`` ask for."""
     asked = config.getoption("--world", None)
-    if asked is None:
-        return
-    kept = [item for item in items if asked in _worlds_of(item)]
+    kept = [item for item in items if asked is None or asked in _worlds_of(item)]
+    if config.getoption("--smallest", False):
+        # The last: cases of a table begin with the plainest, but its sizes descend.
+        kept = list({(item.path, _name(item), *_worlds_of(item)): item for item in kept}.values())
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = kept
+
+
+def _name(item: pytest.Item) -> str:
+    return getattr(item, "originalname", item.name)
 
 
 def _worlds_of(item: pytest.Item) -> list[str]:

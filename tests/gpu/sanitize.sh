@@ -17,7 +17,7 @@ test -x "$sanitizer" ||
     stop "there is no $sanitizer; set CUDA_HOME to a CUDA toolkit that has one"
 "$python" -c 'import torch; raise SystemExit(not torch.cuda.is_available())' ||
     stop "there is no GPU that the torch of $python sees"
-${MAKE:-make} gpu-build GPU_PYTHON="$python"
+test -n "${GPU_BUILT:-}" || ${MAKE:-make} gpu-build GPU_PYTHON="$python"
 
 # Every tensor is an allocation of its own, so that memcheck knows where it ends.
 export PYTORCH_NO_CUDA_MEMORY_CACHING=1
