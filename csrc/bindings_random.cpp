@@ -36,7 +36,7 @@ void set_indices(RandomCells& cells, const Numbers& start, const Numbers& shape)
 
 void draw(Draw draw, Dtype dtype, Numbers block, const Numbers& start, const Numbers& shape,
           Numbers input_strides, Numbers output_strides, uintptr_t input, uintptr_t output,
-          uintptr_t seed, uintptr_t call, uintptr_t stored_key, uint64_t key, uintptr_t stores_key,
+          uintptr_t seed, uintptr_t call, uintptr_t stored_key, uint64_t number, uintptr_t stores_key,
           int64_t dropped_below, double factor, int device, uintptr_t stream) {
   const nb::gil_scoped_release release;
   RandomCells cells;
@@ -46,7 +46,7 @@ void draw(Draw draw, Dtype dtype, Numbers block, const Numbers& start, const Num
   cells.input_strides = std::move(input_strides);
   cells.output_strides = std::move(output_strides);
   set_indices(cells, start, shape);
-  cells.key = {at(seed), at(call), at(stored_key), key};
+  cells.key = {at(seed), at(call), at(stored_key), number};
   cells.dropped_below = dropped_below;
   cells.factor = factor;
   cells.input = reinterpret_cast<const char*>(input);
@@ -75,7 +75,7 @@ void bind_random(nb::module_& m) {
       .value("bernoulli", Draw::kBernoulli)
       .value("scaled", Draw::kScaled);
   m.def("draw", draw, "draw"_a, "dtype"_a, "block"_a, "start"_a, "shape"_a, "input_strides"_a,
-        "output_strides"_a, "input"_a, "output"_a, "seed"_a, "call"_a, "stored_key"_a, "key"_a,
+        "output_strides"_a, "input"_a, "output"_a, "seed"_a, "call"_a, "stored_key"_a, "number"_a,
         "stores_key"_a, "dropped_below"_a, "factor"_a, "device"_a, "stream"_a,
         "Draw the random numbers of a block's cells, by their index in the tensor of `shape`, on "
         "the host (device -1) or on a stream of a GPU.");

@@ -297,7 +297,7 @@ def draw(
     seed: int,
     call: int,
     stored_key: int,
-    key: int,
+    number: int,
     stores_key: int,
     dropped_below: int,
     factor: float,

@@ -42,9 +42,9 @@ struct Key {
 #endif
   }
   GPUDIST_INLINED explicit Key(const RandomKey& key)
-      : Key(key.seed != nullptr     ? of(*key.seed, *key.call)
+      : Key(key.call != nullptr ? of(key.seed != nullptr ? *key.seed : key.number, *key.call)
             : key.stored != nullptr ? *key.stored
-                                    : key.key) {}
+                                    : key.number) {}
   GPUDIST_INLINED uint64_t number(uint64_t index) const {
     return mixed(mixed(index + first) ^ second);
   }

@@ -20,13 +20,13 @@ enum class Draw : uint8_t {
   kScaled,     // the input, times `factor` if the cell is kept, otherwise times 0 * `factor`
 };
 
-// Source of the key: seed and number of the call at two addresses, or the key at an address, or the
-// key itself.
+// Source of the key: the number of the call at an address, with the seed at an address or as a
+// number; or the key at an address; or the key as a number.
 struct RandomKey {
   const uint64_t* seed = nullptr;
   const uint64_t* call = nullptr;
   const uint64_t* stored = nullptr;
-  uint64_t key = 0;
+  uint64_t number = 0;
 };
 
 // What a dropped and a kept cell are multiplied with.
