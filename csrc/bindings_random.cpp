@@ -79,6 +79,17 @@ void bind_random(nb::module_& m) {
         "stores_key"_a, "dropped_below"_a, "factor"_a, "device"_a, "stream"_a,
         "Draw the random numbers of a block's cells, by their index in the tensor of `shape`, on "
         "the host (device -1) or on a stream of a GPU.");
+  m.def(
+      "capture_id",
+      [](uintptr_t stream) {
+        const DeviceApi* const api = cuda_api();
+        uint64_t id = 0;
+        if (api == nullptr) return id;
+        const int error = api->capture_id(reinterpret_cast<DeviceStream>(stream), &id);
+        check_device(*api, error, "asking whether a stream is captured");
+        return id;
+      },
+      "stream"_a, "Number of the capture of a stream into a CUDA graph; 0 if there is none.");
   m.def("random_key", key_of, "seed"_a, "call"_a, "The key of the numbers of a seed and a call.");
 }
 

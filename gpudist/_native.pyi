@@ -306,6 +306,9 @@ def draw(
 ) -> None:
     """Draw the random numbers of a block's cells, on the host (device -1) or on a GPU's stream."""
 
+def capture_id(stream: int) -> int:
+    """Return the number of the capture of a stream into a CUDA graph; 0 if there is none."""
+
 def random_key(seed: int, call: int) -> int:
     """Return the key of the numbers of a seed and a call."""
 

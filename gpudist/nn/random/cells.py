@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from gpudist.checks.storage import storage_problem
 from gpudist.errors import GpudistError
-from gpudist.exchange.torch_library import is_recorded
+from gpudist.exchange.torch_library import is_eager, is_recorded
 from gpudist.geometry.boxes import Box
 from gpudist.nn.random import composed_cells
 from gpudist.transport.nccl.streams import stream_of
@@ -148,6 +149,41 @@ def normal_by_index(
     elif device.type != "meta":
         composed_cells.fill_normal(drawn, Key(seed, call).as_tensor(device), box, shape)
     return drawn
+
+
+def bernoulli_by_index(
+    seed: torch.Tensor | int,
+    call: torch.Tensor | int,
+    box: Box,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    probability: torch.Tensor | float,
+) -> torch.Tensor:
+    """Draw ones where the uniform number is below the probability, and zeros elsewhere.
+
+    Args:
+        seed ... device: see :func:`uniform_by_index`.
+        probability: of a one; a number, or a tensor of the same shape, dtype and device.
+    """
+    by_cell = probability if isinstance(probability, torch.Tensor) else None
+    drawn = torch.empty(box.shape, dtype=dtype, device=device)
+    if not draws_natively(drawn) or not (by_cell is None or has_memory(by_cell)):
+        return (uniform_by_index(seed, call, box, shape, dtype, device) < probability).to(dtype)
+    factor = 0.0 if isinstance(probability, torch.Tensor) else _rounded(probability, dtype)
+    key, cells = Key(seed, call), Cells(box, shape)
+    draw("bernoulli", drawn, key, cells, input=by_cell, factor=factor)
+    return drawn
+
+
+@lru_cache
+def _rounded(x: float, dtype: torch.dtype) -> float:
+    return torch.tensor(x, dtype=dtype).item()
+
+
+def has_memory(x: torch.Tensor) -> bool:
+    """Return whether the values of ``x`` are where its strides say."""
+    return is_eager(x) and not (storage_problem(x) or x.is_neg() or x._is_zerotensor())
 
 
 def dropped_below(p: float) -> int:

@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 
-from gpudist.checks.storage import storage_problem
-from gpudist.exchange.autograd import apply, is_eager
+from gpudist.exchange.autograd import apply
 from gpudist.exchange.torch_library import constant_when_traced, outside_torch
 from gpudist.geometry.boxes import Box
-from gpudist.nn.random.cells import Cells, Key, draw, draws_natively, kept_by_key
+from gpudist.nn.random.cells import Cells, Key, draw, draws_natively, has_memory, kept_by_key
 
 # Scale of SELU times its alpha; outputs of SELU are above the negative of this product.
 _ALPHA = 1.7580993408473766
@@ -55,7 +54,7 @@ def drop_by_index(
 
 
 def _drop(x: torch.Tensor, key: Key, cells: Cells, p: float) -> torch.Tensor:
-    if not (is_eager(x) and draws_natively(x) and x.is_floating_point() and _has_memory(x)):
+    if not (has_memory(x) and draws_natively(x) and x.is_floating_point()):
         return drop_cells(x, _beside(kept_by_key(key, cells, p, x.device), x), p)
     if x.requires_grad and torch.is_grad_enabled():
         return apply(_Drop, x, key, cells, p)
@@ -89,10 +88,6 @@ def _dropped(
     factor = _factor(p, x.dtype)
     draw("scaled", y, key, cells, input=x, p=p, factor=factor, stores_key=stores_key)
     return y
-
-
-def _has_memory(x: torch.Tensor) -> bool:
-    return not (storage_problem(x) or x.is_neg() or x._is_zerotensor())
 
 
 def _beside(kept: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

@@ -13,8 +13,9 @@ from gpudist.exchange.autograd import all_reduce_constant
 from gpudist.geometry.boxes import Box
 from gpudist.geometry.layout import broadcast, partial_sum, split
 from gpudist.nn.random.drop import drop_by_index
+from gpudist.nn.random.replays import replays_on
 from gpudist.sbp.registry import Call, SbpSignature, Where, compose, register
-from gpudist.sbp.scope import Draws, current_draws
+from gpudist.sbp.scope import Draws, current_draws, mixed
 from gpudist.sbp.signatures.channel_norms import carried_out
 from gpudist.world.partition import CartesianPartition
 
@@ -26,8 +27,15 @@ def next_draw() -> None:
         draws.draws += 1
 
 
-def seed_and_number_of(draws: Draws, device: torch.device) -> tuple[int, int]:
-    """Return the seed and the number of the current draw."""
+def seed_and_number_of(draws: Draws, device: torch.device) -> tuple[int, int | Tensor]:
+    """Return the seed and the number of the current draw.
+
+    In a CUDA graph, the number is that of the replay, and the seed that of the draw.
+    """
+    if device.type == "cuda":
+        replay = replays_on(device, draws.replays).number()
+        if replay is not None:
+            return mixed(draws.seed, draws.draws), replay
     return draws.seed, draws.draws
 
 
