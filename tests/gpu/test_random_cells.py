@@ -59,7 +59,7 @@ def random_blocks(P_world: Partition, seed: int) -> None:
         x, on_gpu = layout.of(values), layout.of(values.to(device))
         leading = draw.randint(1, len(shape))
         cells = Box(box.start[:leading], box.stop[:leading]), shape[:leading]
-        numbers = [torch.tensor(one, device=device) for one in key]
+        numbers = torch.tensor(seed, device=device), torch.tensor(number, device=device)
         dropped = drop_by_index(on_gpu, *numbers, *cells, p)
         assert torch.equal(dropped.cpu(), drop_by_index(x, *key, *cells, p)), (dtype, x.stride())
         for probability in (x.abs(), p):

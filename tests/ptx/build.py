@@ -23,6 +23,8 @@ CACHE = ROOT / "build" / "ptx"
 ARCHITECTURES = (80, 90)
 # Files of csrc/device that have kernels.
 KERNELS = ("cuda_api", "random_cells")
+# Files of csrc/core that plain loops and launches need.
+CORE = ("combine_plan", "packing_cpu", "random_cells")
 FLAGS = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden"]
 # Every product and sum is rounded, as in the native core.
 FLAGS.append("-ffp-contract=off")
@@ -175,7 +177,7 @@ def program(
 ) -> tuple[Path, dict[str, str]]:
     """Return a program over plain memory that launches a file's kernels, and its environment."""
     mine = [HERE / f"{name}.cpp" for name in ("machine", "opcodes", "host")]
-    core = [CSRC / "core" / f"{name}.cpp" for name in ("combine_plan", "packing_cpu", "random_cells")]
+    core = [CSRC / "core" / f"{stem}.cpp" for stem in CORE]
     parts = objects([*sources, *mine, *core])
     capability = f"-DGPUDIST_PTX_CAPABILITY={architecture}"
     parts += objects([HERE / "runtime.cpp"], capability)

@@ -1,6 +1,7 @@
 """Random launches of the compiled kernels against plain loops, and the lines they execute.
 
-python -m tests.ptx.launches [--architectures 80 90] [--kernels random_cells] [--count 50000] [--seed 1]
+python -m tests.ptx.launches [--architectures 80 90] [--kernels random_cells]
+        [--count 50000] [--seed 1]
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ def main() -> int:
             for one in missed:
                 print(f"    {one.line}: {one}")
         print(
-            f"sm_{architecture}, {file}: {arguments.count} launches, {found.executed / 1e6:.0f} million "
-            f"instructions, {100 * found.covered:.2f} % of the PTX: {found.wrong or 'passed'}"
+            f"sm_{architecture}, {file}: {arguments.count} launches, "
+            f"{found.executed / 1e6:.0f} million instructions, {100 * found.covered:.2f} % of the PTX: {found.wrong or 'passed'}"
         )
         failed |= bool(found.wrong) or found.covered < LEAST_COVERED
     return int(failed)

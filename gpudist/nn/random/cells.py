@@ -283,4 +283,3 @@ def _addresses(key: Key, device: torch.device) -> tuple[int, int, int, int]:
                 f"{call.device}, so that every replay would repeat them: move the layer to {device}"
             )
     return 0, 0, 0, _native.random_key(int(seed) % _WORD, int(call) % _WORD)
-

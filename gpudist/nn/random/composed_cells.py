@@ -34,9 +34,7 @@ def fill_kept(
         kept[tile.shifted(box.start).slices] = numbers >= dropped_below
 
 
-def fill_uniform(
-    drawn: torch.Tensor, key: torch.Tensor, box: Box, shape: tuple[int, ...]
-) -> None:
+def fill_uniform(drawn: torch.Tensor, key: torch.Tensor, box: Box, shape: tuple[int, ...]) -> None:
     """Fill ``drawn`` with uniform numbers."""
     bits = _BITS[drawn.dtype]
     for tile, numbers in _numbers(key, box, shape, drawn.device):
@@ -44,9 +42,7 @@ def fill_uniform(
         drawn[tile.shifted(box.start).slices] = steps.to(drawn.dtype)
 
 
-def fill_normal(
-    drawn: torch.Tensor, key: torch.Tensor, box: Box, shape: tuple[int, ...]
-) -> None:
+def fill_normal(drawn: torch.Tensor, key: torch.Tensor, box: Box, shape: tuple[int, ...]) -> None:
     """Fill ``drawn`` with standard normal numbers.
 
     The native core's differ from these in the last bits, because torch's logarithm and cosine

@@ -115,9 +115,7 @@ class _DropoutLayer(DistributedModule):
             return input.clone()
         return (alpha_drop_cells if self._is_alpha else drop_cells)(input, kept, self.p)
 
-    def _draw(
-        self, x: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, Box, tuple[int, ...]]:
+    def _draw(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Box, tuple[int, ...]]:
         """Return seed and number of this call, and the box and the shape of its numbers."""
         box, shape = self._bound(x, self._agree)
         call = self._number()
