@@ -57,11 +57,7 @@ def cases(ranks: int, tiny: bool = False) -> list[GpuCase]:
 
 def sides(case: GpuCase, P_world: Partition, machine: Machine) -> dict[str, Side]:
     shape, dtype, what = (case.parameters[key] for key in ("shape", "dtype", "what"))
-    generator = torch.Generator().manual_seed(1)
-    x, g = (
-        torch.empty(shape).uniform_(0.5, 1.5, generator=generator).to(P_world.device, dtype)
-        for _ in range(2)
-    )
+    x, g = (torch.rand(shape, device=P_world.device).add_(0.5).to(dtype) for _ in range(2))
     if what in DRAWS:
         return _draws(what, x)
     layer = DistributedDropout(

@@ -85,7 +85,8 @@ def main() -> int:
                 print(f"    {one.line}: {one}")
         print(
             f"sm_{architecture}, {file}: {arguments.count} launches, "
-            f"{found.executed / 1e6:.0f} million instructions, {100 * found.covered:.2f} % of the PTX: {found.wrong or 'passed'}"
+            f"{found.executed / 1e6:.0f} million instructions, {100 * found.covered:.2f} % of "
+            f"the PTX: {found.wrong or 'passed'}"
         )
         failed |= bool(found.wrong) or found.covered < LEAST_COVERED
     return int(failed)

@@ -246,7 +246,7 @@ def test_kernels_fit_the_registers(architecture: int, name: str):
 
 
 def wide_accesses(kernel: str) -> tuple[str, ...]:
-    """Return the accesses of 16 bytes that a kernel has: not all draws read, and bools are words."""
+    """Return the accesses of 16 bytes that a kernel has; not all draws read."""
     if "random_kernel" not in kernel:
         return "LDG", "STG"
     draw = re.search(r"4DrawE(\d)", kernel)
