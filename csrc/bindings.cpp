@@ -269,4 +269,5 @@ NB_MODULE(_native, m) {
   gpudist::bind_environment(m);
   gpudist::bind_memory(m);
   gpudist::bind_norm(m);
+  gpudist::bind_random(m);
 }

@@ -275,6 +275,43 @@ class NormLines:
         self, gradient: int, x: int, totals: int, of_totals: int, weight: int, of_x: int
     ) -> None: ...
 
+class Draw(enum.Enum):
+    """What is drawn for each cell."""
+
+    kept = 0
+    uniform = 1
+    normal = 2
+    bernoulli = 3
+    scaled = 4
+
+def draw(
+    draw: Draw,
+    dtype: Dtype,
+    block: Sequence[int],
+    start: Sequence[int],
+    shape: Sequence[int],
+    input_strides: Sequence[int],
+    output_strides: Sequence[int],
+    input: int,
+    output: int,
+    seed: int,
+    call: int,
+    stored_key: int,
+    number: int,
+    stores_key: int,
+    dropped_below: int,
+    factor: float,
+    device: int,
+    stream: int,
+) -> None:
+    """Draw the random numbers of a block's cells, on the host (device -1) or on a GPU's stream."""
+
+def capture_id(stream: int) -> int:
+    """Return the number of the capture of a stream into a CUDA graph; 0 if there is none."""
+
+def random_key(seed: int, call: int) -> int:
+    """Return the key of the numbers of a seed and a call."""
+
 def recycled_tensor(shape: Sequence[int], dtype: Dtype) -> object:
     """Return a DLPack capsule of a contiguous tensor from the memory pool."""
 

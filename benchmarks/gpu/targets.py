@@ -10,7 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu import SUBJECTS, adjoint, copy, enqueue, latency, overlap, packing, self_halo
+from benchmarks.gpu import (
+    SUBJECTS,
+    adjoint,
+    copy,
+    dropout,
+    enqueue,
+    latency,
+    overlap,
+    packing,
+    self_halo,
+)
 from benchmarks.gpu.files import RESULTS, path_of, read
 from benchmarks.rows import NO_PEER
 
@@ -68,6 +78,11 @@ def targets() -> Iterator[Target]:
     for case in overlap.cases(1):
         if case.parameters["way"] == "beside a halo":
             yield Target("overlap", case.name, "convolution alone", 1.05)
+    for case in dropout.cases(1):
+        what = case.parameters["what"]
+        peer = f"torch.{what}" if what in dropout.DRAWS else "F.dropout"
+        if case.clock == "device":
+            yield Target("dropout", case.name, peer, 1.5)
 
 
 def table(results: Path = RESULTS) -> str:

@@ -22,6 +22,14 @@ struct Divisor {
   uint32_t multiplier = uint32_t{1} << 31;
   uint8_t shift = 0;
 
+  static Divisor of(int64_t value) {
+    Divisor divisor;
+    divisor.value = static_cast<uint32_t>(value);
+    while ((int64_t{1} << divisor.shift) < value) ++divisor.shift;
+    const int64_t dividend = int64_t{1} << (31 + divisor.shift);
+    divisor.multiplier = static_cast<uint32_t>((dividend + value - 1) / value);
+    return divisor;
+  }
   GPUDIST_HOST_DEVICE uint32_t quotient(uint32_t number) const {
     return static_cast<uint32_t>((static_cast<uint64_t>(2 * number) * multiplier) >> 32) >> shift;
   }

@@ -19,15 +19,6 @@ int64_t ceil_divide(int64_t number, int64_t divisor) {
   return (number + divisor - 1) / divisor;
 }
 
-Divisor make_divisor(int64_t value) {
-  Divisor divisor;
-  divisor.value = static_cast<uint32_t>(value);
-  while ((int64_t{1} << divisor.shift) < value) ++divisor.shift;
-  divisor.multiplier =
-      static_cast<uint32_t>(ceil_divide(int64_t{1} << (31 + divisor.shift), value));
-  return divisor;
-}
-
 int64_t lowest_bit(int64_t bits) {
   return bits & -bits;
 }
@@ -183,11 +174,11 @@ void CombinePlan::append(const Rows& box, int alignment, int64_t tile_rows,
   job.rows = static_cast<uint8_t>(tile_rows);
   job.dims = static_cast<uint8_t>(last);
   job.unit = static_cast<uint8_t>(unit_of(rows, alignment));
-  job.columns = make_divisor(columns);
-  job.line = make_divisor(line_tiles);
+  job.columns = Divisor::of(columns);
+  job.line = Divisor::of(line_tiles);
   int64_t tiles = columns * line_tiles;
   for (size_t d = 0; d < last; ++d) {
-    job.shape[d] = make_divisor(rows.shape[d]);
+    job.shape[d] = Divisor::of(rows.shape[d]);
     tiles *= rows.shape[d];
   }
   job.tiles = static_cast<uint32_t>(tiles);

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include "device/device_api.h"
+#include "device/random_launch.h"
 
 namespace gpudist {
 
@@ -248,6 +249,7 @@ DeviceApi make_api() {
   api.exchange_capture_mode = exchange_capture_mode;
   api.most_inline_bytes = most_inline_bytes;
   api.launch_combine = launch_combine;
+  api.launch_random = launch_random;
   return api;
 }
 

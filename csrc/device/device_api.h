@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/combine.h"
+#include "core/random_cells.h"
 
 namespace gpudist {
 
@@ -16,7 +17,7 @@ constexpr int kRelaxedCapture = 2;
 
 // Every call except error_string returns zero or an error code of the runtime.
 struct DeviceApi {
-  static constexpr int kAbi = 6;
+  static constexpr int kAbi = 7;
 
   int abi;  // kAbi with which the table was compiled
   const char* name;
@@ -59,6 +60,7 @@ struct DeviceApi {
   // Largest tables that can be passed as kernel arguments.
   uint32_t (*most_inline_bytes)();
   int (*launch_combine)(const CombineArguments& arguments, DeviceStream stream);
+  int (*launch_random)(const RandomArguments& arguments, DeviceStream stream);
 };
 
 // CUDA's table, or null in a build without CUDA.

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 
 from gpudist.geometry.layout import Layout
+from gpudist.nn.random.replays import Replays
 from gpudist.sbp.placement import Placement
 from gpudist.world.partition import Partition
 
@@ -63,10 +64,14 @@ class Draws:
     Attributes:
         seed: seed of the numbers.
         draws: number of draws so far.
+        replays: counters of the replays of CUDA graphs, by device.
     """
 
     seed: int = field(default=0, kw_only=True)
     draws: int = field(default=0, kw_only=True)
+    replays: dict[torch.device, Replays] = field(
+        default_factory=dict[torch.device, Replays], kw_only=True
+    )
 
     def number(self) -> int:
         """Return the seed of the next draw, the same on every worker."""

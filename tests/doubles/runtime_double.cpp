@@ -8,6 +8,7 @@
 #include <numeric>
 #include <vector>
 
+#include "core/random_body.h"
 #include "device_double.h"
 #include "hooks.h"
 #include "memory_double.h"
@@ -297,6 +298,22 @@ int launch_combine(const CombineArguments& arguments, DeviceStream stream) {
   return kSuccess;
 }
 
+int launch_random(const RandomArguments& arguments, DeviceStream stream) {
+  if (const int error = check_stream("launch_random", stream)) return error;
+  count_call("launch_random");
+  enqueue(stream, [arguments] {
+    if (!may_touch(arguments.output, 1, "a kernel")) return;
+    randomly::with_types(arguments.draw, arguments.dtype, [&](auto draw, auto cells) {
+      for (uint32_t block = 0; block < arguments.blocks; ++block) {
+        for (uint32_t thread = 0; thread < RandomArguments::kThreads; ++thread) {
+          randomly::draw_cells<decltype(draw)::value, decltype(cells)>(arguments, block, thread);
+        }
+      }
+    });
+  });
+  return kSuccess;
+}
+
 constexpr DeviceApi kApi{DeviceApi::kAbi,
                          "double",
                          error_string,
@@ -323,7 +340,8 @@ constexpr DeviceApi kApi{DeviceApi::kAbi,
                          capture_id,
                          exchange_capture_mode,
                          most_inline_bytes,
-                         launch_combine};
+                         launch_combine,
+                         launch_random};
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-"""Builds nvcc's output for ``csrc/device/cuda_api.cu`` and this folder; kept in ``build/ptx``."""
+"""Builds nvcc's output for the files of ``csrc/device`` and this folder; kept in ``build/ptx``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,13 @@ ROOT = HERE.parents[1]
 CSRC = ROOT / "csrc"
 CACHE = ROOT / "build" / "ptx"
 ARCHITECTURES = (80, 90)
+# Files of csrc/device that have kernels.
+KERNELS = ("cuda_api", "random_cells")
+# Files of csrc/core that plain loops and launches need.
+CORE = ("combine_plan", "packing_cpu", "random_cells")
 FLAGS = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden"]
+# Every product and sum is rounded, as in the native core.
+FLAGS.append("-ffp-contract=off")
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
 
@@ -81,9 +87,9 @@ def with_headers(source: Path, folders: tuple[Path, ...]) -> list[Path]:
 
 
 @lru_cache
-def compiled_kernels(architecture: int) -> Path:
+def compiled_kernels(architecture: int, name: str = KERNELS[0]) -> Path:
     """Return the folder with nvcc's object, PTX, machine code and log for one architecture."""
-    source = CSRC / "device" / "cuda_api.cu"
+    source = CSRC / "device" / f"{name}.cu"
     flags = ["-std=c++17", "-O3", "-Werror=all-warnings", "-Xcompiler=-fPIC", "-Xptxas=-v"]
     flags.append(f"-gencode=arch=compute_{architecture},code=sm_{architecture}")
     texts = [path.read_bytes() for path in with_headers(source, (CSRC,))]
@@ -95,30 +101,36 @@ def compiled_kernels(architecture: int) -> Path:
         kept = Path(folder) / "kept"
         kept.mkdir()
         command = [str(nvcc()), *flags, "--keep", "--keep-dir", str(kept)]
-        command += [f"-I{CSRC}", "-c", str(source), "-o", str(kept / "cuda_api.o")]
+        command += [f"-I{CSRC}", "-c", str(source), "-o", str(kept / f"{name}.o")]
         done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
         if done.returncode != 0:
             raise RuntimeError(
-                f"csrc/device/cuda_api.cu does not compile:\n{done.stdout}{done.stderr}"
+                f"csrc/device/{name}.cu does not compile:\n{done.stdout}{done.stderr}"
             )
         made = Path(folder) / "made"
         made.mkdir()
         (made / "log.txt").write_text(done.stdout + done.stderr)
-        shutil.copy(kept / "cuda_api.o", made)
-        shutil.copy(next(kept.glob("cuda_api*.ptx")), made / f"sm_{architecture}.ptx")
-        shutil.copy(next(kept.glob("cuda_api*.cubin")), made / f"sm_{architecture}.cubin")
+        shutil.copy(kept / f"{name}.o", made)
+        shutil.copy(next(kept.glob(f"{name}*.ptx")), made / f"sm_{architecture}.ptx")
+        shutil.copy(next(kept.glob(f"{name}*.cubin")), made / f"sm_{architecture}.cubin")
         _put(made, target)
     return target
 
 
-def encoded_kernels(architecture: int) -> Path:
+def ptx_of(architecture: int, name: str = KERNELS[0]) -> str:
+    """Return the PTX of a file's kernels."""
+    return (compiled_kernels(architecture, name) / f"sm_{architecture}.ptx").read_text()
+
+
+def encoded_kernels(architecture: int, *names: str) -> Path:
     """Return the file of the kernels that the machine reads."""
-    ptx = (compiled_kernels(architecture) / f"sm_{architecture}.ptx").read_text()
+    ptx = [ptx_of(architecture, name) for name in names]
     encoder = [(HERE / name).read_bytes() for name in ("assembly.py", "program.py")]
-    target = CACHE / f"sm_{architecture}-{digest_of(ptx, *encoder)}.program"
+    target = CACHE / f"sm_{architecture}-{digest_of(*ptx, *encoder)}.program"
     if not target.exists():
         made = target.with_suffix(f".{os.getpid()}")
-        lines = [line for kernel in read(ptx) for line in encode(kernel)[0]]
+        kernels = [kernel for text in ptx for kernel in read(text)]
+        lines = [line for kernel in kernels for line in encode(kernel)[0]]
         made.write_text("\n".join(lines) + "\n")
         os.replace(made, target)
     return target
@@ -160,33 +172,38 @@ def linked(name: str, parts: list[Path], *flags: str) -> Path:
     return target
 
 
-def program(sources: list[Path], architecture: int) -> tuple[Path, dict[str, str]]:
-    """Return a program over plain memory, named by its first source, and its environment."""
-    kernels = compiled_kernels(architecture)
+def program(
+    sources: list[Path], architecture: int, name: str = KERNELS[0]
+) -> tuple[Path, dict[str, str]]:
+    """Return a program over plain memory that launches a file's kernels, and its environment."""
     mine = [HERE / f"{name}.cpp" for name in ("machine", "opcodes", "host")]
-    core = [CSRC / "core" / f"{name}.cpp" for name in ("combine_plan", "packing_cpu")]
+    core = [CSRC / "core" / f"{stem}.cpp" for stem in CORE]
     parts = objects([*sources, *mine, *core])
     capability = f"-DGPUDIST_PTX_CAPABILITY={architecture}"
     parts += objects([HERE / "runtime.cpp"], capability)
-    made = linked(sources[0].stem, [*parts, kernels / "cuda_api.o"])
-    return made, os.environ | {"GPUDIST_PTX_PROGRAM": str(encoded_kernels(architecture))}
+    made = linked(sources[0].stem, [*parts, *_kernel_objects(architecture)])
+    return made, os.environ | {"GPUDIST_PTX_PROGRAM": str(encoded_kernels(architecture, name))}
 
 
 def library(architecture: int) -> tuple[Path, dict[str, str]]:
     """Return the doubles with the compiled kernels in them, and the environment they need."""
-    kernels = compiled_kernels(architecture)
     # The native core asks for one table: nvcc's, which stands on that of the doubles.
     parts = objects(doubles.sources(), "-Dgpudist_device_api=gpudist_double_device_api")
     parts += objects([HERE / f"{name}.cpp" for name in ("machine", "opcodes", "doubled")])
     parts += objects([HERE / "runtime.cpp"], f"-DGPUDIST_PTX_CAPABILITY={architecture}")
-    made = linked("libnccl_double.so", [*parts, kernels / "cuda_api.o"], *doubles.LINKING)
+    parts += _kernel_objects(architecture)
+    made = linked("libnccl_double.so", parts, *doubles.LINKING)
     heap = linked("libheap.so", objects([HERE / "heap.cpp"], "-fno-builtin"), "-shared")
     return made, {
         "LD_PRELOAD": str(heap),
         "GPUDIST_NCCL_LIBRARY": str(made),
         "GPUDIST_DEVICE_LIBRARY": str(made),
-        "GPUDIST_PTX_PROGRAM": str(encoded_kernels(architecture)),
+        "GPUDIST_PTX_PROGRAM": str(encoded_kernels(architecture, *KERNELS)),
     }
+
+
+def _kernel_objects(architecture: int) -> list[Path]:
+    return [compiled_kernels(architecture, name) / f"{name}.o" for name in KERNELS]
 
 
 def _put(made: Path, target: Path) -> None:

@@ -29,6 +29,10 @@ int launch_combine(const CombineArguments&, DeviceStream) {
   return kSuccess;
 }
 
+int launch_random(const RandomArguments&, DeviceStream) {
+  return kSuccess;
+}
+
 DeviceApi make_api() {
   DeviceApi api{};
   api.allocate = allocate;
@@ -37,6 +41,7 @@ DeviceApi make_api() {
   api.release_pinned = release;
   api.copy = copy;
   api.launch_combine = launch_combine;
+  api.launch_random = launch_random;
   return api;
 }
 

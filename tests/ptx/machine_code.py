@@ -9,7 +9,7 @@ import subprocess
 import sysconfig
 from dataclasses import dataclass
 
-from tests.ptx.build import compiled_kernels, nvcc
+from tests.ptx.build import KERNELS, compiled_kernels, nvcc
 
 _FUNCTION = re.compile(r"^\s*Function (\w+):\s*\n(.*)$", re.MULTILINE)
 _PTXAS = re.compile(
@@ -51,32 +51,33 @@ def tool(name: str) -> str:
     return found
 
 
-def spills(architecture: int) -> dict[str, tuple[int, int]]:
+def spills(architecture: int, name: str = KERNELS[0]) -> dict[str, tuple[int, int]]:
     """Return ptxas's counts per kernel: registers, and bytes of stack and spills."""
-    log = (compiled_kernels(architecture) / "log.txt").read_text()
+    log = (compiled_kernels(architecture, name) / "log.txt").read_text()
     return {
-        name: (int(registers), int(stack) + int(stores) + int(loads))
-        for name, found, stack, stores, loads, registers in _PTXAS.findall(log)
+        kernel: (int(registers), int(stack) + int(stores) + int(loads))
+        for kernel, found, stack, stores, loads, registers in _PTXAS.findall(log)
         if int(found) == architecture
     }
 
 
-def resources(architecture: int) -> dict[str, Resources]:
+def resources(architecture: int, name: str = KERNELS[0]) -> dict[str, Resources]:
     """Return the resources that cuobjdump reads in the machine code of each kernel."""
-    cubin = compiled_kernels(architecture) / f"sm_{architecture}.cubin"
+    cubin = compiled_kernels(architecture, name) / f"sm_{architecture}.cubin"
     command = [tool("cuobjdump"), "-res-usage", str(cubin)]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     made = {}
-    for name, line in _FUNCTION.findall(text):
+    for kernel, line in _FUNCTION.findall(text):
         numbers = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", line))
-        made[name] = Resources(*(int(numbers[key]) for key in ("REG", "STACK", "LOCAL")))
+        made[kernel] = Resources(*(int(numbers[key]) for key in ("REG", "STACK", "LOCAL")))
     return made
 
 
-def opcodes(architecture: int) -> dict[str, list[str]]:
+def opcodes(architecture: int, name: str = KERNELS[0]) -> dict[str, list[str]]:
     """Return the opcodes of each kernel's machine code, in their order."""
-    cubin = compiled_kernels(architecture) / f"sm_{architecture}.cubin"
+    cubin = compiled_kernels(architecture, name) / f"sm_{architecture}.cubin"
     command = [tool("nvdisasm"), str(cubin)]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     _, *parts = _SECTION.split(text)
-    return {name: _OPCODE.findall(body) for name, body in zip(parts[::2], parts[1::2], strict=True)}
+    bodies = zip(parts[::2], parts[1::2], strict=True)
+    return {kernel: _OPCODE.findall(body) for kernel, body in bodies}

@@ -87,6 +87,8 @@ void put_arithmetic(Table& table) {
     table["sub." + name] = {binary<T, subtract<T>>, 3};
     table["mul." + name] = {binary<T, multiply<T>>, 3};
     table["div." + name] = {binary<T, divide<T>>, 3};
+    table["neg." + name] = {unary<T, negative<T>>, 2};
+    table["sqrt." + name] = {unary<T, square_root<T>>, 2};
     table["fma." + name] = {fused_multiply_add<T>, 4};
     table["setp.nan." + name] = {compare<T, is_unordered<T>>, 3};
     table["setp.num." + name] = {compare<T, is_ordered<T>>, 3};

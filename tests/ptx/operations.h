@@ -122,6 +122,14 @@ T negate(T a) {
   return subtract<T>(0, a);
 }
 template <class T>
+T negative(T a) {
+  return -a;
+}
+template <class T>
+T square_root(T a) {
+  return std::sqrt(a);
+}
+template <class T>
 T magnitude(T a) {
   return a < 0 ? subtract<T>(0, a) : a;
 }

@@ -12,7 +12,7 @@ from tests.doubles.build import NoCompiler
 from tests.every import EVERY
 from tests.ptx import machine_code
 from tests.ptx.assembly import Instruction, Kernel, read
-from tests.ptx.build import ARCHITECTURES, NoNvcc, compiled_kernels, objects
+from tests.ptx.build import ARCHITECTURES, KERNELS, NoNvcc, compiled_kernels, objects
 from tests.ptx.count import CLOCK_GHZ, counted
 from tests.ptx.effects import Effects
 from tests.ptx.launches import LEAST_COVERED, launch
@@ -20,6 +20,8 @@ from tests.ptx.machine_code import NoTool
 from tests.ptx.mutants import Mutant, run
 
 LAUNCHES, BLOCKS = (2000, 200) if EVERY else (500, 40)  # `make ptx` carries out more
+# Kernels of each file; those of random cells draw five ways, all but one in four dtypes.
+KERNEL_COUNTS = {"cuda_api": 4, "random_cells": 17}
 # Registers per thread: a multiprocessor has 65536, so 1024 threads run at once.
 MOST_REGISTERS = 64
 # Interiors and adjoints of halos, read + write. An H100's memory copies 3.0 TB/s: it is the limit.
@@ -35,8 +37,9 @@ def compilers() -> None:
         pytest.skip(str(error))
 
 
-def test_random_launches_do_what_plain_loops_do():
-    found = launch(90, LAUNCHES, seed=1)
+@pytest.mark.parametrize("name", KERNELS)
+def test_random_launches_do_what_plain_loops_do(name: str):
+    found = launch(90, LAUNCHES, 1, name)
     assert found.wrong == ""
     assert found.covered >= LEAST_COVERED, found.missed
 
@@ -232,28 +235,39 @@ def test_issue_does_not_bound_halos():
     assert not slow
 
 
+@pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("architecture", ARCHITECTURES if EVERY else ARCHITECTURES[-1:])
-def test_kernels_fit_the_registers(architecture: int):
-    found = machine_code.spills(architecture)
-    assert len(found) == 4
+def test_kernels_fit_the_registers(architecture: int, name: str):
+    found = machine_code.spills(architecture, name)
+    assert len(found) == KERNEL_COUNTS[name]
     for kernel, (registers, spilled_bytes) in found.items():
         assert spilled_bytes == 0, f"{kernel} spills on sm_{architecture}"
         assert registers <= MOST_REGISTERS, f"{kernel} on sm_{architecture}"
 
 
+def wide_accesses(kernel: str) -> tuple[str, ...]:
+    """Return the accesses of 16 bytes that a kernel has; not all draws read."""
+    if "random_kernel" not in kernel:
+        return "LDG", "STG"
+    draw = re.search(r"4DrawE(\d)", kernel)
+    assert draw is not None
+    return {"0": (), "1": ("STG",), "2": ("STG",)}.get(draw[1], ("LDG", "STG"))
+
+
+@pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("architecture", ARCHITECTURES if EVERY else ARCHITECTURES[-1:])
-def test_machine_code_moves_wide_lanes_and_keeps_to_registers(architecture: int):
+def test_machine_code_moves_wide_lanes_and_keeps_to_registers(architecture: int, name: str):
     try:
-        resources = machine_code.resources(architecture)
-        opcodes = machine_code.opcodes(architecture)
+        resources = machine_code.resources(architecture, name)
+        opcodes = machine_code.opcodes(architecture, name)
     except NoTool as error:
         pytest.skip(str(error))
-    assert len(resources) == len(opcodes) == 4
+    assert len(resources) == len(opcodes) == KERNEL_COUNTS[name]
     for kernel, found in resources.items():
         assert found.registers <= MOST_REGISTERS, (kernel, found)
         assert (found.stack_bytes, found.local_bytes) == (0, 0), (kernel, found)
     for kernel, code in opcodes.items():
-        for access in ("LDG", "STG"):
+        for access in wide_accesses(kernel):
             wide = [one for one in code if re.match(rf"{access}\.E\b.*\.128\b", one)]
             assert wide, f"{kernel} has no {access}.E.128 on sm_{architecture}"
         in_local_memory = [one for one in code if one.partition(".")[0] in ("LDL", "STL")]

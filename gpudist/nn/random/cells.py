@@ -1,26 +1,79 @@
-"""Random values of a global tensor, of which each worker draws only its own block."""
+"""Random values of a global tensor, of which each worker draws only its own block.
+
+The native core draws a block in one pass, on a CPU and on a GPU. Where it cannot, torch's
+operations draw the same numbers (:mod:`gpudist.nn.random.composed_cells`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from math import pi, prod
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from gpudist.checks.storage import storage_problem
+from gpudist.errors import GpudistError
+from gpudist.exchange.torch_library import is_eager, is_recorded
 from gpudist.geometry.boxes import Box
+from gpudist.nn.random import composed_cells
+from gpudist.transport.nccl.streams import stream_of
 
-# A tile of 8 bytes per cell fits in a CPU's cache; a GPU needs more cells for full occupancy.
-_TILE_CELLS = 1 << 17
-_TILE_CELLS_OF_GPU = 1 << 22
-# Constants of splitmix64 (Steele, Lea and Flood 2014), as signed numbers.
-_STEP = 0x9E3779B97F4A7C15 - (1 << 64)
-_BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
-_FACTORS = 0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64)
+if TYPE_CHECKING:
+    from gpudist._native import Draw
+
+try:
+    import gpudist._native as _native
+except ImportError:
+    _native = None
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_NATIVE_DTYPES = (
+    {dtype: getattr(_native.Dtype, str(dtype).removeprefix("torch.")) for dtype in _DTYPES}
+    if _native is not None
+    else {}
+)
+_WORD = 1 << 64
+_NO_STRIDES = ()
+
+
+class Key(NamedTuple):
+    """Key of the numbers of one call: a seed and a call number, or what a draw stored.
+
+    Attributes:
+        seed, call: a number, or a tensor of one int64.
+        stored: key that an earlier draw has written, which replaces both.
+    """
+
+    seed: torch.Tensor | int
+    call: torch.Tensor | int
+    stored: torch.Tensor | None = None
+
+    def as_tensor(self, device: torch.device) -> torch.Tensor:
+        """Return the key for the composition, one int64."""
+        if self.stored is not None:
+            return self.stored
+        one = [
+            x if isinstance(x, torch.Tensor) else torch.tensor(x, device=device) for x in self[:2]
+        ]
+        return composed_cells.mixed_key(*one)
+
+
+class Cells(NamedTuple):
+    """Global indices of a block's cells.
+
+    Attributes:
+        box: box of the block in the leading dims; cells that differ in the other dims alone have
+            the same index.
+        shape: global shape of the leading dims.
+    """
+
+    box: Box
+    shape: tuple[int, ...]
 
 
 def kept_by_index(
-    seed: torch.Tensor,
-    call: torch.Tensor,
+    seed: torch.Tensor | int,
+    call: torch.Tensor | int,
     box: Box,
     shape: tuple[int, ...],
     p: float,
@@ -32,7 +85,7 @@ def kept_by_index(
     on the worker that owns it.
 
     Args:
-        seed, call: seed and call number, one int64 each.
+        seed, call: seed and call number: one int64 each, or numbers.
         box: this worker's box of the global tensor.
         shape: global shape of the tensor.
         p: probability of dropping a cell, between 0 and 1 exclusive.
@@ -42,20 +95,24 @@ def kept_by_index(
         New bool tensor of the shape of ``box``, true for kept cells.
 
     Cost:
-        About 25 torch operations on int64 per cell, in tiles of bounded size; no communication.
+        One pass over the result; no communication.
     """
-    if device.type == "meta":
-        return torch.empty(box.shape, dtype=torch.bool, device=device)
-    dropped_below = int(p * 2.0**64) - (1 << 63)
-    kept = torch.empty(box.shape, dtype=torch.bool, device=device)
-    for tile, numbers in _numbers(seed, call, box, shape, device):
-        kept[tile.shifted(box.start).slices] = numbers >= dropped_below
+    return kept_by_key(Key(seed, call), Cells(box, shape), p, device)
+
+
+def kept_by_key(key: Key, cells: Cells, p: float, device: torch.device) -> torch.Tensor:
+    """Draw which cells are kept; see :func:`kept_by_index`."""
+    kept = torch.empty(cells.box.shape, dtype=torch.bool, device=device)
+    if draws_natively(kept):
+        draw("kept", kept, key, cells, p=p)
+    elif device.type != "meta":
+        composed_cells.fill_kept(kept, key.as_tensor(device), *cells, dropped_below(p))
     return kept
 
 
 def uniform_by_index(
-    seed: torch.Tensor,
-    call: torch.Tensor,
+    seed: torch.Tensor | int,
+    call: torch.Tensor | int,
     box: Box,
     shape: tuple[int, ...],
     dtype: torch.dtype,
@@ -70,108 +127,159 @@ def uniform_by_index(
         New tensor of ``dtype``, of the shape of ``box``.
     """
     drawn = torch.empty(box.shape, dtype=dtype, device=device)
-    bits = _BITS[dtype]
-    for tile, numbers in _numbers(seed, call, box, shape, device):
-        steps = _shifted(numbers, 64 - bits).double() * 2.0**-bits
-        drawn[tile.shifted(box.start).slices] = steps.to(dtype)
+    if draws_natively(drawn):
+        draw("uniform", drawn, Key(seed, call), Cells(box, shape))
+    elif device.type != "meta":
+        composed_cells.fill_uniform(drawn, Key(seed, call).as_tensor(device), box, shape)
     return drawn
 
 
 def normal_by_index(
-    seed: torch.Tensor,
-    call: torch.Tensor,
+    seed: torch.Tensor | int,
+    call: torch.Tensor | int,
     box: Box,
     shape: tuple[int, ...],
     dtype: torch.dtype,
     device: torch.device,
 ) -> torch.Tensor:
-    """Draw standard normal numbers; for the arguments see :func:`uniform_by_index`.
-
-    Source:
-        Box & Muller 1958, from two uniform numbers per cell.
-    """
+    """Draw standard normal numbers; for the arguments see :func:`uniform_by_index`."""
     drawn = torch.empty(box.shape, dtype=dtype, device=device)
-    for tile, numbers in _numbers(seed, call, box, shape, device):
-        # The number must be above 0, so that the logarithm is finite.
-        radius = (_shifted(numbers, 11) + 1).double() * 2.0**-53
-        turn = _shifted(_mixed(numbers + _STEP), 11).double() * 2.0**-53
-        cells = (-2 * radius.log()).sqrt() * (2 * pi * turn).cos()
-        drawn[tile.shifted(box.start).slices] = cells.to(dtype)
+    if draws_natively(drawn):
+        draw("normal", drawn, Key(seed, call), Cells(box, shape))
+    elif device.type != "meta":
+        composed_cells.fill_normal(drawn, Key(seed, call).as_tensor(device), box, shape)
     return drawn
 
 
-def _numbers(
-    seed: torch.Tensor,
-    call: torch.Tensor,
+def bernoulli_by_index(
+    seed: torch.Tensor | int,
+    call: torch.Tensor | int,
     box: Box,
     shape: tuple[int, ...],
+    dtype: torch.dtype,
     device: torch.device,
-) -> Iterator[tuple[Box, torch.Tensor]]:
-    first = _mixed(_mixed(seed + _STEP) ^ call)
-    second = _mixed(first + _STEP)
-    strides = [prod(shape[d + 1 :]) for d in range(len(shape))]
-    for tile in _tiles(box, _TILE_CELLS if device.type == "cpu" else _TILE_CELLS_OF_GPU):
-        yield tile, _mixed(_mixed(_indices(tile, strides, device) + first) ^ second)
-
-
-def kept_by_torch(box: Box, shape: tuple[int, ...], p: float) -> torch.Tensor:
-    """Draw which cells of ``box`` are kept, with the numbers of torch's default CPU generator.
-
-    Every worker draws all cells of the global tensor in order, so that all generators advance by
-    the same amount.
+    probability: torch.Tensor | float,
+) -> torch.Tensor:
+    """Draw ones where the uniform number is below the probability, and zeros elsewhere.
 
     Args:
-        box: this worker's box of the global tensor.
-        shape: global shape of the tensor.
-        p: probability of dropping a cell.
-
-    Returns:
-        New bool tensor of the shape of ``box``, true for kept cells.
-
-    Cost:
-        One draw per cell of the global tensor, on every worker, in tiles of bounded size.
+        seed ... device: see :func:`uniform_by_index`.
+        probability: of a one; a number, or a tensor of the same shape, dtype and device.
     """
-    kept = torch.empty(box.shape, dtype=torch.bool)
-    for tile in _tiles(Box.whole(shape), _TILE_CELLS):
-        drawn = torch.empty(tile.shape, dtype=torch.bool).bernoulli_(1 - p)
-        common = _common(tile, box)
-        if common.volume:
-            cells = drawn[common.shifted(tile.start).slices]
-            kept[common.shifted(box.start).slices] = cells
-    return kept
+    by_cell = probability if isinstance(probability, torch.Tensor) else None
+    drawn = torch.empty(box.shape, dtype=dtype, device=device)
+    if not draws_natively(drawn) or not (by_cell is None or has_memory(by_cell)):
+        return (uniform_by_index(seed, call, box, shape, dtype, device) < probability).to(dtype)
+    factor = 0.0 if isinstance(probability, torch.Tensor) else _rounded(probability, dtype)
+    key, cells = Key(seed, call), Cells(box, shape)
+    draw("bernoulli", drawn, key, cells, input=by_cell, factor=factor)
+    return drawn
 
 
-def _tiles(box: Box, cells: int) -> Iterator[Box]:
-    """Split ``box`` into parts of at most ``cells`` cells, in the order of its cells."""
-    if box.volume <= cells:
-        if box.volume:
-            yield box
-        return
-    d = next(d for d, extent in enumerate(box.shape) if extent > 1)
-    middle = (box.start[d] + box.stop[d]) // 2
-    yield from _tiles(Box(box.start, (*box.stop[:d], middle, *box.stop[d + 1 :])), cells)
-    yield from _tiles(Box((*box.start[:d], middle, *box.start[d + 1 :]), box.stop), cells)
+@lru_cache
+def _rounded(x: float, dtype: torch.dtype) -> float:
+    return torch.tensor(x, dtype=dtype).item()
 
 
-def _common(a: Box, b: Box) -> Box:
-    return Box(tuple(map(max, a.start, b.start)), tuple(map(min, a.stop, b.stop)))
+def has_memory(x: torch.Tensor) -> bool:
+    """Return whether the values of ``x`` are where its strides say."""
+    return is_eager(x) and not (storage_problem(x) or x.is_neg() or x._is_zerotensor())
 
 
-def _indices(box: Box, strides: list[int], device: torch.device) -> torch.Tensor:
-    indices = torch.zeros((), dtype=torch.int64, device=device)
-    for start, stop, stride in zip(box.start, box.stop, strides, strict=True):
-        along = torch.arange(start, stop, dtype=torch.int64, device=device) * stride
-        indices = indices.unsqueeze(-1) + along
-    return indices
+def dropped_below(p: float) -> int:
+    """Return the number, as a signed one, below which those of dropped cells are."""
+    return int(p * 2.0**64) - (1 << 63)
 
 
-def _mixed(z: torch.Tensor) -> torch.Tensor:
-    # A bijection of 64-bit numbers whose results look independent.
-    z = (z ^ _shifted(z, 30)) * _FACTORS[0]
-    z = (z ^ _shifted(z, 27)) * _FACTORS[1]
-    return z ^ _shifted(z, 31)
+@lru_cache
+def _draws_on(device: torch.device) -> bool:
+    """Return whether the native core was built for the device."""
+    if _native is None or device.type not in ("cpu", "cuda"):
+        return False
+    return device.type == "cpu" or _native.cuda_information() is not None
 
 
-def _shifted(z: torch.Tensor, bits: int) -> torch.Tensor:
-    # A logical shift: ``>>`` would repeat the sign bit.
-    return (z >> bits) & ((1 << (64 - bits)) - 1)
+def draws_natively(output: torch.Tensor) -> bool:
+    """Return whether the native core can draw a new tensor of this dtype and device."""
+    return (
+        (output.dtype in _NATIVE_DTYPES or output.dtype == torch.bool)
+        and _draws_on(output.device)
+        and not is_recorded(output)
+    )
+
+
+def draw(
+    kind: str,
+    output: torch.Tensor,
+    key: Key,
+    cells: Cells,
+    *,
+    input: torch.Tensor | None = None,
+    p: float = 0.0,
+    factor: float = 0.0,
+    stores_key: torch.Tensor | None = None,
+) -> None:
+    """Draw all cells of a new tensor by the native core.
+
+    Args:
+        kind: name of a ``Draw`` of the native core.
+        output: new tensor without gaps in memory, for which :func:`draws_natively` is true.
+        key: key of the numbers.
+        cells: global indices of the cells.
+        input: tensor of the same shape, dtype and device; any strides.
+        p: probability of dropping a cell.
+        factor: factor of kept cells, or probability of a one.
+        stores_key: one int64 to which the key is written.
+    """
+    assert _native is not None
+    device = output.device
+    seed, call, stored, value = _addresses(key, device)
+    on_gpu = device.type == "cuda"
+    _native.draw(
+        _draw_of(kind),
+        _NATIVE_DTYPES.get(output.dtype, _native.Dtype.float32),
+        output.shape,
+        cells.box.start,
+        cells.shape,
+        _NO_STRIDES if input is None else input.stride(),
+        output.stride(),
+        0 if input is None else input.data_ptr(),
+        output.data_ptr(),
+        seed,
+        call,
+        stored,
+        value,
+        0 if stores_key is None else stores_key.data_ptr(),
+        dropped_below(p),
+        factor,
+        device.index if on_gpu else -1,
+        _stream_of(device)() if on_gpu else 0,
+    )
+
+
+@lru_cache
+def _draw_of(kind: str) -> Draw:
+    assert _native is not None
+    return getattr(_native.Draw, kind)
+
+
+_stream_of = lru_cache(stream_of)
+
+
+def _addresses(key: Key, device: torch.device) -> tuple[int, int, int, int]:
+    """Return addresses of seed, call and stored key, and the seed or the key as a number."""
+    assert _native is not None
+    seed, call, stored = key
+    if stored is not None:
+        return 0, 0, stored.data_ptr(), 0
+    if isinstance(call, torch.Tensor):
+        if call.device == device:
+            if isinstance(seed, int):
+                return 0, call.data_ptr(), 0, seed % _WORD
+            return seed.data_ptr(), call.data_ptr(), 0, 0
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise GpudistError(
+                "random numbers are drawn in a CUDA graph, but seed and call number are on "
+                f"{call.device}, so that every replay would repeat them: move the layer to {device}"
+            )
+    return 0, 0, 0, _native.random_key(int(seed) % _WORD, int(call) % _WORD)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import sqrt
 from typing import Any, Literal
 
 import torch
@@ -16,7 +15,9 @@ from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.nn.random.call_numbers import CallNumbers
-from gpudist.nn.random.cells import kept_by_index, kept_by_torch
+from gpudist.nn.random.cells import kept_by_index
+from gpudist.nn.random.composed_cells import kept_by_torch
+from gpudist.nn.random.drop import alpha_drop_cells, drop_by_index, drop_cells
 from gpudist.ops.bound import Bound
 from gpudist.ops.shape_agreement import ShapeAgreement, ShapeMode
 from gpudist.world.partition import CartesianPartition
@@ -24,33 +25,6 @@ from gpudist.world.partition import CartesianPartition
 Generator = Literal["index", "torch"]
 
 _NO_SEED = -1
-# Scale of SELU times its alpha; outputs of SELU are above the negative of this product.
-_ALPHA = 1.7580993408473766
-
-
-def drop_cells(x: torch.Tensor, kept: torch.Tensor, p: float) -> torch.Tensor:
-    """Return ``x`` with zeros where cells are not ``kept``; the others are scaled to keep the mean.
-
-    Args:
-        x: block of a tensor.
-        kept: bool mask that can be broadcast to it.
-        p: probability that a cell is not kept.
-    """
-    # The factor preserves the mean. Torch rounds it to the dtype, and saves the mask for backward.
-    factor = torch.ones((), dtype=x.dtype, device=x.device).div_(1 - p)
-    return x * kept * factor
-
-
-def alpha_drop_cells(x: torch.Tensor, kept: torch.Tensor, p: float) -> torch.Tensor:
-    """Return ``x`` with SELU's lower limit where cells are not ``kept``, scaled and shifted.
-
-    Mean 0 and variance 1 stay as they are. For the arguments see :func:`drop_cells`.
-    """
-    scale = 1 / sqrt((_ALPHA * _ALPHA * p + 1) * (1 - p))
-    noise = kept.to(x.dtype)
-    # The order of operations gives torch's rounding.
-    shift = noise.add(-1).mul_(_ALPHA * scale).add_(_ALPHA * scale * p)
-    return x * noise.mul_(scale) + shift
 
 
 class _DropoutLayer(DistributedModule):
@@ -63,6 +37,7 @@ class _DropoutLayer(DistributedModule):
 
     seed: torch.Tensor | None
     calls: torch.Tensor | None
+    _is_alpha = False
     # Buffers that the state dict of the sequential layer does not have.
     beyond_sequential = ("seed", "calls")
     _shown = ("generator",)
@@ -132,12 +107,20 @@ class _DropoutLayer(DistributedModule):
         if is_recorded(input):
             (layer,) = handles_of(self)
             kept = torch.ops.gpudist.dropout_kept(layer, input, None)[0]
+        elif self.P_x.active and self.seed is not None:
+            return drop_by_index(input, *self._draw(input), self.p, self._is_alpha)
         else:
             kept = self.kept(input)
-        return self._dropped(input, kept) if self.P_x.active else input.clone()
+        if not self.P_x.active:
+            return input.clone()
+        return (alpha_drop_cells if self._is_alpha else drop_cells)(input, kept, self.p)
 
-    def _dropped(self, x: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-        return drop_cells(x, kept, self.p)
+    def _draw(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Box, tuple[int, ...]]:
+        """Return seed and number of this call, and the box and the shape of its numbers."""
+        box, shape = self._bound(x, self._agree)
+        call = self._number()
+        assert self.seed is not None and call is not None
+        return self.seed, call, box, shape
 
     def kept(self, x: torch.Tensor) -> torch.Tensor:
         """Return a bool mask of the cells to keep, with extent 1 in dims that are not leading."""
@@ -145,11 +128,9 @@ class _DropoutLayer(DistributedModule):
         if not self.P_x.active:
             self._number()
             return x.new_empty(whole, dtype=torch.bool)
-        box, shape = self._bound(x, self._agree)
-        call = self._number()
-        if call is None or self.seed is None:
-            return kept_by_torch(box, shape, self.p).view(whole)
-        return kept_by_index(self.seed, call, box, shape, self.p, x.device).view(whole)
+        if self.seed is None:
+            return kept_by_torch(*self._bound(x, self._agree), self.p).view(whole)
+        return kept_by_index(*self._draw(x), self.p, x.device).view(whole)
 
     def _number(self) -> torch.Tensor | None:
         # All workers count calls, so that generators and state dicts remain equal.
@@ -225,8 +206,9 @@ class DistributedDropout(_DropoutLayer):
         shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
 
     Cost:
-        No communication after the first call. About 25 operations on 8 bytes per cell; with
-        ``generator="torch"``, every worker draws the whole tensor.
+        No communication after the first call. One pass over the block in forward, and one in
+        backward, which draws again. With ``generator="torch"``, every worker draws the whole
+        tensor.
 
     Raises:
         ShapeError: ``p`` is not a probability, or an argument is not supported.
@@ -326,8 +308,7 @@ class DistributedAlphaDropout(DistributedDropout):
         P_x ... shape: see :class:`DistributedDropout`.
     """
 
-    def _dropped(self, x: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-        return alpha_drop_cells(x, kept, self.p)
+    _is_alpha = True
 
 
 @layer(F.feature_alpha_dropout, Sample((2, 4, 9, 8)), p=0.4, generator="torch")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod, sqrt
 from typing import Any
 
@@ -11,7 +12,8 @@ from torch import Tensor
 
 from gpudist.geometry.boxes import Box
 from gpudist.geometry.layout import broadcast, partial_sum
-from gpudist.nn.random.cells import normal_by_index, uniform_by_index
+from gpudist.nn.random.cells import bernoulli_by_index, normal_by_index, uniform_by_index
+from gpudist.sbp.global_spec import local_of
 from gpudist.sbp.registry import compose
 from gpudist.sbp.scope import Draws, current_draws
 from gpudist.sbp.signatures.dropout import next_draw, seed_and_number_of
@@ -107,13 +109,27 @@ def exponential_(x: Tensor, lambd: float = 1, **given: Any) -> Tensor:
     return _filled(x, -torch.log1p(-uniform_like(x)) / lambd)
 
 
+def _ones(x: Any, probability: Any, dtype: torch.dtype | None = None) -> Tensor:
+    """Draw ones with a probability, a number or a tensor, in the layout of ``x``."""
+    draws, wanted = current_draws(), dtype or x.dtype
+    is_own = probability is x and wanted.is_floating_point
+    if draws is None or not (isinstance(probability, float) or (is_own and not _has_terms(x))):
+        return (uniform_like(x, dtype) < probability).to(x.dtype)
+    cells = local_of(x) if is_own else probability
+    by = partial(bernoulli_by_index, probability=cells)
+    return _by_index(x, by, wanted, draws).to(x.dtype)
+
+
+def _has_terms(x: Any) -> bool:
+    return partial_sum in getattr(x, "sbp", ())
+
+
 @compose(torch.bernoulli, Tensor.bernoulli)
 def bernoulli(input: Tensor, p: float | None = None, **given: Any) -> Tensor:
     """Draw ones with the probabilities of the input, or with probability ``p``."""
     if given.get("generator") is not None:
         raise NotImplementedError("with a generator, the numbers depend on the order of all cells")
-    drawn = uniform_like(input.detach())
-    return (drawn < (input.detach() if p is None else p)).to(input.dtype)
+    return _ones(input.detach(), input.detach() if p is None else p)
 
 
 @compose(Tensor.bernoulli_)
@@ -121,7 +137,7 @@ def bernoulli_(x: Tensor, p: Any = 0.5, **given: Any) -> Tensor:
     if given.get("generator") is not None:
         return drawn_whole(Tensor.bernoulli_, True)(x, p, **given)
     wide = torch.float64 if not x.is_floating_point() else x.dtype
-    return _filled(x, (uniform_like(x, wide) < p).to(x.dtype))
+    return _filled(x, _ones(x, p, wide))
 
 
 @compose(F.rrelu, torch.rrelu)

@@ -12,10 +12,10 @@ from torch import Tensor
 from gpudist.exchange.autograd import all_reduce_constant
 from gpudist.geometry.boxes import Box
 from gpudist.geometry.layout import broadcast, partial_sum, split
-from gpudist.nn.random.cells import kept_by_index
-from gpudist.nn.random.dropout import alpha_drop_cells, drop_cells
+from gpudist.nn.random.drop import drop_by_index
+from gpudist.nn.random.replays import replays_on
 from gpudist.sbp.registry import Call, SbpSignature, Where, compose, register
-from gpudist.sbp.scope import Draws, current_draws
+from gpudist.sbp.scope import Draws, current_draws, mixed
 from gpudist.sbp.signatures.channel_norms import carried_out
 from gpudist.world.partition import CartesianPartition
 
@@ -27,13 +27,21 @@ def next_draw() -> None:
         draws.draws += 1
 
 
-def seed_and_number_of(draws: Draws, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the seed and the number of the current draw."""
-    seed, number = torch.tensor([draws.seed, draws.draws], device=device)
-    return seed, number
+def seed_and_number_of(draws: Draws, device: torch.device) -> tuple[int, int | Tensor]:
+    """Return the seed and the number of the current draw.
+
+    In a CUDA graph, the number is that of the replay, and the seed that of the draw.
+    """
+    if device.type == "cuda":
+        replay = replays_on(device, draws.replays).number()
+        if replay is not None:
+            return mixed(draws.seed, draws.draws), replay
+    return draws.seed, draws.draws
 
 
-def seed_and_number(P: CartesianPartition, device: torch.device) -> tuple[Tensor, Tensor]:
+def seed_and_number(
+    P: CartesianPartition, device: torch.device
+) -> tuple[Tensor | int, Tensor | int]:
     """Return the seed and the number of this draw, the same on all workers.
 
     In a converted network, these are the network's seed and draw number, without a message.
@@ -76,13 +84,11 @@ def _dropped_cells(
     is_alpha: bool,
     box: Box,
     shape: Sequence[int],
-    seed: Tensor,
-    number: Tensor,
+    seed: Tensor | int,
+    number: Tensor | int,
 ) -> Tensor:
     cells = Box(box.start[:leading], box.stop[:leading])
-    kept = kept_by_index(seed, number, cells, tuple(shape[:leading]), p, x.device)
-    kept = kept.view(*kept.shape, *(1,) * (x.dim() - leading))
-    return (alpha_drop_cells if is_alpha else drop_cells)(x, kept, p)
+    return drop_by_index(x, seed, number, cells, tuple(shape[:leading]), p, is_alpha)
 
 
 def drop(

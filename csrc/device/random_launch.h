@@ -1,0 +1,11 @@
+// Launch of the kernels in random_cells.cu.
+#pragma once
+
+#include "core/random_cells.h"
+#include "device/device_api.h"
+
+namespace gpudist {
+
+int launch_random(const RandomArguments& arguments, DeviceStream stream);
+
+}  // namespace gpudist

@@ -1,0 +1,126 @@
+"""Dropout by the index of cells, in one pass over the block.
+
+Backward draws again, from the key that forward has stored, so that no mask is kept.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import sqrt
+from typing import Any
+
+import torch
+
+from gpudist.exchange.autograd import apply
+from gpudist.exchange.torch_library import constant_when_traced, outside_torch
+from gpudist.geometry.boxes import Box
+from gpudist.nn.random.cells import Cells, Key, draw, draws_natively, has_memory, kept_by_key
+
+# Scale of SELU times its alpha; outputs of SELU are above the negative of this product.
+_ALPHA = 1.7580993408473766
+
+
+def drop_by_index(
+    x: torch.Tensor,
+    seed: torch.Tensor | int,
+    call: torch.Tensor | int,
+    box: Box,
+    shape: tuple[int, ...],
+    p: float,
+    is_alpha: bool = False,
+) -> torch.Tensor:
+    """Drop cells of ``x``, and scale the others to keep the mean.
+
+    Args:
+        x: block of the tensor.
+        seed, call: see :func:`~gpudist.nn.random.cells.kept_by_index`.
+        box: this worker's box in the leading dims, which are dropped cell by cell; each such cell
+            is dropped with all its cells in the other dims.
+        shape: global shape of the leading dims.
+        p: probability of dropping a cell, between 0 and 1 exclusive.
+        is_alpha: whether it is alpha dropout, see :func:`alpha_drop_cells`.
+
+    Adjoint:
+        The same cells of the gradient are dropped and scaled. They are drawn again.
+
+    Cost:
+        One pass over the block in forward and one in backward; 8 bytes are kept.
+    """
+    key, cells = Key(seed, call), Cells(box, shape)
+    if not is_alpha:
+        return _drop(x, key, cells, p)
+    kept = kept_by_key(key, cells, p, x.device)
+    return alpha_drop_cells(x, _beside(kept, x), p)
+
+
+def _drop(x: torch.Tensor, key: Key, cells: Cells, p: float) -> torch.Tensor:
+    if not (has_memory(x) and draws_natively(x) and x.is_floating_point()):
+        return drop_cells(x, _beside(kept_by_key(key, cells, p, x.device), x), p)
+    if x.requires_grad and torch.is_grad_enabled():
+        return apply(_Drop, x, key, cells, p)
+    return _dropped(x, key, cells, p, None)
+
+
+class _Drop(torch.autograd.Function):
+    """Dropout of a block, linear in it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, key: Key, cells: Cells, p: float) -> torch.Tensor:
+        # A tensor of the seed or the call may change before backward.
+        stores_key = key.stored is None and isinstance(key.call, torch.Tensor)
+        stored = x.new_empty((), dtype=torch.int64) if stores_key else None
+        y = _dropped(x, key, cells, p, stored)
+        ctx.save_for_backward(key.stored if stored is None else stored)
+        ctx.key, ctx.cells, ctx.p = key, cells, p
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        (stored,) = ctx.saved_tensors
+        key = ctx.key if stored is None else ctx.key._replace(stored=stored)
+        return _drop(gradient, key, ctx.cells, ctx.p), None, None, None
+
+
+def _dropped(
+    x: torch.Tensor, key: Key, cells: Cells, p: float, stores_key: torch.Tensor | None
+) -> torch.Tensor:
+    y = torch.empty_like(x)
+    factor = _factor(p, x.dtype)
+    draw("scaled", y, key, cells, input=x, p=p, factor=factor, stores_key=stores_key)
+    return y
+
+
+def _beside(kept: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Return a mask of the leading dims of ``x`` with as many dims."""
+    return kept.view((*kept.shape, *(1,) * (x.dim() - kept.dim())))
+
+
+@constant_when_traced
+@lru_cache
+def _factor(p: float, dtype: torch.dtype) -> float:
+    # The factor preserves the mean. Torch's CPU kernel rounds it to the dtype.
+    with outside_torch():
+        return torch.ones((), dtype=dtype).div_(1 - p).item()
+
+
+def drop_cells(x: torch.Tensor, kept: torch.Tensor, p: float) -> torch.Tensor:
+    """Return ``x`` with zeros where cells are not ``kept``; the others are scaled to keep the mean.
+
+    Args:
+        x: block of a tensor.
+        kept: bool mask that can be broadcast to it.
+        p: probability that a cell is not kept.
+    """
+    return x * kept * _factor(p, x.dtype)
+
+
+def alpha_drop_cells(x: torch.Tensor, kept: torch.Tensor, p: float) -> torch.Tensor:
+    """Return ``x`` with SELU's lower limit where cells are not ``kept``, scaled and shifted.
+
+    Mean 0 and variance 1 stay as they are. For the arguments see :func:`drop_cells`.
+    """
+    scale = 1 / sqrt((_ALPHA * _ALPHA * p + 1) * (1 - p))
+    noise = kept.to(x.dtype)
+    # The order of operations gives torch's rounding.
+    shift = noise.add(-1).mul_(_ALPHA * scale).add_(_ALPHA * scale * p)
+    return x * noise.mul_(scale) + shift

@@ -1,0 +1,231 @@
+// One random launch of a kernel that draws random numbers, compared with loops over the cells.
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <stdexcept>
+#include <vector>
+
+#include "core/random_cells.h"
+#include "launches.h"
+#include "runtime.h"
+
+namespace gpudist {
+
+const DeviceApi* cuda_api();
+
+namespace ptx {
+
+namespace {
+
+constexpr Dtype kDtypes[] = {Dtype::kFloat32, Dtype::kFloat64, Dtype::kFloat16, Dtype::kBfloat16};
+// Draws by launch class; each takes every dtype in turn.
+constexpr Draw kDraws[] = {Draw::kScaled, Draw::kKept,      Draw::kUniform, Draw::kNormal,
+                           Draw::kScaled, Draw::kBernoulli, Draw::kScaled,  Draw::kNormal,
+                           Draw::kScaled, Draw::kUniform,   Draw::kScaled,  Draw::kBernoulli};
+static_assert(kLaunchClasses == std::size(kDraws) * std::size(kDtypes));
+
+// Addresses of which only touched pages take memory: strides between cells exceed 32 bits.
+constexpr int64_t kFarBytes = int64_t{1} << 37;
+constexpr int64_t kFarItems = (int64_t{1} << 32) + 24;
+
+std::mt19937_64 random_bits;
+std::vector<Range> live;
+std::string fault_text;
+
+int64_t between(int64_t low, int64_t high) {
+  return std::uniform_int_distribution<int64_t>(low, high)(random_bits);
+}
+bool one_of(int64_t count) {
+  return between(1, count) == 1;
+}
+
+char* far_memory() {
+  static void* const made = mmap(nullptr, kFarBytes, PROT_READ | PROT_WRITE,
+                                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (made == MAP_FAILED) throw std::runtime_error("no addresses for cells that lie far apart");
+  madvise(made, kFarBytes, MADV_DONTNEED);
+  return static_cast<char*>(made);
+}
+
+// A block of random cells, with its memory.
+struct Block {
+  RandomCells cells;
+  std::vector<char> output, input;
+  uint64_t words[4];  // seed, call, and keys that are read and written
+  int64_t count = 1;
+  int64_t bytes = 0;  // of an output item
+
+  Block(Draw draw, Dtype dtype, bool is_large) {
+    cells.draw = draw;
+    cells.dtype = dtype;
+    bytes = draw == Draw::kKept ? 1 : item_bytes(dtype);
+    const int64_t most = is_large ? 150'000 : 6'000;
+    const auto dims = static_cast<size_t>(between(0, kMaxDims + 1));
+    for (size_t d = 0; d < dims; ++d) {
+      const int64_t extent = one_of(3) ? between(1, most) : between(1, 9);
+      cells.shape.push_back(std::min(extent, most / count));
+      count *= cells.shape.back();
+    }
+    std::shuffle(cells.shape.begin(), cells.shape.end(), random_bits);
+    cells.output_strides = dense(cells.shape, order(one_of(2)));
+    index();
+    for (uint64_t& word : words) word = random_bits();
+    cells.dropped_below = static_cast<int64_t>(random_bits());
+    cells.factor = static_cast<double>(between(1, 64)) / 16;
+    if (one_of(2)) cells.stores_key = &words[3];
+    switch (between(0, 3)) {
+      case 0: cells.key = {&words[0], &words[1], nullptr, words[2]}; break;
+      case 1: cells.key = {nullptr, &words[1], nullptr, words[2]}; break;
+      case 2: cells.key = {nullptr, nullptr, &words[2], words[0]}; break;
+      default: cells.key = {nullptr, nullptr, nullptr, words[0]};
+    }
+    // Some outputs do not begin where a granule does.
+    const int64_t skew = one_of(6) ? bytes * between(0, 3) : 0;
+    output.resize(static_cast<size_t>(count * bytes + skew));
+    cells.output = output.data() + skew;
+    if (draw == Draw::kScaled || (draw == Draw::kBernoulli && !one_of(3))) set_input();
+  }
+
+  // Permutation of the dims.
+  std::vector<size_t> order(bool is_shuffled) {
+    std::vector<size_t> dims(cells.shape.size());
+    std::iota(dims.begin(), dims.end(), 0);
+    if (is_shuffled) std::shuffle(dims.begin(), dims.end(), random_bits);
+    return dims;
+  }
+
+  static std::vector<int64_t> dense(const std::vector<int64_t>& shape,
+                                    const std::vector<size_t>& order) {
+    std::vector<int64_t> strides(shape.size());
+    int64_t stride = 1;
+    for (size_t i = order.size(); i-- > 0;) {
+      strides[order[i]] = stride;
+      stride *= shape[order[i]];
+    }
+    return strides;
+  }
+
+  // Indices in a global tensor that is larger, perhaps by far; some dims share them.
+  void index() {
+    uint64_t stride = one_of(4) ? random_bits() >> 20 : 1;
+    const bool is_whole = one_of(3);
+    cells.index = is_whole ? 0 : random_bits() >> between(1, 63);
+    for (size_t d = cells.shape.size(); d-- > 0;) {
+      cells.index_strides.insert(cells.index_strides.begin(), one_of(8) ? 0 : stride);
+      stride *= static_cast<uint64_t>(cells.shape[d] + (is_whole ? 0 : between(0, 3)));
+    }
+  }
+
+  void set_input() {
+    const int64_t kind = between(0, 5);
+    std::vector<int64_t> strides = kind < 3 ? cells.output_strides : dense(cells.shape, order(true));
+    int64_t last = 0;
+    for (size_t d = 0; d < strides.size(); ++d) {
+      if (kind == 4) strides[d] = one_of(2) ? 0 : 2 * strides[d];
+      if (kind == 5 && cells.shape[d] <= 3 && last == 0) strides[d] = kFarItems;
+      last += (cells.shape[d] - 1) * strides[d];
+    }
+    cells.input_strides = strides;
+    const int64_t skew = one_of(6) ? bytes * between(0, 3) : 0, size = (last + 1) * bytes + skew;
+    char* begin = nullptr;
+    if (size < int64_t{1} << 24) {
+      input.resize(static_cast<size_t>(size));
+      begin = input.data();
+    } else if (size <= kFarBytes) {
+      begin = far_memory();
+    } else {
+      throw std::runtime_error("the far memory is too small");
+    }
+    cells.input = begin + skew;
+    for_each_offset(0, 0, [&](int64_t at) { put(begin + skew + at * bytes); });
+    live.push_back({reinterpret_cast<uint64_t>(begin), reinterpret_cast<uint64_t>(begin + size),
+                    "the input"});
+  }
+
+  template <class F>
+  void for_each_offset(size_t d, int64_t offset, F f) {
+    if (d == cells.shape.size()) return f(offset);
+    for (int64_t i = 0; i < cells.shape[d]; ++i) {
+      for_each_offset(d + 1, offset + i * cells.input_strides[d], f);
+    }
+  }
+
+  // A number between -4 and 4, or a probability.
+  void put(char* at) const {
+    const auto step = static_cast<double>(random_bits() >> 11) * 0x1p-53;
+    const double value = cells.draw == Draw::kBernoulli ? step : 8 * step - 4;
+    const auto narrow = static_cast<float>(value);
+    const uint16_t half =
+        cells.dtype == Dtype::kFloat16 ? float_to_float16(narrow) : float_to_bfloat16(narrow);
+    if (cells.dtype == Dtype::kFloat64) std::memcpy(at, &value, sizeof(value));
+    if (cells.dtype == Dtype::kFloat32) std::memcpy(at, &narrow, sizeof(narrow));
+    if (is_narrow(cells.dtype)) std::memcpy(at, &half, sizeof(half));
+  }
+};
+
+void add_live(const void* begin, size_t bytes, const char* what) {
+  const auto at = reinterpret_cast<uint64_t>(begin);
+  live.push_back({at, at + bytes, what});
+}
+
+}  // namespace
+
+Range find_other_memory(uint64_t address) {
+  Range nearest;
+  for (const Range& range : live) {
+    if (address >= range.begin && address < range.end) return range;
+    if (address >= range.end && range.end > nearest.end) nearest = range;
+  }
+  return nearest;
+}
+
+void report(const std::string& fault) {
+  fault_text = fault;
+}
+
+std::string run_launch(uint64_t seed, uint64_t index) {
+  random_bits.seed(seed * 0x9e3779b97f4a7c15u + index);
+  manner().next = seed * 1'000'003 + index;
+  live.clear();
+  const bool is_large = index >= kFirstLarge || one_of(200);
+  Block block(kDraws[index % std::size(kDraws)],
+              kDtypes[index / std::size(kDraws) % std::size(kDtypes)], is_large);
+  add_live(block.words, sizeof(block.words), "the key");
+  add_live(block.cells.output, static_cast<size_t>(block.count * block.bytes), "the output");
+  // Small launches split a block into several.
+  const auto most = one_of(12) ? static_cast<uint32_t>(between(1, 5000)) : 1u << 30;
+  std::vector<RandomArguments> launches = block.cells.launches(most);
+  if (launches.size() > 40) launches = block.cells.launches();
+  for (const RandomArguments& launch : launches) draw_on_host(launch);
+  const std::vector<char> expected = block.output;
+  uint64_t words[4];
+  std::copy(std::begin(block.words), std::end(block.words), words);
+  std::fill(block.output.begin(), block.output.end(), static_cast<char>(0x5a));
+  std::memcpy(block.output.data(), expected.data(),
+              static_cast<size_t>(block.cells.output - block.output.data()));
+  block.words[3] = 0;
+  for (RandomArguments& launch : launches) {
+    // More tiles for each block than such small launches have.
+    const uint32_t tiles = launch.blocks * launch.tiles;
+    launch.tiles = static_cast<uint32_t>(between(1, 5));
+    launch.blocks = (tiles - 1) / launch.tiles + 1;
+    fault_text.clear();
+    if (cuda_api()->launch_random(launch, nullptr) != 0) {
+      throw std::runtime_error("a launch was refused");
+    }
+    if (!fault_text.empty()) return fault_text;
+  }
+  const std::string which = ", draw " + std::to_string(static_cast<int>(block.cells.draw)) +
+                            " of dtype " + std::to_string(static_cast<int>(block.cells.dtype));
+  if (block.output != expected) return "cells that are not those of plain loops" + which;
+  if (block.cells.stores_key == nullptr) words[3] = 0;
+  if (!std::equal(words, words + 4, block.words)) return "a key that is not that of loops" + which;
+  return "";
+}
+
+}  // namespace ptx
+
+}  // namespace gpudist
