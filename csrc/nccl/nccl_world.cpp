@@ -330,10 +330,13 @@ void NcclWorld::group(std::vector<WireCall>& calls, DeviceStream stream) {
     if (call.communicator == nullptr)
       throw TransportError("a world of one rank has no peer to send to");
   }
-  // Kernels of several communicators run one after the other, in the same order on every rank:
-  // messages first, then collectives sorted by their lists of members.
-  std::stable_sort(calls.begin(), calls.end(), [](const WireCall& a, const WireCall& b) {
+  // Kernels of several communicators run one after the other, in the same order on every rank: the
+  // world's, which carries the messages, then the others sorted by their lists of members. NCCL
+  // keeps this order until 2.25; from 2.26 on it has one of its own, also the same on every rank.
+  std::stable_sort(calls.begin(), calls.end(), [=](const WireCall& a, const WireCall& b) {
     if (is_message(a) || is_message(b)) return is_message(a) && !is_message(b);
+    const bool is_first = a.communicator == world;
+    if (is_first != (b.communicator == world)) return is_first;
     return a.communicator->members() < b.communicator->members();
   });
   check_nccl(*on_.nccl, on_.nccl->group_start(), nullptr, "ncclGroupStart");
