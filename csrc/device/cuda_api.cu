@@ -107,11 +107,6 @@ int capability(int device, int* capability) {
   return last;
 }
 
-int check_kernels() {
-  cudaFuncAttributes attributes;
-  return status(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(combine_kernel)));
-}
-
 int allocate(void** memory, size_t bytes) {
   return status(cudaMalloc(memory, bytes));
 }
@@ -190,6 +185,21 @@ uint32_t most_inline_bytes() {
     return driver_version(&driver) == 0 && driver >= 12010 ? kMany : kSome;
   }();
   return most;
+}
+
+// Load the kernels. CUDA would otherwise do it at their first launch, which then waits for kernels
+// in progress, or is part of a capture.
+int check_kernels() {
+  const void* const kernels[] = {reinterpret_cast<const void*>(combine_kernel),
+                                 reinterpret_cast<const void*>(combine_inlined_kernel<kFew>),
+                                 reinterpret_cast<const void*>(combine_inlined_kernel<kSome>),
+                                 reinterpret_cast<const void*>(combine_inlined_kernel<kMany>)};
+  const int launched = most_inline_bytes() < kMany ? 3 : 4;
+  for (int i = 0; i < launched; ++i) {
+    cudaFuncAttributes attributes;
+    if (const int error = status(cudaFuncGetAttributes(&attributes, kernels[i]))) return error;
+  }
+  return 0;
 }
 
 int launch(const void* kernel, const void* parameter, uint32_t blocks, DeviceStream stream) {

@@ -31,7 +31,7 @@ struct DeviceApi {
   int (*has_context)(int device, bool* is_there);
   // Ten times the device's compute capability, such as 90.
   int (*capability)(int device, int* capability);
-  // Check that this build has code for the current device.
+  // Load all kernels for the current device; fails if this build has no code for it.
   int (*check_kernels)();
 
   int (*allocate)(void** memory, size_t bytes);

@@ -1,4 +1,4 @@
-// The part of NCCL's binary interface, version 2.19 or later, that is used here. The library is
+// The part of NCCL's binary interface, version 2.22 or later, that is used here. The library is
 // loaded at run time, and the build needs none of its headers.
 #pragma once
 

@@ -49,7 +49,7 @@ struct NcclApi {
 
 // Load this process's only NCCL: `path` if it is not empty; otherwise the library that is already
 // loaded; otherwise the first of `wheel_paths` that exists; otherwise the system's. Later calls
-// return the result of the first. Throws NotBuiltError if there is none, if it is older than 2.19,
+// return the result of the first. Throws NotBuiltError if there is none, if it is older than 2.22,
 // or if another NCCL is already loaded.
 const NcclApi& load_nccl(const std::string& path, const std::vector<std::string>& wheel_paths);
 

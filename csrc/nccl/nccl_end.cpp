@@ -52,7 +52,8 @@ void NcclWorld::close(double seconds) {
   std::vector<void*> pinned{watchdog_.take_failed_word(), pinned_.take()};
   // Running kernels or existing graphs may still use the memory.
   if (!has_ended) return;
-  const std::unique_lock<std::mutex> locked(mutex_);
+  const std::lock_guard<std::recursive_mutex> locked(mutex_);
+  if (is_inside_) return;  // a handler closes the world below a call that uses the memory
   operations_->set_idle();
   const DeviceGuard guard(device_api_, device_, std::nothrow);
   for (DeviceEvent event : idle_events_) device_api_.destroy_event(event);

@@ -14,6 +14,7 @@ namespace {
 
 using Buffers = std::array<char*, kBuffers>;
 using Lock = std::lock_guard<std::mutex>;
+using RecursiveLock = std::lock_guard<std::recursive_mutex>;
 constexpr int64_t kAlignment = 256;
 constexpr int kAttempts = 3;
 // Time to close a world in its destructor.
@@ -89,7 +90,7 @@ NcclCommunicator* NcclWorld::connect(const std::string& text, std::vector<int> m
 
 NcclCommunicator* NcclWorld::split(NcclCommunicator& parent, int color, int key,
                                    std::vector<int> members) {
-  const Entry entered = enter();
+  const Entry entered(*this, "splitting a communicator");
   operations_->wait_for_all([this] { watchdog_.check(); }, check_signals_);
   return keep(parent.split(on_, color, key, std::move(members), [this] { look(); }));
 }
@@ -163,20 +164,27 @@ uint64_t NcclWorld::begin(const std::string& label) {
   return operations_->begin(label);
 }
 
-NcclWorld::Entry NcclWorld::enter() {
-  std::unique_lock<std::mutex> alone(mutex_, std::try_to_lock);
+NcclWorld::Entry::Entry(NcclWorld& world, const std::string& label)
+    : world(world), alone(world.mutex_, std::try_to_lock) {
   if (!alone.owns_lock()) {
-    if (!is_closed_ && !watchdog_.has_failed()) throw SimultaneousEntry(rank_);
+    if (!world.is_closed_ && !world.watchdog_.has_failed()) throw SimultaneousEntry(world.rank_);
     alone.lock();
   }
-  std::shared_lock<std::shared_mutex> inside(*on_.inside);
-  watchdog_.check();  // from here on communicators stay alive until this thread leaves
-  return {std::move(alone), std::move(inside)};
+  if (!world.is_inside_) inside = std::shared_lock<std::shared_mutex>(*world.on_.inside);
+  world.check_open(label);  // from here on communicators stay alive until this thread leaves
+  if (world.is_inside_) {
+    throw TransportError(
+        "rank " + std::to_string(world.rank_) + " called '" + label +
+        "' inside another operation of this world, from a signal handler or a finalizer, so the "
+        "order of its messages is undefined: let the handler set a flag, and call operators where "
+        "every rank does");
+  }
+  world.is_inside_ = true;
 }
 
 void NcclWorld::run(const Signature& signature, const std::vector<DeviceCall>& calls,
                     DeviceStream stream) {
-  const Entry entered = enter();
+  const Entry entered(*this, signature.label);
   agree(signature, calls, stream);
   ++rounds_;
   enqueue(signature.label, stream, [&](uint64_t capture) {
@@ -208,7 +216,7 @@ void NcclWorld::run(const Signature& signature, const std::vector<DeviceCall>& c
 
 void NcclWorld::run_calls(const Signature& signature, std::vector<WireCall> calls,
                           DeviceStream stream) {
-  const Entry entered = enter();
+  const Entry entered(*this, signature.label);
   agree(signature, calls, stream);
   enqueue(signature.label, stream, [&](uint64_t) {
     group(calls, stream);
@@ -254,8 +262,7 @@ DeviceEvent NcclWorld::start(const Signature& signature, const std::vector<Devic
                              DeviceStream stream) {
   DeviceEvent event = nullptr;
   {
-    const Entry entered = enter();
-    check_open(signature.label);
+    const Entry entered(*this, signature.label);
     const DeviceGuard guard(device_api_, device_);
     event = take_event();
     has_started_ = true;
@@ -267,17 +274,17 @@ DeviceEvent NcclWorld::start(const Signature& signature, const std::vector<Devic
     run(signature, calls, beside_);
     check_device(device_api_, device_api_.record_event(event, beside_), "recording an event");
   } catch (...) {
-    const Lock locked(mutex_);
+    const RecursiveLock locked(mutex_);
     idle_events_.push_back(event);
     throw;
   }
-  const Lock locked(mutex_);
+  const RecursiveLock locked(mutex_);
   started_[event] = stream;
   return event;
 }
 
 void NcclWorld::join(DeviceEvent event, DeviceStream stream) {
-  const Lock locked(mutex_);
+  const RecursiveLock locked(mutex_);
   const DeviceGuard guard(device_api_, device_);
   check_device(device_api_, device_api_.wait_event(stream, event), "waiting for an event");
   // After this, tensors of the operation may be freed on the stream they were allocated for.
@@ -291,7 +298,7 @@ void NcclWorld::join(DeviceEvent event, DeviceStream stream) {
 }
 
 void NcclWorld::settle(DeviceStream stream) {
-  const Lock locked(mutex_);
+  const RecursiveLock locked(mutex_);
   if (!has_started_) return;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     try {
@@ -310,7 +317,7 @@ void NcclWorld::settle(DeviceStream stream) {
 void NcclWorld::synchronize(DeviceStream stream) {
   uint64_t operation = 0;
   {
-    const Lock locked(mutex_);
+    const RecursiveLock locked(mutex_);
     operation = enqueue("synchronize", stream, [](uint64_t capture) {
       if (capture == 0) return;
       throw RefusedCapture(
@@ -330,10 +337,13 @@ void NcclWorld::group(std::vector<WireCall>& calls, DeviceStream stream) {
     if (call.communicator == nullptr)
       throw TransportError("a world of one rank has no peer to send to");
   }
-  // Kernels of several communicators run one after the other, in the same order on every rank:
-  // messages first, then collectives sorted by their lists of members.
-  std::stable_sort(calls.begin(), calls.end(), [](const WireCall& a, const WireCall& b) {
+  // Kernels of several communicators run one after the other, in the same order on every rank: the
+  // world's, which carries the messages, then the others sorted by their lists of members. NCCL
+  // keeps this order until 2.25; from 2.26 on it has one of its own, also the same on every rank.
+  std::stable_sort(calls.begin(), calls.end(), [=](const WireCall& a, const WireCall& b) {
     if (is_message(a) || is_message(b)) return is_message(a) && !is_message(b);
+    const bool is_first = a.communicator == world;
+    if (is_first != (b.communicator == world)) return is_first;
     return a.communicator->members() < b.communicator->members();
   });
   check_nccl(*on_.nccl, on_.nccl->group_start(), nullptr, "ncclGroupStart");

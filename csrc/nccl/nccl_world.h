@@ -101,9 +101,15 @@ class NcclWorld {
   void close(double seconds);
 
  private:
-  // Held by a thread during a call that posts messages.
+  // Held by a thread during a call that posts messages. Throws if another call is inside or the
+  // world has failed.
   struct Entry {
-    std::unique_lock<std::mutex> alone;
+    Entry(NcclWorld& world, const std::string& label);
+    ~Entry() { world.is_inside_ = false; }
+    Entry(const Entry&) = delete;
+
+    NcclWorld& world;
+    std::unique_lock<std::recursive_mutex> alone;
     std::shared_lock<std::shared_mutex> inside;
   };
 
@@ -127,8 +133,6 @@ class NcclWorld {
   // Overwrite the results of a call with NaN if the world has failed in the meantime.
   void guard(const WireCall& call, DeviceStream stream);
   void check_open(const std::string& label) const;
-  // Throws if another thread is inside or the world has failed.
-  Entry enter();
   void look();
   std::string find_error();
   void abort_all();
@@ -144,9 +148,11 @@ class NcclWorld {
   const CheckSignals check_signals_;
   const MakeRoom make_room_;
 
-  // Protects state used to enqueue operations. The list of communicators has its own mutex, because
-  // they are aborted while a call hangs.
-  std::mutex mutex_;
+  // Protects state used to enqueue operations. Recursive, because an entered call may wait, and
+  // then runs handlers of signals and finalizers of Python objects. The list of communicators has
+  // its own mutex, because they are aborted while a call hangs.
+  std::recursive_mutex mutex_;
+  bool is_inside_ = false;  // whether a call has entered
   mutable std::mutex communicators_mutex_;
   std::vector<std::unique_ptr<NcclCommunicator>> communicators_;
   std::shared_ptr<Beside> aborting_;

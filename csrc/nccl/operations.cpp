@@ -127,7 +127,8 @@ void Operations::wait(uint64_t number, const Look& check, const Look& check_sign
     Lock locked(state_->mutex);
     state_->retire(locked);
     const Operation* const operation = state_->find(number);
-    if (operation == nullptr || operation->is_complete) return;
+    // A failure also completes it, by aborting it.
+    if (operation == nullptr || operation->is_complete) return check();
     // Poll often at first: most waits are for a few microseconds of device work.
     const auto pause = std::chrono::microseconds(looks < 100 ? 5 : looks < 1000 ? 50 : 1000);
     state_->changed.wait_for(locked, pause);

@@ -34,7 +34,6 @@ def rows(environment: Environment) -> list[tuple[str, str]]:
         *([("  needs", environment.cuda.needs)] if environment.cuda else []),
         ("GPUs", _devices(environment)),
         ("NCCL", _nccl(environment)),
-        *[("  registers", said) for said in _registration(environment)],
         *[("link", _link(link)) for link in environment.links],
         ("transport", f"{environment.transport}: {environment.transport_reason}"),
         *[
@@ -76,11 +75,6 @@ def _state(state: TransportState, nccl_missing: str) -> str:
     # The reason is printed in full a few lines above.
     reason = "NCCL is missing, see above" if state.reason == nccl_missing else state.reason
     return f"does not work: {reason}"
-
-
-def _registration(environment: Environment) -> list[str]:
-    found = environment.nccl.registration if environment.nccl else {}
-    return [f"{name}: {said}" for name, said in found.items()]
 
 
 def _nccl(environment: Environment) -> str:

@@ -15,13 +15,12 @@ from gpudist.transport.host.core_transport import is_built, what_is_missing
 from gpudist.transport.nccl.driver import cuda_version, oldest_driver, what_this_driver_lacks
 from gpudist.transport.nccl.library import (
     installed_wheels,
-    registration,
     wheel_libraries,
     wheel_warnings,
 )
 from gpudist.world.launch import Built, Settings
 from gpudist.world.links import GpuLink, gpu_links
-from gpudist.world.runtime import built, nccl_variables, settings
+from gpudist.world.runtime import built, settings
 
 try:
     import gpudist._native as _native
@@ -69,14 +68,12 @@ class Nccl:
         found: where it was found: ``"already in the process"``, ``"GPUDIST_NCCL_LIBRARY"``,
             ``"nvidia-nccl wheel"`` or ``"system"``.
         features: features beyond those of the oldest supported version.
-        registration: environment variables that control NCCL's memory registration.
     """
 
     version: str
     path: str
     found: str
     features: tuple[str, ...]
-    registration: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -239,5 +236,4 @@ def _nccl(path: str) -> tuple[Nccl | None, str]:
         path=found["path"],
         found=found["found"],
         features=tuple(name for name, is_there in features.items() if is_there),
-        registration=registration(nccl_variables()),
     ), ""

@@ -38,7 +38,6 @@ FOUND = Environment(
         "/site/libnccl.so.2",
         "nvidia-nccl wheel",
         ("windows", "others"),
-        {"NCCL_LOCAL_REGISTER": "0 (set before)"},
     ),
     nccl_missing="",
     transport="host",
@@ -59,7 +58,6 @@ CUDA half    built with CUDA 13.0, driver for CUDA up to 13.1, GPUs: 2
   needs      driver 580 or later
 GPUs         H200, 141.0 GiB; H200, 141.0 GiB
 NCCL         2.30.7, /site/libnccl.so.2 (nvidia-nccl wheel); windows, others
-  registers  NCCL_LOCAL_REGISTER: 0 (set before)
 link         GPU 0 to GPU 1: NV18 (18 NVLinks)
 transport    host: 2 processes on one node
   nccl       works, between GPUs
@@ -117,7 +115,6 @@ def test_env_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
         "path": "/site/libnccl.so.2",
         "found": "nvidia-nccl wheel",
         "features": ["windows", "others"],
-        "registration": {"NCCL_LOCAL_REGISTER": "0 (set before)"},
     }
     assert printed["devices"][1] == {"name": "H200", "memory_bytes": 141 * 2**30}
     assert printed["warnings"] == ["two wheels"]

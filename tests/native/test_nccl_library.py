@@ -126,9 +126,9 @@ def test_the_wheel_comes_before_the_system(library: Library) -> None:
 
 
 def test_the_system(library: Library) -> None:
-    system = library(21900)
+    system = library(22200)
     (found,) = run("report('', ['/nowhere/libnccl.so.2'])", str(Path(system).parent))
-    assert (found["path"], found["found"], found["version"]) == (system, "system", 21900)
+    assert (found["path"], found["found"], found["version"]) == (system, "system", 22200)
     assert not found["has_windows"]
 
 
@@ -154,13 +154,13 @@ def test_a_double_may_stand_beside_one(library: Library) -> None:
     assert (found["path"], found["found"]) == (double, "GPUDIST_NCCL_LIBRARY")
 
 
-@pytest.mark.parametrize(("version", "text"), [(21805, "2.18.5"), (2804, "2.8.4")])
+@pytest.mark.parametrize(("version", "text"), [(22105, "2.21.5"), (2804, "2.8.4")])
 def test_one_that_is_too_old(library: Library, version: int, text: str) -> None:
     old = library(version)
     (found,) = run(f"report('', [{old!r}])")
     assert found["error"] == (
         f"the NCCL at {old} (nvidia-nccl wheel) is version {text}, "
-        f"but NCCL 2.19.0 or later is needed"
+        f"but NCCL 2.22.0 or later is needed"
     )
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 
 _ENTRY = re.compile(r"(?:\.visible |\.weak )?\.entry (\w+)\(")
 _PARAMETER = re.compile(r"\.param (?:\.align \d+ )?\.\w+ (\w+)(?:\[(\d+)\])?")
-_SHARED = re.compile(r"\.shared \.align (\d+) \.b8 (\w+)\[(\d+)\];")
+_SHARED = re.compile(r"\.shared \.align (\d+) \.\w(\d+) (\w+)(?:\[(\d+)\])?;")
 _LABEL = re.compile(r"(\$\w+):$")
 _GUARD = re.compile(r"@(!?%p\d+)\s+")
 _REGISTER = re.compile(r"%(?:pd|p|rs|r|rd|fd|f|h|hh|b|bd)\d+$")
@@ -150,16 +150,22 @@ def read(text: str) -> list[Kernel]:
     """
     kernels: list[Kernel] = []
     kernel: Kernel | None = None
+    # Lines before all kernels that declare shared memory, of which every block has its own.
+    shared: list[tuple[int, str]] = []
     for number, raw in enumerate(text.splitlines(), 1):
         line = " ".join(raw.partition("//")[0].split())
         entry = _ENTRY.match(line)
         if entry:
             kernel = Kernel(entry[1])
             kernels.append(kernel)
+            for declaration in shared:
+                _read_line(kernel, *declaration)
         elif line == "}":
             kernel = None
         elif not line or line in (")", "{") or line.startswith(_IGNORED + _BOUNDS):
             continue
+        elif kernel is None and _SHARED.match(line):
+            shared.append((number, line))
         elif kernel is None:
             raise UnknownAssembly(f"line {number}, outside of kernels: {line}")
         else:
@@ -176,8 +182,8 @@ def _read_line(kernel: Kernel, number: int, line: str) -> None:
         kernel.parameter, kernel.parameter_bytes = found[1], int(found[2] or 8)
     elif found := _SHARED.match(line):
         start = -(-kernel.shared_bytes // int(found[1])) * int(found[1])
-        kernel.shared[found[2]] = start
-        kernel.shared_bytes = start + int(found[3])
+        kernel.shared[found[3]] = start
+        kernel.shared_bytes = start + int(found[2]) // 8 * int(found[4] or 1)
     elif found := _LABEL.match(line):
         kernel.labels[found[1]] = len(kernel.instructions)
     elif line.endswith(";") and not line.startswith("."):

@@ -90,6 +90,7 @@ void run(const std::string& name, const Type& type, const CombineBox& box, int64
   const uint32_t stride = (table.blocks / sampled_blocks) | 1u;
   ptx::manner().block_stride = stride;
   ptx::manner().counts_warps = true;
+  if (cuda_api()->check_kernels() != 0) std::abort();
   if (cuda_api()->launch_combine(arguments, nullptr) != 0) std::abort();
   for (size_t k = 0; k < ptx::kernels().size(); ++k) {
     const ptx::Counts& counts = ptx::counts()[k];

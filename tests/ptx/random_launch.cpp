@@ -93,6 +93,8 @@ std::string launch(const CombinePlan& plan, const CombineTable& table, size_t ki
   std::copy(std::begin(buffers), std::end(buffers), arguments.buffers);
   if (has_word) arguments.failed = reinterpret_cast<const uint32_t*>(word.data());
   fault_text.clear();
+  static const int loaded = cuda_api()->check_kernels();
+  check(loaded, "loading the kernels");
   check(cuda_api()->launch_combine(arguments, nullptr), "a launch");
   if (!fault_text.empty()) return fault_text;
   if (!uploaded.is_unchanged()) return "the tables in memory are not what they were";

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <stdexcept>
 
 namespace gpudist::ptx {
@@ -53,6 +54,13 @@ const Kernel* find_kernel(const void* stub) {
     if (kernel.name == found->second) return &kernel;
   }
   return nullptr;
+}
+
+// Load a kernel; returns whether it had been loaded before.
+bool load(const void* stub) {
+  static auto& loaded = *new std::set<const void*>;
+  const std::lock_guard<std::mutex> locked(memory().mutex);
+  return !loaded.insert(stub).second;
 }
 
 Range find_memory(uint64_t address) {
@@ -202,6 +210,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* stub) {
   *attributes = {};
   if (gpudist::ptx::find_kernel(stub) == nullptr) return cudaErrorInvalidDeviceFunction;
+  gpudist::ptx::load(stub);
   return static_cast<cudaError_t>(device_below().check_kernels());
 }
 
@@ -288,6 +297,9 @@ cudaError_t cudaLaunchKernel(const void* stub, dim3 grid, dim3 block, void** par
   const bool fits = grid.x > 0 && grid.x < 1u << 31 && grid.y == 1 && grid.z == 1 && block.x > 0 &&
                     block.x <= kMostThreads && block.y == 1 && block.z == 1 && shared_bytes == 0;
   if (!fits) return cudaErrorInvalidConfiguration;
+  // CUDA would load it now, beside running kernels or inside a capture.
+  if (!gpudist::ptx::load(stub))
+    gpudist::ptx::report("not loaded before its launch: " + kernel->name);
   // The table below refuses a stream just as for a launch of its own.
   if (const int error = device_below().launch_combine({}, stream)) {
     return static_cast<cudaError_t>(error);

@@ -1,9 +1,10 @@
-"""No message goes between registered memory and other memory, over the doubles of CUDA and NCCL."""
+"""Memory that NCCL registers, and the order of its kernels, over the doubles of CUDA and NCCL."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch
 from gpudist import ops
 from gpudist.ops.operator import remembered
 from gpudist.transport.base import Transport
+from gpudist.transport.nccl import library
 from gpudist.transport.nccl.transport import NcclTransport
 from gpudist.world import runtime
 from gpudist.world.partition import Partition
@@ -91,24 +93,11 @@ MOVEMENTS: dict[str, Callable[[Partition], Tensors]] = {
 def in_a_world_that_registers(
     transport: Transport, name: str, is_captured: bool, expandable: bool
 ) -> list[str]:
-    """Misuse transfers in a world in which NCCL may register any memory."""
-    assert isinstance(transport, NcclTransport)
-    before = {variable: os.environ.get(variable) for variable in VARIABLES}
-    os.environ.update(dict.fromkeys(VARIABLES, "1"))
-    try:
-        second = runtime.connect(
-            "nccl", transport.store, transport.rank, transport.size, 20.0,
-            f"{transport.prefix}/registers",
-        )  # fmt: skip
-    finally:
-        for variable, value in before.items():
-            if value is None:
-                del os.environ[variable]
-            else:
-                os.environ[variable] = value
+    """Return misuses in a world in which NCCL may register any memory."""
+    assert not any(variable in os.environ for variable in VARIABLES)
     collect()
     clear()
-    P_world, movement = runtime.world_of(second), MOVEMENTS[name]
+    P_world, movement = runtime.world_of(transport), MOVEMENTS[name]
     configure("register_limit", 10**9)
     expected = movement(P_world)
     configure("register_limit", 1)
@@ -122,11 +111,9 @@ def in_a_world_that_registers(
         graph.destroy()
     else:
         found = movement(P_world)
-    second.wait()
+    transport.wait()
     assert all(map(torch.equal, found, expected))
-    misuses = violations()
-    second.close()
-    return misuses
+    return violations()
 
 
 @pytest.mark.one_in(6)
@@ -139,3 +126,22 @@ def in_a_world_that_registers(
 def test_both_sides_of_a_message_are_alike(name: str, is_captured: bool, expandable: bool) -> None:
     found = results("nccl", RANKS, in_a_world_that_registers, name, is_captured, expandable)
     assert found == [[]] * RANKS
+
+
+def beside_torchs_nccl(transport: Transport) -> str | None:
+    """Return the variable that orders kernels after a world has joined beside torch's NCCL."""
+    assert isinstance(transport, NcclTransport)
+    with (
+        patch.object(library.dist, "is_initialized", return_value=True),
+        patch.object(library.dist, "get_backend_config", return_value="cuda:nccl"),
+        patch.dict(os.environ),
+    ):
+        runtime.connect(
+            "nccl", transport.store, transport.rank, transport.size, 20.0,
+            f"{transport.prefix}/ordered",
+        ).close()  # fmt: skip
+        return os.environ.get("NCCL_LAUNCH_ORDER_IMPLICIT")
+
+
+def test_kernels_keep_the_hosts_order_beside_torchs() -> None:
+    assert results("nccl", 2, beside_torchs_nccl) == ["1", "1"]

@@ -243,6 +243,31 @@ def test_groups_whose_roots_cross_do_not_block(seeds: range) -> None:
     assert results("nccl", RANKS, cross, seeds) == [[]] * RANKS
 
 
+def message_beside_sums(transport: Transport) -> tuple[list[float], list[str]]:
+    """Two of the ranks of a sum over all and of a sum over three also exchange a message."""
+    clear()
+    found = [torch.zeros(5) for _ in range(3)]
+    x = torch.full((5,), float(transport.rank + 1))
+    with transport.group(Signature("sums and a message", bytes(16))):
+        world = transport.communicator(range(RANKS))
+        world.all_reduce(x, found[0])
+        if transport.rank < 3:
+            transport.communicator(range(3)).all_reduce(x, found[1])
+        if transport.rank == 0:
+            world.send(x, RANKS - 1)
+        elif transport.rank == RANKS - 1:
+            world.recv(found[2], 0)
+    transport.wait()
+    return [float(y[0]) for y in found], violations()
+
+
+def test_messages_change_no_order_of_communicators() -> None:
+    """NCCL before 2.26, and the double, keep the order of a group's calls."""
+    for rank, (sums, misuses) in enumerate(results("nccl", RANKS, message_beside_sums)):
+        assert sums == [10.0, 6.0 if rank < 3 else 0.0, 1.0 if rank == 3 else 0.0]
+        assert misuses == []
+
+
 def crossing_operators(transport: Transport) -> list[str]:
     """Rows and columns of a grid, each rank a root in one and a member of another."""
     P_world: Partition = runtime.world_of(transport)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,14 +9,14 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from gpudist.errors import NotBuiltError
 from gpudist.transport.nccl import library as nccl_library
 from gpudist.transport.nccl.driver import what_the_driver_lacks
 from gpudist.transport.nccl.library import (
     installed_wheels,
-    keep_memory_unregistered,
-    registration,
+    order_launches,
     wheel_libraries,
     wheel_warnings,
 )
@@ -31,7 +30,10 @@ ASKED = Settings("host", "2 processes on one node", "", "", False)
 class Core:
     """Native core that reports what the test sets."""
 
-    def __init__(self, cuda: dict[str, object] | None = None, missing: str = "") -> None:
+    def __init__(
+        self, cuda: dict[str, object] | None = None, missing: str = "", version: int = 22705
+    ) -> None:
+        self._version = version
         self._cuda = cuda
         self._missing = missing
         self.asked: tuple[str, list[str]] | None = None
@@ -46,7 +48,7 @@ class Core:
         return {
             "path": "/x/libnccl.so.2",
             "found": "system",
-            "version": 22705,
+            "version": self._version,
             "has_windows": True,
             "has_shared_gpus": False,
         }
@@ -166,30 +168,33 @@ def test_nccl(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "_native", core)
     found = describe(Settings("host", "why", "/given", "", False))
     assert core.asked == ("/given", [str(site / "nvidia/nccl/lib/libnccl.so.2")])
-    assert found.nccl == Nccl(
-        "2.27.5", "/x/libnccl.so.2", "system", ("windows",), registration(os.environ)
-    )
+    assert found.nccl == Nccl("2.27.5", "/x/libnccl.so.2", "system", ("windows",))
     assert (found.transport, found.transport_reason) == ("host", "why")
 
 
-def test_what_nccl_registers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A choice of the user's stands; NCCL that is in use has read its variables."""
-    monkeypatch.setattr(nccl_library, "_chosen", set[str]())
-    monkeypatch.setenv("NCCL_LOCAL_REGISTER", "1")
-    monkeypatch.setenv("NCCL_GRAPH_REGISTER", "to be deleted")
-    monkeypatch.delenv("NCCL_GRAPH_REGISTER")
-    with monkeypatch.context() as patch:
-        patch.setattr(nccl_library, "_nccl_is_in_use", lambda: True)
-        keep_memory_unregistered(os.environ)
-        assert "NCCL_GRAPH_REGISTER" not in os.environ
-        assert "torch uses NCCL already" in registration(os.environ)["NCCL_GRAPH_REGISTER"]
-    assert "from init() on" in registration(os.environ)["NCCL_GRAPH_REGISTER"]
-    keep_memory_unregistered(os.environ)
-    assert os.environ["NCCL_GRAPH_REGISTER"] == "0"
-    assert registration(os.environ) == {
-        "NCCL_LOCAL_REGISTER": "1 (set before)",
-        "NCCL_GRAPH_REGISTER": "0 (gpudist's choice)",
-    }
+@pytest.mark.parametrize(
+    ("backend", "version", "chosen", "expected"),
+    [
+        ("cpu:gloo,cuda:nccl", 22600, {}, "1"),
+        ("nccl", 22703, {"NCCL_LAUNCH_ORDER_IMPLICIT": "0"}, "0"),
+        ("nccl", 22505, {}, None),
+        ("gloo", 22703, {}, None),
+        (None, 22703, {}, None),
+    ],
+)
+def test_the_order_of_kernels_beside_torchs(
+    backend: str | None,
+    version: int,
+    chosen: dict[str, str],
+    expected: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dist, "is_initialized", lambda: backend is not None)
+    monkeypatch.setattr(dist, "get_backend_config", lambda: backend)
+    monkeypatch.setattr(nccl_library, "_native", Core(version=version))
+    order_launches(variables := dict(chosen), "")
+    assert variables.get("NCCL_LAUNCH_ORDER_IMPLICIT") == expected
+    assert len(variables) == (expected is not None)
 
 
 NEEDS = "driver 580.65.06 or later"

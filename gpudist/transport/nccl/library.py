@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,52 +18,27 @@ except ImportError:
 
 # NCCL wheel by CUDA major version. Both install the same files.
 _WHEELS = {12: "nvidia-nccl-cu12", 13: "nvidia-nccl-cu13"}
-# Variables that control whether NCCL registers memory: memory of users, and in captured graphs.
-_REGISTRATION = ("NCCL_LOCAL_REGISTER", "NCCL_GRAPH_REGISTER")
+# First NCCL that keeps the host's order among kernels of several communicators, and its variable.
+_FIRST_ORDERED = 22600
+_ORDER = "NCCL_LAUNCH_ORDER_IMPLICIT"
 
 
-def registration(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings of NCCL's memory registration and who chose them, by variable.
+def order_launches(variables: MutableMapping[str, str], path: str) -> None:
+    """Let kernels of gpudist's and of torch's communicators start in the host's order.
 
-    NCCL determines separately on each side of a message whether memory is registered. A message
-    between registered and unregistered memory hangs or delivers stale data. gpudist's messages use
-    the same kind on both sides in any case; disabling registration is an additional safeguard.
+    Otherwise two ranks may start them in different orders, and each kernel waits for the other
+    rank's. NCCL reads the variable when the process starts its first kernel.
 
     Args:
-        variables: environment variables.
-
-    Returns:
-        Value of each variable, with who chose it in parentheses.
+        variables: environment of this process; a value that it has stands.
+        path: path of the NCCL library; empty to search for one.
     """
-    settings: dict[str, str] = {}
-    for name in _REGISTRATION:
-        if name in _chosen:
-            settings[name] = f"{variables.get(name)} (gpudist's choice)"
-        elif name in variables:
-            settings[name] = f"{variables[name]} (set before)"
-        elif _nccl_is_in_use():
-            settings[name] = "NCCL's default (torch uses NCCL already)"
-        else:
-            settings[name] = "0 (gpudist's choice, from init() on)"
-    return settings
-
-
-def keep_memory_unregistered(variables: MutableMapping[str, str]) -> None:
-    """Disable NCCL's memory registration unless the user has set it or NCCL is already in use."""
-    if _nccl_is_in_use():
+    torch_uses_nccl = dist.is_initialized() and "nccl" in dist.get_backend_config()
+    if _ORDER in variables or not torch_uses_nccl or _native is None:
         return
-    for name in _REGISTRATION:
-        if name not in variables:
-            variables[name] = "0"
-            _chosen.add(name)
-
-
-_chosen: set[str] = set()
-
-
-def _nccl_is_in_use() -> bool:
-    # NCCL reads its variables once, when torch creates its first group.
-    return dist.is_initialized() and "nccl" in dist.get_backend_config()
+    found = _native.nccl_information(path, [str(library) for library in wheel_libraries()])
+    if found["version"] >= _FIRST_ORDERED:
+        variables[_ORDER] = "1"
 
 
 def what_nccl_misses() -> str:

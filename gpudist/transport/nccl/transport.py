@@ -24,7 +24,7 @@ from gpudist.transport.host.core_transport import native_signature, what_is_miss
 from gpudist.transport.host.meeting import NotOneNode
 from gpudist.transport.host.processes import forbidden_call
 from gpudist.transport.host.transport import HostTransport
-from gpudist.transport.nccl.library import keep_memory_unregistered, wheel_libraries
+from gpudist.transport.nccl.library import order_launches, wheel_libraries
 from gpudist.transport.nccl.program import native_call
 from gpudist.transport.nccl.rendezvous import Rendezvous
 from gpudist.transport.nccl.stages import (
@@ -144,7 +144,7 @@ class NcclTransport(Transport):
     @classmethod
     def connect(cls, facts: WorldFacts) -> NcclTransport:
         if facts.size > 1:
-            keep_memory_unregistered(facts.variables)
+            order_launches(facts.variables, facts.nccl_library)
         on_cpu = bool(facts.device_library)
         device = torch.device("cpu" if on_cpu else f"cuda:{torch.cuda.current_device()}")
         return cls(
