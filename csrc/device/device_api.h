@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/combine.h"
+#include "core/norm_kernels.h"
 
 namespace gpudist {
 
@@ -16,7 +17,7 @@ constexpr int kRelaxedCapture = 2;
 
 // Every call except error_string returns zero or an error code of the runtime.
 struct DeviceApi {
-  static constexpr int kAbi = 6;
+  static constexpr int kAbi = 7;
 
   int abi;  // kAbi with which the table was compiled
   const char* name;
@@ -30,6 +31,7 @@ struct DeviceApi {
   int (*has_context)(int device, bool* is_there);
   // Ten times the device's compute capability, such as 90.
   int (*capability)(int device, int* capability);
+  int (*multiprocessors)(int device, int* number);
   // Check that this build has code for the current device.
   int (*check_kernels)();
 
@@ -59,6 +61,8 @@ struct DeviceApi {
   // Largest tables that can be passed as kernel arguments.
   uint32_t (*most_inline_bytes)();
   int (*launch_combine)(const CombineArguments& arguments, DeviceStream stream);
+  // Does nothing if the call has no blocks of threads.
+  int (*launch_norm)(const NormCall& call, DeviceStream stream);
 };
 
 // CUDA's table, or null in a build without CUDA.

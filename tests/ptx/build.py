@@ -1,4 +1,4 @@
-"""Builds nvcc's output for ``csrc/device/cuda_api.cu`` and this folder; kept in ``build/ptx``."""
+"""Builds nvcc's output for ``csrc/device/*.cu`` and this folder; kept in ``build/ptx``."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ ROOT = HERE.parents[1]
 CSRC = ROOT / "csrc"
 CACHE = ROOT / "build" / "ptx"
 ARCHITECTURES = (80, 90)
+# Sources of kernels, and nvcc's flags for them, as in CMakeLists.txt.
+UNITS: dict[str, list[str]] = {"cuda_api": [], "norm_kernels": ["-fmad=false"]}
 FLAGS = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden"]
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
@@ -81,13 +83,14 @@ def with_headers(source: Path, folders: tuple[Path, ...]) -> list[Path]:
 
 
 @lru_cache
-def compiled_kernels(architecture: int) -> Path:
+def compiled_kernels(architecture: int, unit: str = "cuda_api") -> Path:
     """Return the folder with nvcc's object, PTX, machine code and log for one architecture."""
-    source = CSRC / "device" / "cuda_api.cu"
+    source = CSRC / "device" / f"{unit}.cu"
     flags = ["-std=c++17", "-O3", "-Werror=all-warnings", "-Xcompiler=-fPIC", "-Xptxas=-v"]
+    flags += UNITS[unit]
     flags.append(f"-gencode=arch=compute_{architecture},code=sm_{architecture}")
     texts = [path.read_bytes() for path in with_headers(source, (CSRC,))]
-    target = CACHE / f"kernels-{digest_of(nvcc(), flags, *texts)}"
+    target = CACHE / f"kernels-{digest_of(unit, nvcc(), flags, *texts)}"
     if target.exists():
         return target
     CACHE.mkdir(parents=True, exist_ok=True)
@@ -95,30 +98,35 @@ def compiled_kernels(architecture: int) -> Path:
         kept = Path(folder) / "kept"
         kept.mkdir()
         command = [str(nvcc()), *flags, "--keep", "--keep-dir", str(kept)]
-        command += [f"-I{CSRC}", "-c", str(source), "-o", str(kept / "cuda_api.o")]
+        command += [f"-I{CSRC}", "-c", str(source), "-o", str(kept / f"{unit}.o")]
         done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
         if done.returncode != 0:
             raise RuntimeError(
-                f"csrc/device/cuda_api.cu does not compile:\n{done.stdout}{done.stderr}"
+                f"csrc/device/{unit}.cu does not compile:\n{done.stdout}{done.stderr}"
             )
         made = Path(folder) / "made"
         made.mkdir()
         (made / "log.txt").write_text(done.stdout + done.stderr)
-        shutil.copy(kept / "cuda_api.o", made)
-        shutil.copy(next(kept.glob("cuda_api*.ptx")), made / f"sm_{architecture}.ptx")
-        shutil.copy(next(kept.glob("cuda_api*.cubin")), made / f"sm_{architecture}.cubin")
+        shutil.copy(kept / f"{unit}.o", made)
+        shutil.copy(next(kept.glob(f"{unit}*.ptx")), made / f"sm_{architecture}.ptx")
+        shutil.copy(next(kept.glob(f"{unit}*.cubin")), made / f"sm_{architecture}.cubin")
         _put(made, target)
     return target
 
 
-def encoded_kernels(architecture: int) -> Path:
+def ptx_of(architecture: int, unit: str = "cuda_api") -> str:
+    return (compiled_kernels(architecture, unit) / f"sm_{architecture}.ptx").read_text()
+
+
+def encoded_kernels(architecture: int, *units: str) -> Path:
     """Return the file of the kernels that the machine reads."""
-    ptx = (compiled_kernels(architecture) / f"sm_{architecture}.ptx").read_text()
+    texts = [ptx_of(architecture, unit) for unit in units]
     encoder = [(HERE / name).read_bytes() for name in ("assembly.py", "program.py")]
-    target = CACHE / f"sm_{architecture}-{digest_of(ptx, *encoder)}.program"
+    target = CACHE / f"sm_{architecture}-{digest_of(*texts, *encoder)}.program"
     if not target.exists():
         made = target.with_suffix(f".{os.getpid()}")
-        lines = [line for kernel in read(ptx) for line in encode(kernel)[0]]
+        kernels = [kernel for text in texts for kernel in read(text)]
+        lines = [line for kernel in kernels for line in encode(kernel)[0]]
         made.write_text("\n".join(lines) + "\n")
         os.replace(made, target)
     return target
@@ -160,32 +168,39 @@ def linked(name: str, parts: list[Path], *flags: str) -> Path:
     return target
 
 
-def program(sources: list[Path], architecture: int) -> tuple[Path, dict[str, str]]:
-    """Return a program over plain memory, named by its first source, and its environment."""
-    kernels = compiled_kernels(architecture)
+def kernel_objects(architecture: int) -> list[Path]:
+    return [compiled_kernels(architecture, unit) / f"{unit}.o" for unit in UNITS]
+
+
+def program(
+    sources: list[Path], architecture: int, unit: str = "cuda_api"
+) -> tuple[Path, dict[str, str]]:
+    """Return a program over plain memory, named by its first source, and its environment.
+
+    It can launch the kernels of ``unit``.
+    """
     mine = [HERE / f"{name}.cpp" for name in ("machine", "opcodes", "host")]
-    core = [CSRC / "core" / f"{name}.cpp" for name in ("combine_plan", "packing_cpu")]
+    core = [CSRC / "core" / f"{name}.cpp" for name in ("combine_plan", "norm_plan", "packing_cpu")]
     parts = objects([*sources, *mine, *core])
     capability = f"-DGPUDIST_PTX_CAPABILITY={architecture}"
     parts += objects([HERE / "runtime.cpp"], capability)
-    made = linked(sources[0].stem, [*parts, kernels / "cuda_api.o"])
-    return made, os.environ | {"GPUDIST_PTX_PROGRAM": str(encoded_kernels(architecture))}
+    made = linked(sources[0].stem, [*parts, *kernel_objects(architecture)])
+    return made, os.environ | {"GPUDIST_PTX_PROGRAM": str(encoded_kernels(architecture, unit))}
 
 
 def library(architecture: int) -> tuple[Path, dict[str, str]]:
     """Return the doubles with the compiled kernels in them, and the environment they need."""
-    kernels = compiled_kernels(architecture)
     # The native core asks for one table: nvcc's, which stands on that of the doubles.
     parts = objects(doubles.sources(), "-Dgpudist_device_api=gpudist_double_device_api")
     parts += objects([HERE / f"{name}.cpp" for name in ("machine", "opcodes", "doubled")])
     parts += objects([HERE / "runtime.cpp"], f"-DGPUDIST_PTX_CAPABILITY={architecture}")
-    made = linked("libnccl_double.so", [*parts, kernels / "cuda_api.o"], *doubles.LINKING)
+    made = linked("libnccl_double.so", [*parts, *kernel_objects(architecture)], *doubles.LINKING)
     heap = linked("libheap.so", objects([HERE / "heap.cpp"], "-fno-builtin"), "-shared")
     return made, {
         "LD_PRELOAD": str(heap),
         "GPUDIST_NCCL_LIBRARY": str(made),
         "GPUDIST_DEVICE_LIBRARY": str(made),
-        "GPUDIST_PTX_PROGRAM": str(encoded_kernels(architecture)),
+        "GPUDIST_PTX_PROGRAM": str(encoded_kernels(architecture, *UNITS)),
     }
 
 

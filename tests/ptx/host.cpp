@@ -25,6 +25,10 @@ int copy(void* to, const void* from, size_t bytes, DeviceStream) {
   std::memcpy(to, from, bytes);
   return kSuccess;
 }
+int multiprocessors(int, int* number) {
+  *number = 2;
+  return kSuccess;
+}
 int launch_combine(const CombineArguments&, DeviceStream) {
   return kSuccess;
 }
@@ -36,6 +40,7 @@ DeviceApi make_api() {
   api.allocate_pinned = allocate;
   api.release_pinned = release;
   api.copy = copy;
+  api.multiprocessors = multiprocessors;
   api.launch_combine = launch_combine;
   return api;
 }

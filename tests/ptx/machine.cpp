@@ -304,10 +304,10 @@ uint64_t checked(const Instruction& at, Thread& thread, Space space, bool is_sto
          "; an access must be at a multiple of its size");
   }
   if (space == Space::kShared) {
-    const auto begin = thread.slots[kShared];
-    const uint64_t end = begin + execution.kernel.shared_bytes;
-    if (address < begin || address + bytes > end) fail("outside of the block's shared memory");
-    return address;
+    // Addresses count from the beginning of the block's shared memory.
+    const uint64_t end = execution.kernel.shared_bytes;
+    if (address >= end || address + bytes > end) fail("outside of the block's shared memory");
+    return thread.slots[kShared] + address;
   }
   const Range range = execution.memory_at(address);
   if (address < range.begin || address + bytes > range.end) {

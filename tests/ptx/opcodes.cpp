@@ -87,6 +87,7 @@ void put_arithmetic(Table& table) {
     table["sub." + name] = {binary<T, subtract<T>>, 3};
     table["mul." + name] = {binary<T, multiply<T>>, 3};
     table["div." + name] = {binary<T, divide<T>>, 3};
+    table["neg." + name] = {unary<T, negate_float<T>>, 2};
     table["fma." + name] = {fused_multiply_add<T>, 4};
     table["setp.nan." + name] = {compare<T, is_unordered<T>>, 3};
     table["setp.num." + name] = {compare<T, is_ordered<T>>, 3};
@@ -166,6 +167,8 @@ void put_conversions(Table& table) {
       table[std::string("cvt.rn.") + to.name + "." + from.name] = {convert<To, From>, 2};
     });
   });
+  table["sqrt.f64"] = {unary<double, square_root>, 2};
+  table["rcp.f64"] = {unary<double, reciprocal>, 2};
   table["cvt.f64.f32"] = {convert<double, float>, 2};
   table["cvt.rn.f32.f64"] = {convert<float, double>, 2};
   table["cvt.f32.f16"] = {convert_by<float, uint16_t, widen_half>, 2};

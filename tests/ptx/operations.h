@@ -122,6 +122,16 @@ T negate(T a) {
   return subtract<T>(0, a);
 }
 template <class T>
+T negate_float(T a) {
+  return -a;
+}
+inline double square_root(double a) {
+  return std::sqrt(a);
+}
+inline double reciprocal(double a) {
+  return 1 / a;
+}
+template <class T>
 T magnitude(T a) {
   return a < 0 ? subtract<T>(0, a) : a;
 }
