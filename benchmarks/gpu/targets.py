@@ -10,7 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu import SUBJECTS, adjoint, copy, enqueue, latency, overlap, packing, self_halo
+from benchmarks.gpu import (
+    SUBJECTS,
+    adjoint,
+    copy,
+    enqueue,
+    latency,
+    norms,
+    overlap,
+    packing,
+    self_halo,
+)
 from benchmarks.gpu.files import RESULTS, path_of, read
 from benchmarks.rows import NO_PEER
 
@@ -22,7 +32,7 @@ CARRYING_NOTHING = "batch_isend_irecv, fake"
 
 @dataclass(frozen=True)
 class Target:
-    """Limit: ``ratio`` times the peer's time plus ``more_us``.
+    """Limit: ``ratio`` times the peer's time plus ``more_us``, at least ``least_us``.
 
     Without a peer, the limit is ``more_us`` alone.
     """
@@ -33,13 +43,15 @@ class Target:
     ratio: float
     more_us: float = 0.0
     fallback: str = ""
+    least_us: float = 0.0
 
     def limit_us(self, peer_us: float) -> float:
-        return self.ratio * peer_us + self.more_us
+        return max(self.least_us, self.ratio * peer_us + self.more_us)
 
     def words(self) -> str:
         parts = [f"{self.ratio:.3g} x"] if self.peer != NO_PEER else []
-        return " + ".join([*parts, *([f"{self.more_us:g} us"] if self.more_us else [])])
+        words = " + ".join([*parts, *([f"{self.more_us:g} us"] if self.more_us else [])])
+        return f"{words} or {self.least_us:g} us" if self.least_us else words
 
 
 def targets() -> Iterator[Target]:
@@ -68,6 +80,13 @@ def targets() -> Iterator[Target]:
     for case in overlap.cases(1):
         if case.parameters["way"] == "beside a halo":
             yield Target("overlap", case.name, "convolution alone", 1.05)
+    for case in norms.cases(1):
+        if case.clock == "enqueue":
+            continue
+        if case.bytes >= norms.PASSES * copy.SIZES["16 MiB"]:
+            yield Target("norms", case.name, "copy_", 1.4)
+        else:
+            yield Target("norms", case.name, "torch", 1.0, least_us=30.0)
 
 
 def table(results: Path = RESULTS) -> str:

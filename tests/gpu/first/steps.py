@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-rs", "-W", "default", "-p", "no:cacheprovider")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 MODULES = "torch, gpudist, tests.gpu.worlds, benchmarks.gpu.__main__"
-ONE_GPU_SUBJECTS = ("copy", "packing", "self_halo", "latency", "adjoint", "enqueue", "overlap")
+ONE_GPU_SUBJECTS = (
+    "copy", "packing", "self_halo", "latency", "adjoint", "enqueue", "overlap", "norms",
+)  # fmt: skip
 ONE_RANK = ("--world", "one rank")
 TWO_RANKS = ("--world", "2 ranks on one GPU")
 A_RANK_A_GPU = ("--world", "a rank a GPU")
