@@ -104,7 +104,7 @@ def unshared() -> Iterator[None]:
 
 @torch.enable_grad()
 def both_ways(layer: torch.nn.Module, x: torch.Tensor, gy: torch.Tensor) -> Results:
-    """Return the output, and the gradients of the input and the parameters.
+    """Return the gradients of the parameters and the input, and the output.
 
     A layer in float64 computes in float64.
     """
@@ -113,7 +113,7 @@ def both_ways(layer: torch.nn.Module, x: torch.Tensor, gy: torch.Tensor) -> Resu
         x, gy = x.double(), gy.double()
     x = x.detach().requires_grad_()
     y = layer(x)
-    return (y.detach(), *torch.autograd.grad(y, [x, *parameters], gy))
+    return (*torch.autograd.grad(y, [*parameters, x], gy), y.detach())
 
 
 def _distributed(kind: str, P_x: CartesianPartition, shape: tuple[int, ...]) -> torch.nn.Module:
