@@ -355,8 +355,7 @@ GPUDIST_HOST_DEVICE inline void reduce(const Threads& threads, Reduction<kValues
 struct RowPlace {
   uint32_t lane, number;  // `number` of the line in its block of threads
   bool is_there;
-  int64_t line, outer;
-  uint32_t channel;
+  int64_t line;
   int64_t begin, end;  // cells of the part
   uint32_t part;
 
@@ -368,10 +367,15 @@ struct RowPlace {
     part = block - unit * grid.parts;
     line = static_cast<int64_t>(unit) * (kThreads / grid.lanes) + number;
     is_there = line < a.outer * a.channels;
-    outer = a.channels == 1 ? line : line / a.channels;
-    channel = static_cast<uint32_t>(line - outer * a.channels);
     begin = part * grid.part_cells;
     end = begin + grid.part_cells < a.cells ? begin + grid.part_cells : a.cells;
+  }
+
+  // Factors of the line.
+  template <class Factors>
+  GPUDIST_HOST_DEVICE Factors factors(const NormArguments& a) const {
+    const int64_t outer = a.channels == 1 ? line : line / a.channels;
+    return Factors::of(a, outer, static_cast<uint32_t>(line - outer * a.channels));
   }
 };
 
@@ -538,7 +542,9 @@ struct MapRows {
       if (i < at.end) {
         loaded[thread].load(a, at.line * a.cells + i, step, step, at.end - i);
       }
-      if (at.lane == 0) shared.factors[at.number] = Values::Factors::of(a, at.outer, at.channel);
+      if (at.lane == 0) {
+        shared.factors[at.number] = at.template factors<typename Values::Factors>(a);
+      }
     });
     threads.last([&](uint32_t thread) {
       const RowPlace at(a, block, thread);
@@ -723,7 +729,7 @@ struct GradientSumsOfRows {
       if (!at.is_there) return;
       const int64_t step = a.grid.lanes * kWidth, i = at.begin + at.lane * kWidth;
       if (i < at.end) loaded[thread].load(a, at.line * a.cells + i, step, at.end - i);
-      if (at.lane == 0) shared.shifts[at.number] = LineShift::of(a, at.outer, at.channel).shift;
+      if (at.lane == 0) shared.shifts[at.number] = at.template factors<LineShift>(a).shift;
     });
     threads([&](uint32_t thread) {
       const RowPlace at(a, block, thread);

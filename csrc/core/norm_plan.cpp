@@ -89,9 +89,9 @@ NormGrid NormPlan::rows(int64_t width, int64_t loads) const {
 }
 
 NormGrid NormPlan::columns(int64_t outer, int64_t rows, int64_t columns, int64_t width,
-                           int64_t loads) const {
+                           int64_t loads, int64_t most_lanes) const {
   NormGrid grid;
-  const int64_t groups = divided_up(columns, width), lanes = power_of_two(groups, kWarp);
+  const int64_t groups = divided_up(columns, width), lanes = power_of_two(groups, most_lanes);
   grid.lanes = static_cast<uint32_t>(lanes);
   grid.tiles = number_of_blocks(divided_up(groups, lanes));
   divide(grid, rows, kThreads / lanes * loads, divided_up(least_blocks_, outer * grid.tiles));
@@ -103,10 +103,13 @@ NormGrid NormPlan::grid(NormPass pass, bool is_wide) const {
   const auto [of_rows, of_columns] = norming::loads_of(pass, shape_.dtype, is_wide);
   const int64_t width = is_wide ? kWide : 1;
   if (shape_.walk == NormWalk::kColumns) {
-    return columns(shape_.outer, shape_.cells, shape_.channels, width, of_columns);
+    return columns(shape_.outer, shape_.cells, shape_.channels, width, of_columns, kWarp);
   }
   if (shape_.walk == NormWalk::kCells && pass == NormPass::kGradientSums) {
-    return columns(1, shape_.outer, shape_.cells, width, norming::kLoadsOfCells);
+    // With few lines, more threads share a line.
+    const int64_t steps = power_of_two(divided_up(shape_.outer, norming::kLoadsOfCells), kThreads);
+    const int64_t lanes = std::max(kWarp, kThreads / steps);
+    return columns(1, shape_.outer, shape_.cells, width, norming::kLoadsOfCells, lanes);
   }
   return rows(width, of_rows);
 }

@@ -67,8 +67,8 @@ class NormPlan {
   bool is_wide(const NormTensors& tensors) const;
   NormCall call(NormPass pass, const NormTensors& tensors) const;
   NormGrid rows(int64_t width, int64_t loads) const;
-  NormGrid columns(int64_t outer, int64_t rows, int64_t columns, int64_t width,
-                   int64_t loads) const;
+  NormGrid columns(int64_t outer, int64_t rows, int64_t columns, int64_t width, int64_t loads,
+                   int64_t most_lanes) const;
   NormGrid grid(NormPass pass, bool is_wide) const;
   int64_t statistics() const;
 
