@@ -312,6 +312,69 @@ def capture_id(stream: int) -> int:
 def random_key(seed: int, call: int) -> int:
     """Return the key of the numbers of a seed and a call."""
 
+class NormWalk(enum.Enum):
+    rows = 0
+    columns = 1
+    cells = 2
+
+# Addresses of the weight and the bias, and their dtype.
+_NormParameters = tuple[int, int, Dtype]
+# Addresses of mean, variance and number of batches, momentum, and dtype of the first two.
+_NormRunning = tuple[int, int, int, float, Dtype]
+
+class DeviceNorm:
+    """Normalization of blocks of one shape on a GPU."""
+
+    workspace: int
+    def __init__(
+        self,
+        library: str,
+        device: int,
+        walk: NormWalk,
+        dtype: Dtype,
+        outer: int,
+        channels: int,
+        cells: int,
+        groups: int,
+        group_size: int,
+        group_offset: int,
+        shares_outer: bool,
+        count: float,
+        eps: float,
+        subtracts_mean: bool,
+    ) -> None: ...
+    def sums(self, x: int, sums: int, workspace: int, stream: int) -> None: ...
+    def normalize(
+        self,
+        x: int,
+        totals: int,
+        parameters: _NormParameters,
+        y: int,
+        running: _NormRunning,
+        stream: int,
+    ) -> None: ...
+    def gradient_sums(
+        self,
+        gradient: int,
+        x: int,
+        totals: int,
+        parameters: _NormParameters,
+        of_sums: int,
+        of_parameters: _NormParameters,
+        workspace: int,
+        stream: int,
+    ) -> None: ...
+    def gradient(
+        self,
+        gradient: int,
+        x: int,
+        totals: int,
+        of_totals: int,
+        parameters: _NormParameters,
+        of_x: int,
+        stream: int,
+    ) -> None: ...
+
 def recycled_tensor(shape: Sequence[int], dtype: Dtype) -> object:
     """Return a DLPack capsule of a contiguous tensor from the memory pool."""
 

@@ -17,6 +17,7 @@ from benchmarks.gpu import (
     dropout,
     enqueue,
     latency,
+    norms,
     overlap,
     packing,
     self_halo,
@@ -32,7 +33,7 @@ CARRYING_NOTHING = "batch_isend_irecv, fake"
 
 @dataclass(frozen=True)
 class Target:
-    """Limit: ``ratio`` times the peer's time plus ``more_us``.
+    """Limit: ``ratio`` times the peer's time plus ``more_us``, at least ``least_us``.
 
     Without a peer, the limit is ``more_us`` alone.
     """
@@ -43,13 +44,15 @@ class Target:
     ratio: float
     more_us: float = 0.0
     fallback: str = ""
+    least_us: float = 0.0
 
     def limit_us(self, peer_us: float) -> float:
-        return self.ratio * peer_us + self.more_us
+        return max(self.least_us, self.ratio * peer_us + self.more_us)
 
     def words(self) -> str:
         parts = [f"{self.ratio:.3g} x"] if self.peer != NO_PEER else []
-        return " + ".join([*parts, *([f"{self.more_us:g} us"] if self.more_us else [])])
+        words = " + ".join([*parts, *([f"{self.more_us:g} us"] if self.more_us else [])])
+        return f"{words} or {self.least_us:g} us" if self.least_us else words
 
 
 def targets() -> Iterator[Target]:
@@ -83,6 +86,13 @@ def targets() -> Iterator[Target]:
         peer = f"torch.{what}" if what in dropout.DRAWS else "F.dropout"
         if case.clock == "device":
             yield Target("dropout", case.name, peer, 1.5)
+    for case in norms.cases(1):
+        if case.clock == "enqueue":
+            continue
+        if case.bytes >= norms.PASSES * copy.SIZES["16 MiB"]:
+            yield Target("norms", case.name, "copy_", 1.4)
+        else:
+            yield Target("norms", case.name, "torch", 1.0, least_us=30.0)
 
 
 def table(results: Path = RESULTS) -> str:

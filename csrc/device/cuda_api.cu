@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include "device/device_api.h"
+#include "device/norm_kernels.h"
 #include "device/random_launch.h"
 
 namespace gpudist {
@@ -105,6 +106,10 @@ int capability(int device, int* capability) {
       status(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
   *capability += minor;
   return last;
+}
+
+int multiprocessors(int device, int* number) {
+  return status(cudaDeviceGetAttribute(number, cudaDevAttrMultiProcessorCount, device));
 }
 
 int allocate(void** memory, size_t bytes) {
@@ -230,6 +235,10 @@ int launch_combine(const CombineArguments& arguments, DeviceStream stream) {
   return launch_inlined<kMany>(arguments, stream);
 }
 
+int launch_norm(const NormCall& call, DeviceStream stream) {
+  return status(static_cast<cudaError_t>(launch_norm_kernel(call, stream)));
+}
+
 DeviceApi make_api() {
   DeviceApi api{};
   api.abi = DeviceApi::kAbi;
@@ -242,6 +251,7 @@ DeviceApi make_api() {
   api.set_device = set_device;
   api.has_context = has_context;
   api.capability = capability;
+  api.multiprocessors = multiprocessors;
   api.check_kernels = check_kernels;
   api.allocate = allocate;
   api.release = release;
@@ -260,6 +270,7 @@ DeviceApi make_api() {
   api.most_inline_bytes = most_inline_bytes;
   api.launch_combine = launch_combine;
   api.launch_random = launch_random;
+  api.launch_norm = launch_norm;
   return api;
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/combine.h"
+#include "core/norm_kernels.h"
 #include "core/random_cells.h"
 
 namespace gpudist {
@@ -31,6 +32,7 @@ struct DeviceApi {
   int (*has_context)(int device, bool* is_there);
   // Ten times the device's compute capability, such as 90.
   int (*capability)(int device, int* capability);
+  int (*multiprocessors)(int device, int* number);
   // Load all kernels for the current device; fails if this build has no code for it.
   int (*check_kernels)();
 
@@ -61,6 +63,8 @@ struct DeviceApi {
   uint32_t (*most_inline_bytes)();
   int (*launch_combine)(const CombineArguments& arguments, DeviceStream stream);
   int (*launch_random)(const RandomArguments& arguments, DeviceStream stream);
+  // Does nothing if the call has no blocks of threads.
+  int (*launch_norm)(const NormCall& call, DeviceStream stream);
 };
 
 // CUDA's table, or null in a build without CUDA.

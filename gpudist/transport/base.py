@@ -163,6 +163,8 @@ class Transport(ABC):
         keeps_layout: whether outputs of stages are channels-last if their inputs are.
         carries_pieces: whether a message may consist of pieces of memory, see
             :meth:`start_pieces`.
+        device_library: path of a replacement for the GPU's runtime in tests, where tensors are on
+            the CPU; empty otherwise.
         has_streams: whether started stages run concurrently with later work, on their own stream.
         on_failure: called once, with the failure that ended this transport.
         remembered: cache of the operators created for this world.
@@ -174,6 +176,7 @@ class Transport(ABC):
     keeps_layout: bool = False
     carries_pieces: bool = False
     has_streams: bool = False
+    device_library: str = ""
 
     def __init__(
         self, rank: int, size: int, device: torch.device, timeout_s: float, failures: FailureChannel

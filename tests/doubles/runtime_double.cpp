@@ -314,6 +314,22 @@ int launch_random(const RandomArguments& arguments, DeviceStream stream) {
   return kSuccess;
 }
 
+// Few, so that small blocks are divided among several blocks of threads.
+int multiprocessors(int, int* number) {
+  *number = 2;
+  return kSuccess;
+}
+
+int launch_norm(const NormCall& call, DeviceStream stream) {
+  if (norm_blocks(call) == 0) return kSuccess;
+  if (const int error = check_stream("launch_norm", stream)) return error;
+  count_call("launch_norm");
+  enqueue(stream, [call] {
+    if (may_touch(call.arguments.x, 1, "a kernel")) run_norm(call);
+  });
+  return kSuccess;
+}
+
 constexpr DeviceApi kApi{DeviceApi::kAbi,
                          "double",
                          error_string,
@@ -324,6 +340,7 @@ constexpr DeviceApi kApi{DeviceApi::kAbi,
                          set_device,
                          tell_context,
                          capability,
+                         multiprocessors,
                          check_kernels,
                          allocate,
                          release,
@@ -341,7 +358,8 @@ constexpr DeviceApi kApi{DeviceApi::kAbi,
                          exchange_capture_mode,
                          most_inline_bytes,
                          launch_combine,
-                         launch_random};
+                         launch_random,
+                         launch_norm};
 
 }  // namespace
 

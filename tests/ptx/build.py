@@ -1,4 +1,4 @@
-"""Builds nvcc's output for the files of ``csrc/device`` and this folder; kept in ``build/ptx``."""
+"""Builds nvcc's output for ``csrc/device/*.cu`` and this folder; kept in ``build/ptx``."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ ROOT = HERE.parents[1]
 CSRC = ROOT / "csrc"
 CACHE = ROOT / "build" / "ptx"
 ARCHITECTURES = (80, 90)
-# Files of csrc/device that have kernels.
+# Sources of kernels, and nvcc's flags for them, as in CMakeLists.txt.
+UNITS: dict[str, list[str]] = {"cuda_api": [], "random_cells": [], "norm_kernels": ["-fmad=false"]}
+# Those whose launches have plain loops to compare with.
 KERNELS = ("cuda_api", "random_cells")
 # Files of csrc/core that plain loops and launches need.
-CORE = ("combine_plan", "packing_cpu", "random_cells")
+CORE = ("combine_plan", "norm_plan", "packing_cpu", "random_cells")
 FLAGS = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden"]
 # Every product and sum is rounded, as in the native core.
 FLAGS.append("-ffp-contract=off")
@@ -87,13 +89,14 @@ def with_headers(source: Path, folders: tuple[Path, ...]) -> list[Path]:
 
 
 @lru_cache
-def compiled_kernels(architecture: int, name: str = KERNELS[0]) -> Path:
+def compiled_kernels(architecture: int, unit: str = "cuda_api") -> Path:
     """Return the folder with nvcc's object, PTX, machine code and log for one architecture."""
-    source = CSRC / "device" / f"{name}.cu"
+    source = CSRC / "device" / f"{unit}.cu"
     flags = ["-std=c++17", "-O3", "-Werror=all-warnings", "-Xcompiler=-fPIC", "-Xptxas=-v"]
+    flags += UNITS[unit]
     flags.append(f"-gencode=arch=compute_{architecture},code=sm_{architecture}")
     texts = [path.read_bytes() for path in with_headers(source, (CSRC,))]
-    target = CACHE / f"kernels-{digest_of(nvcc(), flags, *texts)}"
+    target = CACHE / f"kernels-{digest_of(unit, nvcc(), flags, *texts)}"
     if target.exists():
         return target
     CACHE.mkdir(parents=True, exist_ok=True)
@@ -101,35 +104,34 @@ def compiled_kernels(architecture: int, name: str = KERNELS[0]) -> Path:
         kept = Path(folder) / "kept"
         kept.mkdir()
         command = [str(nvcc()), *flags, "--keep", "--keep-dir", str(kept)]
-        command += [f"-I{CSRC}", "-c", str(source), "-o", str(kept / f"{name}.o")]
+        command += [f"-I{CSRC}", "-c", str(source), "-o", str(kept / f"{unit}.o")]
         done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
         if done.returncode != 0:
             raise RuntimeError(
-                f"csrc/device/{name}.cu does not compile:\n{done.stdout}{done.stderr}"
+                f"csrc/device/{unit}.cu does not compile:\n{done.stdout}{done.stderr}"
             )
         made = Path(folder) / "made"
         made.mkdir()
         (made / "log.txt").write_text(done.stdout + done.stderr)
-        shutil.copy(kept / f"{name}.o", made)
-        shutil.copy(next(kept.glob(f"{name}*.ptx")), made / f"sm_{architecture}.ptx")
-        shutil.copy(next(kept.glob(f"{name}*.cubin")), made / f"sm_{architecture}.cubin")
+        shutil.copy(kept / f"{unit}.o", made)
+        shutil.copy(next(kept.glob(f"{unit}*.ptx")), made / f"sm_{architecture}.ptx")
+        shutil.copy(next(kept.glob(f"{unit}*.cubin")), made / f"sm_{architecture}.cubin")
         _put(made, target)
     return target
 
 
-def ptx_of(architecture: int, name: str = KERNELS[0]) -> str:
-    """Return the PTX of a file's kernels."""
-    return (compiled_kernels(architecture, name) / f"sm_{architecture}.ptx").read_text()
+def ptx_of(architecture: int, unit: str = "cuda_api") -> str:
+    return (compiled_kernels(architecture, unit) / f"sm_{architecture}.ptx").read_text()
 
 
-def encoded_kernels(architecture: int, *names: str) -> Path:
+def encoded_kernels(architecture: int, *units: str) -> Path:
     """Return the file of the kernels that the machine reads."""
-    ptx = [ptx_of(architecture, name) for name in names]
+    texts = [ptx_of(architecture, unit) for unit in units]
     encoder = [(HERE / name).read_bytes() for name in ("assembly.py", "program.py")]
-    target = CACHE / f"sm_{architecture}-{digest_of(*ptx, *encoder)}.program"
+    target = CACHE / f"sm_{architecture}-{digest_of(*texts, *encoder)}.program"
     if not target.exists():
         made = target.with_suffix(f".{os.getpid()}")
-        kernels = [kernel for text in ptx for kernel in read(text)]
+        kernels = [kernel for text in texts for kernel in read(text)]
         lines = [line for kernel in kernels for line in encode(kernel)[0]]
         made.write_text("\n".join(lines) + "\n")
         os.replace(made, target)
@@ -172,17 +174,24 @@ def linked(name: str, parts: list[Path], *flags: str) -> Path:
     return target
 
 
+def kernel_objects(architecture: int) -> list[Path]:
+    return [compiled_kernels(architecture, unit) / f"{unit}.o" for unit in UNITS]
+
+
 def program(
-    sources: list[Path], architecture: int, name: str = KERNELS[0]
+    sources: list[Path], architecture: int, unit: str = "cuda_api"
 ) -> tuple[Path, dict[str, str]]:
-    """Return a program over plain memory that launches a file's kernels, and its environment."""
+    """Return a program over plain memory, named by its first source, and its environment.
+
+    It can launch the kernels of ``unit``.
+    """
     mine = [HERE / f"{name}.cpp" for name in ("machine", "opcodes", "host")]
-    core = [CSRC / "core" / f"{stem}.cpp" for stem in CORE]
+    core = [CSRC / "core" / f"{name}.cpp" for name in CORE]
     parts = objects([*sources, *mine, *core])
     capability = f"-DGPUDIST_PTX_CAPABILITY={architecture}"
     parts += objects([HERE / "runtime.cpp"], capability)
-    made = linked(sources[0].stem, [*parts, *_kernel_objects(architecture)])
-    return made, os.environ | {"GPUDIST_PTX_PROGRAM": str(encoded_kernels(architecture, name))}
+    made = linked(sources[0].stem, [*parts, *kernel_objects(architecture)])
+    return made, os.environ | {"GPUDIST_PTX_PROGRAM": str(encoded_kernels(architecture, unit))}
 
 
 def library(architecture: int) -> tuple[Path, dict[str, str]]:
@@ -191,19 +200,14 @@ def library(architecture: int) -> tuple[Path, dict[str, str]]:
     parts = objects(doubles.sources(), "-Dgpudist_device_api=gpudist_double_device_api")
     parts += objects([HERE / f"{name}.cpp" for name in ("machine", "opcodes", "doubled")])
     parts += objects([HERE / "runtime.cpp"], f"-DGPUDIST_PTX_CAPABILITY={architecture}")
-    parts += _kernel_objects(architecture)
-    made = linked("libnccl_double.so", parts, *doubles.LINKING)
+    made = linked("libnccl_double.so", [*parts, *kernel_objects(architecture)], *doubles.LINKING)
     heap = linked("libheap.so", objects([HERE / "heap.cpp"], "-fno-builtin"), "-shared")
     return made, {
         "LD_PRELOAD": str(heap),
         "GPUDIST_NCCL_LIBRARY": str(made),
         "GPUDIST_DEVICE_LIBRARY": str(made),
-        "GPUDIST_PTX_PROGRAM": str(encoded_kernels(architecture, *KERNELS)),
+        "GPUDIST_PTX_PROGRAM": str(encoded_kernels(architecture, *UNITS)),
     }
-
-
-def _kernel_objects(architecture: int) -> list[Path]:
-    return [compiled_kernels(architecture, name) / f"{name}.o" for name in KERNELS]
 
 
 def _put(made: Path, target: Path) -> None:

@@ -28,6 +28,10 @@ int copy(void* to, const void* from, size_t bytes, DeviceStream) {
 int check_kernels() {
   return kSuccess;
 }
+int multiprocessors(int, int* number) {
+  *number = 2;
+  return kSuccess;
+}
 int launch_combine(const CombineArguments&, DeviceStream) {
   return kSuccess;
 }
@@ -44,6 +48,7 @@ DeviceApi make_api() {
   api.allocate_pinned = allocate;
   api.release_pinned = release;
   api.copy = copy;
+  api.multiprocessors = multiprocessors;
   api.launch_combine = launch_combine;
   api.launch_random = launch_random;
   return api;

@@ -304,6 +304,7 @@ uint64_t checked(const Instruction& at, Thread& thread, Space space, bool is_sto
          "; an access must be at a multiple of its size");
   }
   if (space == Space::kShared) {
+    // Addresses count from the beginning of the block's shared memory.
     const uint64_t end = execution.kernel.shared_bytes;
     if (address >= end || address + bytes > end) fail("outside of the block's shared memory");
     return thread.slots[kShared] + address;

@@ -168,6 +168,7 @@ void put_conversions(Table& table) {
       table[std::string("cvt.rn.") + to.name + "." + from.name] = {convert<To, From>, 2};
     });
   });
+  table["rcp.f64"] = {unary<double, reciprocal>, 2};
   table["cvt.f64.f32"] = {convert<double, float>, 2};
   table["cvt.rn.f32.f64"] = {convert<float, double>, 2};
   table["cvt.f32.f16"] = {convert_by<float, uint16_t, widen_half>, 2};

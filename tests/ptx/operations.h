@@ -129,6 +129,9 @@ template <class T>
 T square_root(T a) {
   return std::sqrt(a);
 }
+inline double reciprocal(double a) {
+  return 1 / a;
+}
 template <class T>
 T magnitude(T a) {
   return a < 0 ? subtract<T>(0, a) : a;

@@ -204,6 +204,8 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
     case cudaDevAttrComputeCapabilityMinor:
       *value = gpudist::ptx::kCapability % 10;
       return cudaSuccess;
+    case cudaDevAttrMultiProcessorCount:
+      return static_cast<cudaError_t>(device_below().multiprocessors(0, value));
     default: return cudaErrorInvalidValue;
   }
 }

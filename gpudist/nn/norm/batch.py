@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from gpudist.errors import PartitionError
 from gpudist.nn.layer_table import Sample, layer
+from gpudist.nn.norm import kernels
 from gpudist.nn.norm.node import normalize
 from gpudist.nn.norm.normalization import Normalization
 from gpudist.nn.norm.running import RunningNorm, require_dims
@@ -95,28 +96,21 @@ class DistributedBatchNorm(RunningNorm):
         if not self.training and self.running_mean is not None:
             return self._by_running_moments(input, bound)
         self._require_values(bound.cells, "value per channel")
-        is_alone = bound.total is None and input.numel() > 0
+        is_alone = bound.total is None and input.numel() > 0 and not kernels.TAKES_UNSHARED
         if not is_alone or (learns and self.momentum is None):
-            return self._normalize_together(input, bound, learns)
+            running = None
+            if learns:
+                factor = self.momentum
+                if factor is None:
+                    factor = self.num_batches_tracked
+                assert factor is not None
+                running = self._running(factor)
+            return normalize(bound, input, self.own_parameters(), running).y
         weight, bias = self._named(bound.move(None, self.own_parameters())[1])
         running = (self.running_mean, self.running_var) if learns else (None, None)
         return gradient_as_laid_out(
             F.batch_norm(input, *running, weight, bias, True, self.momentum or 0.0, self.eps)
         )
-
-    def _normalize_together(
-        self, x: torch.Tensor, bound: Normalization, learns: bool
-    ) -> torch.Tensor:
-        normalized = normalize(bound, x, self.own_parameters())
-        if learns and bound.cells > 0:
-            mean, variance = bound.moments(normalized.totals, normalized.shift)
-            assert mean is not None and self.num_batches_tracked is not None
-            factor = self.momentum
-            if factor is None:
-                factor = self.num_batches_tracked.double().reciprocal()
-            unbiased = variance * (bound.cells / (bound.cells - 1))
-            self._remember(mean, unbiased, factor)
-        return normalized.y
 
 
 @layer(F.batch_norm, Sample((2, 4, 9)), num_features=4)

@@ -103,7 +103,7 @@ class _DistributedInstanceNorm(RunningNorm):
         if bound.batch is not None:
             sums = move((bound.batch,), (sums,))[0]
         mean, variance = (sums / bound.samples).unbind(-1)
-        self._remember(mean, variance, 0.0 if self.momentum is None else self.momentum)
+        self._running(0.0 if self.momentum is None else self.momentum).update(mean, variance)
 
 
 @layer(F.instance_norm, Sample((2, 4, 9)), num_features=4, affine=True)

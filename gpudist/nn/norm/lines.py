@@ -107,9 +107,10 @@ def _address(tensor: torch.Tensor | None) -> int:
 
 
 def _lines_of(normalization: Normalization, x: torch.Tensor) -> NormLines:
-    if not normalization.native:
-        normalization.native.append(_bind_lines(normalization, x))
-    return normalization.native[0]
+    found = normalization.native.get("lines")
+    if found is None:
+        found = normalization.native["lines"] = _bind_lines(normalization, x)
+    return found
 
 
 def _bind_lines(normalization: Normalization, x: torch.Tensor) -> NormLines:

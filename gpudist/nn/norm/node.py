@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from gpudist.exchange.autograd import apply_handwritten, is_eager
-from gpudist.nn.norm.lines import ByLines, fits
-from gpudist.nn.norm.normalization import Normalization, Parameters, Summing
+from gpudist.nn.norm import kernels, lines
+from gpudist.nn.norm.normalization import Normalization, Parameters, Running, Summing
 
 
 class Normalized(NamedTuple):
@@ -32,26 +32,48 @@ def normalize(
     normalization: Normalization,
     x: torch.Tensor,
     parameters: Parameters,
+    running: Running | None = None,
 ) -> Normalized:
     """Normalize a block; for the arguments see :meth:`Normalization.compose`.
+
+    Args:
+        running: running moments to update.
 
     Cost:
         One group of messages with the sums and the parameters, and before it one with sums if the
         block is float64 and its mean is subtracted; one of their adjoints in backward.
     """
+    if kernels.fits(normalization, x, parameters):
+        updates = running is not None and kernels.can_update(running)
+        by = kernels.ByKernels(normalization, running if updates else None)
+        found = Normalized(apply_handwritten(by, x, *parameters), by.totals, None)
+        return found if updates else _remembered(normalization, found, running)
     # A block that shares no statistics may be empty; it is treated as by torch's layer.
     if normalization.total is None or not is_eager(x):
         composed = normalization.compose(x, parameters)
-        return Normalized(composed.y, composed.totals.detach(), composed.shift)
-    by = (ByLines if fits(normalization, x, parameters) else _ByTorch)(normalization)
-    return Normalized(apply_handwritten(by, x, *parameters), by.totals, by.shift)
+        found = Normalized(composed.y, composed.totals.detach(), composed.shift)
+    else:
+        fits = lines.fits(normalization, x, parameters)
+        by = (lines.ByLines if fits else _ByTorch)(normalization)
+        found = Normalized(apply_handwritten(by, x, *parameters), by.totals, by.shift)
+    return _remembered(normalization, found, running)
+
+
+def _remembered(
+    normalization: Normalization, found: Normalized, running: Running | None
+) -> Normalized:
+    if running is not None and normalization.cells > 0:
+        mean, variance = normalization.moments(found.totals, found.shift)
+        assert mean is not None
+        running.update(mean, variance * (normalization.cells / (normalization.cells - 1)))
+    return found
 
 
 def normalized(
     normalization: Normalization, x: torch.Tensor, parameters: Parameters
 ) -> torch.Tensor:
     """Normalize a block, by torch's kernel if it has cells and shares no statistics."""
-    if normalization.total is None and x.numel():
+    if normalization.total is None and x.numel() and not kernels.TAKES_UNSHARED:
         return normalization.alone(x, parameters)
     return normalize(normalization, x, parameters).y
 

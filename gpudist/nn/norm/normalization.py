@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,9 +16,6 @@ from gpudist.geometry.boxes import Box
 from gpudist.geometry.broadcasting import plan_all_sum_reduce
 from gpudist.nn.norm.strides import gradient_as_laid_out
 from gpudist.world.partition import CartesianPartition
-
-if TYPE_CHECKING:
-    from gpudist._native import NormLines
 
 Parameters = Sequence[torch.Tensor | None]
 
@@ -51,6 +48,29 @@ class Composed(NamedTuple):
     parameters: Sequence[torch.Tensor | None]
 
 
+class Running(NamedTuple):
+    """Running moments of each channel, to be updated.
+
+    Attributes:
+        mean, variance: running moments.
+        factor: share of the new moments, or a tensor of the number of batches, whose reciprocal it
+            is.
+    """
+
+    mean: torch.Tensor
+    variance: torch.Tensor
+    factor: float | torch.Tensor
+
+    def update(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
+        """Move the running moments towards those of a batch."""
+        factor = self.factor
+        if isinstance(factor, torch.Tensor):
+            factor = factor.double().reciprocal()
+        for running, seen in ((self.mean, mean), (self.variance, variance)):
+            wide = running.double()
+            running.copy_(wide + (seen.view(running.shape) - wide) * factor)
+
+
 @dataclass(frozen=True, eq=False)
 class Normalization:
     """Normalization of a block of one shape by the mean and variance of values on all workers.
@@ -73,12 +93,15 @@ class Normalization:
             before :meth:`bind`, in the block after it; 0 if channels share none.
         cells: global number of values in each average.
         groups: index of the group of each channel of the block.
+        group_size, group_offset: channel ``c`` belongs to group
+            ``(c + group_offset) // group_size``.
+        device_library: path of a replacement for the GPU's runtime in tests.
         total: sum of the block's sums over workers; ``None`` if no other worker contributes.
         parameters: movements of the weight and the bias to this worker; ``None`` for parameters
             that every worker holds; may be empty if none moves.
         samples: global number of samples, if moments are averaged over them.
         batch: sum of the averages over workers; ``None`` if samples are not split.
-        native: cached object of the native core, if it is used.
+        native: cached objects of the native core, by the layouts of blocks.
     """
 
     dims: tuple[int, ...]
@@ -88,11 +111,14 @@ class Normalization:
     group_count: int = 0
     cells: int = 0
     groups: torch.Tensor | None = None
+    group_size: int = 1
+    group_offset: int = 0
+    device_library: str = ""
     total: Movement | None = None
     parameters: tuple[Movement | None, ...] = ()
     samples: int = 0
     batch: Movement | None = None
-    native: list[NormLines] = field(default_factory=list)
+    native: dict[object, Any] = field(default_factory=dict)
 
     def bind(
         self,
@@ -116,7 +142,7 @@ class Normalization:
             parameters: movements of the parameters.
         """
         cells, summed = prod([shape[d] for d in self.dims]), set(self.dims)
-        groups, count = None, self.group_count
+        groups, count, size, offset = None, self.group_count, 1, 0
         if count:
             size, (start, stop) = shape[1] // count, (box.start[1], box.stop[1])
             cells, first = cells * size, 0
@@ -125,7 +151,12 @@ class Normalization:
             else:
                 first, count = start // size, (stop - start) // size
             groups = torch.arange(start, stop, device=P.device) // size - first
-        bound = replace(self, cells=cells, groups=groups, group_count=count, parameters=parameters)
+            offset = start - first * size
+        bound = replace(
+            self, cells=cells, groups=groups, group_count=count, group_size=size,
+            group_offset=offset, device_library=P.wire.device_library, parameters=parameters,
+            native={},
+        )  # fmt: skip
         axes = [axis for axis, dim in enumerate(split_by) if dim in summed]
         return replace(bound, total=bind_total(P, axes, key, bound.sums_shape(box.shape)))
 
@@ -327,8 +358,9 @@ class Summing:
     totals: torch.Tensor
     shift: torch.Tensor | None = None
 
-    def __init__(self, normalization: Normalization) -> None:
+    def __init__(self, normalization: Normalization, running: Running | None = None) -> None:
         self.normalization = normalization
+        self.running = running
 
     def composed(self, x: torch.Tensor, *parameters: torch.Tensor | None) -> torch.Tensor:
         return self.normalization.compose(x, parameters).y

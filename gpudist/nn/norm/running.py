@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.nn.norm.base import Norm
-from gpudist.nn.norm.normalization import Normalization
+from gpudist.nn.norm.normalization import Normalization, Running
 from gpudist.nn.norm.strides import gradient_as_laid_out
 from gpudist.nn.parameters.parameter import tied_empty
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
@@ -114,10 +114,6 @@ class RunningNorm(Norm):
         running = self.running_mean, self.running_var
         return gradient_as_laid_out(F.batch_norm(x, *running, weight, bias, False, 0.0, self.eps))
 
-    def _remember(
-        self, mean: torch.Tensor, variance: torch.Tensor, factor: torch.Tensor | float
-    ) -> None:
-        for running, seen in ((self.running_mean, mean), (self.running_var, variance)):
-            assert running is not None
-            wide = running.double()
-            running.copy_(wide + (seen.view(running.shape) - wide) * factor)
+    def _running(self, factor: torch.Tensor | float) -> Running:
+        assert self.running_mean is not None and self.running_var is not None
+        return Running(self.running_mean, self.running_var, factor)

@@ -119,6 +119,7 @@ class NcclTransport(Transport):
         self.recorder = DeviceRecorder(self._core)
         self.store = store
         self.prefix = prefix
+        self.device_library = device_library
         self.interface = interface
         self.store_rank = store_rank
         self.in_rank_order = in_rank_order

@@ -179,8 +179,8 @@ def _networks() -> tuple[Step, ...]:
     return (
         _tests("two ranks: zoo", "networks of three packages as on one rank", 240, "test_zoo.py",
                *TWO_RANKS, shares=True, quiet_s=90),
-        _tests("two ranks: norms", "float32 norms are as precise as torch's", 90, "test_norms.py",
-               *TWO_RANKS, shares=True),
+        _tests("two ranks: norms", "float32 norms are as precise as torch's", 90,
+               "test_norm_precision.py", *TWO_RANKS, shares=True),
         _tests("two ranks: compiled", "torch.compile of operators and layers", 120,
                "test_compile.py", *TWO_RANKS, shares=True, quiet_s=90),
         Step("memcheck", "a round of the kernels reads and writes nothing else",

@@ -1,0 +1,197 @@
+"""Normalization of blocks on a GPU by the native core's kernels, in few passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from gpudist.exchange.autograd import is_eager
+from gpudist.nn.norm.normalization import Normalization, Parameters, Running, Summing
+
+if TYPE_CHECKING:
+    from gpudist._native import DeviceNorm, Dtype
+
+try:
+    import gpudist._native as _native
+except ImportError:
+    _native = None
+
+# Normalizations whose statistics no other worker shares take torch's kernels, unless this is set.
+TAKES_UNSHARED = False
+_HAS_CUDA = _native is not None and not _native.device_missing()
+_DTYPES: dict[torch.dtype, Dtype] = {}
+if _native is not None:
+    _DTYPES = {
+        torch.float32: _native.Dtype.float32,
+        torch.float16: _native.Dtype.float16,
+        torch.bfloat16: _native.Dtype.bfloat16,
+    }
+
+
+class _Bound(NamedTuple):
+    """Kernels for blocks of one shape, dtype and layout.
+
+    Attributes:
+        norm: native object.
+        workspace: size of the workspace, in float64 numbers.
+        stream: returns the handle of torch's current stream.
+    """
+
+    norm: DeviceNorm
+    workspace: int
+    stream: Callable[[], int]
+
+
+def fits(normalization: Normalization, x: torch.Tensor, parameters: Parameters) -> bool:
+    """Return whether the kernels can normalize this block."""
+    return (
+        (_HAS_CUDA if x.device.type == "cuda" else normalization.device_library != "")
+        and (normalization.total is not None or TAKES_UNSHARED)
+        and is_eager(x)
+        and x.dtype in _DTYPES
+        and x.numel() > 0
+        and all([p is not None and p.dtype in _DTYPES for p in parameters])
+        and len({p.dtype for p in parameters if p is not None}) < 2
+        and (x.is_contiguous() or (normalization.per_channel and _is_by_columns(x)))
+    )
+
+
+class ByKernels(Summing):
+    """Normalization of one block on a GPU by the native core; requires :func:`fits`.
+
+    Adjoint:
+        The gradient is computed from the block, the sums and the weight.
+
+    Cost:
+        Two passes over the block in forward, which read it twice and write the output; two in
+        backward, which read the block and the gradient twice and write a gradient. At most three
+        launches each way besides the messages. Nothing of the block's size is kept but the block.
+    """
+
+    def forward(
+        self, x: torch.Tensor, *parameters: torch.Tensor
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        by = self.normalization
+        norm, size, current = _bound(by, x)
+        stream, at_x = current(), x.data_ptr()
+        sums = torch.empty(by.sums_shape(x.shape), dtype=torch.float64, device=x.device)
+        workspace = torch.empty(size, dtype=torch.float64, device=x.device)
+        norm.sums(at_x, sums.data_ptr(), workspace.data_ptr(), stream)
+        self.totals, moved = by.move(sums, parameters)
+        moved = [parameter.contiguous() for parameter in moved]
+        y = torch.empty_like(x)
+        running = _addresses_of_running(self.running)
+        norm.normalize(
+            at_x, self.totals.data_ptr(), _addresses(moved), y.data_ptr(), running, stream
+        )
+        if self.running is not None:
+            torch.autograd.graph.increment_version([self.running.mean, self.running.variance])
+        # Backward does not need the bias.
+        return y, [self.totals, *moved[:1]]
+
+    def backward(
+        self,
+        gradient: torch.Tensor,
+        inputs: Sequence[torch.Tensor],
+        kept: Sequence[torch.Tensor],
+        needs: Sequence[bool],
+    ) -> list[torch.Tensor | None]:
+        by, x, totals = self.normalization, inputs[0], kept[0]
+        norm, size, current = _bound(by, x)
+        gradient = gradient.contiguous() if x.is_contiguous() else _by_columns(gradient)
+        of_sums = torch.empty_like(totals)
+        workspace = torch.empty(size, dtype=torch.float64, device=x.device)
+        found = [torch.empty_like(kept[1]) if needed and kept[1:] else None for needed in needs[1:]]
+        at_x, at_gradient, at_totals = x.data_ptr(), gradient.data_ptr(), totals.data_ptr()
+        weight, stream = _addresses(kept[1:]), current()
+        norm.gradient_sums(
+            at_gradient, at_x, at_totals, weight, of_sums.data_ptr(), _addresses(found),
+            workspace.data_ptr(), stream,
+        )  # fmt: skip
+        of_totals, of_parameters = by.move_gradients(of_sums, found, needs)
+        of_x = None
+        if of_totals is not None:
+            of_x = torch.empty_like(x)
+            norm.gradient(
+                at_gradient, at_x, at_totals, of_totals.data_ptr(), weight, of_x.data_ptr(), stream
+            )
+        return [of_x, *of_parameters]
+
+
+def can_update(running: Running) -> bool:
+    """Return whether the kernels can update these running moments."""
+    mean, variance = running.mean, running.variance
+    return (
+        mean.dtype in _DTYPES
+        and mean.dtype == variance.dtype
+        and mean.is_contiguous()
+        and variance.is_contiguous()
+    )
+
+
+def _is_by_columns(x: torch.Tensor) -> bool:
+    return x.movedim(1, -1).is_contiguous()
+
+
+def _by_columns(x: torch.Tensor) -> torch.Tensor:
+    return x if _is_by_columns(x) else x.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
+def _addresses(tensors: Sequence[torch.Tensor | None]) -> tuple[int, int, Dtype]:
+    """Return the addresses of a weight and a bias, 0 for none, and their dtype."""
+    dtype = next((x.dtype for x in tensors if x is not None), torch.float32)
+    weight, bias = [*[0 if x is None else x.data_ptr() for x in tensors], 0, 0][:2]
+    return weight, bias, _DTYPES[dtype]
+
+
+def _addresses_of_running(running: Running | None) -> tuple[int, int, int, float, Dtype]:
+    if running is None:
+        return 0, 0, 0, 0.0, _DTYPES[torch.float32]
+    mean, variance, factor = running
+    by_count = isinstance(factor, torch.Tensor)
+    batches, momentum = (factor.data_ptr(), 0.0) if by_count else (0, factor)
+    return mean.data_ptr(), variance.data_ptr(), batches, momentum, _DTYPES[mean.dtype]
+
+
+def _bound(normalization: Normalization, x: torch.Tensor) -> _Bound:
+    key = (x.dtype, x.device, x.is_contiguous())
+    found = normalization.native.get(key)
+    if found is None:
+        found = normalization.native[key] = _bind(normalization, x)
+    return found
+
+
+def _bind(by: Normalization, x: torch.Tensor) -> _Bound:
+    assert _native is not None
+    is_gpu = x.device.type == "cuda"
+    device = x.device.index if is_gpu else 0
+    shares_outer = by.per_channel and by.groups is None and 0 in by.dims
+    outer, channels = prod(x.shape[: by.dims[0]]), 1
+    cells = prod(x.shape[by.dims[0] :])
+    walk = _native.NormWalk.cells
+    if by.per_channel:
+        outer, channels, cells = x.shape[0], x.shape[1], prod(x.shape[2:])
+        by_columns = not x.is_contiguous() or (cells == 1 and shares_outer)
+        walk = _native.NormWalk.columns if by_columns else _native.NormWalk.rows
+        if by_columns and shares_outer:
+            outer, cells = 1, outer * cells
+    groups, size, offset = channels, 1, 0
+    if by.groups is not None:
+        groups, size, offset = by.group_count, by.group_size, by.group_offset
+    norm = _native.DeviceNorm(
+        "" if is_gpu else by.device_library,
+        device, walk, _DTYPES[x.dtype], outer, channels, cells, groups, size, offset, shares_outer,
+        max(1, by.cells), by.eps, by.subtracts_mean,
+    )  # fmt: skip
+    return _Bound(norm, norm.workspace, _stream_of(x.device))
+
+
+def _stream_of(device: torch.device) -> Callable[[], int]:
+    """Return a function that returns the handle of torch's current stream."""
+    if device.type != "cuda":
+        return lambda: 0
+    current, index = torch._C._cuda_getCurrentRawStream, device.index
+    return lambda: current(index)
