@@ -6,10 +6,12 @@ operations draw the same numbers (:mod:`gpudist.nn.random.composed_cells`).
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from gpudist.checks.storage import storage_problem
 from gpudist.errors import GpudistError
@@ -102,12 +104,8 @@ def kept_by_index(
 
 def kept_by_key(key: Key, cells: Cells, p: float, device: torch.device) -> torch.Tensor:
     """Draw which cells are kept; see :func:`kept_by_index`."""
-    kept = torch.empty(cells.box.shape, dtype=torch.bool, device=device)
-    if draws_natively(kept):
-        draw("kept", kept, key, cells, p=p)
-    elif device.type != "meta":
-        composed_cells.fill_kept(kept, key.as_tensor(device), *cells, dropped_below(p))
-    return kept
+    composed = partial(composed_cells.fill_kept, dropped_below=dropped_below(p))
+    return _drawn("kept", composed, key, cells, torch.bool, device, p)
 
 
 def uniform_by_index(
@@ -126,12 +124,8 @@ def uniform_by_index(
     Returns:
         New tensor of ``dtype``, of the shape of ``box``.
     """
-    drawn = torch.empty(box.shape, dtype=dtype, device=device)
-    if draws_natively(drawn):
-        draw("uniform", drawn, Key(seed, call), Cells(box, shape))
-    elif device.type != "meta":
-        composed_cells.fill_uniform(drawn, Key(seed, call).as_tensor(device), box, shape)
-    return drawn
+    cells = Cells(box, shape)
+    return _drawn("uniform", composed_cells.fill_uniform, Key(seed, call), cells, dtype, device)
 
 
 def normal_by_index(
@@ -143,11 +137,41 @@ def normal_by_index(
     device: torch.device,
 ) -> torch.Tensor:
     """Draw standard normal numbers; for the arguments see :func:`uniform_by_index`."""
-    drawn = torch.empty(box.shape, dtype=dtype, device=device)
+    cells = Cells(box, shape)
+    return _drawn("normal", composed_cells.fill_normal, Key(seed, call), cells, dtype, device)
+
+
+def _drawn(
+    kind: str,
+    composed: Callable[..., None],
+    key: Key,
+    cells: Cells,
+    dtype: torch.dtype,
+    device: torch.device,
+    p: float = 0.0,
+) -> torch.Tensor:
+    """Draw a new tensor natively, or by ``composed``, which fills a tensor."""
+    if not is_eager() and not is_recorded():
+        # Transforms of torch.func would wrap the new tensor.
+        with temporarily_clear_interpreter_stack():
+            return _drawn_plainly(kind, composed, key, cells, dtype, device, p)
+    return _drawn_plainly(kind, composed, key, cells, dtype, device, p)
+
+
+def _drawn_plainly(
+    kind: str,
+    composed: Callable[..., None],
+    key: Key,
+    cells: Cells,
+    dtype: torch.dtype,
+    device: torch.device,
+    p: float,
+) -> torch.Tensor:
+    drawn = torch.empty(cells.box.shape, dtype=dtype, device=device)
     if draws_natively(drawn):
-        draw("normal", drawn, Key(seed, call), Cells(box, shape))
+        draw(kind, drawn, key, cells, p=p)
     elif device.type != "meta":
-        composed_cells.fill_normal(drawn, Key(seed, call).as_tensor(device), box, shape)
+        composed(drawn, key.as_tensor(device), *cells)
     return drawn
 
 

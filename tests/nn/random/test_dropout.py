@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from gpudist import nn
 from gpudist.errors import GpudistError, PartitionError, ShapeError
 from gpudist.geometry.boxes import Box
-from gpudist.nn.random import cells as random_cells
+from gpudist.nn.random import cells, composed_cells
 from gpudist.planning import profile_of
 from gpudist.planning.clock import Clock
 from gpudist.transport.dry import DryTransport
@@ -145,7 +145,7 @@ def test_cells_are_dropped_at_random(p: float) -> None:
     """The mean, and pairs: neighbours in each dim, and the same cell in two calls or seeds."""
     shape = (50, 40, 60)
     masks = [
-        random_cells.kept_by_index(
+        cells.kept_by_index(
             torch.tensor(seed), torch.tensor(call), Box.whole(shape), shape, p, torch.device("cpu")
         )
         for seed, call in ((0, 0), (0, 1), (1, 0), (1, 1))
@@ -176,17 +176,18 @@ def test_tiles_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     shape, box = (6, 1, 50, 7), Box((1, 0, 7, 0), (6, 1, 44, 5))
     device = torch.device("cpu")
     zero = torch.tensor(0)
+    monkeypatch.setattr(cells, "_draws_on", lambda device: False)
 
     def kept() -> list[torch.Tensor]:
         torch.manual_seed(1)
-        by_torch = random_cells.kept_by_torch(box, shape, 0.3)
-        return [by_torch, random_cells.kept_by_index(zero, zero, box, shape, 0.3, device)]
+        by_torch = composed_cells.kept_by_torch(box, shape, 0.3)
+        return [by_torch, cells.kept_by_index(zero, zero, box, shape, 0.3, device)]
 
     whole = kept()
     torch.manual_seed(1)
     drawn = torch.empty(shape).bernoulli_(0.7).bool()[box.slices]
     assert torch.equal(whole[0], drawn)
-    monkeypatch.setattr(random_cells, "_TILE_CELLS", 100)
+    monkeypatch.setattr(composed_cells, "_TILE_CELLS", 100)
     for tiled, at_once in zip(kept(), whole, strict=True):
         assert torch.equal(tiled, at_once)
 
@@ -196,7 +197,7 @@ def test_large_tensors_are_drawn_as_torchs() -> None:
     torch.manual_seed(1)
     expected = torch.nn.Dropout(0.25)(torch.ones(shape)) != 0
     torch.manual_seed(1)
-    assert torch.equal(random_cells.kept_by_torch(Box.whole(shape), shape, 0.25), expected)
+    assert torch.equal(composed_cells.kept_by_torch(Box.whole(shape), shape, 0.25), expected)
 
 
 @pytest.mark.parametrize("layer", SHAPES)
