@@ -174,7 +174,7 @@ void NcclWorld::agree(const Signature& signature, const std::vector<WireCall>& c
 
   const std::string label = "comparing '" + signature.label + "'";
   const uint64_t operation = enqueue(label, stream, [&](uint64_t) {
-    char* leaves = staging_.of(0, 2 * bytes);
+    char* leaves = staging_.of(false, 2 * bytes);
     char* arrives = leaves + bytes;
     const char* const begin = arrives;
     check_device(device_api_, device_api_.copy(leaves, pinned_.data(), bytes, stream),

@@ -62,7 +62,7 @@ void NcclWorld::close(double seconds) {
   captured_.clear();
   if (beside_ != nullptr) device_api_.destroy_stream(beside_);
   has_started_ = false;
-  for (void* piece : staging_.take()) memory.push_back(piece);
+  if (void* const piece = staging_.take()) memory.push_back(piece);
   guards_.clear();
   release_memory(on_, std::move(memory), std::move(pinned))
       ->wait(Beside::Milestone::kDone, deadline);

@@ -56,9 +56,10 @@ NcclWorld::NcclWorld(const NcclApi* nccl, const DeviceApi& device_api, int devic
       check_signals_(std::move(check_signals)),
       make_room_(std::move(make_room)),
       staging_([this](size_t bytes) { return allocate(bytes); },
-               [this](char* memory, bool is_captured) {
-                 is_captured ? operations_->keep(memory) : operations_->discard(memory);
-               }),
+               [this](char* memory) {
+                 operations_->give_back(memory, [this] { watchdog_.check(); }, check_signals_);
+               },
+               [this](char* memory) { operations_->keep(memory); }),
       operations_(std::make_shared<Operations>(device_api, device)),
       watchdog_(
           *operations_, failed_word(device_api, device), timeout_s, [this] { return find_error(); },
@@ -195,7 +196,7 @@ void NcclWorld::run(const Signature& signature, const std::vector<DeviceCall>& c
       stages.push_back(&call.stage->under(capture));
       bytes += aligned(stages.back()->sent_bytes) + aligned(stages.back()->received_bytes);
     }
-    char* staging = bytes == 0 ? nullptr : staging_.of(capture, bytes);
+    char* staging = bytes == 0 ? nullptr : staging_.of(capture != 0, bytes);
     std::vector<Buffers> buffers;
     buffers.reserve(calls.size());
     std::vector<WireCall> wire_calls;

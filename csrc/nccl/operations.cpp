@@ -201,6 +201,25 @@ void Operations::discard(void* memory) {
   state_->wake();
 }
 
+void Operations::give_back(void* memory, const Look& check, const Look& check_signals) {
+  Lock locked(state_->mutex);
+  const Operation* const last = state_->last_on_a_stream();
+  state_->discarded.push_back({memory, last == nullptr ? 0 : last->number + 1});
+  const auto is_there = [&] {
+    const auto is_it = [=](const Discarded& one) { return one.memory == memory; };
+    const auto& all = state_->discarded;
+    return state_->is_releasing || std::any_of(all.begin(), all.end(), is_it);
+  };
+  for (int looks = 1; is_there() && !state_->is_stopping; ++looks) {
+    state_->changed.notify_all();  // wakes the polling thread
+    locked.unlock();
+    check();
+    if (looks % 64 == 0) check_signals();
+    locked.lock();
+    state_->changed.wait_for(locked, kShortPeriod);
+  }
+}
+
 void Operations::keep(void* memory) {
   if (memory == nullptr) return;
   if (has_stopped_) return release_beside(memory);
@@ -309,9 +328,12 @@ void Operations::State::release(Lock& locked) {
   const std::vector<Discarded> released(unused, discarded.end());
   discarded.erase(unused, discarded.end());
   if (released.empty()) return;
+  is_releasing = true;
   locked.unlock();
   for (const Discarded& one : released) api.release(one.memory);
   locked.lock();
+  is_releasing = false;
+  changed.notify_all();
 }
 
 }  // namespace gpudist

@@ -61,6 +61,9 @@ class Operations {
   // Release device memory that no new operation uses, once the operations in progress are complete.
   // A separate thread does it, because a release waits for all work on the device.
   void discard(void* memory);
+  // Release device memory like discard(), and wait for that in the manner of wait(). Operations
+  // that have begun and are not enqueued do not use it.
+  void give_back(void* memory, const Look& check, const Look& check_signals);
   // Keep memory that a captured graph may use as long as the graph exists.
   void keep(void* memory);
 
@@ -110,6 +113,7 @@ class Operations {
     bool has_told_error = false;
     int waiting = 0;     // number of threads that wait for the polling thread
     bool rests = false;  // whether the polling thread looks rarely
+    bool is_releasing = false;
     bool is_stopping = false, has_stopped = false;
   };
 

@@ -15,29 +15,26 @@ size_t rounded(size_t bytes) {
 
 }  // namespace
 
-char* Staging::of(uint64_t capture, size_t bytes) {
-  Allocation& piece = pieces_[capture];
-  if (piece.bytes >= bytes) return piece.memory;
-  const size_t larger = rounded(bytes);
-  char* const memory = allocate_(larger);
-  if (piece.memory != nullptr) retire_(piece.memory, capture != 0);
-  piece = {memory, larger};
-  return memory;
-}
-
-std::vector<void*> Staging::take() {
-  std::vector<void*> memory;
-  for (const auto& [capture, piece] : pieces_) {
-    if (piece.memory != nullptr) memory.push_back(piece.memory);
+char* Staging::of(bool is_captured, size_t bytes) {
+  if (bytes_ < bytes) {
+    retire();
+    memory_ = allocate_(rounded(bytes));
+    bytes_ = rounded(bytes);
   }
-  pieces_.clear();
-  return memory;
+  is_captured_ |= is_captured;
+  return memory_;
 }
 
-size_t Staging::bytes() const {
-  size_t bytes = 0;
-  for (const auto& [capture, piece] : pieces_) bytes += piece.bytes;
-  return bytes;
+void Staging::retire() {
+  char* const memory = take();
+  const size_t bytes = std::exchange(bytes_, 0);
+  if (memory == nullptr) return;
+  if (std::exchange(is_captured_, false)) {
+    kept_bytes_ += bytes;
+    keep_(memory);
+  } else {
+    release_(memory);
+  }
 }
 
 }  // namespace gpudist

@@ -1,5 +1,5 @@
 // Device memory for packed and received bytes: one piece for all operations, which run one after
-// another, and one for each captured graph. Nothing is allocated after the largest operation has
+// another, those of captured graphs included. Nothing is allocated after the largest operation has
 // been seen.
 //
 // The memory is never registered with NCCL. Each side of a message decides from its own address
@@ -7,9 +7,9 @@
 // data.
 #pragma once
 
-#include <cstdint>
+#include <cstddef>
 #include <functional>
-#include <map>
+#include <utility>
 #include <vector>
 
 namespace gpudist {
@@ -17,30 +17,29 @@ namespace gpudist {
 class Staging {
  public:
   using Allocate = std::function<char*(size_t bytes)>;
-  // Called with memory that a larger piece replaces. A captured graph may still use it.
-  using Retire = std::function<void(char* memory, bool is_captured)>;
+  // Called with memory that is too small, before a larger piece is allocated: `release` once the
+  // operations so far no longer use it, `keep` if a captured graph may use it at any time.
+  using Retire = std::function<void(char* memory)>;
 
-  Staging(Allocate allocate, Retire retire)
-      : allocate_(std::move(allocate)), retire_(std::move(retire)) {}
+  Staging(Allocate allocate, Retire release, Retire keep)
+      : allocate_(std::move(allocate)), release_(std::move(release)), keep_(std::move(keep)) {}
   Staging(const Staging&) = delete;
 
-  // Return at least `bytes` for the next operation. Memory used during a capture (`capture` is its
-  // id) belongs to the captured graph.
-  char* of(uint64_t capture, size_t bytes);
-  // Pass ownership of all memory to the caller.
-  std::vector<void*> take();
-  // Total size of all pieces.
-  size_t bytes() const;
+  // Return at least `bytes` for the next operation.
+  char* of(bool is_captured, size_t bytes);
+  // Pass ownership of the memory to the caller, except for what was kept.
+  char* take() { return std::exchange(memory_, nullptr); }
+  // Total size, with what was kept.
+  size_t bytes() const { return bytes_ + kept_bytes_; }
 
  private:
-  struct Allocation {
-    char* memory = nullptr;
-    size_t bytes = 0;
-  };
+  void retire();
 
   const Allocate allocate_;
-  const Retire retire_;
-  std::map<uint64_t, Allocation> pieces_;  // by capture id
+  const Retire release_, keep_;
+  char* memory_ = nullptr;
+  size_t bytes_ = 0, kept_bytes_ = 0;
+  bool is_captured_ = false;  // whether a captured graph uses the memory
 };
 
 }  // namespace gpudist

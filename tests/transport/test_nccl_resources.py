@@ -69,7 +69,7 @@ def test_two_hundred_operators_allocate_nothing() -> None:
 
 
 def grow(transport: Transport) -> list[str]:
-    """A larger operator gets more memory, and the next one gives the former piece back."""
+    """A larger operator gets more memory in place of the former piece."""
     assert isinstance(transport, NcclTransport)
     P_world = runtime.world_of(transport)
     clear()
@@ -79,10 +79,6 @@ def grow(transport: Transport) -> list[str]:
     x = torch.ones(rows, 6)
     large = halo_of(P_world, rows=rows)
     y = large(x)
-    for _ in range(10):
-        # The former piece goes when the device is seen to be done with it.
-        time.sleep(0.03)
-        y = large(x)
     assert y.shape == (rows, 9) and torch.equal(y, torch.ones_like(y))
     assert transport.staging_bytes > max(small, rows * 3 * 4)
     # The tables of what is packed and of what is unpacked travel with the launches.
@@ -93,6 +89,28 @@ def grow(transport: Transport) -> list[str]:
 
 def test_staging_grows_and_gives_back() -> None:
     assert results("nccl", 3, grow) == [[]] * 3
+
+
+def grow_without_memory(transport: Transport) -> list[int]:
+    """Return how many pieces were given back before a larger one was asked for again."""
+    assert isinstance(transport, NcclTransport)
+    pieces: list[int] = []
+    with patch("torch.cuda.empty_cache", lambda: pieces.append(living()["allocate"])):
+        second = runtime.connect(
+            "nccl", transport.store, transport.rank, transport.size, 20.0,
+            f"{transport.prefix}/grows",
+        )  # fmt: skip
+    P_second = runtime.world_of(second)
+    halo(P_second)
+    before = living()["allocate"]
+    fail_device_call("allocate")
+    halo_of(P_second, rows=100_000)(torch.ones(100_000, 6))
+    second.close()
+    return [before - left for left in pieces]
+
+
+def test_staging_gives_back_before_it_asks_for_more() -> None:
+    assert results("nccl", 3, grow_without_memory) == [[1]] * 3
 
 
 def lack_memory(transport: Transport, failures: int) -> tuple[int, list[str]]:
