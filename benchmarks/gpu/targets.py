@@ -10,21 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.case import MIB
-from benchmarks.gpu import (
-    SUBJECTS,
-    adjoint,
-    copy,
-    dropout,
-    enqueue,
-    latency,
-    norms,
-    overlap,
-    packing,
-    self_halo,
-    self_messages,
-    unet_step,
-)
+from benchmarks.gpu import SUBJECTS, adjoint, copy, enqueue, latency, overlap, packing, self_halo
 from benchmarks.gpu.files import RESULTS, path_of, read
 from benchmarks.rows import NO_PEER
 
@@ -32,7 +18,7 @@ NOTHING = "There are no results: make gpu-bench GPU_OUT=FOLDER."
 # Shares of the bandwidth of the device's own copy; as times, their reciprocals.
 SHARE, SHARE_OF_SHORT_ROWS = 0.85, 0.80
 # Of both ways through a norm, from which on they and not launches take its time.
-LARGE_BYTES = 256 * MIB
+LARGE_BYTES = 256 << 20
 CARRYING_NOTHING = "batch_isend_irecv, fake"
 
 
@@ -81,6 +67,15 @@ def targets() -> Iterator[Target]:
             yield Target("self_halo", case.name, NO_PEER, 0.0, 6.0)
     for case in adjoint.cases(1):
         yield Target("adjoint", case.name, "forward", 1.15)
+    yield from _of_steps()
+    for case in overlap.cases(1):
+        if case.parameters["way"] == "beside a halo":
+            yield Target("overlap", case.name, "convolution alone", 1.05)
+
+
+def _of_steps() -> Iterator[Target]:
+    from benchmarks.gpu import norms, self_messages, unet_step
+
     for case in self_messages.cases(1):
         if case.clock == "enqueue" and case.parameters["how"] == "graph":
             yield Target("self_messages", case.name, NO_PEER, 0.0, 10.0)
@@ -93,12 +88,6 @@ def targets() -> Iterator[Target]:
             yield Target("norms", case.name, "copy_", 1.4)
         elif case.clock == "device":
             yield Target("norms", case.name, "torch", 1.0, 20.0)
-    for case in dropout.cases(1):
-        if case.clock == "device":
-            yield Target("dropout", case.name, "torch", 1.2)
-    for case in overlap.cases(1):
-        if case.parameters["way"] == "beside a halo":
-            yield Target("overlap", case.name, "convolution alone", 1.05)
 
 
 def table(results: Path = RESULTS) -> str:
