@@ -188,19 +188,21 @@ def _networks() -> tuple[Step, ...]:
               "pack-0 or add-0 or random_halos[0]"),
              150, "ERROR SUMMARY", quiet_s=100, tools=("compute-sanitizer",), rehearsed=False,
              variables={"GPU_BUILT": "1"}),
-        _tests("all tests of one rank", "the rest of tests/gpu", 300, "", *ONE_RANK, quiet_s=90),
+        # Its parts are rehearsed above.
+        _tests("all tests of one rank", "the rest of tests/gpu", 300, "", *ONE_RANK, quiet_s=90,
+               rehearsed=False),
     )  # fmt: skip
 
 
 def _tests(
     name: str, shows: str, limit_s: float, *arguments: str, shares: bool = False,
-    quiet_s: float | None = None, gpus: int = 1,
+    quiet_s: float | None = None, gpus: int = 1, rehearsed: bool = True,
 ) -> Step:  # fmt: skip
     paths = tuple(f"tests/gpu/{a}" if a.endswith(".py") or not a else a for a in arguments)
     starting_s = QUIET_STARTING_S if shares else QUIET_S
     return Step(
         name, shows, (*PYTEST, *paths), limit_s, r"\d+ passed", quiet_s or starting_s, gpus=gpus,
-        smallest=("--smallest",), shares_a_gpu=shares,
+        smallest=("--smallest",), shares_a_gpu=shares, rehearsed=rehearsed,
     )  # fmt: skip
 
 
