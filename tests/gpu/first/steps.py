@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 PYTEST = (
     *(sys.executable, "-m", "pytest", "-q", "-rs", "-W", "default", "-p", "no:cacheprovider"),
@@ -20,6 +21,11 @@ ONE_RANK = ("--world", "one rank")
 TWO_RANKS = ("--world", "2 ranks on one GPU")
 A_RANK_A_GPU = ("--world", "a rank a GPU")
 LOGS = "{logs}"
+KERNELS = sorted(
+    path.name
+    for pattern in ("test_kernels", "test_random_*", "test_norm*", "test_one_rank")
+    for path in Path(__file__).parents[1].glob(f"{pattern}.py")
+)
 # A step that writes nothing for so long hangs; longer where a line takes processes of its own.
 QUIET_S, QUIET_STARTING_S = 30.0, 45.0
 
@@ -96,8 +102,7 @@ def _most_telling() -> tuple[Step, ...]:
     return (
         _tests("self communicator", "NCCL itself: configuration, messages, graphs, end, abort",
                90, "test_self_communicator.py"),
-        _tests("kernels", "pack, add and unpack are right", 110, "test_kernels.py",
-               "test_random_halos.py", "test_one_rank.py"),
+        _tests("kernels", "each of ours is right", 110, *KERNELS, *ONE_RANK),
         _tests("operators", "every operator, its gradient and layouts of memory, in a world of one",
                110, "test_operators.py", *ONE_RANK),
         _tests("streams and layers", "order, graphs, arrays and training in a world of one", 110,
