@@ -2,8 +2,8 @@
 
 On one GPU, every subject runs in its own process, so that a broken GPU context affects only one
 subject. Subjects that are named run in this process. If torchrun started several ranks, they
-measure the traffic between GPUs in one run. Over the test doubles, this is a rehearsal: small cases
-without times.
+measure the traffic between GPUs in one run. Over the test doubles, this is a rehearsal: small
+cases, and no times.
 """
 
 from __future__ import annotations

@@ -17,8 +17,6 @@ from benchmarks.rows import NO_PEER
 NOTHING = "There are no results: make gpu-bench GPU_OUT=FOLDER."
 # Shares of the bandwidth of the device's own copy; as times, their reciprocals.
 SHARE, SHARE_OF_SHORT_ROWS = 0.85, 0.80
-# Of both ways through a norm, from which on they and not launches take its time.
-LARGE_BYTES = 256 << 20
 CARRYING_NOTHING = "batch_isend_irecv, fake"
 
 
@@ -74,7 +72,7 @@ def targets() -> Iterator[Target]:
 
 
 def _of_steps() -> Iterator[Target]:
-    from benchmarks.gpu import norms, self_messages, unet_step
+    from benchmarks.gpu import self_messages, unet_step
 
     for case in self_messages.cases(1):
         if case.clock == "enqueue" and case.parameters["how"] == "graph":
@@ -83,11 +81,6 @@ def _of_steps() -> Iterator[Target]:
         if case.parameters["how"] != "eager":
             ratio = 1.2 if case.clock == "enqueue" else 1.05
             yield Target("unet_step", case.name, "torch", ratio)
-    for case in norms.cases(1):
-        if case.clock == "device" and case.bytes >= LARGE_BYTES:
-            yield Target("norms", case.name, "copy_", 1.4)
-        elif case.clock == "device":
-            yield Target("norms", case.name, "torch", 1.0, 20.0)
 
 
 def table(results: Path = RESULTS) -> str:
