@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.files import RESULTS
+from examples.networks import UNet3d
+from gpudist.planning import plan
 
 H200 = RESULTS / "gpu" / "h200"
 Json = dict[str, Any]
@@ -24,6 +26,7 @@ def tables(folder: Path = H200) -> str:
         ("A halo within the GPU", halos),
         ("Messages of the GPU to itself", messages),
         ("A training step of a U-Net", unet),
+        ("The planner's part of that step", planner),
         ("Norms and dropout of a split tensor", local_costs),
         ("Convolutions beside a halo", overlap),
     ]
@@ -103,6 +106,27 @@ def unet(folder: Path) -> str:
         for (side, precision, layout), pair in steps.items()
     ]
     return table(["volume", "how", "step", "host", "captured step", "peak memory"], cells)
+
+
+def planner(folder: Path) -> str:
+    """Predictions of a step from the measured profile, beside float32 steps and captured ones."""
+    steps = {
+        (row["side"], row["who"]): row
+        for row in rows_of(folder, "unet_step")
+        if "who" in row and (row["precision"], row["layout"]) == ("fp32", "contiguous")
+    }
+    cells: list[list[str]] = []
+    for side in sorted({side for side, _ in steps}):
+        network, shape = UNet3d(1, 3, 16), (1, 1, side, side, side)
+        profile = folder / "profile_h200_one_rank.json"
+        predicted_ms = 1e3 * plan(network, shape, 1, profile)[0].seconds
+        line = [f"{side}^3", f"{predicted_ms:.1f} ms"]
+        for who, what in (("gpudist", "step_ms"), ("torch", "step_ms"), ("gpudist", "graph_ms")):
+            measured_ms = steps[side, who][what]
+            line.append(f"{measured_ms:.1f} ms, {predicted_ms / measured_ms:.2f}")
+        cells.append(line)
+    header = ["volume", "predicted", "eager, ratio", "torch's eager, ratio", "captured, ratio"]
+    return table(header, cells)
 
 
 def local_costs(folder: Path) -> str:

@@ -78,6 +78,7 @@ def targets() -> Iterator[Target]:
             yield Target("self_halo", case.name, NO_PEER, 0.0, 6.0)
     for case in adjoint.cases(1):
         yield Target("adjoint", case.name, "forward", 1.15)
+    yield from _of_steps()
     for case in overlap.cases(1):
         if case.parameters["way"] == "beside a halo":
             yield Target("overlap", case.name, "convolution alone", 1.05)
@@ -93,6 +94,18 @@ def targets() -> Iterator[Target]:
             yield Target("norms", case.name, "copy_", 1.4)
         else:
             yield Target("norms", case.name, "torch", 1.0, least_us=30.0)
+
+
+def _of_steps() -> Iterator[Target]:
+    from benchmarks.gpu import self_messages, unet_step
+
+    for case in self_messages.cases(1):
+        if case.clock == "enqueue" and case.parameters["how"] == "graph":
+            yield Target("self_messages", case.name, NO_PEER, 0.0, 10.0)
+    for case in unet_step.cases(1):
+        if case.parameters["how"] != "eager":
+            ratio = 1.2 if case.clock == "enqueue" else 1.05
+            yield Target("unet_step", case.name, "torch", ratio)
 
 
 def table(results: Path = RESULTS) -> str:

@@ -9,6 +9,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -65,7 +66,33 @@ def test_a_subject_is_written(
     assert machine["commit"] == "abc"
     assert [row["peer"] for row in rows] == ["forward", "torch pad backward"] * 2
     assert all(row["correct"] for row in rows)
-    assert len(capsys.readouterr().out.splitlines()) == len(rows)
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(rows) and last == f"{len(rows)} rows are right"
+
+
+def test_a_case_that_fails_is_not_the_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The other cases are measured, and the error is among the output and the failures."""
+    module = importlib.import_module("benchmarks.gpu.copy")
+    sides = module.sides
+
+    def fail_once(case: Case, *rest: Any) -> Any:
+        if case.parameters["bytes"] == module.TINY["1 KiB"]:
+            raise RuntimeError("no memory")
+        return sides(case, *rest)
+
+    use_doubles()
+    monkeypatch.setattr(module, "sides", fail_once)
+    wire = runtime.connect("nccl", dist.HashStore(), 0, 1, 20.0, "command")
+    failures: list[str] = []
+    try:
+        rows = command.run("copy", runtime.world_of(wire), 20, failures)
+    finally:
+        wire.close()
+    assert [row.case for row in rows] == ["4 KiB"]
+    assert failures == ["copy, 1 KiB: RuntimeError: no memory"]
+    assert "error: copy, 1 KiB" in capsys.readouterr().out
 
 
 def test_subjects_apart_are_put_together(
@@ -89,7 +116,7 @@ def test_subjects_apart_are_put_together(
     assert called(monkeypatch, "--json", str(path)) == command.FAILED
     machine, rows = files.read(path)
     found = [row["subject"] for row in rows]
-    assert found == ["copy", "packing", "self_halo", "adjoint", "overlap"]
+    assert found == [s for s in command.SUBJECTS if s not in ("latency", "enqueue")]
     assert machine == {"gpu": "none"}
     said = capsys.readouterr().err
     assert "latency ended with status -11" in said and "enqueue was not done after" in said

@@ -49,11 +49,24 @@ class SimulatedGpu:
     def CUDAGraph(self) -> Any:
         return self
 
+    def Stream(self) -> Any:
+        return self
+
+    current_stream = Stream
+
+    def wait_stream(self, stream: object) -> None:
+        self.did.append("wait")
+
+    @contextmanager
+    def stream(self, stream: object) -> Iterator[None]:
+        self.did.append("beside")
+        yield
+
     def replay(self) -> None:
         self.did.append("replay")
 
     @contextmanager
-    def graph(self, graph: object, capture_error_mode: str) -> Iterator[None]:
+    def graph(self, graph: object, stream: object, capture_error_mode: str) -> Iterator[None]:
         self.did.append(f"begin, {capture_error_mode}")
         yield
         self.did.append("end")
@@ -112,8 +125,14 @@ def test_of_several_ranks_each_makes_the_same_calls() -> None:
 def test_a_captured_call_is_replayed() -> None:
     gpu = SimulatedGpu()
     replay = machine_of(gpu).capture(gpu.call(1.0, 1.0))
-    assert gpu.did == ["begin, thread_local", "end"] and gpu.launches == 2
-    assert replay() == "result" and gpu.did[-1] == "replay" and gpu.launches == 2
+    # Before the capture, on its stream: a first call cannot be captured.
+    assert gpu.did == ["wait", "beside", "begin, thread_local", "end"] and gpu.launches == 3
+    assert replay() == "result" and gpu.did[-1] == "replay" and gpu.launches == 3
+
+
+def test_a_step_is_timed_until_the_gpu_is_done() -> None:
+    gpu = SimulatedGpu()
+    assert machine_of(gpu).step_us(gpu.call(20.0, 400.0), 4) == pytest.approx(420.0)
 
 
 def test_the_tensors_that_a_graph_reads_live_as_long_as_it() -> None:

@@ -95,7 +95,11 @@ def _step(
 @pytest.mark.parametrize("norm", NORMS)
 def test_training_is_that_of_one_rank(world: World, norm: str, precision: str, layout: str) -> None:
     results = world.run(
-        trained, norm=norm, precision=precision, layout=layout, side=scaled(24, 4 * world.size)
+        trained,
+        norm=norm,
+        precision=precision,
+        layout=layout,
+        side=scaled(24, 4 * max(2, world.size)),
     )
     tolerance = TOLERANCES[precision]
     for rank, found in enumerate(results):
