@@ -18,7 +18,7 @@ def call(*arguments: Any) -> type:
 
 
 class DeviceTable(ctypes.Structure):
-    """DeviceApi of csrc/device/device_api.h, but for the launch."""
+    """DeviceApi of csrc/device/device_api.h, but for the launches."""
 
     _fields_ = [
         ("abi", c_int),
@@ -31,6 +31,7 @@ class DeviceTable(ctypes.Structure):
         ("set_device", call(c_int)),
         ("has_context", call(c_int, POINTER(c_bool))),
         ("capability", call(c_int, INT)),
+        ("multiprocessors", call(c_int, INT)),
         ("check_kernels", call()),
         ("allocate", call(OUT, BYTES)),
         ("release", call(c_void_p)),
