@@ -1,6 +1,6 @@
 """Random launches of the compiled kernels against plain loops, and the lines they execute.
 
-python -m tests.ptx.launches [--architectures 80 90] [--count 50000] [--seed 1]
+python -m tests.ptx.launches [--unit norm_kernels] [--architectures 80 90] [--count N] [--seed 1]
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.ptx.assembly import Instruction, read
-from tests.ptx.build import HERE, ROOT, compiled_kernels, program
+from tests.ptx.build import HERE, ROOT, UNITS, program, ptx_of
 
 LEAST_COVERED = 0.98
-SOURCES = [
-    HERE / "launches.cpp",
-    HERE / "random_launch.cpp",
-    ROOT / "tests" / "csrc" / "combine_cases.cpp",
-]
+SOURCES = {
+    "cuda_api": [HERE / "random_launch.cpp", ROOT / "tests" / "csrc" / "combine_cases.cpp"],
+    "norm_kernels": [HERE / "random_norm.cpp"],
+}
+COUNTS = {"cuda_api": 50_000, "norm_kernels": 10_000}
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,13 @@ class Outcome:
         return 1 - missed / sum(self.instructions.values())
 
 
-def launcher(architecture: int) -> tuple[Path, dict[str, str]]:
-    return program(SOURCES, architecture)
+def launcher(architecture: int, unit: str = "cuda_api") -> tuple[Path, dict[str, str]]:
+    return program([HERE / "launches.cpp", *SOURCES[unit]], architecture, unit)
 
 
-def launch(architecture: int, count: int, seed: int) -> Outcome:
-    path, environment = launcher(architecture)
-    text = (compiled_kernels(architecture) / f"sm_{architecture}.ptx").read_text()
-    kernels = {kernel.name: kernel.instructions for kernel in read(text)}
+def launch(architecture: int, count: int, seed: int, unit: str = "cuda_api") -> Outcome:
+    path, environment = launcher(architecture, unit)
+    kernels = {kernel.name: kernel.instructions for kernel in read(ptx_of(architecture, unit))}
     command = [path, str(count), str(seed)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     *counts, last = done.stdout.splitlines() or [""]
@@ -70,19 +69,21 @@ def launch(architecture: int, count: int, seed: int) -> Outcome:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--architectures", type=int, nargs="+", default=[80, 90])
-    parser.add_argument("--count", type=int, default=50_000)
+    parser.add_argument("--unit", choices=UNITS, default="cuda_api")
+    parser.add_argument("--count", type=int)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     failed = False
     for architecture in arguments.architectures:
-        found = launch(architecture, arguments.count, arguments.seed)
+        count = arguments.count or COUNTS[arguments.unit]
+        found = launch(architecture, count, arguments.seed, arguments.unit)
         for name, missed in found.missed.items():
             size = found.instructions[name]
             print(f"sm_{architecture} {name}: {len(missed)} of {size} lines missed")
             for one in missed:
                 print(f"    {one.line}: {one}")
         print(
-            f"sm_{architecture}: {arguments.count} launches, {found.executed / 1e6:.0f} million "
+            f"sm_{architecture}: {count} launches, {found.executed / 1e6:.0f} million "
             f"instructions, {100 * found.covered:.2f} % of the PTX: {found.wrong or 'passed'}"
         )
         failed |= bool(found.wrong) or found.covered < LEAST_COVERED

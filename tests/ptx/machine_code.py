@@ -51,9 +51,9 @@ def tool(name: str) -> str:
     return found
 
 
-def spills(architecture: int) -> dict[str, tuple[int, int]]:
+def spills(architecture: int, unit: str = "cuda_api") -> dict[str, tuple[int, int]]:
     """Return ptxas's counts per kernel: registers, and bytes of stack and spills."""
-    log = (compiled_kernels(architecture) / "log.txt").read_text()
+    log = (compiled_kernels(architecture, unit) / "log.txt").read_text()
     return {
         name: (int(registers), int(stack) + int(stores) + int(loads))
         for name, found, stack, stores, loads, registers in _PTXAS.findall(log)

@@ -1,6 +1,6 @@
 """Small errors put into the compiled kernels, one instruction at a time: do random launches notice?
 
-    python -m tests.ptx.mutants [--architecture 90] [--count 200] [--launches 6000] [--seed 1]
+    python -m tests.ptx.mutants [--unit norm_kernels] [--architecture 90] [--count 200] ...
 
 Left out by rule, and counted: results that cannot reach memory or a branch (`effects.py`), branches
 to the next instruction, and instructions that no launch executes. Never changed: operands of equal
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from tests.ptx.assembly import Instruction, Kernel, read, split
-from tests.ptx.build import compiled_kernels
+from tests.ptx.build import UNITS, ptx_of
 from tests.ptx.effects import Effects
 from tests.ptx.launches import launcher
 from tests.ptx.program import encode, encoded, live_registers
@@ -264,6 +264,7 @@ def run(
     launches: int,
     seed: int,
     choose: Callable[[list[Kernel], list[list[int]]], list[Mutant]],
+    unit: str = "cuda_api",
 ) -> list[tuple[Mutant, int, str]]:
     """Return each mutant, how many launches were tried with it, and what was wrong if anything was.
 
@@ -272,9 +273,10 @@ def run(
         launches: carried out without a mutant first.
         seed: of the launches.
         choose: the mutants, of the kernels and of how often each instruction was executed.
+        unit: source of the kernels.
     """
-    kernels = read((compiled_kernels(architecture) / f"sm_{architecture}.ptx").read_text())
-    path, environment = launcher(architecture)
+    kernels = read(ptx_of(architecture, unit))
+    path, environment = launcher(architecture, unit)
     running = subprocess.Popen(
         [path, str(launches), str(seed), "mutants"],
         env=environment,
@@ -313,12 +315,15 @@ def _lines(kernels: list[Kernel], mutants: list[Mutant]) -> Iterator[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--architecture", type=int, default=90, choices=(80, 90))
+    parser.add_argument("--unit", choices=UNITS, default="cuda_api")
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--launches", type=int, default=6000)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     drawn = Sample(arguments.count, arguments.seed)
-    results = run(arguments.architecture, arguments.launches, arguments.seed, drawn.choose)
+    results = run(
+        arguments.architecture, arguments.launches, arguments.seed, drawn.choose, arguments.unit
+    )
     survivors = [(mutant, tried) for mutant, tried, wrong in results if not wrong]
     for mutant, tried in survivors:
         print(f"not noticed in {tried} launches: PTX line {mutant.original.line}, {mutant.change}")
