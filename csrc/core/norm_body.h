@@ -534,6 +534,8 @@ struct MapRows {
       threads.last([&](uint32_t thread) { update_running(a, thread); });
       return;
     }
+    // From the end: what the pass before read last may still be in the cache.
+    block = a.grid.blocks - 1 - block;
     typename Threads::template Each<Loaded> loaded;
     threads([&](uint32_t thread) {
       const RowPlace at(a, block, thread);
@@ -582,6 +584,7 @@ struct MapColumns {
       threads.last([&](uint32_t thread) { update_running(a, thread); });
       return;
     }
+    block = a.grid.blocks - 1 - block;
     typename Threads::template Each<Loaded> loaded;
     const int64_t row_items = a.channels;
     threads([&](uint32_t thread) {
@@ -1053,12 +1056,21 @@ struct FinishGradientSums {
     });
   }
 
+  // Sum of products with normalized values, from the sums of gradients and of their products with
+  // `x - shift`.
+  GPUDIST_HOST_DEVICE static double product(const NormArguments& a, int64_t outer,
+                                            uint32_t channel, double first, double second) {
+    const NormMoments moments(a, statistic_of(a, outer, channel));
+    return moments.inverse(a.eps) * fma(-moments.error, first, second);
+  }
+
   template <class Threads>
   GPUDIST_HOST_DEVICE static void of_parameters(const NormArguments& a, uint32_t block,
                                                 const Threads& threads, Shared& shared) {
     const uint32_t lanes = a.lanes_of_parameters;
     const int64_t first = static_cast<int64_t>(block) * (kThreads / lanes);
     const int64_t count = a.has_parameters_of_cells ? a.cells : int64_t{a.channels};
+    const bool has_one_statistic = a.shares_outer || a.outer == 1;
     threads([&](uint32_t thread) {
       const int64_t number = first + thread / lanes;
       NormSums sums;
@@ -1074,10 +1086,9 @@ struct FinishGradientSums {
         each_partial(a.partials + 2 * number * a.parts, a.outer,
                      static_cast<int64_t>(a.channels) * a.parts, a.parts, thread & (lanes - 1),
                      lanes, [&](int64_t outer, int64_t, double one, double other) {
-                       const NormMoments moments(a, statistic_of(a, outer, channel));
                        sums.first += one;
-                       sums.second = fma(moments.inverse(a.eps), fma(-moments.error, one, other),
-                                         sums.second);
+                       if (!has_one_statistic) other = product(a, outer, channel, one, other);
+                       sums.second += other;
                      });
       }
       shared.values[0][thread] = sums.first;
@@ -1087,8 +1098,13 @@ struct FinishGradientSums {
     threads.last([&](uint32_t thread) {
       const int64_t number = first + thread / lanes;
       if (number >= count || (thread & (lanes - 1)) != 0) return;
+      double product_sum = shared.values[1][thread];
+      if (has_one_statistic && !a.has_parameters_of_cells) {
+        product_sum = product(a, 0, static_cast<uint32_t>(number), shared.values[0][thread],
+                              product_sum);
+      }
       const float one = static_cast<float>(shared.values[0][thread]);
-      const float other = static_cast<float>(shared.values[1][thread]);
+      const float other = static_cast<float>(product_sum);
       if (a.of_bias != nullptr) put_value(a.of_bias, number, a.parameter_dtype, one);
       if (a.of_weight != nullptr) put_value(a.of_weight, number, a.parameter_dtype, other);
     });

@@ -18,7 +18,7 @@ def call(*arguments: Any) -> type:
 
 
 class DeviceTable(ctypes.Structure):
-    """DeviceApi of csrc/device/device_api.h, but for the launch."""
+    """DeviceApi of csrc/device/device_api.h, but for the launches."""
 
     _fields_ = [
         ("abi", c_int),

@@ -13,13 +13,14 @@ from itertools import product
 from pathlib import Path
 
 from tests.ptx.assembly import Instruction, read
-from tests.ptx.build import HERE, KERNELS, ROOT, program, ptx_of
+from tests.ptx.build import HERE, KERNELS, ROOT, UNITS, program, ptx_of
 
 LEAST_COVERED = 0.98
 # What launches the kernels of each file.
 SOURCES = {
     "cuda_api": [HERE / "random_launch.cpp", ROOT / "tests" / "csrc" / "combine_cases.cpp"],
     "random_cells": [HERE / "random_draw.cpp"],
+    "norm_kernels": [HERE / "random_norm.cpp"],
 }
 
 
@@ -71,7 +72,7 @@ def launch(architecture: int, count: int, seed: int, name: str = KERNELS[0]) -> 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--architectures", type=int, nargs="+", default=[80, 90])
-    parser.add_argument("--kernels", nargs="+", default=KERNELS, choices=KERNELS)
+    parser.add_argument("--kernels", nargs="+", default=KERNELS, choices=UNITS)
     parser.add_argument("--count", type=int, default=50_000)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()

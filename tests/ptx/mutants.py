@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from tests.ptx.assembly import Instruction, Kernel, read, split
-from tests.ptx.build import KERNELS, ptx_of
+from tests.ptx.build import KERNELS, UNITS, ptx_of
 from tests.ptx.effects import Effects
 from tests.ptx.launches import launcher
 from tests.ptx.program import encode, encoded, live_registers
@@ -316,7 +316,7 @@ def _lines(kernels: list[Kernel], mutants: list[Mutant]) -> Iterator[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--architecture", type=int, default=90, choices=(80, 90))
-    parser.add_argument("--kernels", default=KERNELS[0], choices=KERNELS)
+    parser.add_argument("--kernels", default=KERNELS[0], choices=UNITS)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--launches", type=int, default=6000)
     parser.add_argument("--seed", type=int, default=1)

@@ -1,0 +1,140 @@
+"""The normalization kernels over the doubles: the composition's results, launches, and running moments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from gpudist import nn
+from gpudist.nn.norm import kernels
+from gpudist.transport.host.core_transport import is_built, what_is_missing
+from gpudist.world.partition import CartesianPartition, Partition
+from tests.doubles.nccl import count
+from tests.nn.compare import grid, own_block, random_like_all
+from tests.nn.norm.test_norm_lines import LargeTensors
+from tests.pool import distributed
+
+SHAPE = (3, 8, 6, 12)
+Make = Callable[[CartesianPartition], torch.nn.Module]
+LAYERS: dict[str, Make] = {
+    "batch": lambda P: nn.DistributedBatchNorm2d(P, 8, momentum=0.25),
+    "batch, average": lambda P: nn.DistributedBatchNorm2d(P, 8, momentum=None),
+    "group": lambda P: nn.DistributedGroupNorm(P, 2, 8),
+    "instance": lambda P: nn.DistributedInstanceNorm2d(P, 8, affine=True),
+    "layer": lambda P: nn.DistributedLayerNorm(P, SHAPE[2:]),
+    "RMS": lambda P: nn.DistributedRMSNorm(P, SHAPE[2:], eps=1e-5),
+}
+TOLERANCES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+
+
+@contextmanager
+def without_kernels() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "_DTYPES", {})
+        yield
+
+
+def skip_without_core() -> None:
+    if not is_built():
+        pytest.skip(what_is_missing())
+
+
+def made(kind: str, P_world: Partition, axes: Sequence[int]) -> torch.nn.Module:
+    layer = LAYERS[kind](grid(P_world, axes))
+    with torch.no_grad():
+        for seed, parameter in enumerate(layer.parameters()):
+            parameter.copy_(random_like_all(parameter.shape, seed))
+    return layer
+
+
+def block_like(x: torch.Tensor, layout: str) -> torch.Tensor:
+    by_columns = layout == "channels_last"
+    return x.contiguous(memory_format=torch.channels_last) if by_columns else x.contiguous()
+
+
+def both_ways(
+    layer: torch.nn.Module, x: torch.Tensor, g: torch.Tensor
+) -> tuple[list[torch.Tensor], list[int]]:
+    """Return results and running moments, and the launches of forward and backward."""
+    x = x.detach().requires_grad_()
+    counts = [count("launch_norm")]
+    y = layer(x)
+    counts.append(count("launch_norm"))
+    gradients = torch.autograd.grad(y, [x, *layer.parameters()], g)
+    counts.append(count("launch_norm"))
+    results = [y.detach(), *gradients, *(b.clone().float() for b in layer.buffers())]
+    return results, [counts[1] - counts[0], counts[2] - counts[1]]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("axes", [(1, 1, 2, 1), (2, 1, 1, 1), (1, 2, 1, 1)])
+@pytest.mark.parametrize("kind", LAYERS)
+@distributed(ranks=2, transports=["nccl"])
+def test_same_as_the_composition(
+    P_world: Partition, kind: str, axes: Sequence[int], dtype: torch.dtype
+) -> None:
+    skip_without_core()
+    P_x = grid(P_world, axes)
+    x, g = (own_block(random_like_all(SHAPE, seed), P_x, requires_grad=False) for seed in (1, 2))
+    layouts = ["contiguous"] if kind in ("layer", "RMS") else ["contiguous", "channels_last"]
+    for layout in layouts:
+        block, gradient = (block_like(t.to(dtype), layout) for t in (x + 3, g))
+        with without_kernels():
+            expected, none = both_ways(made(kind, P_world, axes), block, gradient)
+        found, launches = both_ways(made(kind, P_world, axes), block, gradient)
+        is_split = axes[2] > 1 or (axes[0] > 1 and kind.startswith("batch"))
+        assert none == [0, 0]
+        assert all(1 <= many <= 3 for many in launches) if is_split else launches == [0, 0]
+        assert found[0].stride() == block.stride() == found[1].stride()
+        for mine, other in zip(found, expected, strict=True):
+            scale = max(1.0, float(other.abs().max()) if other.numel() else 1.0)
+            difference = (mine.double() - other.double()).abs()
+            assert (difference <= TOLERANCES[dtype] * scale).all(), float(difference.max())
+
+
+@pytest.mark.parametrize("kind", ["group", "layer"])
+@distributed(ranks=2, transports=["nccl"])
+def test_memory_and_derivatives_beyond_the_first(P_world: Partition, kind: str) -> None:
+    """Kernels allocate their results alone; second derivatives and tangents are the composition's."""
+    skip_without_core()
+    axes = (1, 1, 2, 1)
+    P_x, layer = grid(P_world, axes), made(kind, P_world, axes)
+    x = own_block(random_like_all(SHAPE, 1).float(), P_x)
+    g = own_block(random_like_all(SHAPE, 2).float(), P_x, requires_grad=False)
+    layer(x)
+    with LargeTensors(x.numel()) as large:
+        y = layer(x)
+        assert large.made == 1
+        torch.autograd.grad(y, [x, *layer.parameters()], g)
+        assert large.made == 2
+
+    def second() -> torch.Tensor:
+        (first,) = torch.autograd.grad(layer(x), x, g, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), x)[0]
+
+    def tangent() -> torch.Tensor:
+        return torch.func.jvp(layer, (x.detach(),), (g,))[1]
+
+    for derivative in (second, tangent):
+        found = derivative()
+        with without_kernels():
+            torch.testing.assert_close(found, derivative(), rtol=1e-4, atol=1e-5)
+
+
+@distributed(ranks=2, transports=["nccl"])
+def test_which_blocks_fit(P_world: Partition) -> None:
+    skip_without_core()
+    P_x = grid(P_world, [1, 1, 2, 1])
+    layer = nn.DistributedGroupNorm(P_x, 2, 8)
+    x = own_block(random_like_all(SHAPE, 1).float(), P_x, requires_grad=False)
+    bound, parameters = layer._bound(x, layer._bind, layer.uses_copies), layer.own_parameters()
+    for dtype in TOLERANCES:
+        assert kernels.fits(bound, x.to(dtype), parameters)
+    assert kernels.fits(bound, x.to(memory_format=torch.channels_last), parameters)
+    assert not kernels.fits(bound, x.mT.contiguous().mT, parameters)
+    assert not kernels.fits(bound, x.double(), parameters)
+    assert not kernels.fits(bound, x[:0], parameters)
+    assert not kernels.fits(bound, x, [p.double() for p in parameters])
