@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -14,6 +15,7 @@ from gpudist.sbp import views
 from gpudist.sbp.boxing import box
 from gpudist.sbp.copies import copy_of
 from gpudist.sbp.scope import current_scope
+from gpudist.sbp.terms import sum_of_terms
 
 if TYPE_CHECKING:
     from gpudist.sbp.global_tensor import GlobalTensor
@@ -257,7 +259,10 @@ def backward_of_all(
     grad_variables: Any = None,
     inputs: Any = None,
 ) -> None:
-    """Compute ``torch.autograd.backward`` of global and plain tensors, in one backward."""
+    """Compute ``torch.autograd.backward`` of global and plain tensors, in one backward.
+
+    Within a converted network, the gradient of a plain leaf is summed over the workers.
+    """
     if grad_variables is not None:
         raise TypeError("backward: grad_variables was renamed; pass grad_tensors")
     ends = _listed(tensors)
@@ -270,9 +275,16 @@ def backward_of_all(
         # Outside its placement, a tensor may have no graph.
         if not hasattr(x, "_local") or x.placement.active or x._local.requires_grad
     ]
-    if pairs:
-        local, starts = zip(*pairs, strict=True)
-        torch.autograd.backward(local, starts, retain_graph, create_graph, inputs=inputs)
+    scope = current_scope()
+    leaves = [] if scope is None else [found() for found in scope.leaves.values()]
+    whole = [x.register_hook(partial(sum_of_terms, scope)) for x in leaves if x is not None]
+    try:
+        if pairs:
+            local, starts = zip(*pairs, strict=True)
+            torch.autograd.backward(local, starts, retain_graph, create_graph, inputs=inputs)
+    finally:
+        for handle in whole:
+            handle.remove()
 
 
 def _seeds(ends: list[Any], gradients: Any) -> list[Any]:
