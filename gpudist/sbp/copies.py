@@ -86,8 +86,8 @@ def copy_of(scope: Scope, x: Any) -> Any:
     if found is None and is_new(scope, x):
         if is_recorded():
             raise ConversionError(
-                f"{where_in(scope)}: compiled: a parameter of shape {list(x.shape)} is not among the "
-                "network's parameters(), so the graph would not follow it; register it as an "
+                f"{where_in(scope)}: compiled: a parameter of shape {list(x.shape)} is not among "
+                "the network's parameters(), so the graph would not follow it; register it as an "
                 "attribute of a module"
             )
         # The reference prevents another tensor from having the identity.
@@ -194,8 +194,8 @@ def require_copies(scope: Scope, function: Any, parts: Iterable[Any]) -> None:
                 which = scope.name_of(leaf, scope.substitutes.get(id(leaf)))
                 name = function if isinstance(function, str) else name_of(function)
                 raise ConversionError(
-                    f"{where_in(scope)}: {name}: a tensor of shape {list(x.shape)} was computed from "
-                    f"the parameter {which} before this call of the network, or by a function that "
+                    f"{where_in(scope)}: {name}: a tensor of shape {list(x.shape)} was computed "
+                    f"from the parameter {which} before this call of the network, or by a function that "
                     "torch does not dispatch (torch.func, torch.jit, a C++ extension); the "
                     "parameter would get this worker's part of the gradient only. Compute the "
                     "tensor in the forward, and pass such functions the attribute of the module "

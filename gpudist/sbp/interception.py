@@ -44,7 +44,7 @@ from gpudist.sbp.scope import (
 from gpudist.sbp.signatures.elementwise import ELEMENTWISE
 from gpudist.sbp.spectra import zeros
 from gpudist.sbp.spectrum import Spectrum, computed
-from gpudist.sbp.terms import OF_GRADIENTS
+from gpudist.sbp.terms import OF_GRADIENTS, is_users
 from gpudist.sbp.unknown import cut_like, settle, stand_in
 
 
@@ -148,9 +148,9 @@ def applied(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _gets_terms(scope: Scope, cls: Any, args: tuple[Any, ...]) -> bool:
-    """Return whether the backward of a function of plain tensors would get terms of the gradient."""
+    """Return whether the backward of a function of plain tensors would get terms."""
     return (
-        cls.__module__.partition(".")[0] not in ("torch", "gpudist")
+        is_users(cls)
         and any(isinstance(x, T) and x.requires_grad for x in args)
         and _has_terms(scope)
     )

@@ -1,8 +1,8 @@
 """Gradients of plain tensors in the forward of a converted network.
 
-A plain tensor is a copy on every worker, and its gradient is a term on each: the sum of the terms
-is the gradient. What torch computes in backward is linear in it. A user's function need not be, such
-as a hook that clips: it gets the sum, and the first worker continues with what it returns.
+A plain tensor is a copy on every worker, and its gradient is a term on each: the gradient is the
+sum of the terms. Torch's own functions are linear in it. A user's function need not be, such as a
+hook that clips: it receives the sum, and the first worker continues with its result.
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ from gpudist.sbp.trees import tensors_in
 T = torch.Tensor
 _get_unwrapped: Any = torch._C._functorch.get_unwrapped  # pyright: ignore
 _is_wrapped: Any = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore
+
+
+def is_users(cls: type[torch.autograd.Function]) -> bool:
+    """Return whether a function is neither of torch nor of this library."""
+    return cls.__module__.partition(".")[0] not in ("torch", "gpudist")
 
 
 def sum_of_terms(scope: Scope, gradient: torch.Tensor) -> torch.Tensor:
@@ -66,8 +71,8 @@ def _register_hook(scope: Scope, register: Any, x: torch.Tensor, hook: Any) -> A
 def _retain_grad(scope: Scope, retain: Any, x: torch.Tensor) -> None:
     if x.requires_grad and not x.is_leaf and all(x is not y for y in scope.substitutes.values()):
         raise ConversionError(
-            f"{where_in(scope)}: retain_grad: the grad of a plain tensor of shape {list(x.shape)} would be this "
-            "worker's term of the gradient; x.register_hook(hook) calls hook with the gradient"
+            f"{where_in(scope)}: retain_grad: the grad of a plain tensor of shape {list(x.shape)} "
+            "would be this worker's term; x.register_hook(hook) calls hook with the full gradient"
         )
     retain(x)
 
@@ -81,12 +86,12 @@ def _backward(scope: Scope, backward: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _call_in_transform(scope: Scope, call: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
-    is_users = cls.__module__.partition(".")[0] not in ("torch", "gpudist")
-    if torch.is_grad_enabled() and is_users and any(_unwrapped(x).requires_grad for x in tensors_in(args)):
+    given = map(_unwrapped, tensors_in(args))
+    if is_users(cls) and torch.is_grad_enabled() and any(x.requires_grad for x in given):
         raise ConversionError(
-            f"{where_in(scope)}: {cls.__name__}.apply: within a transform of torch.func, its backward would get this "
-            "worker's term of the gradient of a plain tensor; apply it outside of the transform, "
-            "or detach its inputs"
+            f"{where_in(scope)}: {cls.__name__}.apply: within a transform of torch.func, its "
+            "backward would receive this worker's term of the gradient of a plain tensor; apply "
+            "it outside of the transform, or detach its inputs"
         )
     return call(cls, *args, **kwargs)
 
