@@ -195,8 +195,8 @@ def require_copies(scope: Scope, function: Any, parts: Iterable[Any]) -> None:
                 name = function if isinstance(function, str) else name_of(function)
                 raise ConversionError(
                     f"{where_in(scope)}: {name}: a tensor of shape {list(x.shape)} was computed "
-                    f"from the parameter {which} before this call of the network, or by a function that "
-                    "torch does not dispatch (torch.func, torch.jit, a C++ extension); the "
+                    f"from the parameter {which} before this call of the network, or by a function "
+                    "that torch does not dispatch (torch.func, torch.jit, a C++ extension); the "
                     "parameter would get this worker's part of the gradient only. Compute the "
                     "tensor in the forward, and pass such functions the attribute of the module "
                     "that has the parameter; or detach the tensor"

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -117,34 +118,35 @@ def applied(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     scope = current_scope()
     name = cls.__name__
     args, kwargs = made_in(cls, args, kwargs)
-    given = list(tensors_in([args, kwargs]))
-    own = [x for x in given if isinstance(x, GlobalTensor)]
+    own = _global_in(args, kwargs)
     if name == "CheckpointFunction" and (own or current_draws() is not None):
         run, preserve, *inputs = args
         return torch.utils.checkpoint.checkpoint(
             run, *inputs, use_reentrant=False, preserve_rng_state=preserve
         )
     if scope is not None and name not in _KEEPING:
-        copies = with_copies(scope, cls, args, kwargs, bool(own))
-        if copies is not None:
-            args, kwargs = copies
-            given = list(tensors_in([args, kwargs]))
-            own = [x for x in given if isinstance(x, GlobalTensor)]
+        args, kwargs = with_copies(scope, cls, args, kwargs, bool(own)) or (args, kwargs)
+        own = _global_in(args, kwargs)
+        if not own and _gets_terms(scope, cls, args):
+            convert = partial(_as_copies, scope, f"{name}.apply")
+            args, kwargs = mapped(args, convert), mapped(kwargs, convert)
+            own = _global_in(args, kwargs)
     if name == "CheckpointFunction":
         args = (Repeatable(args[0]), *args[1:])
-    if not own and scope is not None and _gets_terms(scope, cls, args):
-        args, kwargs = mapped((args, kwargs), lambda x: _as_copies(scope, f"{name}.apply", x))
-        given = list(tensors_in([args, kwargs]))
-        own = [x for x in given if isinstance(x, GlobalTensor)]
     if not own or name in _KEEPING:
         return apply_to_plain(cls, args, kwargs)
     if name in _IDENTITIES:
         return _identity(cls, args)
-    if scope is None and not (torch.is_grad_enabled() and any(x.requires_grad for x in given)):
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in tensors_in([args, kwargs]))
+    if scope is None and not learns:
         # Torch calls the forward without gradients, on operators with rules.
         return apply_to_plain(cls, args, kwargs)
     scope = scope or _scope_outside_of_networks(own[0].placement)
     return _on_whole(scope, cls, args, kwargs)
+
+
+def _global_in(args: Any, kwargs: Any) -> list[GlobalTensor]:
+    return [x for x in tensors_in([args, kwargs]) if isinstance(x, GlobalTensor)]
 
 
 def _gets_terms(scope: Scope, cls: Any, args: tuple[Any, ...]) -> bool:
@@ -242,7 +244,7 @@ def _with_global_gradients(module: torch.nn.Module, args: Any) -> Any:
     if scope is None or not _has_terms(scope):
         return args
     name = f"backward hook of {type(module).__name__}"
-    return mapped(args, lambda x: _as_copies(scope, name, x))
+    return mapped(args, partial(_as_copies, scope, name))
 
 
 def _global_gradients(gradients: Any, tensors: Sequence[Any]) -> Any:

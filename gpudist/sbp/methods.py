@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -15,7 +14,7 @@ from gpudist.sbp import views
 from gpudist.sbp.boxing import box
 from gpudist.sbp.copies import copy_of
 from gpudist.sbp.scope import current_scope
-from gpudist.sbp.terms import sum_of_terms
+from gpudist.sbp.terms import sums_at_leaves
 
 if TYPE_CHECKING:
     from gpudist.sbp.global_tensor import GlobalTensor
@@ -275,16 +274,10 @@ def backward_of_all(
         # Outside its placement, a tensor may have no graph.
         if not hasattr(x, "_local") or x.placement.active or x._local.requires_grad
     ]
-    scope = current_scope()
-    leaves = [] if scope is None else [found() for found in scope.leaves.values()]
-    whole = [x.register_hook(partial(sum_of_terms, scope)) for x in leaves if x is not None]
-    try:
-        if pairs:
-            local, starts = zip(*pairs, strict=True)
+    if pairs:
+        local, starts = zip(*pairs, strict=True)
+        with sums_at_leaves(current_scope()):
             torch.autograd.backward(local, starts, retain_graph, create_graph, inputs=inputs)
-    finally:
-        for handle in whole:
-            handle.remove()
 
 
 def _seeds(ends: list[Any], gradients: Any) -> list[Any]:

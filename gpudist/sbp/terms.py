@@ -7,7 +7,9 @@ hook that clips: it receives the sum, and the first worker continues with its re
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,6 +36,21 @@ def sum_of_terms(scope: Scope, gradient: torch.Tensor) -> torch.Tensor:
     """Return the full gradient on every worker, given this worker's term."""
     layout = scope.placement.copies(tuple(gradient.shape))
     return box(gradient, layout.dual, layout, scope.placement.partition.world)
+
+
+@contextmanager
+def sums_at_leaves(scope: Scope | None) -> Iterator[None]:
+    """Sum the gradients of leaves that a forward made, in a backward within the forward."""
+    handles: list[Any] = []
+    if scope is not None:
+        leaves = [found() for found in scope.leaves.values()]
+        hook = partial(sum_of_terms, scope)
+        handles = [x.register_hook(hook) for x in leaves if x is not None]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def term_of(scope: Scope, gradient: torch.Tensor) -> torch.Tensor:
