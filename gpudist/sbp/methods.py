@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -330,6 +331,21 @@ def grad(
         return terms.to_global(sbp=(broadcast,) * first.placement.axes)
 
     return tuple(whole(x, g) for x, g in zip(starts, found, strict=True))
+
+
+@entry(torch.nn.functional.l1_loss)
+def l1_loss(*args: Any, **kwargs: Any) -> Any:
+    """Pass on the ``weight``, which torch 2.13 keeps from ``__torch_function__``."""
+    function = torch.nn.functional.l1_loss
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not function.__code__:
+        frame = frame.f_back
+    weight = None if frame is None or "weight" in kwargs else frame.f_locals.get("weight")
+    if weight is None:
+        return NotImplemented
+    kinds = [type(x) for x in (*args, weight) if hasattr(x, "_local")]
+    kind = max(kinds, key=lambda kind: len(kind.__mro__))
+    return kind.__torch_function__(function, kinds, args, {**kwargs, "weight": weight})
 
 
 def _listed(tensors: Any) -> list[Any]:
