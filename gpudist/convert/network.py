@@ -242,7 +242,7 @@ def _with_substitutes(
     substitutes = {id(p): copy for p, copy in made if copy is not p}
     scope.substitutes = {**parameters.aliases, **substitutes}
     # FSDP2 sums the gradients of its parameters, which it makes during the call.
-    scope.holders, scope.further = parameters.holders, []
+    scope.holders, scope.further, scope.leaves = parameters.holders, [], {}
     scope.learns = scope.holders is not None and torch.is_grad_enabled() and not sharded
     places = [place for place in places if id(place[2]) in substitutes]
     try:

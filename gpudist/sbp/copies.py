@@ -76,7 +76,7 @@ def copy_of(scope: Scope, x: Any) -> Any:
             return x
         if found.own is None:
             raise ConversionError(
-                f"{_where(scope)}: {found.name} was computed from parameters before "
+                f"{where_in(scope)}: {found.name} was computed from parameters before "
                 "gpudist.distribute copied the network, so it would neither follow them nor pass "
                 "on their gradients; compute it in the forward, or detach it before distribute"
             )
@@ -86,15 +86,23 @@ def copy_of(scope: Scope, x: Any) -> Any:
     if found is None and is_new(scope, x):
         if is_recorded():
             raise ConversionError(
-                f"{_where(scope)}: compiled: a parameter of shape {list(x.shape)} is not among the "
-                "network's parameters(), so the graph would not follow it; register it as an "
+                f"{where_in(scope)}: compiled: a parameter of shape {list(x.shape)} is not among "
+                "the network's parameters(), so the graph would not follow it; register it as an "
                 "attribute of a module"
             )
         # The reference prevents another tensor from having the identity.
         scope.further.append(x)
         (found,) = copies_of([x], [scope.holders])
         scope.substitutes[id(x)] = found
+    if found is None:
+        note_leaf(scope, x)
     return x if found is None else found
+
+
+def note_leaf(scope: Scope, x: Any) -> None:
+    """Note a leaf that the forward made, whose gradient a backward within the forward sums."""
+    if type(x) is T and x.requires_grad and x.is_leaf:
+        scope.leaves[id(x)] = ref(x)
 
 
 def needs_copies(scope: Scope, parts: Iterable[Any], is_global: bool) -> bool:
@@ -177,17 +185,18 @@ def require_copies(scope: Scope, function: Any, parts: Iterable[Any]) -> None:
         kind = type(x)
         if kind is list or kind is tuple:
             require_copies(scope, function, x)
-        if kind is not T or x.grad_fn is None or not scope.learns:
+        if kind is not T or not scope.learns or not x.requires_grad:
             continue
         for leaf in leaves_of(x):
+            note_leaf(scope, leaf)
             is_parameter = id(leaf) in scope.substitutes or isinstance(leaf, torch.nn.Parameter)
             if is_parameter and not is_recorded():
                 which = scope.name_of(leaf, scope.substitutes.get(id(leaf)))
                 name = function if isinstance(function, str) else name_of(function)
                 raise ConversionError(
-                    f"{_where(scope)}: {name}: a tensor of shape {list(x.shape)} was computed from "
-                    f"the parameter {which} before this call of the network, or by a function that "
-                    "torch does not dispatch (torch.func, torch.jit, a C++ extension); the "
+                    f"{where_in(scope)}: {name}: a tensor of shape {list(x.shape)} was computed "
+                    f"from the parameter {which} before this call of the network, or by a function "
+                    "that torch does not dispatch (torch.func, torch.jit, a C++ extension); the "
                     "parameter would get this worker's part of the gradient only. Compute the "
                     "tensor in the forward, and pass such functions the attribute of the module "
                     "that has the parameter; or detach the tensor"
@@ -195,7 +204,10 @@ def require_copies(scope: Scope, function: Any, parts: Iterable[Any]) -> None:
 
 
 def leaves_of(x: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the leaves that the first nodes of the graph of ``x`` lead to."""
+    """Yield the leaves that the first nodes of the graph of ``x`` lead to, or ``x``."""
+    if x.grad_fn is None:
+        yield x
+        return
     found: list[Any] = [x.grad_fn]
     for node in found:
         if len(found) > _MOST_NODES:
@@ -212,6 +224,7 @@ def leaves_of(x: torch.Tensor) -> Iterator[torch.Tensor]:
                 found.append(source)
 
 
-def _where(scope: Scope) -> str:
+def where_in(scope: Scope) -> str:
+    """Return the calling module with the file and line of the call, for an error."""
     path, file, line = place_of_call(scope)
     return f"{path or 'the network'} ({file}, line {line})" if file else path or "the network"

@@ -11,15 +11,17 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 import torch.utils.checkpoint
 
 from gpudist.errors import ConversionError
+from gpudist.exchange.torch_library import is_recorded
 from gpudist.geometry.layout import broadcast
 from gpudist.sbp.boxing import declared
-from gpudist.sbp.copies import copy_of, needs_copies, with_copies
+from gpudist.sbp.copies import copy_of, needs_copies, require_copies, where_in, with_copies
 from gpudist.sbp.drawing import WITHOUT_INDEX, Drawing, may_draw
 from gpudist.sbp.functions import apply_to_plain, dispatch_functions
 from gpudist.sbp.global_parameter import GlobalParameter
@@ -43,6 +45,7 @@ from gpudist.sbp.scope import (
 from gpudist.sbp.signatures.elementwise import ELEMENTWISE
 from gpudist.sbp.spectra import zeros
 from gpudist.sbp.spectrum import Spectrum, computed
+from gpudist.sbp.terms import OF_GRADIENTS, is_users
 from gpudist.sbp.unknown import cut_like, settle, stand_in
 
 
@@ -73,6 +76,8 @@ class _Intercepted(Drawing):
                 result = self.__torch_function__(func, types, *given)
                 # What changes a parameter in place returns the parameter.
                 return args[0] if args and result is given[0][0] else result
+        if func in OF_GRADIENTS and self.scope.placement.partition.size > 1:
+            return OF_GRADIENTS[func](self.scope, func, *args, **kwargs)
         if func is torch.zeros:
             found = zeros(self.scope, *args, **kwargs)
             return func(*args, **kwargs) if found is None else found
@@ -97,6 +102,8 @@ class _Intercepted(Drawing):
 T = torch.Tensor
 _checkpoint: Any = torch.utils.checkpoint._checkpoint_without_reentrant_generator
 _modules: Any = torch.nn.modules.module
+# A mode is inactive while it handles a function.
+_active_modes: Any = torch.overrides._get_current_function_mode_stack
 _lock = threading.Lock()
 _open_count = 0
 # Functions that only read the tensors they have saved.
@@ -111,30 +118,67 @@ def applied(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     scope = current_scope()
     name = cls.__name__
     args, kwargs = made_in(cls, args, kwargs)
-    given = list(tensors_in([args, kwargs]))
-    own = [x for x in given if isinstance(x, GlobalTensor)]
+    own = _global_in(args, kwargs)
     if name == "CheckpointFunction" and (own or current_draws() is not None):
         run, preserve, *inputs = args
         return torch.utils.checkpoint.checkpoint(
             run, *inputs, use_reentrant=False, preserve_rng_state=preserve
         )
     if scope is not None and name not in _KEEPING:
-        copies = with_copies(scope, cls, args, kwargs, bool(own))
-        if copies is not None:
-            args, kwargs = copies
-            given = list(tensors_in([args, kwargs]))
-            own = [x for x in given if isinstance(x, GlobalTensor)]
+        args, kwargs = with_copies(scope, cls, args, kwargs, bool(own)) or (args, kwargs)
+        own = _global_in(args, kwargs)
+        if not own and _gets_terms(scope, cls, args):
+            convert = partial(_as_copies, scope, f"{name}.apply")
+            args, kwargs = mapped(args, convert), mapped(kwargs, convert)
+            own = _global_in(args, kwargs)
     if name == "CheckpointFunction":
         args = (Repeatable(args[0]), *args[1:])
     if not own or name in _KEEPING:
         return apply_to_plain(cls, args, kwargs)
     if name in _IDENTITIES:
         return _identity(cls, args)
-    if scope is None and not (torch.is_grad_enabled() and any(x.requires_grad for x in given)):
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in tensors_in([args, kwargs]))
+    if scope is None and not learns:
         # Torch calls the forward without gradients, on operators with rules.
         return apply_to_plain(cls, args, kwargs)
     scope = scope or _scope_outside_of_networks(own[0].placement)
     return _on_whole(scope, cls, args, kwargs)
+
+
+def _global_in(args: Any, kwargs: Any) -> list[GlobalTensor]:
+    return [x for x in tensors_in([args, kwargs]) if isinstance(x, GlobalTensor)]
+
+
+def _gets_terms(scope: Scope, cls: Any, args: tuple[Any, ...]) -> bool:
+    """Return whether the backward of a function of plain tensors would get terms."""
+    return (
+        is_users(cls)
+        and any(isinstance(x, T) and x.requires_grad for x in args)
+        and _has_terms(scope)
+    )
+
+
+def _has_terms(scope: Scope) -> bool:
+    """Return whether gradients of plain tensors are terms, as they are where a forward makes them.
+
+    A rule's compute and the forward of an ``autograd.Function`` have parts and full tensors.
+    """
+    return (
+        torch.is_grad_enabled()
+        and not scope.applying
+        and scope.placement.partition.size > 1
+        and any(isinstance(one, _Intercepted) and one.scope is scope for one in _active_modes())
+    )
+
+
+def _as_copies(scope: Scope, name: str, x: Any) -> Any:
+    """Return the global tensor that a plain one stands for in a forward, if it requires grad."""
+    if isinstance(x, GlobalTensor) or not (isinstance(x, T) and x.requires_grad):
+        return x
+    require_copies(scope, name, [x])
+    local = x if scope.placement.active else x.reshape(-1)[:0]
+    layout = scope.placement.copies(tuple(x.shape))
+    return GlobalTensor._wrap(local, scope.placement, layout.sbp, layout.shape)
 
 
 def _scope_outside_of_networks(placement: Placement) -> Scope:
@@ -170,10 +214,12 @@ class _BackwardHook(torch.utils.hooks.BackwardHook):
         )
 
     def setup_input_hook(self, args: Any) -> Any:
+        args = _with_global_gradients(self.module, args)
         self.given = tuple(args) if isinstance(args, (tuple, list)) else (args,)
         return super().setup_input_hook(args)
 
     def setup_output_hook(self, args: Any) -> Any:
+        args = _with_global_gradients(self.module, args)
         self.results = tuple(args) if isinstance(args, (tuple, list)) else (args,)
         return super().setup_output_hook(args)
 
@@ -191,6 +237,14 @@ class _BackwardHook(torch.utils.hooks.BackwardHook):
             return _local_gradients(result, self.results)
 
         return call
+
+
+def _with_global_gradients(module: torch.nn.Module, args: Any) -> Any:
+    scope = current_scope()
+    if scope is None or not _has_terms(scope):
+        return args
+    name = f"backward hook of {type(module).__name__}"
+    return mapped(args, partial(_as_copies, scope, name))
 
 
 def _global_gradients(gradients: Any, tensors: Sequence[Any]) -> Any:
@@ -215,6 +269,11 @@ def _local_gradients(gradients: Any, tensors: Sequence[Any]) -> Any:
 
 def _on_whole(scope: Scope, cls: Any, args: Any, kwargs: Any) -> Any:
     """Apply a function to full tensors; its backward receives full gradients."""
+    if is_recorded():
+        raise ConversionError(
+            f"{where_in(scope)}: {cls.__name__}.apply: compiled: a recorded graph has no backward "
+            "of an autograd.Function; compute it by functions of torch, or call the network itself"
+        )
     given: list[Any] = list({id(x): x for x in tensors_in([args, kwargs])}.values())
     own = [x for x in given if isinstance(x, GlobalTensor)]
     split = [x for x in own if not x.is_copy_everywhere]
@@ -232,7 +291,9 @@ def _on_whole(scope: Scope, cls: Any, args: Any, kwargs: Any) -> Any:
             return whole if placement.active else stand_in(whole, x.shape)
         if not (x.requires_grad and torch.is_grad_enabled()):
             return x
-        if not is_in_network:
+        if is_in_network:
+            require_copies(scope, f"{cls.__name__}.apply", [x])
+        else:
             x = shared(f"{cls.__name__}.apply", x, placement)
         if not placement.active:
             return x.detach() + x.reshape(-1)[:0].sum()
@@ -241,6 +302,7 @@ def _on_whole(scope: Scope, cls: Any, args: Any, kwargs: Any) -> Any:
 
     wholes = {id(x): once(x) for x in given}
     versions = [wholes[id(x)]._version for x in own]
+    scope.applying += 1
     try:
         result = apply_to_plain(
             cls,
@@ -248,10 +310,11 @@ def _on_whole(scope: Scope, cls: Any, args: Any, kwargs: Any) -> Any:
             mapped(kwargs, lambda x: wholes.get(id(x), x)),
         )
     finally:
+        scope.applying -= 1
         if [wholes[id(x)]._version for x in own] != versions:
             raise ConversionError(
                 f"{cls.__name__}.apply: the function changes an input in place, which is a copy of "
-                "the global tensor; return a new tensor"
+                "the tensor; return a new tensor"
             )
     like = max(split, key=lambda x: x.numel(), default=None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -14,6 +15,7 @@ from gpudist.sbp import views
 from gpudist.sbp.boxing import box
 from gpudist.sbp.copies import copy_of
 from gpudist.sbp.scope import current_scope
+from gpudist.sbp.terms import sums_at_leaves
 
 if TYPE_CHECKING:
     from gpudist.sbp.global_tensor import GlobalTensor
@@ -257,7 +259,10 @@ def backward_of_all(
     grad_variables: Any = None,
     inputs: Any = None,
 ) -> None:
-    """Compute ``torch.autograd.backward`` of global and plain tensors, in one backward."""
+    """Compute ``torch.autograd.backward`` of global and plain tensors, in one backward.
+
+    Within a converted network, the gradient of a plain leaf is summed over the workers.
+    """
     if grad_variables is not None:
         raise TypeError("backward: grad_variables was renamed; pass grad_tensors")
     ends = _listed(tensors)
@@ -272,7 +277,8 @@ def backward_of_all(
     ]
     if pairs:
         local, starts = zip(*pairs, strict=True)
-        torch.autograd.backward(local, starts, retain_graph, create_graph, inputs=inputs)
+        with sums_at_leaves(current_scope()):
+            torch.autograd.backward(local, starts, retain_graph, create_graph, inputs=inputs)
 
 
 def _seeds(ends: list[Any], gradients: Any) -> list[Any]:
@@ -325,6 +331,21 @@ def grad(
         return terms.to_global(sbp=(broadcast,) * first.placement.axes)
 
     return tuple(whole(x, g) for x, g in zip(starts, found, strict=True))
+
+
+@entry(torch.nn.functional.l1_loss)
+def l1_loss(*args: Any, **kwargs: Any) -> Any:
+    """Pass on the ``weight``, which torch 2.13 keeps from ``__torch_function__``."""
+    function = torch.nn.functional.l1_loss
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not function.__code__:
+        frame = frame.f_back
+    weight = None if frame is None or "weight" in kwargs else frame.f_locals.get("weight")
+    if weight is None:
+        return NotImplemented
+    kinds = [type(x) for x in (*args, weight) if hasattr(x, "_local")]
+    kind = max(kinds, key=lambda kind: len(kind.__mro__))
+    return kind.__torch_function__(function, kinds, args, {**kwargs, "weight": weight})
 
 
 def _listed(tensors: Any) -> list[Any]:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Literal, NamedTuple, TypeVar
+from weakref import ref
 
 import torch
 
@@ -98,11 +99,14 @@ class Scope(Draws):
             is only this one.
         learns: whether parameters without a copy are to get one.
         further: parameters that are not listed by the network and have got a copy.
+        leaves: other leaves that the forward has used with global tensors, by identity.
         followed: names of parameters that the forward has reached by tensors outside the network.
         name_of: returns the name of a parameter, given the parameter and its copy.
         warned: functions without a rule that have been warned about, with the lines that called
             them.
         record: receives a row for each function, if given.
+        applying: number of functions of the user, on full tensors, whose forward is running.
+        plain_backwards: number of backwards from plain tensors, whose gradients are full.
     """
 
     placement: Placement
@@ -116,11 +120,13 @@ class Scope(Draws):
     holders: Partition | None = None
     learns: bool = False
     further: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    leaves: dict[int, ref[torch.Tensor]] = field(default_factory=dict[int, "ref[torch.Tensor]"])
     followed: set[str] = field(default_factory=set[str])
     name_of: Callable[[torch.Tensor, Any], str] = lambda x, copy: repr(x)
     warned: set[tuple[str, str, int]] = field(default_factory=set[tuple[str, str, int]])
-
     record: Record | None = None
+    applying: int = 0
+    plain_backwards: int = 0
 
     def seen(self, layout: Layout, itemsize: int) -> None:
         """Update the largest block by the first worker's block, which every rank can compute."""

@@ -44,6 +44,12 @@ LOSSES: dict[str, tuple[Any, list[torch.Tensor], list[Row]]] = {
     "mse": (F.mse_loss, [X, SHARES], CELLS),
     "mse sum": (partial(F.mse_loss, reduction="sum"), [X, SHARES], CELLS),
     "l1": (F.l1_loss, [X, SHARES], CELLS),
+    "l1 weighed": (lambda x, y: F.l1_loss(x, y, weight=y.exp()), [X, SHARES], CELLS),
+    "l1 weighed sum": (
+        lambda x, y: F.l1_loss(x, y, None, None, "sum", y.exp()),
+        [X, SHARES],
+        CELLS,
+    ),
     "smooth l1": (partial(F.smooth_l1_loss, beta=0.5), [X, SHARES], CELLS),
     "huber": (partial(F.huber_loss, delta=0.5), [X, SHARES], CELLS),
     "bce": (lambda x, y: F.binary_cross_entropy(x.sigmoid(), y), [X, SHARES], CELLS),

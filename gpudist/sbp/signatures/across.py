@@ -10,7 +10,7 @@ import torch
 from gpudist.exchange.autograd import all_reduce_constant
 from gpudist.geometry.layout import Layout, NdSbp, broadcast, partial_sum, split
 from gpudist.sbp.boxing import box
-from gpudist.sbp.registry import Call, SbpSignature, Where
+from gpudist.sbp.registry import Call, Compute, SbpSignature, Where
 from gpudist.world.partition import CartesianPartition
 
 
@@ -74,28 +74,27 @@ class _Together(torch.autograd.Function):
         return gradients
 
 
-def together_if(is_needed: bool, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Return ``tensors`` whose gradients continue in the same order on all workers.
+def in_one_order(compute: Compute) -> Compute:
+    """Return ``compute`` whose gradients continue in the same order on all workers.
 
-    Workers need this if they compute in different ways, for example without cells, because messages
+    Workers need this if some compute without cells, by other nodes of the graph, because messages
     of backward follow the order of the graph.
     """
-    learning = [i for i, x in enumerate(tensors) if x.requires_grad]
-    if not is_needed or len(learning) < 2 or not torch.is_grad_enabled():
-        return tensors
-    tied = list(tensors)
-    for i, x in zip(learning, _Together.apply(*(tensors[i] for i in learning)), strict=True):
-        tied[i] = x
-    return tied
+
+    def ordered(tensors: Sequence[torch.Tensor]) -> Any:
+        learning = [i for i, x in enumerate(tensors) if x.requires_grad]
+        if len(learning) < 2 or not torch.is_grad_enabled():
+            return compute(tensors)
+        tied = list(tensors)
+        for i, x in zip(learning, _Together.apply(*(tensors[i] for i in learning)), strict=True):
+            tied[i] = x
+        return compute(tied)
+
+    return ordered
 
 
-def some_are_empty(where: Where) -> bool:
-    """Return whether some worker of ``where.P`` has an input without cells."""
-    ranks, grid = tuple(where.P.ranks), where.P.shape
-    layouts = [
-        Layout(ranks, grid, sbp, shape)
-        for sbp, shape in zip(where.sbps, where.call.shapes, strict=True)
-    ]
+def some_are_empty(layouts: Iterable[Layout]) -> bool:
+    """Return whether a worker has no cells of one of the tensors."""
     return any(not box.volume for layout in layouts for box in layout.boxes.values())
 
 

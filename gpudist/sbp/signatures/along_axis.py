@@ -24,13 +24,7 @@ from gpudist.sbp.registry import (
     forms,
     register,
 )
-from gpudist.sbp.signatures.across import (
-    axes_that_split,
-    place,
-    some_are_empty,
-    stacked,
-    together_if,
-)
+from gpudist.sbp.signatures.across import axes_that_split, place, stacked
 from gpudist.sbp.signatures.elementwise import linear_in
 from gpudist.sbp.signatures.reduce import dims_of, kept
 
@@ -40,10 +34,8 @@ Dims = Callable[[Call], Collection[int] | None]
 def on_cells(call: Call, where: Where) -> Compute:
     """Apply the function to blocks with cells only, because torch rejects empty ones."""
     shapes, results = [box.shape for box in where.outputs], where.call.outputs
-    differ = len(call.tensors) > 1 and some_are_empty(where)
 
     def compute(tensors: Sequence[torch.Tensor]) -> Any:
-        tensors = together_if(differ, tensors)
         if all([x.numel() for x in tensors]) or any(prod(shape) for shape in shapes):
             return call(tensors)
         pairs = zip(shapes, results, strict=True)

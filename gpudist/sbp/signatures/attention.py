@@ -16,7 +16,6 @@ from gpudist.exchange.autograd import move
 from gpudist.geometry.layout import Layout, Sbp, broadcast, partial_sum, split
 from gpudist.sbp.boxing import movement_of
 from gpudist.sbp.registry import Call, Compute, SbpSignature, Where, compose, register
-from gpudist.sbp.signatures.across import some_are_empty, together_if
 from gpudist.sbp.signatures.along_axis import on_cells, without_cells
 from gpudist.sbp.signatures.channel_norms import carried_out
 from gpudist.sbp.signatures.elementwise import aligned
@@ -144,10 +143,9 @@ def _bind(call: Call, where: Where) -> Compute:
     keys = min(stop, call.shapes[1][-2])
     mask = torch.ones(stop - start, keys, dtype=torch.bool, device=where.P.device).tril(start)
     shape = where.outputs[0].shape
-    differ = some_are_empty(where)
 
     def compute(tensors: Sequence[Tensor]) -> Any:
-        q, k, v = together_if(differ, tensors)
+        q, k, v = tensors
         if not q.numel():
             return without_cells(shape, q.dtype, (q, k, v))
         k, v = k.narrow(-2, 0, keys), v.narrow(-2, 0, keys)

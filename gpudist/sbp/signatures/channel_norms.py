@@ -14,7 +14,6 @@ from gpudist.nn.norm.node import normalize
 from gpudist.nn.norm.normalization import Normalization
 from gpudist.nn.norm.strides import gradient_as_laid_out
 from gpudist.sbp.registry import Call, Compute, SbpSignature, Where, compose, on_meta, register
-from gpudist.sbp.signatures.across import some_are_empty, together_if
 from gpudist.sbp.signatures.norms import bound, parameters_at
 
 Moments = tuple[torch.Tensor | None, torch.Tensor | None]
@@ -129,10 +128,8 @@ def _bind(call: Call, where: Where) -> Compute:
     eps, dtype = call.args[3:5] if returns_moments else (call.args[7], torch.float64)
     by = bound(Normalization(dims, eps), where)
     moment_shape = x.shape[:2] if is_instance else x.shape[1:2]
-    differ = by.total is None and some_are_empty(where)
 
     def compute(tensors: Sequence[torch.Tensor]) -> Any:
-        tensors = together_if(differ, tensors)
         x = tensors[0]
         if by.total is None and x.numel():
             return call(tensors)

@@ -31,7 +31,6 @@ from gpudist.sbp.registry import (
     on_meta,
     register,
 )
-from gpudist.sbp.signatures.across import some_are_empty, together_if
 
 
 def tensor_at(
@@ -152,10 +151,8 @@ def _bind_groups(call: Call, where: Where) -> Compute:
         F.group_norm(torch.empty(shape, device="meta"), groups)  # Raises, on every rank alike.
     features, eps = tuple(range(2, call.tensors[0].dims)), call.get(4, "eps", 1e-5)
     by = bound(Normalization(features, eps, group_count=where.call.get(1, "num_groups")), where)
-    differ = by.total is None and some_are_empty(where)
 
     def compute(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        tensors = together_if(differ, tensors)
         return normalized(by, tensors[0], parameters_at(call, tensors, 2))
 
     return compute
