@@ -93,11 +93,11 @@ def sides(case: GpuCase, P_world: Partition, machine: Machine) -> dict[str, Side
 @contextmanager
 def unshared() -> Iterator[None]:
     """Use the kernels where no statistics are shared."""
-    kernels.TAKES_UNSHARED = True
+    kernels.FEWEST_UNSHARED_BYTES, before = 0, kernels.FEWEST_UNSHARED_BYTES
     try:
         yield
     finally:
-        kernels.TAKES_UNSHARED = False
+        kernels.FEWEST_UNSHARED_BYTES = before
 
 
 @torch.enable_grad()

@@ -34,7 +34,7 @@ def run(example: str, *options: str) -> str:
     """Return what an example prints on one rank."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
     command = [sys.executable, *launcher, str(EXAMPLES / example), *options]
-    variables = {**os.environ, "GPUDIST_TRANSPORT": "nccl"}
+    variables = {**os.environ, "GPUDIST_TRANSPORT": "nccl", "PYTHONPATH": str(EXAMPLES.parent)}
     ended = subprocess.run(
         command, env=variables, capture_output=True, text=True, timeout=90, check=False
     )

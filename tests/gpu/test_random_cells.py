@@ -135,7 +135,8 @@ def captured(function: Any, x: torch.Tensor, g: torch.Tensor) -> tuple[Any, Any]
 def replays_of_a_layer(P_world: Partition) -> None:
     layer = layer_of(P_world)
     x = torch.ones(1000, 7, device=P_world.device, requires_grad=True)
-    graph, (y, gradient) = captured(layer, x, torch.ones_like(x))
+    g = torch.ones_like(x)  # replays read it
+    graph, (y, gradient) = captured(layer, x, g)
     for call in range(1, 4):
         graph.replay()
         box, ones = Box.whole(x.shape), torch.ones(1000, 7)
@@ -160,7 +161,8 @@ def replays_of_a_network(P_world: Partition) -> None:
     def call(x: torch.Tensor) -> torch.Tensor:
         return network(x).to_local()
 
-    graph, (y, gradient) = captured(call, x, torch.ones_like(x))
+    g = torch.ones_like(x)  # replays read it
+    graph, (y, gradient) = captured(call, x, g)
     seen: list[torch.Tensor] = []
     for _ in range(3):
         graph.replay()

@@ -96,7 +96,9 @@ class DistributedBatchNorm(RunningNorm):
         if not self.training and self.running_mean is not None:
             return self._by_running_moments(input, bound)
         self._require_values(bound.cells, "value per channel")
-        is_alone = bound.total is None and input.numel() > 0 and not kernels.TAKES_UNSHARED
+        is_alone = bound.total is None and input.numel() > 0
+        if is_alone:
+            is_alone = not kernels.fits(bound, input, self.own_parameters())
         if not is_alone or (learns and self.momentum is None):
             running = None
             if learns:

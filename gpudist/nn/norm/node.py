@@ -72,8 +72,9 @@ def _remembered(
 def normalized(
     normalization: Normalization, x: torch.Tensor, parameters: Parameters
 ) -> torch.Tensor:
-    """Normalize a block, by torch's kernel if it has cells and shares no statistics."""
-    if normalization.total is None and x.numel() and not kernels.TAKES_UNSHARED:
+    """Normalize a block, by torch's kernel if it shares no statistics and ours are not faster."""
+    is_alone = normalization.total is None and x.numel() > 0
+    if is_alone and not kernels.fits(normalization, x, parameters):
         return normalization.alone(x, parameters)
     return normalize(normalization, x, parameters).y
 
