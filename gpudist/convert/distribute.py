@@ -9,10 +9,11 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from gpudist.checks.arguments import checked
+from gpudist.convert.converted import convert, names_of_entries
 from gpudist.convert.copies import broadcast_copies, require_buffers
 from gpudist.convert.copying import copied
 from gpudist.convert.inputs import Entrance, Kind, require_known
-from gpudist.convert.network import Conversion, convert, names_of_entries
+from gpudist.convert.network import Conversion
 from gpudist.convert.network_plan import NetworkPlan
 from gpudist.errors import ConversionError
 from gpudist.world.partition import CartesianPartition

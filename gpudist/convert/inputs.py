@@ -171,21 +171,32 @@ class Entrance:
             "if each worker is to take its block of it, or 'block'"
         )
 
-    def note_of(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> str:
-        """Return which of the inputs were taken as blocks by default, for an error of a forward."""
+    def notes_of(self, leaves: Sequence[tuple[str, Any]]) -> list[str]:
+        """Return what an error of a forward should say about the inputs.
+
+        These are arrays, and the inputs that were taken as blocks by default.
+        """
+        notes = [
+            f"input {name!r} is a {type(x).__module__}.{type(x).__name__}, which stays as it is; "
+            "pass a tensor, such as torch.from_numpy(...)"
+            for name, x in leaves
+            if hasattr(x, "__array__") and not isinstance(x, torch.Tensor)
+        ]
         by_default = {name for name, _ in self._layouts if name not in self.inputs}
-        blocks = [(n, x) for n, x in tensors if n in by_default and isinstance(x, GlobalTensor)]
-        if not blocks or self.P_x.size == 1:
-            return ""
-        note = (
-            f"inputs taken as blocks, with one dim for each axis of P_x of shape "
-            f"{list(self.P_x.shape)}: "
-            + ", ".join(f"{name!r} of global shape {list(x.shape)}" for name, x in blocks)
-        )
-        if len(blocks) > 1:
-            last = {blocks[-1][0]: "whole"}
-            note += f"; if every worker passes the whole tensor, use distribute(..., inputs={last})"
-        return note
+        blocks = [(n, x) for n, x in leaves if n in by_default and isinstance(x, GlobalTensor)]
+        if blocks and self.P_x.size > 1:
+            note = (
+                f"inputs taken as blocks, with one dim for each axis of P_x of shape "
+                f"{list(self.P_x.shape)}: "
+                + ", ".join(f"{name!r} of global shape {list(x.shape)}" for name, x in blocks)
+            )
+            if len(blocks) > 1:
+                last = {blocks[-1][0]: "whole"}
+                note += (
+                    f"; if every worker passes the whole tensor, use distribute(..., inputs={last})"
+                )
+            notes.append(note)
+        return notes
 
     def warn_unsplit(self, tensors: Sequence[tuple[str, torch.Tensor]], scope: Scope) -> None:
         """Warn once, on the first rank, if no input is a block and ``inputs`` does not say so."""
@@ -233,33 +244,30 @@ def names_by_place(function: Callable[..., Any]) -> Callable[[int], str]:
     return lambda i: names[i] if i < len(names) else f"{rest}[{i - len(names)}]"
 
 
-def tensors_by_name(
+def leaves_by_name(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[tuple[str, torch.Tensor]]:
-    """Return the tensors in the arguments of a function, with the names of these arguments."""
+) -> list[tuple[str, Any]]:
+    """Return the leaves of the arguments of a function, with the names of these arguments."""
     names = names_by_place(function)
     given = [*((names(i), x) for i, x in enumerate(args)), *kwargs.items()]
-    return [(name, x) for name, one in given for x in tree_leaves(one) if _is_tensor(x)]
+    return [(name, leaf) for name, one in given for leaf in tree_leaves(one)]
 
 
-def _is_tensor(x: Any) -> bool:
-    return isinstance(x, torch.Tensor)
-
-
-def add_note(error: Exception, note: str) -> None:
-    """Append ``note`` to the text of an error of Python, torch or gpudist.
+def add_note(error: Exception, notes: Sequence[str]) -> None:
+    """Append notes, unless they are empty, to the text of an error of Python, torch or gpudist.
 
     ``Exception.add_note`` exists from Python 3.11 on, and is not part of ``str(error)``.
     """
     room = type(error).__module__.partition(".")[0]
+    note = "; ".join(filter(None, notes))
     if (
-        not note
-        or isinstance(error, TransportError)
-        or room not in ("builtins", "torch", "gpudist")
+        note
+        and not isinstance(error, TransportError)
+        and room in ("builtins", "torch", "gpudist")
+        and len(error.args) == 1
+        and str(error) == error.args[0]
     ):
-        return
-    if note and len(error.args) == 1 and str(error) == error.args[0]:
-        error.args = (f"{error.args[0]} ({note})",)
+        error.args = (f"{error.args[0].rstrip()} ({note})",)
 
 
 def require_known(inputs: Inputs, names: Sequence[str], takes_any: bool) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from gpudist.checks.arguments import checked
+from gpudist.convert.converted import conversion_of, undone
 from gpudist.convert.copying import copied
-from gpudist.convert.network import conversion_of, undone
 from gpudist.errors import ConversionError
 from gpudist.nn.parameters.parameter_placement import (
     ParameterPlacement,

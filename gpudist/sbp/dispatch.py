@@ -245,7 +245,11 @@ def _carry_out(
         if isinstance(x, OuterTensor):
             local[i] = x.cells(prepared.derivation.inputs[i], placement.index)
             movements = {slot: movements[slot] for slot in movements if slot != i}
-    results = prepared(call, boxed(movements, local))
+    try:
+        results = prepared(call, boxed(movements, local))
+    except Exception as error:
+        _name_call(error, call)
+        raise
     if record is not None and scope is not None:
         record.rows.append(_row(scope, call, layouts, prepared, record.sent_bytes() - sent))
     if rule.in_place:

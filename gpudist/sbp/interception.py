@@ -17,6 +17,7 @@ import torch
 import torch.utils.checkpoint
 
 from gpudist.errors import ConversionError
+from gpudist.exchange.torch_library import is_traced
 from gpudist.geometry.layout import broadcast
 from gpudist.sbp.boxing import declared
 from gpudist.sbp.copies import copy_of, needs_copies, with_copies
@@ -39,6 +40,7 @@ from gpudist.sbp.scope import (
     current_scope,
     entered,
     resumed,
+    where_called,
 )
 from gpudist.sbp.signatures.elementwise import ELEMENTWISE
 from gpudist.sbp.spectra import zeros
@@ -124,17 +126,27 @@ def applied(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             args, kwargs = copies
             given = list(tensors_in([args, kwargs]))
             own = [x for x in given if isinstance(x, GlobalTensor)]
+    if scope is not None and name not in _KEEPING and is_traced() and _want_gradient(given):
+        raise ConversionError(
+            f"{where_called(scope)}: {name}.apply: a recorded graph cannot call the backward of a "
+            "function; compute with torch's functions, call the network without gradients, or call "
+            "it outside of gpudist.compiled"
+        )
     if name == "CheckpointFunction":
         args = (Repeatable(args[0]), *args[1:])
     if not own or name in _KEEPING:
         return apply_to_plain(cls, args, kwargs)
     if name in _IDENTITIES:
         return _identity(cls, args)
-    if scope is None and not (torch.is_grad_enabled() and any(x.requires_grad for x in given)):
+    if scope is None and not _want_gradient(given):
         # Torch calls the forward without gradients, on operators with rules.
         return apply_to_plain(cls, args, kwargs)
     scope = scope or _scope_outside_of_networks(own[0].placement)
     return _on_whole(scope, cls, args, kwargs)
+
+
+def _want_gradient(tensors: Sequence[torch.Tensor]) -> bool:
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
 def _scope_outside_of_networks(placement: Placement) -> Scope:
