@@ -190,12 +190,11 @@ class Entrance:
                 f"{list(self.P_x.shape)}: "
                 + ", ".join(f"{name!r} of global shape {list(x.shape)}" for name, x in blocks)
             )
-            if len(blocks) > 1:
-                last = {blocks[-1][0]: "whole"}
-                note += (
-                    f"; if every worker passes the whole tensor, use distribute(..., inputs={last})"
-                )
-            notes.append(note)
+            last = {blocks[-1][0]: "whole" if len(blocks) > 1 else "split"}
+            notes.append(
+                f"{note}; if every worker passes the whole tensor, use distribute(..., "
+                f"inputs={last})"
+            )
         return notes
 
     def warn_unsplit(self, tensors: Sequence[tuple[str, torch.Tensor]], scope: Scope) -> None:

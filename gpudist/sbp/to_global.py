@@ -106,7 +106,10 @@ def to_global(
     if isinstance(given, GlobalTensor):
         return given.to_global(placement, sbp, grad_sbp=grad_sbp)
     if placement is None or sbp is None:
-        raise PartitionError("to_global of a plain tensor needs a placement and sbp")
+        raise PartitionError(
+            "to_global: a plain tensor needs a placement and sbp, such as gpudist.to_global(x, "
+            "gpudist.placement.of(P_x), [gpudist.sbp.split(dim), ...]) of this rank's block"
+        )
     return _from_local(given, placement, nd_sbp(sbp, placement.axes), grad_sbp)
 
 
