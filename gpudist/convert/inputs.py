@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-from torch.cuda import is_current_stream_capturing
 from torch.utils._pytree import tree_leaves
 
 from gpudist.checks.bits import digest_unless_constant
@@ -138,7 +137,7 @@ class Entrance:
         if key not in self._agreements:
             self._agreements[key] = self._agreement(name, kind, is_dynamic)
         agreement, last = self._agreements[key], self._layouts.get((name, number))
-        if last is not None and is_dynamic and x.is_cuda and is_current_stream_capturing():
+        if last is not None and is_dynamic and _is_captured(x):
             return agreement.adapted(last, x)
         layout = self._layouts[name, number] = agreement(x)
         if layout.has_equal_blocks:
@@ -229,6 +228,11 @@ class Entrance:
                 f"whole tensor; say which: distribute(..., inputs={{{name!r}: 'block'}}) or "
                 "'whole'"
             )
+
+
+def _is_captured(x: torch.Tensor) -> bool:
+    # Without CUDA torch has no function to ask.
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def names_by_place(function: Callable[..., Any]) -> Callable[[int], str]:

@@ -88,6 +88,20 @@ def test_only_calls_without_gradients_always_agree(P_world: Any) -> None:
     assert messages(5) == 0
 
 
+@distributed(ranks=2, transports=["host"])
+def test_no_message_within_a_capture(P_world: Any) -> None:
+    net = gpudist.distribute(nn.Identity(), P_world.grid(2, 1))
+    with torch.no_grad():
+        net(torch.rand(3, 2))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("gpudist.convert.inputs._is_captured", lambda x: True)
+            before = operations(P_world)
+            assert net(torch.rand(3, 2)).shape == (6, 2)
+            assert operations(P_world) == before + 1
+            with pytest.raises(PlanMismatch, match=r"agreed on as \[3, 2\] and is now \[4, 2\]"):
+                net(torch.rand(4, 2))
+
+
 @distributed(ranks=3)
 def test_block_of_one_worker_alone_changes(P_world: Any) -> None:
     """The other worker's block is as before, and the third process has none."""
