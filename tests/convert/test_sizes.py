@@ -92,7 +92,7 @@ def test_only_calls_without_gradients_always_agree(P_world: Any) -> None:
 def test_no_message_within_a_capture(P_world: Any) -> None:
     net = gpudist.distribute(nn.Identity(), P_world.grid(2, 1))
     with torch.no_grad():
-        net(torch.rand(3, 2))
+        net(torch.rand(3, 2) + P_world.rank)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("gpudist.convert.inputs._is_captured", lambda x: True)
             before = operations(P_world)
