@@ -88,7 +88,9 @@ def sides(case: Case, P_world: Partition) -> dict[str, Side]:
     P_x = P_world.create_cartesian_topology_partition([1, 1, size, *[1] * (len(shape) - 3)])
     block = block_of(x, P_x).contiguous()
     expected = block_of(layer(x).detach(), P_x)
-    converted = gpudist.distribute(SpectralConvolution(shape[1], kept), P_x)
+    # Without the shape, ranks would agree on it at every call.
+    network = SpectralConvolution(shape[1], kept)
+    converted = gpudist.distribute(network, P_x, inputs={"x": shape})
     converted.load_state_dict(layer.state_dict())
     gather = AllGather(P_x, (2,))
     parts = [torch.empty_like(block) for _ in range(size)]

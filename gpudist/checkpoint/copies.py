@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterator, Sequence
 import torch
 
 from gpudist.checks.bits import digests_of, has_bits
+from gpudist.convert.converted import Converted, conversion_of
 from gpudist.convert.copies import NamedCopy, copies_in
-from gpudist.convert.network import Converted, conversion_of
 from gpudist.nn.parameters.parameter_placement import placements
 from gpudist.nn.parameters.replication import holders_of
 from gpudist.world.partition import Partition

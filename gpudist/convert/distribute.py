@@ -9,10 +9,11 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from gpudist.checks.arguments import checked
+from gpudist.convert.converted import convert, names_of_entries
 from gpudist.convert.copies import broadcast_copies, require_buffers
 from gpudist.convert.copying import copied
 from gpudist.convert.inputs import Entrance, Kind, require_known
-from gpudist.convert.network import Conversion, convert, names_of_entries
+from gpudist.convert.network import Conversion
 from gpudist.convert.network_plan import NetworkPlan
 from gpudist.errors import ConversionError
 from gpudist.world.partition import CartesianPartition
@@ -50,10 +51,10 @@ def distribute(
         plan: result of :func:`plan_of`, with edits to apply.
         inputs: kinds of inputs by argument name, where the default does not fit. By default, a
             plain tensor with one dim for each axis of ``P_x`` is this worker's block, and any other
-            is the whole tensor. Kinds are ``"block"``, ``"whole"``, ``"dynamic"`` (a block whose
-            global shape the ranks agree on at every call), ``"split"`` (the whole tensor on every
-            rank, of which each worker takes its block), or the global shape of a block, which saves
-            agreeing on it.
+            is the whole tensor. Kinds are ``"block"``, ``"whole"``, ``"dynamic"`` (a block on whose
+            global shape ranks agree at every call, not only without gradients), ``"split"`` (the
+            whole tensor on every rank, of which each worker takes its block), or the global shape
+            of a block, which saves agreeing on it.
         methods: all methods that are called from outside the network, such as
             ``("encode", "decode")``.
         unknown: treatment of functions without a rule: ``"gather"`` gathers their inputs on every
@@ -80,8 +81,9 @@ def distribute(
         over the world, a small all-gather and one broadcast of the parameters and buffers.
         The first call compares one digest of the copies of parameters and buffers, for which each
         worker reads them once, and derives how to compute each function; later calls with the same
-        shapes reuse the result. Backward sums the gradients of parameters
-        with one message per bucket.
+        shapes reuse the result. Calls without gradients agree on the shapes of blocks by one small
+        all-gather per input in host memory. Backward sums the gradients of parameters with one
+        message per bucket.
 
     Raises:
         ConversionError: on every rank alike, if a module cannot be converted; in a call, if a

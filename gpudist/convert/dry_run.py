@@ -15,16 +15,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from gpudist.checks.arguments import checked
+from gpudist.convert.converted import convert, names_of_entries
 from gpudist.convert.copying import copied
-from gpudist.convert.inputs import Entrance, require_known
+from gpudist.convert.inputs import Entrance, names_by_place, require_known
 from gpudist.convert.known import KnownValues, know, know_copy, value_of
-from gpudist.convert.network import (
-    Conversion,
-    convert,
-    names_by_place,
-    names_of_entries,
-    without_wait,
-)
+from gpudist.convert.network import Conversion, without_wait
 from gpudist.convert.network_plan import NetworkPlan
 from gpudist.convert.parameters import unlisted
 from gpudist.errors import ConversionError, GpudistError

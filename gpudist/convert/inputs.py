@@ -19,6 +19,7 @@ from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.scope import Scope
 from gpudist.sbp.unknown import place_of_call
+from gpudist.world.host_channel import host_partition
 from gpudist.world.partition import CartesianPartition
 
 Kind = Literal["block", "whole", "dynamic", "split"]
@@ -29,9 +30,10 @@ class Entrance:
     """Converter of a network's input blocks to global tensors.
 
     A plain tensor with as many dims as ``P_x`` has axes is this worker's block; any other is whole,
-    that is, equal on every worker. Where ``inputs`` does not name a block, ranks compare its digest
-    when they agree on its shape: equal blocks that are not constant raise. In place of a block,
-    ranks outside ``P_x`` pass an empty tensor.
+    that is, equal on every worker. Ranks agree on the shape of a block at the first call with
+    gradients, and at every call without. Where ``inputs`` does not name the block, they compare its
+    digest whenever they agree on another shape: equal blocks that are not constant raise. In place
+    of a block, ranks outside ``P_x`` pass an empty tensor.
 
     Args:
         P_x: partition of the inputs that are blocks, one axis for each of their dims.
@@ -47,7 +49,9 @@ class Entrance:
         members = P_x.world.create_partition_inclusive(list(P_x.ranks))
         self.placement = Placement.of(members.create_cartesian_topology_partition(grid))
         self._has_warned = False
-        self._agreements: dict[tuple[str, int], ShapeAgreement] = {}
+        # By name, number and whether ranks agree at every call.
+        self._agreements: dict[tuple[str, int, bool], ShapeAgreement] = {}
+        self._layouts: dict[tuple[str, int], BlockLayout] = {}
 
     def __deepcopy__(self, memo: Any) -> Entrance:
         return Entrance(self.P_x, self.inputs)
@@ -69,7 +73,7 @@ class Entrance:
     ) -> torch.Tensor:
         """Return a block as a global tensor, and any other input unchanged.
 
-        Collective over the world if the global shape is unknown.
+        Collective over the world if the global shape is unknown, or without gradients.
 
         Args:
             name: argument name of the input.
@@ -89,14 +93,10 @@ class Entrance:
             return x
         if kind == "split":
             return self._cut(name, x)
-        layout = self._agreement(name, number, kind)(x)
+        layout = self._layout(name, number, kind, x)
         blocks = layout.decomposition
-        if name not in self.inputs:
-            if layout.has_equal_blocks:
-                del self._agreements[name, number]
-                raise self._equal_blocks(name, layout)
-            if not is_first:
-                self._require_cut(name, layout)
+        if name not in self.inputs and not is_first:
+            self._require_cut(name, layout)
         sbp = tuple(split(axis, self._sizes(blocks.dims[axis])) for axis in self.axes)
         shape = blocks.shape
         local = x.view_as(x)
@@ -124,16 +124,41 @@ class Entrance:
     def _sizes(blocks: Any) -> list[int]:
         return [blocks.length(i) for i in range(blocks.parts)]
 
-    def _agreement(self, name: str, number: int, kind: Kind | Sequence[int]) -> ShapeAgreement:
-        key = name, number
+    def _layout(
+        self, name: str, number: int, kind: Kind | Sequence[int], x: torch.Tensor
+    ) -> BlockLayout:
+        """Return the layout of the tensor with block ``x``.
+
+        The layout with gradients is kept beside the one without, so that training continues after
+        an evaluation of other sizes. No rank can wait for another within a capture.
+        """
+        is_dynamic = kind == "dynamic" or (isinstance(kind, str) and not torch.is_grad_enabled())
+        key = name, number, is_dynamic
         if key not in self._agreements:
-            shape = None if isinstance(kind, str) else tuple(kind)
-            mode: Any = "dynamic" if kind == "dynamic" else "static"
-            P_x, digest = self.P_x, None if name in self.inputs else digest_unless_constant
-            self._agreements[key] = ShapeAgreement(
-                f"input {name!r}", P_x, P_x.world, P_x.dim, shape, mode, digest=digest
-            )
-        return self._agreements[key]
+            self._agreements[key] = self._agreement(name, kind, is_dynamic)
+        agreement, last = self._agreements[key], self._layouts.get((name, number))
+        if last is not None and is_dynamic and _is_captured(x):
+            return agreement.adapted(last, x)
+        layout = self._layouts[name, number] = agreement(x)
+        if layout.has_equal_blocks:
+            del self._agreements[key], self._layouts[name, number]
+            raise self._equal_blocks(name, layout)
+        return layout
+
+    def _agreement(self, name: str, kind: Kind | Sequence[int], is_dynamic: bool) -> ShapeAgreement:
+        P_x, P_world = self.P_x, self.P_x.world
+        return ShapeAgreement(
+            f"input {name!r}",
+            P_x,
+            # The host does not wait for the GPU at every call.
+            host_partition(P_world) if is_dynamic else P_world,
+            P_x.dim,
+            None if isinstance(kind, str) else tuple(kind),
+            "dynamic" if is_dynamic else "static",
+            digest=None if name in self.inputs else digest_unless_constant,
+            remedy=f"pass distribute(..., inputs={{{name!r}: 'dynamic'}}) to agree at every call; "
+            "without gradients, ranks always do",
+        )
 
     def _equal_blocks(self, name: str, layout: BlockLayout) -> ShapeError:
         block, P_x = list(layout.shape_of(0)), self.P_x
@@ -145,21 +170,31 @@ class Entrance:
             "if each worker is to take its block of it, or 'block'"
         )
 
-    def note_of(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> str:
-        """Return which of the inputs were taken as blocks by default, for an error of a forward."""
-        by_default = {name for name, _ in self._agreements if name not in self.inputs}
-        blocks = [(n, x) for n, x in tensors if n in by_default and isinstance(x, GlobalTensor)]
-        if not blocks or self.P_x.size == 1:
-            return ""
-        note = (
-            f"inputs taken as blocks, with one dim for each axis of P_x of shape "
-            f"{list(self.P_x.shape)}: "
-            + ", ".join(f"{name!r} of global shape {list(x.shape)}" for name, x in blocks)
-        )
-        if len(blocks) > 1:
-            last = {blocks[-1][0]: "whole"}
-            note += f"; if every worker passes the whole tensor, use distribute(..., inputs={last})"
-        return note
+    def notes_of(self, leaves: Sequence[tuple[str, Any]]) -> list[str]:
+        """Return what an error of a forward should say about the inputs.
+
+        These are arrays, and the inputs that were taken as blocks by default.
+        """
+        notes = [
+            f"input {name!r} is a {type(x).__module__}.{type(x).__name__}, which stays as it is; "
+            "pass a tensor, such as torch.from_numpy(...)"
+            for name, x in leaves
+            if hasattr(x, "__array__") and not isinstance(x, torch.Tensor)
+        ]
+        by_default = {name for name, _ in self._layouts if name not in self.inputs}
+        blocks = [(n, x) for n, x in leaves if n in by_default and isinstance(x, GlobalTensor)]
+        if blocks and self.P_x.size > 1:
+            note = (
+                f"inputs taken as blocks, with one dim for each axis of P_x of shape "
+                f"{list(self.P_x.shape)}: "
+                + ", ".join(f"{name!r} of global shape {list(x.shape)}" for name, x in blocks)
+            )
+            last = {blocks[-1][0]: "whole" if len(blocks) > 1 else "split"}
+            notes.append(
+                f"{note}; if every worker passes the whole tensor, use distribute(..., "
+                f"inputs={last})"
+            )
+        return notes
 
     def warn_unsplit(self, tensors: Sequence[tuple[str, torch.Tensor]], scope: Scope) -> None:
         """Warn once, on the first rank, if no input is a block and ``inputs`` does not say so."""
@@ -195,6 +230,11 @@ class Entrance:
             )
 
 
+def _is_captured(x: torch.Tensor) -> bool:
+    # Without CUDA torch has no function to ask.
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 def names_by_place(function: Callable[..., Any]) -> Callable[[int], str]:
     """Return a function that maps the position of an argument to its name."""
     names: list[str] = []
@@ -207,33 +247,30 @@ def names_by_place(function: Callable[..., Any]) -> Callable[[int], str]:
     return lambda i: names[i] if i < len(names) else f"{rest}[{i - len(names)}]"
 
 
-def tensors_by_name(
+def leaves_by_name(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[tuple[str, torch.Tensor]]:
-    """Return the tensors in the arguments of a function, with the names of these arguments."""
+) -> list[tuple[str, Any]]:
+    """Return the leaves of the arguments of a function, with the names of these arguments."""
     names = names_by_place(function)
     given = [*((names(i), x) for i, x in enumerate(args)), *kwargs.items()]
-    return [(name, x) for name, one in given for x in tree_leaves(one) if _is_tensor(x)]
+    return [(name, leaf) for name, one in given for leaf in tree_leaves(one)]
 
 
-def _is_tensor(x: Any) -> bool:
-    return isinstance(x, torch.Tensor)
-
-
-def add_note(error: Exception, note: str) -> None:
-    """Append ``note`` to the text of an error of Python, torch or gpudist.
+def add_note(error: Exception, notes: Sequence[str]) -> None:
+    """Append notes, unless they are empty, to the text of an error of Python, torch or gpudist.
 
     ``Exception.add_note`` exists from Python 3.11 on, and is not part of ``str(error)``.
     """
     room = type(error).__module__.partition(".")[0]
+    note = "; ".join(filter(None, notes))
     if (
-        not note
-        or isinstance(error, TransportError)
-        or room not in ("builtins", "torch", "gpudist")
+        note
+        and not isinstance(error, TransportError)
+        and room in ("builtins", "torch", "gpudist")
+        and len(error.args) == 1
+        and str(error) == error.args[0]
     ):
-        return
-    if note and len(error.args) == 1 and str(error) == error.args[0]:
-        error.args = (f"{error.args[0]} ({note})",)
+        error.args = (f"{error.args[0].rstrip()} ({note})",)
 
 
 def require_known(inputs: Inputs, names: Sequence[str], takes_any: bool) -> None:

@@ -22,9 +22,9 @@ T = torch.Tensor
 _VALUE = "_gpudist_value"
 _MOST_CELLS = 1 << 20
 _FAILED = object()
-_ASK = {
+READS = {
     T.item, T.tolist, T.__bool__, T.__int__, T.__index__, T.__float__, T.equal,
-    torch.equal, torch.is_nonzero, T.is_nonzero,
+    torch.equal, torch.is_nonzero, T.is_nonzero, T.numpy, T.__array__, T.__complex__,
 }  # fmt: skip
 _DRAW = {
     torch.rand, torch.randn, torch.randint, torch.randperm, torch.empty, torch.normal,
@@ -74,7 +74,7 @@ class KnownValues(TorchFunctionMode):
         kwargs = kwargs or {}
         given = list(tensors_in([args, kwargs]))
         known = all(self._is_known(x) for x in given)
-        if func in _ASK and given and known:
+        if func in READS and given and known:
             if any(isinstance(x, GlobalTensor) for x in given):
                 # A real run sends messages to read a value from blocks; a dry run has no data to
                 # send.

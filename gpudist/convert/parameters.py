@@ -84,16 +84,16 @@ class Parameters:
         where the forward uses them.
         """
         self.unlisted = list(unlisted(made).values())
-        theirs = [*_listed(source), *unlisted(source).items()]
-        own = [*(x for _, x in _listed(made)), *self.unlisted]
+        theirs = [*listed(source), *unlisted(source).items()]
+        own = [*(x for _, x in listed(made)), *self.unlisted]
         for (name, x), stands_for in zip(theirs, own, strict=True):
             self.follow(x, stands_for, name)
-        listed = {id(p) for p in source.parameters()}
+        parameters = {id(p) for p in source.parameters()}
         modules = zip(source.named_modules(), made.modules(), strict=True)
         for (path, module), other in modules:
             for name, x in vars(module).items():
                 is_computed = isinstance(x, torch.Tensor) and not x.is_leaf
-                if is_computed and any(id(leaf) in listed for leaf in leaves_of(x)):
+                if is_computed and any(id(leaf) in parameters for leaf in leaves_of(x)):
                     self.follow(vars(other)[name], None, f"{path}.{name}" if path else name)
 
     def replace(self, pairs: Sequence[tuple[nn.Parameter, Any]]) -> None:
@@ -201,7 +201,8 @@ class Parameters:
         return copies
 
 
-def _listed(network: nn.Module) -> list[tuple[str, torch.Tensor]]:
+def listed(network: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Return the parameters and buffers of a network by name, shared ones under every name."""
     return [
         *network.named_parameters(remove_duplicate=False),
         *network.named_buffers(remove_duplicate=False),
@@ -213,7 +214,7 @@ def unlisted(network: nn.Module) -> dict[str, torch.Tensor]:
 
     Searches attributes, lists, tuples, dicts, and modules in these.
     """
-    known = {id(x) for x in [*(x for _, x in _listed(network)), *network.modules()]}
+    known = {id(x) for x in [*(x for _, x in listed(network)), *network.modules()]}
     found: dict[str, torch.Tensor] = {}
     places = [
         (f"{path}.{name}" if path else name, x)

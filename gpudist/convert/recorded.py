@@ -9,17 +9,37 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gpudist.checks.arguments import checked
-from gpudist.convert.network import conversion_of, names_of, paths_of, without_terms
+from gpudist.convert.converted import conversion_of
+from gpudist.convert.known import READS
+from gpudist.convert.network import names_of, paths_of, without_terms
 from gpudist.errors import ConversionError
 from gpudist.sbp.global_spec import GlobalSpec, local_of, spec_of, wrapped
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.interception import intercepted
+from gpudist.sbp.registry import name_of, tensors_in
+from gpudist.sbp.scope import Scope, where_called
 
 _MOST_GRAPHS = 8
+
+_VALUES = "it reads values of this call, which the graph would repeat in every call"
+_SIZE = "the size of its result depends on values, but the graph would repeat that of this call"
+_TENSORS = "compute with tensors of fixed shapes, such as torch.where in place of if"
+T = torch.Tensor
+_HOOKS = {T.register_hook, T.register_post_accumulate_grad_hook}
+# Functions whose results have a shape that depends on values.
+_COUNTS = {
+    getattr(room, name)
+    for room in (torch, T)
+    for name in (
+        "nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount",
+    )
+}  # fmt: skip
+_REPEATS = {torch.repeat_interleave, T.repeat_interleave}
 
 
 @dataclass(frozen=True)
@@ -37,6 +57,76 @@ class _Graph:
     tree: Any
     others: tuple[Any, ...]
     specs: tuple[GlobalSpec | None, ...]
+
+
+class _RefusingMode(TorchFunctionMode):
+    """Mode that refuses what a recorded graph cannot express.
+
+    Otherwise the graph would silently repeat values of the recorded call, or lose gradients.
+    """
+
+    def __init__(self, scope: Scope) -> None:
+        super().__init__()
+        self.scope = scope
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _HOOKS:
+            remedy = "register hooks of parameters before the call"
+            raise self.refusal(func, "a graph calls no hooks", remedy)
+        if func in READS and _depends(args, kwargs):
+            raise self.refusal(func, _VALUES)
+        if _has_open_shape(func, args, kwargs) and _depends(args, kwargs):
+            raise self.refusal(func, _SIZE)
+        draws = self.scope.draws
+        try:
+            result = func(*args, **kwargs)
+        except RuntimeError as error:
+            if "value out of a tracing tensor" not in str(error):
+                raise
+            raise self.refusal(func, _VALUES) from error
+        if self.scope.draws != draws:
+            reason = "it draws random numbers, which the graph would repeat in every call"
+            raise self.refusal(func, reason, "set the network to eval()")
+        return result
+
+    def refusal(self, func: Any, reason: str, remedy: str = _TENSORS) -> ConversionError:
+        return ConversionError(
+            f"compiled: {where_called(self.scope)}: {name_of(func)}: {reason}; {remedy}, or call "
+            "the network itself"
+        )
+
+
+def _depends(args: Any, kwargs: Any) -> bool:
+    """Return whether the graph computes an argument from its inputs, parameters or buffers."""
+    mode: Any = get_proxy_mode()
+    nodes: list[Any] = []
+    for x in tensors_in([args, kwargs]):
+        if isinstance(x, GlobalTensor):
+            return True
+        found: Any = get_proxy_slot(x, mode.tracer, None)
+        nodes += [] if found is None else [found.proxy.node]
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        if node.op == "placeholder":
+            return True
+        nodes += set(node.all_input_nodes) - seen
+        seen.update(nodes)
+    return False
+
+
+def _has_open_shape(func: Any, args: Any, kwargs: Any) -> bool:
+    """Return whether the shape of the result depends on values."""
+    if func is T.__getitem__:
+        return any(x.dtype in (torch.bool, torch.uint8) for x in tensors_in(args[1:]))
+    if func in (torch.where, T.where):
+        return len(args) + len(kwargs) == 1
+    if func in _REPEATS:
+        return len(list(tensors_in(args[-1:]))) == 1 and "output_size" not in kwargs
+    return func in _COUNTS
 
 
 class Compiled:
@@ -107,7 +197,7 @@ class Compiled:
         """Record the graph of a call, and restore the buffers that the recording modified.
 
         Raises:
-            ConversionError: the call draws random numbers, which a graph would repeat.
+            ConversionError: a graph cannot express the call; the message names module and function.
         """
         network, scope = self.network, self._conversion.scope
         scope.paths, scope.name_of = paths_of(network), names_of(network)
@@ -127,10 +217,10 @@ class Compiled:
             parameters = self._conversion.parameters
             own = [*network.parameters(), *parameters.unlisted, *network.buffers()]
             substitutes = {id(x): y for x, y in zip(own, state, strict=True)}
-            with _standing_for(network, substitutes), intercepted(scope):
+            with _standing_for(network, substitutes), intercepted(scope), _RefusingMode(scope):
                 scope.substitutes = {**parameters.aliases, **substitutes}
                 scope.learns = parameters.holders is not None and torch.is_grad_enabled()
-                result = network.forward(*args, **kwargs)
+                result = network(*args, **kwargs)
             outputs, found["tree"] = tree_flatten(self._conversion.left(result))
             found["others"] = tuple(None if isinstance(y, torch.Tensor) else y for y in outputs)
             ends = [without_terms(y) for y in outputs if isinstance(y, GlobalTensor)]
@@ -143,16 +233,12 @@ class Compiled:
         state = self._state()
         buffers = [(b, b.clone()) for b in network.buffers()]
         given = [local_of(x) for x in leaves if isinstance(x, torch.Tensor)]
-        draws = scope.draws
-        graph = make_fx(forward, tracing_mode="real", pre_dispatch=True)(state, given)
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
-        if scope.draws != draws:
-            raise ConversionError(
-                "compiled: the network draws random numbers, which a recorded graph would repeat; "
-                "call the network itself, or set it to eval()"
-            )
+        try:
+            graph = make_fx(forward, tracing_mode="real", pre_dispatch=True)(state, given)
+        finally:
+            with torch.no_grad():
+                for buffer, before in buffers:
+                    buffer.copy_(before)
         _drop_unused(graph)
         run = torch.compile(graph, fullgraph=True, backend=self.backend)
         return _Graph(run, found["tree"], found["others"], found["specs"])
@@ -212,8 +298,10 @@ def compiled(
         graph.
 
     Raises:
-        ConversionError: the network draws random numbers in a call, more than 8 kinds occur, or
-            the network was not converted.
+        ConversionError: on every rank alike, if a graph cannot express a call, because it draws
+            random numbers, reads values of tensors, registers hooks or, with gradients, applies an
+            ``autograd.Function``; the message names the module and the line. Also if more than 8
+            kinds occur, or the network was not converted.
     """
     made = Compiled(network, backend)
     if inputs:

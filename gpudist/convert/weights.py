@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from gpudist.checks.arguments import checked
+from gpudist.convert.converted import conversion_of, undone
 from gpudist.convert.copying import copied
-from gpudist.convert.network import conversion_of, undone
+from gpudist.convert.parameters import listed
 from gpudist.errors import ConversionError
 from gpudist.nn.parameters.parameter_placement import (
     ParameterPlacement,
@@ -51,7 +52,7 @@ def sequential(distributed: torch.nn.Module, root: int | None = None) -> torch.n
     if not conversion.P_x.active:
         return None
     P_x, placed = conversion.P_x, placements(distributed)
-    own = dict(_all_tensors(distributed))
+    own = dict(listed(distributed))
     wholes = {
         name: _whole_of(block_of(own[name].detach(), placed[name]), placed[name], P_x, root)
         for name in placed
@@ -73,13 +74,6 @@ def sequential(distributed: torch.nn.Module, root: int | None = None) -> torch.n
         layer._parameters[last] = tied[id(block)]
         drop_placements(layer)
     return made
-
-
-def _all_tensors(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    return [
-        *module.named_parameters(remove_duplicate=False),
-        *module.named_buffers(remove_duplicate=False),
-    ]
 
 
 def _whole_of(

@@ -136,7 +136,8 @@ def nd_sbp(sbp: Sbp | Sequence[Sbp], axes: int, dims: int | None = None) -> NdSb
     """Return ``sbp`` as a tuple with one attribute per axis.
 
     Args:
-        sbp: attributes, outer axis first, or a single attribute for the only axis.
+        sbp: attributes, outer axis first, or a single attribute for the only axis, or for all axes
+            unless it is a split.
         axes: number of axes of the placement.
         dims: number of dims of the tensor, if known.
 
@@ -144,7 +145,9 @@ def nd_sbp(sbp: Sbp | Sequence[Sbp], axes: int, dims: int | None = None) -> NdSb
         PartitionError: the number of attributes differs from the number of axes, or a dim does not
             exist.
     """
-    given = (sbp,) if isinstance(sbp, Sbp) else tuple(sbp)
+    if isinstance(sbp, Sbp):
+        sbp = (sbp,) if sbp.is_split else (sbp,) * axes
+    given = tuple(sbp)
     if len(given) != axes or not all(isinstance(one, Sbp) for one in given):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PartitionError(
             f"sbp={sbp!r}: give one of split(dim), broadcast and partial_sum for each of the "

@@ -21,7 +21,6 @@ from gpudist.ops.given_shape import wrong_block
 from gpudist.ops.tensor_facts import (
     BLOCK,
     NEVER_MOVED,
-    ROW_LENGTH,
     TensorFacts,
     problem_error,
     problem_of,
@@ -136,7 +135,8 @@ class ShapeAgreement:
             last dim.
         placed: function that returns the index of a rank's block on that grid, if it is not the
             rank's own index.
-        digest: digest of a block, 0 for a constant one, to exchange with its shape.
+        digest: digest of a block, 0 for a constant one, to exchange if all blocks have one shape.
+        remedy: what to do where a block changes in a way its peers cannot know.
 
     Attributes:
         kind: kind of this rank's input at this call: a tensor, or an array of another library.
@@ -154,6 +154,7 @@ class ShapeAgreement:
         grid: Sequence[int] | None = None,
         placed: Callable[[int], tuple[int, ...]] | None = None,
         digest: Callable[[torch.Tensor], int] | None = None,
+        remedy: str = "pass global_shape=, or shape='dynamic' to agree at every call",
     ) -> None:
         if shape not in ("static", "dynamic"):
             raise ShapeError(f"{name}: shape is {shape!r}; it must be 'static' or 'dynamic'")
@@ -170,6 +171,7 @@ class ShapeAgreement:
         self._cut = tuple(grid) if grid is not None else P_x.shape
         self._placed = placed
         self._digest = digest
+        self._remedy = remedy
         self._dynamic = shape == "dynamic"
         self._agreed: BlockLayout | None = None
         self.kind = self.owners_kind = TENSOR
@@ -188,11 +190,11 @@ class ShapeAgreement:
             PlanMismatch: a block changed in a way its peers cannot know.
         """
         if self._global_shape is not None:
-            return self._adapted(self._given(x), x)
+            return self.adapted(self._given(x), x)
         if self._agreed is None or self._dynamic:
             self._agreed = self._gathered(x)
             return self._agreed
-        return self._adapted(self._agreed, x)
+        return self.adapted(self._agreed, x)
 
     def settle(self, layout: BlockLayout) -> None:
         """Set ``layout`` as the agreed one; every rank must know it without a message."""
@@ -249,11 +251,7 @@ class ShapeAgreement:
         known = self._known(x)
         if known is not None:
             return known
-        mine, digests = self._facts_of(x), list[int]()
-        if self._digest is not None:
-            digests = [self._digest(x) if mine.problem == BLOCK else 0]
-        rows = self._P_all.allgather_data([*mine.row, *digests])
-        facts = [TensorFacts.of(row[:ROW_LENGTH]) for row in rows]
+        facts = [TensorFacts.of(row) for row in self._P_all.allgather_data(self._facts_of(x).row)]
         for rank, row in enumerate(facts):
             if row.problem > BLOCK:
                 given = x if rank == self._P_all.rank else None
@@ -280,10 +278,16 @@ class ShapeAgreement:
         shapes = tuple(row.shape for row in owners)
         layout = BlockLayout(self._name, self._grid(dims.pop()), dtypes.pop(), table=shapes)
         layout.requires_grad = any(row.requires_grad for row in owners)
+        last = self._agreed
+        if last is not None and last.key == shapes:
+            is_same = (last.dtype, last.requires_grad) == (layout.dtype, layout.requires_grad)
+            # Its decomposition is known.
+            return last if is_same else layout
         if self._digest is not None and len(owners) > 1 and len(set(shapes)) == 1:
-            every = dict(zip(self._P_all.ranks, rows, strict=True))
-            first, *others = [every[rank][-1] for rank in self._P_x.ranks]
-            layout.has_equal_blocks = first != 0 and all(other == first for other in others)
+            digest = self._digest(x) if self._P_x.active else 0
+            numbers = [number for (number,) in self._P_all.allgather_data([digest])]
+            digests = {numbers[self._P_all.ranks.index(rank)] for rank in self._P_x.ranks}
+            layout.has_equal_blocks = len(digests) == 1 and 0 not in digests
         return layout
 
     def _known(self, x: torch.Tensor) -> BlockLayout | None:
@@ -302,8 +306,12 @@ class ShapeAgreement:
         cut = Decomposition.balanced(shape, grid)
         return BlockLayout(self._name, grid, x.dtype, cut, placed=self._placed)
 
-    def _adapted(self, agreed: BlockLayout, x: torch.Tensor) -> BlockLayout:
-        """Return ``agreed`` with the allowed changes: the dtype, and dims that are not split."""
+    def adapted(self, agreed: BlockLayout, x: torch.Tensor) -> BlockLayout:
+        """Return ``agreed`` with the allowed changes: the dtype, and dims that are not split.
+
+        Raises:
+            PlanMismatch: a block changed in a way its peers cannot know.
+        """
         dims = agreed.dims
         free = [d for d in range(dims) if not agreed.grid or agreed.grid[d] == 1]
         changed: dict[int, int] = {}
@@ -336,8 +344,8 @@ class ShapeAgreement:
         self.refuse(
             PlanMismatch(
                 f"{self._name}: the block of rank {self._P_x.rank or 0} of {self._P_x!r} was "
-                f"agreed on as {agreed} and is now {now}, which the other ranks cannot know; pass "
-                "global_shape=, or shape='dynamic' to agree at every call"
+                f"agreed on as {agreed} and is now {now}, which the other ranks cannot know; "
+                f"{self._remedy}"
             )
         )
 

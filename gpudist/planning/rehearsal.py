@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from gpudist.checks.arguments import Checked
+from gpudist.convert.converted import Converted
 from gpudist.convert.dry_run import converted_for, without_cells
-from gpudist.convert.network import Converted
 from gpudist.errors import GpudistError, ShapeError
 from gpudist.geometry.blocks import Decomposition
 from gpudist.nn.distributed_module import DistributedModule

@@ -115,14 +115,18 @@ def declared(
     The caller is responsible for the gradient: ``back`` may differ from the adjoint of ``there``.
 
     Raises:
-        ShapeError: called while a graph is recorded, which would use the adjoint of the recorded
-            movements.
+        ShapeError: called with gradients while a graph is recorded, which would use the adjoint of
+            the recorded movements.
     """
     if is_recorded():
-        raise ShapeError(
-            "this gradient is declared in another layout than the adjoint's, which a recorded "
-            "graph cannot express; call the network outside torch.compile"
-        )
+        if x.requires_grad and torch.is_grad_enabled():
+            raise ShapeError(
+                "this gradient is declared in another layout than the adjoint's, which a recorded "
+                "graph cannot express; call the network outside torch.compile and gpudist.compiled"
+            )
+        for ends in pairwise(there):
+            x = box(x, *ends, P_world)
+        return x
     ways = [
         [m for ends in pairwise(way) if (m := movement_of(x.dtype, *ends, P_world)) is not None]
         for way in (there, back)

@@ -136,8 +136,8 @@ def _choose(rule: Rule, call: Call, layouts: Sequence[Layout]) -> _Choice:
         given = ", ".join(f"{layout.sbp}" for layout in layouts)
         raise ShapeError(
             f"{name_of(call.function)}: no signature fits inputs {given} of shapes "
-            f"{list(map(list, call.shapes))}; convert them with to_global, or compute on blocks: "
-            "x.to_local()"
+            f"{list(map(list, call.shapes))}, also after boxing; compute on the whole tensor, "
+            "x.full_tensor(), or on blocks, x.to_local()"
         )
     return choice
 

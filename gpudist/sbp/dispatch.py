@@ -246,7 +246,11 @@ def _carry_out(
         if isinstance(x, OuterTensor):
             local[i] = x.cells(prepared.derivation.inputs[i], placement.index)
             movements = {slot: movements[slot] for slot in movements if slot != i}
-    results = prepared(call, boxed(movements, local))
+    try:
+        results = prepared(call, boxed(movements, local))
+    except Exception as error:
+        _name_call(error, call)
+        raise
     if record is not None and scope is not None:
         record.rows.append(_row(scope, call, layouts, prepared, record.sent_bytes() - sent))
     if rule.in_place:
@@ -341,10 +345,11 @@ def _common_placement(
     and the same value on all ranks; those that require grad are global by now.
     """
     placements = [x.placement for x in tensors if isinstance(x, kind)]
-    if any(other != placements[0] for other in placements[1:]):
+    other = next((one for one in placements if one != placements[0]), None)
+    if other is not None:
         raise PartitionError(
-            f"{name_of(function)}: the tensors are on {placements[0]!r} and on other placements; "
-            "move them to one with to_global"
+            f"{name_of(function)}: tensors are on {placements[0]!r} and on {other!r}; move one to "
+            "the other's placement, x.to_global(y.placement, sbp)"
         )
     if current_scope() is not None:
         return placements[0]
@@ -353,16 +358,16 @@ def _common_placement(
             continue
         if x.dim() or (x.requires_grad and type(x) not in PLAIN):
             whole = next(list(y.shape) for y in tensors if isinstance(y, kind))
-            what = (
+            text = (
                 f"{name_of(function)}: a plain tensor of shape {list(x.shape)} is used with a "
-                f"global one of shape {whole}; convert it with gpudist.to_global"
+                f"global one of shape {whole}; convert it, gpudist.to_global(x, y.placement, sbp), "
+                "where sbp is gpudist.sbp.broadcast if each rank has all of it, and otherwise "
+                "says for each axis what the rank has, as gpudist.sbp.split(dim) does for a block"
             )
             if x.dim() and list(x.shape) != whole:
-                raise ShapeError(
-                    f"{what}, from this worker's block, or use y.to_local() of the global tensor"
-                )
+                raise ShapeError(text)
             raise PartitionError(
-                f"{what}. Only a tensor of torch's own class that has no dims or requires grad, "
+                f"{text}. Only a tensor of torch's own class that has no dims or requires grad, "
                 "and is equal on all ranks, may stay plain"
             )
     return placements[0]

@@ -87,9 +87,10 @@ class GlobalTensor(torch.Tensor):
     ) -> torch.Tensor:
         raise NotImplementedError(
             f"{func} reached a global tensor without passing through a Python function of torch, "
-            "for example within a transform of torch.func; compute on its blocks: x.to_local(). "
-            "DistributedDataParallel and fully_shard take networks whose parameters are plain "
-            "tensors: convert without replicate_parameters=False and Plan.split_weight"
+            "for example within a transform of torch.func or under torch.jit.trace; transform or "
+            "trace a function of plain tensors: x.full_tensor(), or x.to_local(), this rank's "
+            "part. DistributedDataParallel and fully_shard take networks whose parameters are "
+            "plain tensors: convert without replicate_parameters=False and Plan.split_weight"
         )
 
     @property

@@ -18,7 +18,7 @@ import torch
 import torch.utils.checkpoint
 
 from gpudist.errors import ConversionError
-from gpudist.exchange.torch_library import is_recorded
+from gpudist.exchange.torch_library import is_recorded, is_traced
 from gpudist.geometry.layout import broadcast
 from gpudist.sbp.boxing import declared
 from gpudist.sbp.copies import copy_of, needs_copies, require_copies, where_in, with_copies
@@ -41,6 +41,7 @@ from gpudist.sbp.scope import (
     current_scope,
     entered,
     resumed,
+    where_called,
 )
 from gpudist.sbp.signatures.elementwise import ELEMENTWISE
 from gpudist.sbp.spectra import zeros
@@ -127,6 +128,12 @@ def applied(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if scope is not None and name not in _KEEPING:
         args, kwargs = with_copies(scope, cls, args, kwargs, bool(own)) or (args, kwargs)
         own = _global_in(args, kwargs)
+        if is_traced() and _want_gradient([args, kwargs]):
+            raise ConversionError(
+                f"{where_called(scope)}: {name}.apply: a recorded graph cannot call the backward "
+                "of a function; compute with torch's functions, call the network without "
+                "gradients, or call it outside of gpudist.compiled"
+            )
         if not own and _gets_terms(scope, cls, args):
             convert = partial(_as_copies, scope, f"{name}.apply")
             args, kwargs = mapped(args, convert), mapped(kwargs, convert)
@@ -137,8 +144,7 @@ def applied(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return apply_to_plain(cls, args, kwargs)
     if name in _IDENTITIES:
         return _identity(cls, args)
-    learns = torch.is_grad_enabled() and any(x.requires_grad for x in tensors_in([args, kwargs]))
-    if scope is None and not learns:
+    if scope is None and not _want_gradient([args, kwargs]):
         # Torch calls the forward without gradients, on operators with rules.
         return apply_to_plain(cls, args, kwargs)
     scope = scope or _scope_outside_of_networks(own[0].placement)
@@ -179,6 +185,10 @@ def _as_copies(scope: Scope, name: str, x: Any) -> Any:
     local = x if scope.placement.active else x.reshape(-1)[:0]
     layout = scope.placement.copies(tuple(x.shape))
     return GlobalTensor._wrap(local, scope.placement, layout.sbp, layout.shape)
+
+
+def _want_gradient(given: Any) -> bool:
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors_in(given))
 
 
 def _scope_outside_of_networks(placement: Placement) -> Scope:

@@ -83,8 +83,9 @@ def _blocks_of(P: Partition, shape: tuple[int, ...], first: int) -> Layout:
 def _require_blocks(name: str, layer: Any, x: torch.Tensor, number: int) -> None:
     if not isinstance(x, GlobalTensor):
         raise PartitionError(
-            f"{name}: a plain tensor of shape {list(x.shape)} is used with global tensors; "
-            "convert it with gpudist.to_global"
+            f"{name}: a plain tensor of shape {list(x.shape)} is used with global tensors; convert "
+            "this rank's block of P_x, gpudist.to_global(x, gpudist.placement.of(layer.P_x), "
+            "[gpudist.sbp.split(dim), ...])"
         )
     P, shape, given = layer.P_x, tuple(x.shape), x.global_layout
     is_target = isinstance(layer, DistributedLoss) and number > 0
@@ -103,7 +104,7 @@ def _require_blocks(name: str, layer: Any, x: torch.Tensor, number: int) -> None
         raise PartitionError(
             f"{name}: a tensor of shape {list(shape)} is {x.sbp} on {x.placement!r}, but the layer "
             f"needs the blocks of P_x: {needed.sbp} on {Placement.of(P)!r}; move it there with "
-            f"x.to_global(gpudist.placement.of({name}.P_x), {needed.sbp})"
+            f"x.to_global(gpudist.placement.of(layer.P_x), {needed.sbp})"
         )
 
 

@@ -239,3 +239,20 @@ def place_of_call(scope: Scope) -> tuple[str, str, int]:
         path = path or scope.paths().get(id(frame.f_locals.get("self")), "")
         frame = frame.f_back
     return path, file, line
+
+
+def where_called(scope: Scope) -> str:
+    """Return the calling module with the file and line of the call, for a message."""
+    path, file, line = place_of_call(scope)
+    room = "outside of a network" if current_scope() is None else "the network"
+    return f"{path or room} ({file}, line {line})"
+
+
+def path_of_error(scope: Scope, error: Exception) -> str:
+    """Return the path of the module whose code raised ``error``, unless its text has it."""
+    path, frame = "", error.__traceback__
+    while frame is not None:
+        path = scope.paths().get(id(frame.tb_frame.f_locals.get("self")), path)
+        frame = frame.tb_next
+    has_path = any(form in str(error) for form in (f"{path!r}", f"{path} ("))
+    return f"in {path!r}" if path and not has_path else ""

@@ -70,8 +70,8 @@ def to_global(
             (``to_local``), or by movements and layers of this library, whose gradients add up.
         placement: placement of the result; may be omitted for a global tensor, which then keeps its
             own.
-        sbp: one attribute for each axis of the placement, outer axis first; may be omitted for a
-            global tensor.
+        sbp: one attribute for each axis of the placement, outer axis first, or ``broadcast`` or
+            ``partial_sum`` for all axes; may be omitted for a global tensor.
         grad_sbp: attributes of the gradient that is passed back, by default the dual of ``sbp``.
             The gradient of a plain tensor is this rank's part of that global gradient:
             ``partial_sum`` gives each rank its own term of the gradient of a copy.
@@ -106,7 +106,10 @@ def to_global(
     if isinstance(given, GlobalTensor):
         return given.to_global(placement, sbp, grad_sbp=grad_sbp)
     if placement is None or sbp is None:
-        raise PartitionError("to_global of a plain tensor needs a placement and sbp")
+        raise PartitionError(
+            "to_global: a plain tensor needs a placement and sbp, such as gpudist.to_global(x, "
+            "gpudist.placement.of(P_x), [gpudist.sbp.split(dim), ...]) of this rank's block"
+        )
     return _from_local(given, placement, nd_sbp(sbp, placement.axes), grad_sbp)
 
 

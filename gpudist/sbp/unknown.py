@@ -17,7 +17,7 @@ from gpudist.sbp.boxing import boxed_bytes
 from gpudist.sbp.outer import OuterTensor
 from gpudist.sbp.registry import mapped, name_of, tensors_in
 from gpudist.sbp.remedies import can_have_rule
-from gpudist.sbp.scope import PlanRow, Scope, current_scope, place_of_call
+from gpudist.sbp.scope import PlanRow, Scope, place_of_call, where_called
 
 if TYPE_CHECKING:
     from gpudist.sbp.global_tensor import GlobalTensor
@@ -158,9 +158,7 @@ def settle(
         boxed_bytes(x.global_layout, x.placement.copies(tuple(x.shape)), x.dtype) for x in split
     )
     workers = _workers(split[0])
-    path, file, line = place_of_call(scope)
-    room = "outside of a network" if current_scope() is None else "the network"
-    where = f"{path or room} ({file}, line {line}): {name}"
+    where = f"{where_called(scope)}: {name}"
     if scope.unknown == "refuse":
         raise ConversionError(
             f"{where}: {reason}, and unknown='refuse'; use functions with a rule"
@@ -176,6 +174,7 @@ def settle(
             f"bytes for gathering on each of {workers} workers; pass gather_limit_bytes={largest} "
             f"to allow it, or use functions with a rule{_register(can_register)}"
         )
+    _, file, line = place_of_call(scope)
     key = (name, file, line)
     if key not in scope.warned:
         scope.warned.add(key)

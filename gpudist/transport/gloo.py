@@ -85,7 +85,9 @@ class _GlooMessage:
         received = MessageHeader.unpack(self.frame[:HEADER_BYTES].numpy().tobytes())
         self.header.verify(received, rank, self.peer)
         if self.is_inline:
-            self.payload.copy_(self.inline)
+            # The mode of the thread that allocated the payload is not that of this one.
+            with torch.inference_mode(self.payload.is_inference()):
+                self.payload.copy_(self.inline)
 
 
 class GlooTransport(PointToPointTransport):

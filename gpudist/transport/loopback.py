@@ -60,6 +60,10 @@ class _World:
             # run.
             kind, why = "PlanMismatch", "ranks disagree about what they do"
         text = f"{why}: every rank waits or has finished, and no message can be delivered:\n"
+        reports.append(
+            "every rank must call the same operations in the same order, and none under a "
+            "condition that only some ranks meet, such as rank == 0"
+        )
         self.fail(Failure(kind, None, text + "\n".join(reports)))
 
 

@@ -370,7 +370,10 @@ class Partition:
 
     def _gathered(self, name: str, label: str, data: object) -> list[list[Any]]:
         self._require_active(name)
-        mine = torch.tensor(self._words(name, data), dtype=torch.int64, device=self.device)
+        words = self._words(name, data)
+        if self.size == 1:
+            return [numbers_of(words)]
+        mine = torch.tensor(words, dtype=torch.int64, device=self.device)
         output = torch.empty((self.size, len(mine)), dtype=torch.int64, device=self.device)
         with self._wire.group(self._signature(label)):
             self.communicator.all_gather(mine, output)

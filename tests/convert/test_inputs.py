@@ -123,7 +123,8 @@ def test_error_of_the_forward_lists_blocks(P_world: Any) -> None:
     P_x, x = P_world.grid(2, 1), rows(P_world)
     net = gpudist.distribute(Sums(), P_x, inputs={"others": "whole"})
     with pytest.raises(
-        ValueError, match=r"^no \(inputs taken as blocks, .*: 'x' of .* \[4, 3\]\)$"
+        ValueError,
+        match=r"^no \(inputs taken as blocks, .*: 'x' of .* \[4, 3\]; if .*\{'x': 'split'\}\)\)$",
     ):
         net(x, error=ValueError("no"))
     for error in (Own("no"), KeyError("no"), ValueError("no", 1), ValueError()):

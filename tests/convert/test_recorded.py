@@ -93,7 +93,7 @@ def net_P(network: Any) -> Any:
 @distributed(ranks=2, transports=["host"], timeout_s=300)
 def test_what_cannot_be_recorded(P_world: Partition) -> None:
     a, _, _, block = networks(P_world, p=0.5)
-    with pytest.raises(ConversionError, match="draws random numbers, which a recorded graph"):
+    with pytest.raises(ConversionError, match=r"compiled: drop \(.*draws random numbers"):
         gpudist.compiled(a, block, backend="eager")
     a.eval()
     fast = gpudist.compiled(a, block, backend="eager")
@@ -102,6 +102,78 @@ def test_what_cannot_be_recorded(P_world: Partition) -> None:
             fast(block, float(scale))
     with pytest.raises(ConversionError, match="is not a converted network"):
         gpudist.compiled(Small(), block)
+
+
+class Floor(torch.autograd.Function):
+    """Rounds, with the gradient of the identity."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.floor()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0]
+
+
+class Step(nn.Module):
+    """One function of the input and a parameter, after a constant that a graph may contain."""
+
+    def __init__(self, function: str) -> None:
+        super().__init__()
+        self.p = nn.Parameter(torch.tensor([-1.0, 2.0, 3.0]))
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * float(torch.tensor(2.0)) + torch.arange(3).tolist()[1]
+        return STEPS[self.function](x, self.p)
+
+
+STEPS: dict[str, Any] = {
+    "Tensor.__bool__": lambda x, p: x if x.sum() > 0 else -x,
+    "Tensor.item": lambda x, p: x * x.mean().item(),
+    "Tensor.tolist": lambda x, p: x * x.sum(0).tolist()[0],
+    "Tensor.numpy": lambda x, p: x * float(p.detach().numpy()[1]),
+    "Tensor.__float__": lambda x, p: x * float(p[0]),
+    "torch.allclose": lambda x, p: x if torch.allclose(x, x * 2) else -x,
+    "Tensor.__getitem__": lambda x, p: x / len(x[x > 0]),
+    "Tensor.unique": lambda x, p: x * x.unique().numel(),
+    "torch.where": lambda x, p: x * len(torch.where(p > 0)[0]),
+    "Tensor.repeat_interleave": lambda x, p: x * len(p.repeat_interleave(p.abs().long())),
+    "Tensor.register_hook": lambda x, p: [y := p * 2, y.register_hook(torch.neg), x * y[0]][-1],
+    "Floor.apply": lambda x, p: Floor.apply(x * p),
+    "Floor.apply of a parameter": lambda x, p: x * Floor.apply(p)[0],
+}
+
+
+@distributed(ranks=2, transports=["host"])
+def test_function_that_a_graph_would_get_wrong(P_world: Any) -> None:
+    x = torch.rand(2, 3) + P_world.rank
+    for function in STEPS:
+        net = gpudist.distribute(nn.Sequential(nn.Identity(), Step(function)), P_world.grid(2, 1))
+        name = function.partition(" ")[0]
+        with pytest.raises(ConversionError, match=rf"\b1 \(.*test_recorded.py, line .*{name}:"):
+            gpudist.compiled(net, x, backend="eager")
+        assert net(x).shape == (4, 3)
+
+
+@distributed(ranks=2, transports=["host"])
+def test_function_without_gradients_is_recorded(P_world: Any) -> None:
+    net = gpudist.distribute(Step("Floor.apply"), P_world.grid(2, 1))
+    fast = gpudist.compiled(net, backend="eager")
+    with torch.no_grad():
+        for n in (1, 2):
+            x = torch.rand(2, 3) * n + P_world.rank
+            torch.testing.assert_close(fast(x).to_local(), net(x).to_local())
+
+
+@distributed(ranks=2, transports=["host"])
+def test_a_refusal_restores_buffers(P_world: Any) -> None:
+    alone = nn.Sequential(nn.BatchNorm1d(3), Step("Tensor.item"))
+    net = gpudist.distribute(alone, P_world.grid(2, 1))
+    with pytest.raises(ConversionError, match="reads values"):
+        gpudist.compiled(net, torch.rand(2, 3) + P_world.rank, backend="eager")
+    assert not net[0].running_mean.any() and not net[0].num_batches_tracked
 
 
 class _PartlyCompiled(nn.Module):

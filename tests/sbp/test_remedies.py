@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import gpudist
-from gpudist import ConversionError, distribute
+from gpudist import ConversionError, PartitionError, ShapeError, distribute
 from gpudist.geometry.layout import broadcast as B, split
 from gpudist.sbp.placement import Placement
 from gpudist.world.partition import Partition
@@ -51,6 +51,31 @@ def test_functions_without_rule(P_world: Partition) -> None:
     changed: Any = x.full_tensor()
     x.copy_(gpudist.to_global(changed.fill_diagonal_(7), x.placement, gpudist.sbp.broadcast))
     assert torch.equal(x.full_tensor(), whole.clone().fill_diagonal_(7))
+
+
+@distributed(ranks=4, transports=("loopback",))
+def test_plain_tensors_and_placements(P_world: Partition) -> None:
+    whole = random((4, 6))
+    x: Any = global_of(whole, Placement("cpu", [[0, 1], [2, 3]], P_world), (split(0), split(1)))
+    with pytest.raises(PartitionError, match="broadcast if each rank has all of it"):
+        _ = x + whole
+    y = x + gpudist.to_global(whole, x.placement, gpudist.sbp.broadcast)
+    assert torch.equal(y.full_tensor(), 2 * whole)
+    with pytest.raises(ShapeError, match=r"gpudist.sbp.split\(dim\) does for a block"):
+        _ = x + x.to_local()
+    cut = [gpudist.sbp.split(0), gpudist.sbp.split(1)]
+    y = x + gpudist.to_global(x.to_local(), x.placement, cut)
+    assert torch.equal(y.full_tensor(), 2 * whole)
+    other: Any = global_of(whole, Placement("cpu", [[1, 0], [3, 2]], P_world), x.sbp)
+    with pytest.raises(PartitionError, match=r"\[\[1, 0\].* x.to_global\(y.placement, sbp\)"):
+        _ = x + other
+    y = x + other.to_global(x.placement, x.sbp)
+    assert torch.equal(y.full_tensor(), 2 * whole)
+    with pytest.raises(PartitionError, match=r"gpudist.to_global\(x, gpudist.placement.of\(P_x\)"):
+        gpudist.to_global(whole)
+    P_x = P_world.grid(2, 2)
+    y = gpudist.to_global(whole, gpudist.placement.of(P_x), [gpudist.sbp.split(0)] * 2)
+    assert y.shape == (16, 6)
 
 
 @distributed(ranks=2, transports=("loopback",))

@@ -340,3 +340,16 @@ def with_gradients(transport: Transport) -> list[float]:
 def test_verbs_are_outside_autograd(kind: str) -> None:
     ended = outcomes(kind, 2, with_gradients)
     assert [outcome.value for outcome in ended] == [[3.0, 3.0, 2.0, 2.0]] * 2
+
+
+def gather_in_inference_mode(transport: Transport) -> Any:
+    mine = torch.full((2,), float(transport.rank))
+    with torch.inference_mode():
+        found = torch.empty(2, 2)
+        with transport.group(SIGNATURE):
+            world(transport).all_gather(mine, found)
+    return found.is_inference() and found[:, 0].tolist() == [0.0, 1.0]
+
+
+def test_verbs_fill_tensors_of_inference_mode(kind: str) -> None:
+    assert results(kind, 2, gather_in_inference_mode) == [True, True]

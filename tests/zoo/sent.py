@@ -17,7 +17,7 @@ _AGREEMENT = ("allgather_data", "broadcast_data")
 class Sent:
     """Counter of what this rank sends within ``with`` blocks; the counts add up.
 
-    Messages by which ranks agree on shapes, in the first step alone, are left out.
+    Messages by which ranks agree on shapes are left out.
 
     Attributes:
         messages: number of messages.

@@ -77,7 +77,13 @@ class _ClassLoss(DistributedSampleLoss):
         return _Classes(classes.extent, *classes.block(self.P_x.index[1]))
 
     def _check_target(self, input: torch.Tensor, target: torch.Tensor, classes: _Classes) -> None:
-        self._check_shape("target", target, input.shape[:1] + input.shape[2:])
+        shape = input.shape[:1] + input.shape[2:]
+        if target.dim() == input.dim() and target.numel() == shape.numel():
+            self._refuse(
+                f"the target's block has shape {list(target.shape)}, not {list(shape)}: class "
+                "indices have no dim of classes; use target.squeeze(1)"
+            )
+        self._check_shape("target", target, shape)
         if target.dtype not in (torch.int64, torch.uint8):
             self._refuse(
                 f"the target has dtype {target.dtype}; class indices must be int64 or uint8"
@@ -206,7 +212,8 @@ class DistributedCrossEntropyLoss(_ClassLoss):
         self.label_smoothing = label_smoothing
 
     def _check_target(self, input: torch.Tensor, target: torch.Tensor, classes: _Classes) -> None:
-        if target.dim() != input.dim():
+        are_indices = not target.is_floating_point() and target.shape != input.shape
+        if target.dim() != input.dim() or are_indices:
             super()._check_target(input, target, classes)
             return
         self._check_shape("target", target, input.shape)

@@ -14,7 +14,7 @@ from gpudist.nn.norm.node import normalize
 from gpudist.nn.norm.normalization import Normalization
 from gpudist.nn.norm.strides import gradient_as_laid_out
 from gpudist.sbp.registry import Call, Compute, SbpSignature, Where, compose, on_meta, register
-from gpudist.sbp.signatures.norms import bound, parameters_at
+from gpudist.sbp.signatures.norms import bound, parameters_at, result_like
 
 Moments = tuple[torch.Tensor | None, torch.Tensor | None]
 
@@ -76,7 +76,7 @@ INSTANCES = (instance_norm_and_moments, plain_instance_norm)
 
 
 def _of_shapes(leading: int, input: torch.Tensor, *rest: Any) -> Any:
-    y = torch.empty_like(input)
+    y = result_like(input, rest)
     if not leading:
         return y
     dtype = rest[-1]

@@ -122,14 +122,37 @@ def group_norm(call: Call, parts: int) -> list[SbpSignature]:
     return found
 
 
-def _group_norm_of_shapes(input: torch.Tensor, num_groups: int, *_: object, **__: object) -> Any:
+def result_like(input: torch.Tensor, per_channel: Sequence[object] = ()) -> torch.Tensor:
+    """Return the meta tensor of a norm of ``input``.
+
+    Args:
+        input: meta tensor.
+        per_channel: further arguments, of which tensors have one cell per channel.
+
+    Raises:
+        RuntimeError: torch's function raises for these arguments.
+    """
+    if not input.is_floating_point():
+        raise RuntimeError(f"a norm needs a floating dtype, not {input.dtype}; convert the input")
+    for x in per_channel:
+        if isinstance(x, torch.Tensor) and x.shape != input.shape[1:2]:
+            raise RuntimeError(
+                f"the input has {input.shape[1]} channels; a weight, bias or running moment has "
+                f"shape {list(x.shape)}"
+            )
+    return torch.empty_like(input)
+
+
+def _group_norm_of_shapes(
+    input: torch.Tensor, num_groups: int, *parameters: object, **named: object
+) -> Any:
     channels = input.shape[1]
     if channels % num_groups:
         raise RuntimeError(
             "Expected number of channels in input to be divisible by num_groups, but got input of "
             f"shape {list(input.shape)} and num_groups={num_groups}"
         )
-    return torch.empty_like(input)
+    return result_like(input, (*parameters, *named.values()))
 
 
 def _layer_norm_of_shapes(
@@ -137,7 +160,7 @@ def _layer_norm_of_shapes(
 ) -> Any:
     if tuple(input.shape[-len(normalized_shape) :]) != tuple(normalized_shape):
         return function(input, normalized_shape, *rest, **named)
-    return torch.empty_like(input)
+    return result_like(input)
 
 
 for _function in (F.layer_norm, torch.layer_norm):

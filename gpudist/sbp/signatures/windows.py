@@ -67,13 +67,17 @@ def convolution(call: Call, parts: int) -> list[SbpSignature]:
     x, weight = call.tensors[:2]
     require_samples(call, x.dims == weight.dims)
     groups = call.get(6, "groups", 1)
-    if x.shape[1] != weight.shape[1] * groups:
-        raise RuntimeError(
-            f"the input has {x.shape[1]} channels; a weight of shape {list(weight.shape)} and "
-            f"groups={groups} need {weight.shape[1] * groups}"
-        )
+    _require_channels(call, weight.shape[1] * groups, f" and groups={groups} need")
     found = [windowed(call, dim, _bind_convolution) for dim in (0, *range(2, x.dims))]
     return found + _channels(call, parts, groups, (0, 1), 6)
+
+
+def _require_channels(call: Call, channels: int, need: str = " needs") -> None:
+    x, weight = call.shapes[:2]
+    if x[1] != channels:
+        raise RuntimeError(
+            f"the input has {x[1]} channels; a weight of shape {list(weight)}{need} {channels}"
+        )
 
 
 def _channels(
@@ -168,6 +172,7 @@ def transposed_convolution(call: Call, parts: int) -> list[SbpSignature]:
     """Split like a convolution; output channels are the weight's second dim."""
     x, weight = call.tensors[:2]
     require_samples(call, x.dims == weight.dims)
+    _require_channels(call, weight.shape[0])
     found = [windowed(call, dim, _bind_transposed) for dim in (0, *range(2, x.dims))]
     return found + _channels(call, parts, call.get(6, "groups", 1), (1, 0), 6)
 

@@ -287,6 +287,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], torch.Tensor, str]] = {
     ),
     "probabilities": ("CrossEntropyLoss", {}, HALVES[:, 1:], r"shape \[1, 3\], not \[1, 4\]"),
     "integers": ("CrossEntropyLoss", {}, HALVES.long(), "probabilities must be floating point"),
+    "extra dim": ("CrossEntropyLoss", {}, INDICES.view(1, 1), r"use target.squeeze\(1\)"),
     "ignored": ("CrossEntropyLoss", {"ignore_index": 0}, HALVES, "targets are probabilities"),
 }
 
