@@ -55,6 +55,15 @@ std::vector<DeviceCall> device_calls(const Calls& calls) {
   return bound;
 }
 
+// Let backward passes that this thread starts run in it. Otherwise each device has a thread for
+// them, and nothing orders their messages.
+void keep_backward() {
+  thread_local bool has_kept = false;
+  if (has_kept) return;
+  nb::module_::import_("torch.autograd").attr("set_multithreading_enabled")(false);
+  has_kept = true;
+}
+
 // Wire of a Round on a GPU: stages run on the stream that is current at the call.
 struct DeviceWire {
   using Stage = DeviceStage;
@@ -66,6 +75,7 @@ struct DeviceWire {
     return device_call(stage, input, output);
   }
   Context context() const {
+    keep_backward();
     return reinterpret_cast<DeviceStream>(nb::cast<uintptr_t>(current_stream()));
   }
   PyObject* held() const { return current_stream.ptr(); }
@@ -184,6 +194,7 @@ void bind_nccl(nb::module_& m) {
           "run_calls",
           [](NcclWorld& self, const Signature& signature, const WireCalls& calls,
              uintptr_t stream) {
+            keep_backward();
             std::vector<WireCall> wire_calls;
             for (const auto& [kind, communicator, peer, from, to, count, dtype, op] : calls) {
               wire_calls.push_back({kind, communicator, peer, reinterpret_cast<const void*>(from),
@@ -196,6 +207,7 @@ void bind_nccl(nb::module_& m) {
       .def(
           "start",
           [](NcclWorld& self, const Signature& signature, const Calls& calls, uintptr_t stream) {
+            keep_backward();
             const std::vector<DeviceCall> bound = device_calls(calls);
             const nb::gil_scoped_release release;
             return reinterpret_cast<uintptr_t>(self.start(signature, bound, stream_at(stream)));

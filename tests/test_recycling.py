@@ -11,8 +11,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from math import prod
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -433,3 +435,19 @@ assert (x == 1).all()
 assert taken().data_ptr() == address
 """
     )
+
+
+@pytest.mark.parametrize("shape", [(1 << 20,), (2, 1, 1024, 1024), (1, 3, 5)])
+def test_a_maker_of_large_tensors_on_a_gpu_takes_no_memory(shape: tuple[int, ...]) -> None:
+    """It is made while the step that needs it may fill the GPU."""
+    asked: list[int] = []
+
+    def empty(shape: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        asked.append(prod(shape) if isinstance(shape, tuple) else shape)
+        return torch.zeros(shape, dtype=dtype)
+
+    with patch.object(recycling.torch, "empty", empty):
+        make = recycling.maker(shape, torch.float32, torch.device("cuda"))
+    assert asked[0] * 4 < recycling.THRESHOLD_BYTES and len(asked) == 1
+    y = make()
+    assert y.shape == shape and y.is_contiguous() and y.untyped_storage().nbytes() == 4 * y.numel()

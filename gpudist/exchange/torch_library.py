@@ -130,6 +130,20 @@ def is_eager(*inputs: torch.Tensor | None) -> bool:
     return True
 
 
+def is_immediate(*inputs: torch.Tensor) -> bool:
+    """Return whether operations run now, and only reverse mode is active.
+
+    Other than for :func:`is_eager`, dispatch modes that record no graph may watch the operations,
+    as torch's counter of FLOPs does. Gradients follow the same rules; movements are operations of
+    this library.
+    """
+    if is_eager(*inputs):
+        return True
+    if not has_modes() or is_traced() or _has_transforms() or forward_ad._current_level >= 0:  # pyright: ignore
+        return False
+    return all([type(x) in PLAIN for x in inputs])
+
+
 class Watching(TorchDispatchMode):
     """Dispatch mode that observes operations during eager execution without recording them."""
 

@@ -11,7 +11,7 @@ import torch
 from gpudist.errors import ShapeError
 from gpudist.exchange import Movement, bind
 from gpudist.exchange.autograd import apply, move
-from gpudist.exchange.torch_library import is_recorded
+from gpudist.exchange.torch_library import is_immediate, is_recorded
 from gpudist.geometry.layout import Layout
 from gpudist.geometry.routes import least_volume, plan, route, volume
 from gpudist.world.partition import Partition, kept_by_world
@@ -118,7 +118,7 @@ def declared(
         ShapeError: called with gradients while a graph is recorded, which would use the adjoint of
             the recorded movements.
     """
-    if is_recorded():
+    if is_recorded() and not is_immediate(x):
         if x.requires_grad and torch.is_grad_enabled():
             raise ShapeError(
                 "this gradient is declared in another layout than the adjoint's, which a recorded "

@@ -15,7 +15,7 @@ from weakref import ref
 import torch
 
 from gpudist.errors import ConversionError
-from gpudist.exchange.torch_library import is_recorded
+from gpudist.exchange.torch_library import is_immediate, is_recorded
 from gpudist.nn.parameters.gradient_graph import border_of, ends_search
 from gpudist.nn.parameters.replication import copies_of
 from gpudist.sbp.registry import name_of
@@ -84,7 +84,7 @@ def copy_of(scope: Scope, x: Any) -> Any:
             scope.followed.add(found.name)
         return scope.substitutes.get(id(found.own), found.own)
     if found is None and is_new(scope, x):
-        if is_recorded():
+        if is_recorded() and not is_immediate(x):
             raise ConversionError(
                 f"{where_in(scope)}: compiled: a parameter of shape {list(x.shape)} is not among "
                 "the network's parameters(), so the graph would not follow it; register it as an "
@@ -190,7 +190,7 @@ def require_copies(scope: Scope, function: Any, parts: Iterable[Any]) -> None:
         for leaf in leaves_of(x):
             note_leaf(scope, leaf)
             is_parameter = id(leaf) in scope.substitutes or isinstance(leaf, torch.nn.Parameter)
-            if is_parameter and not is_recorded():
+            if is_parameter and (not is_recorded() or is_immediate(x)):
                 which = scope.name_of(leaf, scope.substitutes.get(id(leaf)))
                 name = function if isinstance(function, str) else name_of(function)
                 raise ConversionError(

@@ -18,10 +18,10 @@ import torch
 import torch.utils.checkpoint
 
 from gpudist.errors import ConversionError
-from gpudist.exchange.torch_library import is_recorded, is_traced
+from gpudist.exchange.torch_library import is_traced
 from gpudist.geometry.layout import broadcast
 from gpudist.sbp.boxing import declared
-from gpudist.sbp.copies import copy_of, needs_copies, require_copies, where_in, with_copies
+from gpudist.sbp.copies import copy_of, needs_copies, require_copies, with_copies
 from gpudist.sbp.drawing import WITHOUT_INDEX, Drawing, may_draw
 from gpudist.sbp.functions import apply_to_plain, dispatch_functions
 from gpudist.sbp.global_parameter import GlobalParameter
@@ -279,11 +279,6 @@ def _local_gradients(gradients: Any, tensors: Sequence[Any]) -> Any:
 
 def _on_whole(scope: Scope, cls: Any, args: Any, kwargs: Any) -> Any:
     """Apply a function to full tensors; its backward receives full gradients."""
-    if is_recorded():
-        raise ConversionError(
-            f"{where_in(scope)}: {cls.__name__}.apply: compiled: a recorded graph has no backward "
-            "of an autograd.Function; compute it by functions of torch, or call the network itself"
-        )
     given: list[Any] = list({id(x): x for x in tensors_in([args, kwargs])}.values())
     own = [x for x in given if isinstance(x, GlobalTensor)]
     split = [x for x in own if not x.is_copy_everywhere]

@@ -9,7 +9,8 @@ import torch
 
 from gpudist.checks.arguments import checked
 from gpudist.errors import ConventionError, PartitionError, PlanMismatch, ShapeError
-from gpudist.exchange.autograd import Declared, declared as apply_declared, is_eager, move, moved
+from gpudist.exchange.autograd import Declared, declared as apply_declared, move, moved
+from gpudist.exchange.torch_library import is_immediate
 from gpudist.geometry.cartesian import index_of
 from gpudist.geometry.layout import Layout, NdSbp, Sbp, broadcast, nd_sbp
 from gpudist.nn.tensor_parallel.conventions import expect
@@ -145,7 +146,7 @@ def _is_one_value(x: torch.Tensor, placement: Placement) -> bool:
     Raises:
         ConventionError: it was computed from parts and from leaves.
     """
-    if not (wants_gradient(x) and is_eager(x)):
+    if not (wants_gradient(x) and is_immediate(x)):
         return False
     if x.grad_fn is None:
         return True

@@ -415,7 +415,8 @@ def take_device(transport: str, local_rank: int) -> None:
     if missing:
         raise NotBuiltError(f"the nccl transport: {missing}")
     torch.cuda.set_device(local_rank % torch.cuda.device_count())
-    # Otherwise backward has one thread per device, and nothing orders their collectives.
+    # Otherwise backward has one thread per device, and nothing orders their collectives. Other
+    # threads are told at their first operator.
     torch.autograd.set_multithreading_enabled(False)
 
 
