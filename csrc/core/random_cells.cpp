@@ -164,26 +164,33 @@ struct DrawRows {
       for (uint32_t start = 0; start < row; start += kTogether) {
         const uint32_t count = std::min(kTogether, row - start);
         uint64_t numbers[kTogether];
-        Value values[kTogether];
-        if (step == 0) {
-          std::fill_n(numbers, count, key.number(index));
-        } else {
+        Value values[kTogether] = {};
+        if (step != 0) {
           for (uint32_t k = 0; k < count; ++k) numbers[k] = key.number(index + (start + k) * step);
         }
         if constexpr (kReads<kDraw>) {
-          const int64_t first = input + start * stride;
+          const int64_t from = input + start * stride;
           if (arguments.input == nullptr) {
             std::fill_n(values, count, make.factor);
           } else if (stride == 1) {
-            for (uint32_t k = 0; k < count; ++k) values[k] = Cells::load(arguments.input, first + k);
+            for (uint32_t k = 0; k < count; ++k) values[k] = Cells::load(arguments.input, from + k);
           } else {
             for (uint32_t k = 0; k < count; ++k) {
-              values[k] = Cells::load(arguments.input, first + k * stride);
+              values[k] = Cells::load(arguments.input, from + k * stride);
             }
           }
         }
-        for (uint32_t k = 0; k < count; ++k) {
-          Cells::store(arguments.output, cell + start + k, make(values[k], numbers[k]));
+        const uint32_t first = cell + start;
+        if (step != 0) {
+          for (uint32_t k = 0; k < count; ++k) {
+            Cells::store(arguments.output, first + k, make(values[k], numbers[k]));
+          }
+        } else {
+          // All cells of the row have the same number.
+          const uint64_t number = key.number(index);
+          for (uint32_t k = 0; k < count; ++k) {
+            Cells::store(arguments.output, first + k, make(values[k], number));
+          }
         }
       }
     };
