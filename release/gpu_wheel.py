@@ -36,6 +36,7 @@ def main() -> None:
 def build(architectures: str, out: Path) -> Path:
     """Return the wheel of this tree, the only file in ``out``."""
     shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
     python = new_environment(PYTHON, ROOT / "build" / "gpu-wheel-venv")
     command = [python, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", out, ROOT]
     variables = {

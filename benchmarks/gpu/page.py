@@ -1,8 +1,12 @@
-"""Tables of docs/results.md on one GPU, from committed rows: ``python -m benchmarks.gpu.page``."""
+"""Tables of docs/results.md on one GPU, from committed rows: ``python -m benchmarks.gpu.page``.
+
+``--predict`` first writes the planner's predictions beside the rows of the steps, anew.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +16,17 @@ from examples.networks import UNet3d
 from gpudist.planning import plan
 
 H200 = RESULTS / "gpu" / "h200"
+PREDICTED = "predicted"
 Json = dict[str, Any]
 
 
 def main() -> None:
+    if "--predict" in sys.argv:
+        lines = [
+            json.dumps({"side": side, "predicted_ms": round(predicted_ms(H200, side), 3)}) + "\n"
+            for side in sorted({side for side, _ in float32_steps(H200)})
+        ]
+        (H200 / f"{PREDICTED}.jsonl").write_text("".join(lines), encoding="utf-8")
     print(tables())
 
 
@@ -108,24 +119,35 @@ def unet(folder: Path) -> str:
     return table(["volume", "how", "step", "host", "captured step", "peak memory"], cells)
 
 
-def planner(folder: Path) -> str:
-    """Predictions of a step from the measured profile, beside float32 steps and captured ones."""
-    steps = {
+def predicted_ms(folder: Path, side: int) -> float:
+    """Return the planner's milliseconds of a step, from the profile measured on that GPU."""
+    (profile,) = folder.glob("profile*.json")
+    (advice, *_) = plan(UNet3d(1, 3, 16), (1, 1, side, side, side), 1, profile)
+    return 1e3 * advice.seconds
+
+
+def float32_steps(folder: Path) -> dict[tuple[int, str], Json]:
+    """Return the rows of contiguous float32 steps by their side and network."""
+    return {
         (row["side"], row["who"]): row
         for row in rows_of(folder, "unet_step")
         if "who" in row and (row["precision"], row["layout"]) == ("fp32", "contiguous")
     }
+
+
+def planner(folder: Path) -> str:
+    """Predictions beside measured steps, with the ratio of the two."""
+    steps = float32_steps(folder)
     cells: list[list[str]] = []
-    for side in sorted({side for side, _ in steps}):
-        network, shape = UNet3d(1, 3, 16), (1, 1, side, side, side)
-        profile = folder / "profile_h200_one_rank.json"
-        predicted_ms = 1e3 * plan(network, shape, 1, profile)[0].seconds
-        line = [f"{side}^3", f"{predicted_ms:.1f} ms"]
-        for who, what in (("gpudist", "step_ms"), ("torch", "step_ms"), ("gpudist", "graph_ms")):
-            measured_ms = steps[side, who][what]
-            line.append(f"{measured_ms:.1f} ms, {predicted_ms / measured_ms:.2f}")
-        cells.append(line)
-    header = ["volume", "predicted", "eager, ratio", "torch's eager, ratio", "captured, ratio"]
+    for row in rows_of(folder, PREDICTED):
+        side, predicted = row["side"], row["predicted_ms"]
+        measured = [
+            steps[side, who][what]
+            for who, what in (("gpudist", "graph_ms"), ("gpudist", "step_ms"), ("torch", "step_ms"))
+        ]
+        shown = [f"{ms:.1f} ms, {predicted / ms:.2f}" for ms in measured]
+        cells.append([f"{side}^3", f"{predicted:.1f} ms", *shown])
+    header = ["volume", "predicted", "captured, ratio", "eager, ratio", "torch's eager, ratio"]
     return table(header, cells)
 
 

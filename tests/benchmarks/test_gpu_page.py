@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from benchmarks.gpu.page import H200, rows_of, tables
+import pytest
+
+from benchmarks.gpu.page import H200, PREDICTED, predicted_ms, rows_of, tables
 
 ROOT = Path(__file__).resolve().parents[2]
 DENIAL = re.compile(
@@ -19,6 +21,12 @@ def test_the_tables_are_those_of_the_rows() -> None:
     page = (ROOT / "docs/results.md").read_text(encoding="utf-8")
     assert tables() in page
     assert all(row["correct"] for row in rows_of(H200, "bench-packing"))
+
+
+def test_predictions_are_the_planners() -> None:
+    """The least of them is what the planner of today says."""
+    row = next(rows_of(H200, PREDICTED))
+    assert predicted_ms(H200, row["side"]) == pytest.approx(row["predicted_ms"], rel=1e-3)
 
 
 def test_no_page_says_that_nothing_ran_on_a_gpu() -> None:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from gpudist.testing import run_distributed
 from gpudist.testing.rank_pool import RankPool, RanksFailed
 from gpudist.world import runtime
-from tests.gpu.devices import SETTINGS, gpus, why_no_gpu_is_shared
+from tests.gpu.devices import ON_DOUBLES, SETTINGS, gpus, why_no_gpu_is_shared
 
 Tensors = dict[str, torch.Tensor]
 
@@ -81,7 +81,8 @@ class OneRank:
 class SeveralRanks:
     """Processes of their own, on one GPU or on one each.
 
-    They are spawned, so they inherit no CUDA state, and have their own environment.
+    They are spawned, so they inherit no CUDA state, and have their own environment. Over the
+    doubles there is none, and they share the imports of one server.
 
     Args:
         kind: one of ``SEVERAL``.
@@ -95,7 +96,8 @@ class SeveralRanks:
         self.size = SHARED.get(kind) or gpus()
         sharing = _sharing() if kind in SHARED else {}
         self._environment = {**_CHOSEN, **sharing, **(more or {})}
-        self.pool = RankPool(self.size, timeout_s, start_method="spawn")
+        how = "forkserver" if ON_DOUBLES else "spawn"
+        self.pool = RankPool(self.size, timeout_s, start_method=how)
 
     def run(self, body: Callable[..., Any], **params: Any) -> list[Any]:
         try:
