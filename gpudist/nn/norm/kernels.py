@@ -21,6 +21,8 @@ except ImportError:
 
 # Normalizations whose statistics no other worker shares take torch's kernels, unless this is set.
 TAKES_UNSHARED = False
+# Most lines, and most parameters.
+_MOST_LINES = 2**31 - 1
 _HAS_CUDA = _native is not None and not _native.device_missing()
 _DTYPES: dict[torch.dtype, Dtype] = {}
 if _native is not None:
@@ -52,7 +54,8 @@ def fits(normalization: Normalization, x: torch.Tensor, parameters: Parameters) 
         and (normalization.total is not None or TAKES_UNSHARED)
         and is_eager(x)
         and x.dtype in _DTYPES
-        and x.numel() > 0
+        and 0 < x.numel()
+        and (x.numel() <= _MOST_LINES or _has_few_lines(normalization, x))
         and all([p is not None and p.dtype in _DTYPES for p in parameters])
         and len({p.dtype for p in parameters if p is not None}) < 2
         and (x.is_contiguous() or (normalization.per_channel and _is_by_columns(x)))
@@ -132,6 +135,12 @@ def can_update(running: Running) -> bool:
         and mean.is_contiguous()
         and variance.is_contiguous()
     )
+
+
+def _has_few_lines(by: Normalization, x: torch.Tensor) -> bool:
+    if by.per_channel:
+        return x.shape[0] * x.shape[1] <= _MOST_LINES
+    return max(prod(x.shape[: by.dims[0]]), prod(x.shape[by.dims[0] :])) <= _MOST_LINES
 
 
 def _is_by_columns(x: torch.Tensor) -> bool:
