@@ -63,9 +63,7 @@ def sides(case: GpuCase, P_world: Partition, machine: Machine) -> dict[str, Side
     kind, dtype = case.parameters["kind"], DTYPES[case.parameters["dtype"]]
     shape, device = case.parameters["shape"], P_world.device
     generator = torch.Generator(device).manual_seed(0)
-    x, gy = (
-        torch.randn(shape, generator=generator, device=device).to(dtype) for _ in range(2)
-    )
+    x, gy = (torch.randn(shape, generator=generator, device=device).to(dtype) for _ in range(2))
     if case.parameters["layout"] == "channels_last":
         x, gy = (t.to(memory_format=torch.channels_last_3d) for t in (x, gy))
     P_x = P_world.create_cartesian_topology_partition([1] * len(shape))

@@ -520,7 +520,7 @@ struct SumsOfColumns {
 // Update running moments in a block of threads of their own.
 GPUDIST_HOST_DEVICE inline void update_running(const NormArguments& a, uint32_t thread) {
   const double factor = a.batches == nullptr ? a.momentum : 1 / static_cast<double>(*a.batches);
-  const double unbiased = a.count / (a.count - 1);
+  const double unbiased = a.count > 1 ? a.count / (a.count - 1) : 1;
   for (uint32_t channel = thread; channel < a.channels; channel += kThreads) {
     const NormMoments moments(a, channel);
     const double mean = value_at(a.running_mean, channel, a.running_dtype);

@@ -1,4 +1,4 @@
-"""nvcc's PTX of the normalization kernels, executed: random launches against the host, and resources."""
+"""Random launches of the normalization kernels in nvcc's PTX, and their registers."""
 
 from __future__ import annotations
 

@@ -50,11 +50,11 @@ class _Bound(NamedTuple):
 def fits(normalization: Normalization, x: torch.Tensor, parameters: Parameters) -> bool:
     """Return whether the kernels can normalize this block."""
     return (
-        (_HAS_CUDA if x.device.type == "cuda" else normalization.device_library != "")
-        and (normalization.total is not None or TAKES_UNSHARED)
+        (normalization.total is not None or TAKES_UNSHARED)
+        and (_HAS_CUDA if x.device.type == "cuda" else normalization.device_library != "")
         and is_eager(x)
         and x.dtype in _DTYPES
-        and 0 < x.numel()
+        and x.numel() > 0
         and (x.numel() <= _MOST_LINES or _has_few_lines(normalization, x))
         and all([p is not None and p.dtype in _DTYPES for p in parameters])
         and len({p.dtype for p in parameters if p is not None}) < 2
@@ -107,9 +107,7 @@ class ByKernels(Summing):
         gradient = gradient.contiguous() if x.is_contiguous() else _by_columns(gradient)
         of_sums = torch.empty_like(totals)
         workspace = torch.empty(size, dtype=torch.float64, device=x.device)
-        found = [
-            torch.empty_like(kept[1]) if needed and kept[1:] else None for needed in needs[1:]
-        ]
+        found = [torch.empty_like(kept[1]) if needed and kept[1:] else None for needed in needs[1:]]
         at_x, at_gradient, at_totals = x.data_ptr(), gradient.data_ptr(), totals.data_ptr()
         weight, stream = _addresses(kept[1:]), current()
         norm.gradient_sums(

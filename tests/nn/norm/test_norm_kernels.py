@@ -1,4 +1,4 @@
-"""The normalization kernels over the doubles: the composition's results, launches, and running moments."""
+"""The normalization kernels over the doubles: results of the composition, launches and memory."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_same_as_the_composition(
 @pytest.mark.parametrize("kind", ["group", "layer"])
 @distributed(ranks=2, transports=["nccl"])
 def test_memory_and_derivatives_beyond_the_first(P_world: Partition, kind: str) -> None:
-    """Kernels allocate their results alone; second derivatives and tangents are the composition's."""
+    """Kernels allocate only results; the composition computes second derivatives and tangents."""
     skip_without_core()
     axes = (1, 1, 2, 1)
     P_x, layer = grid(P_world, axes), made(kind, P_world, axes)
