@@ -88,7 +88,8 @@ def test_same_as_the_composition(
         is_split = axes[2] > 1 or (axes[0] > 1 and kind.startswith("batch"))
         assert none == [0, 0]
         assert all(1 <= many <= 3 for many in launches) if is_split else launches == [0, 0]
-        assert found[0].stride() == block.stride() == found[1].stride()
+        if is_split:
+            assert found[0].stride() == block.stride() == found[1].stride()
         for mine, other in zip(found, expected, strict=True):
             scale = max(1.0, float(other.abs().max()) if other.numel() else 1.0)
             difference = (mine.double() - other.double()).abs()
