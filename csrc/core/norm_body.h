@@ -8,6 +8,14 @@
 #include "core/half.h"
 #include "core/norm_kernels.h"
 
+#ifndef GPUDIST_NOT_UNROLLED
+#ifdef __CUDA_ARCH__
+#define GPUDIST_NOT_UNROLLED _Pragma("unroll 1")
+#else
+#define GPUDIST_NOT_UNROLLED
+#endif
+#endif
+
 namespace gpudist {
 namespace norming {
 
@@ -184,10 +192,10 @@ struct Batch {
 
 // --- Statistics ----------------------------------------------------------------------------------
 
-GPUDIST_HOST_DEVICE inline int64_t statistic_of(const NormArguments& a, int64_t outer,
-                                                uint32_t channel) {
+GPUDIST_HOST_DEVICE inline uint32_t statistic_of(const NormArguments& a, uint32_t outer,
+                                                 uint32_t channel) {
   const uint32_t shifted = channel + a.group_offset;
-  const int64_t group = a.group_size == 1 ? shifted : shifted / a.group_size;
+  const uint32_t group = a.group_size == 1 ? shifted : shifted / a.group_size;
   return a.shares_outer ? group : outer * a.groups + group;
 }
 
@@ -198,9 +206,9 @@ struct NormMoments {
   float shift = 0;
   double error = 0;
 
-  GPUDIST_HOST_DEVICE NormMoments(const NormArguments& a, int64_t statistic) {
-    const int64_t width = a.subtracts_mean ? 2 : 1;
-    const double* own = a.totals + width * statistic;
+  GPUDIST_HOST_DEVICE NormMoments(const NormArguments& a, uint32_t statistic) {
+    const uint32_t width = a.subtracts_mean ? 2 : 1;
+    const double* own = a.totals + int64_t{width} * statistic;
     variance = own[width - 1] / a.count;
     if (!a.subtracts_mean) return;
     mean = own[0] / a.count;
@@ -217,7 +225,7 @@ struct NormMoments {
 struct LineFactors {
   float shift, scale, add;
 
-  GPUDIST_HOST_DEVICE static LineFactors of(const NormArguments& a, int64_t outer,
+  GPUDIST_HOST_DEVICE static LineFactors of(const NormArguments& a, uint32_t outer,
                                             uint32_t channel) {
     const NormMoments moments(a, statistic_of(a, outer, channel));
     double factor = moments.inverse(a.eps), offset = -moments.error * factor;
@@ -237,15 +245,15 @@ struct LineFactors {
 struct GradientFactors {
   float shift, scale, add, times;
 
-  GPUDIST_HOST_DEVICE static GradientFactors of(const NormArguments& a, int64_t outer,
+  GPUDIST_HOST_DEVICE static GradientFactors of(const NormArguments& a, uint32_t outer,
                                                 uint32_t channel) {
-    const int64_t statistic = statistic_of(a, outer, channel), width = a.subtracts_mean ? 2 : 1;
+    const uint32_t statistic = statistic_of(a, outer, channel), width = a.subtracts_mean ? 2 : 1;
     const NormMoments moments(a, statistic);
     double factor = moments.inverse(a.eps);
     if (!a.has_parameters_of_cells && a.weight != nullptr) {
       factor *= static_cast<double>(value_at(a.weight, channel, a.parameter_dtype));
     }
-    const double* own = a.of_totals + width * statistic;
+    const double* own = a.of_totals + int64_t{width} * statistic;
     const double slope = 2 * own[width - 1];
     double offset = slope * static_cast<double>(moments.shift);
     if (a.subtracts_mean) offset += own[0];
@@ -258,10 +266,10 @@ struct GradientFactors {
 struct LineShift {
   float shift;
 
-  GPUDIST_HOST_DEVICE static LineShift of(const NormArguments& a, int64_t outer,
+  GPUDIST_HOST_DEVICE static LineShift of(const NormArguments& a, uint32_t outer,
                                           uint32_t channel) {
     if (!a.subtracts_mean) return {0};
-    return {static_cast<float>(a.totals[2 * statistic_of(a, outer, channel)] / a.count)};
+    return {static_cast<float>(a.totals[int64_t{2} * statistic_of(a, outer, channel)] / a.count)};
   }
 };
 
@@ -330,23 +338,29 @@ struct Reduction {
   double values[kValues][kThreads];
 };
 
+// Sum over every `kRadix` of the `left` members.
+template <uint32_t kRadix, class Threads, int kValues>
+GPUDIST_HOST_DEVICE inline void reduce_once(const Threads& threads, Reduction<kValues>& shared,
+                                            uint32_t members, uint32_t stride, uint32_t left) {
+  const uint32_t next = left / kRadix;
+  threads([&](uint32_t thread) {
+    if ((thread / stride & (members - 1)) >= next) return;
+    for (int v = 0; v < kValues; ++v) {
+      double sum = shared.values[v][thread];
+      for (uint32_t r = 1; r < kRadix; ++r) sum += shared.values[v][thread + r * next * stride];
+      shared.values[v][thread] = sum;
+    }
+  });
+}
+
 // Sum over the members of each group of threads; thread `t` is member `t / stride % members`. The
 // sums are those of member 0. Other threads read them after a barrier.
 template <class Threads, int kValues>
 GPUDIST_HOST_DEVICE inline void reduce(const Threads& threads, Reduction<kValues>& shared,
                                        uint32_t members, uint32_t stride) {
-  for (uint32_t left = members; left > 1;) {
-    const uint32_t radix = left >= 4 ? 4 : 2, next = left / radix;
-    threads([&](uint32_t thread) {
-      if ((thread / stride & (members - 1)) >= next) return;
-      for (int v = 0; v < kValues; ++v) {
-        double sum = shared.values[v][thread];
-        for (uint32_t r = 1; r < radix; ++r) sum += shared.values[v][thread + r * next * stride];
-        shared.values[v][thread] = sum;
-      }
-    });
-    left = next;
-  }
+  uint32_t left = members;
+  for (; left >= 4; left /= 4) reduce_once<4>(threads, shared, members, stride, left);
+  if (left == 2) reduce_once<2>(threads, shared, members, stride, left);
 }
 
 // --- Places of threads ---------------------------------------------------------------------------
@@ -355,7 +369,7 @@ GPUDIST_HOST_DEVICE inline void reduce(const Threads& threads, Reduction<kValues
 struct RowPlace {
   uint32_t lane, number;  // `number` of the line in its block of threads
   bool is_there;
-  int64_t line;
+  uint32_t line;
   int64_t begin, end;  // cells of the part
   uint32_t part;
 
@@ -365,7 +379,7 @@ struct RowPlace {
     number = thread / grid.lanes;
     const uint32_t unit = grid.parts == 1 ? block : block / grid.parts;
     part = block - unit * grid.parts;
-    line = static_cast<int64_t>(unit) * (kThreads / grid.lanes) + number;
+    line = unit * (kThreads / grid.lanes) + number;
     is_there = line < a.outer * a.channels;
     begin = part * grid.part_cells;
     end = begin + grid.part_cells < a.cells ? begin + grid.part_cells : a.cells;
@@ -374,8 +388,8 @@ struct RowPlace {
   // Factors of the line.
   template <class Factors>
   GPUDIST_HOST_DEVICE Factors factors(const NormArguments& a) const {
-    const int64_t outer = a.channels == 1 ? line : line / a.channels;
-    return Factors::of(a, outer, static_cast<uint32_t>(line - outer * a.channels));
+    const uint32_t outer = a.channels == 1 ? line : line / a.channels;
+    return Factors::of(a, outer, line - outer * a.channels);
   }
 };
 
@@ -383,8 +397,8 @@ struct RowPlace {
 template <int kWidth>
 struct ColumnPlace {
   uint32_t x, y, steps;
-  uint32_t tile, part;
-  int64_t column, outer;
+  uint32_t tile, part, outer;
+  int64_t column;
   int64_t begin, end;  // rows of the part
 
   GPUDIST_HOST_DEVICE ColumnPlace(const NormGrid& grid, int64_t rows, uint32_t block,
@@ -395,7 +409,7 @@ struct ColumnPlace {
     const uint32_t rest = block / grid.tiles;
     tile = block - rest * grid.tiles;
     outer = rest / grid.parts;
-    part = rest - static_cast<uint32_t>(outer) * grid.parts;
+    part = rest - outer * grid.parts;
     column = (static_cast<int64_t>(tile) * grid.lanes + x) * kWidth;
     begin = part * grid.part_cells;
     end = begin + grid.part_cells < rows ? begin + grid.part_cells : rows;
@@ -460,7 +474,7 @@ GPUDIST_HOST_DEVICE inline void put_column_sums(const NormArguments& a, uint32_t
     const ColumnPlace<kWidth> at(a.grid, a.cells, block, thread);
     if (at.y != 0 || at.column >= a.channels) return;
     for (int i = 0; i < kWidth; ++i) {
-      put_sums(a, at.outer * a.channels + at.column + i, at.part,
+      put_sums(a, int64_t{at.outer} * a.channels + at.column + i, at.part,
                {shared.values[2 * i][thread], shared.values[2 * i + 1][thread]});
     }
   });
@@ -506,7 +520,7 @@ struct SumsOfColumns {
 // Update running moments in a block of threads of their own.
 GPUDIST_HOST_DEVICE inline void update_running(const NormArguments& a, uint32_t thread) {
   const double factor = a.batches == nullptr ? a.momentum : 1 / static_cast<double>(*a.batches);
-  const double unbiased = a.count / (a.count - 1);
+  const double unbiased = a.count > 1 ? a.count / (a.count - 1) : 1;
   for (uint32_t channel = thread; channel < a.channels; channel += kThreads) {
     const NormMoments moments(a, channel);
     const double mean = value_at(a.running_mean, channel, a.running_dtype);
@@ -530,9 +544,11 @@ struct MapRows {
   template <class Threads>
   GPUDIST_HOST_DEVICE static void run(const NormArguments& a, uint32_t block, Threads threads,
                                       Shared& shared) {
-    if (block >= a.grid.blocks) {
-      threads.last([&](uint32_t thread) { update_running(a, thread); });
-      return;
+    if constexpr (Values::kMayUpdate && !kOfCells) {
+      if (block >= a.grid.blocks) {
+        threads.last([&](uint32_t thread) { update_running(a, thread); });
+        return;
+      }
     }
     // From the end: what the pass before read last may still be in the cache.
     block = a.grid.blocks - 1 - block;
@@ -580,9 +596,11 @@ struct MapColumns {
   template <class Threads>
   GPUDIST_HOST_DEVICE static void run(const NormArguments& a, uint32_t block, Threads threads,
                                       Shared& shared) {
-    if (block >= a.grid.blocks) {
-      threads.last([&](uint32_t thread) { update_running(a, thread); });
-      return;
+    if constexpr (Values::kMayUpdate) {
+      if (block >= a.grid.blocks) {
+        threads.last([&](uint32_t thread) { update_running(a, thread); });
+        return;
+      }
     }
     block = a.grid.blocks - 1 - block;
     typename Threads::template Each<Loaded> loaded;
@@ -635,6 +653,7 @@ GPUDIST_HOST_DEVICE inline const Factors& factor_of(const Factors (&each)[kWidth
 
 struct Normalized {
   using Factors = LineFactors;
+  static constexpr bool kMayUpdate = true;
   template <class Cells>
   static constexpr int kLoadsOfRows = kLoads<Cells>;
   template <class Cells>
@@ -673,6 +692,7 @@ struct Normalized {
 
 struct GradientOfX {
   using Factors = GradientFactors;
+  static constexpr bool kMayUpdate = false;
   template <class Cells>
   static constexpr int kLoadsOfRows = kLoadsOfTwo;
   template <class Cells>
@@ -853,7 +873,7 @@ struct GradientSumsOfCells {
           state.gradient.load(a.gradient, first, steps * a.cells, steps, left - at.y, a.dtype);
         }
         for (uint32_t i = thread; i < tile_lines && i < left; i += kThreads) {
-          shared.factors[i] = LineFactors::of(a, first_line + i, 0);
+          shared.factors[i] = LineFactors::of(a, static_cast<uint32_t>(first_line) + i, 0);
         }
       });
       threads([&](uint32_t thread) {
@@ -925,33 +945,37 @@ struct GradientSumsOfCells {
 // Partial sums of a statistic: those of all parts of a range of channels, of one or all outer
 // indices.
 struct StatisticPartials {
-  int64_t first_outer, outers;
-  uint32_t first_channel, channels;
+  uint32_t first_outer, outers, first_channel, channels;
 
-  GPUDIST_HOST_DEVICE StatisticPartials(const NormArguments& a, int64_t statistic) {
+  GPUDIST_HOST_DEVICE StatisticPartials(const NormArguments& a, uint32_t statistic) {
     first_outer = a.shares_outer ? 0 : statistic / a.groups;
     outers = a.shares_outer ? a.outer : 1;
-    const int64_t group = a.shares_outer ? statistic : statistic - first_outer * a.groups;
-    const int64_t begin = group * a.group_size - a.group_offset, end = begin + a.group_size;
-    first_channel = static_cast<uint32_t>(begin < 0 ? 0 : begin < a.channels ? begin : a.channels);
-    const int64_t stop = end < 0 ? 0 : end < a.channels ? end : a.channels;
-    channels = static_cast<uint32_t>(stop - first_channel);
+    const uint32_t group = a.shares_outer ? statistic : statistic - first_outer * a.groups;
+    const int64_t begin = int64_t{group} * a.group_size - a.group_offset;
+    first_channel = within(begin, a.channels);
+    channels = within(begin + a.group_size, a.channels) - first_channel;
+  }
+
+ private:
+  GPUDIST_HOST_DEVICE static uint32_t within(int64_t number, uint32_t most) {
+    return static_cast<uint32_t>(number < 0 ? 0 : number < most ? number : most);
   }
 };
 
-GPUDIST_HOST_DEVICE inline int64_t statistics_of(const NormArguments& a) {
+GPUDIST_HOST_DEVICE inline uint32_t statistics_of(const NormArguments& a) {
   return a.shares_outer ? a.groups : a.outer * a.groups;
 }
 
-// Sum `count` pairs of partials of `outers` outer indices; calls `add(outer, number, first,
-// second)` for every `lanes`-th.
+// Call `add(outer, number, first, second)` for every `lanes`-th of `count` pairs of partials of
+// each of `outers` outer indices, which are `pitch` pairs apart.
 template <class Add>
-GPUDIST_HOST_DEVICE inline void each_partial(const double* partials, int64_t outers, int64_t pitch,
-                                             int64_t count, uint32_t lane, uint32_t lanes,
-                                             const Add& add) {
-  for (int64_t i = lane; i < outers * count; i += lanes) {
-    const int64_t outer = outers == 1 ? 0 : i / count, number = i - outer * count;
-    const double* const from = partials + 2 * (outer * pitch + number);
+GPUDIST_HOST_DEVICE inline void each_partial(const double* partials, uint32_t outers,
+                                             uint32_t pitch, uint32_t count, uint32_t lane,
+                                             uint32_t lanes, const Add& add) {
+  GPUDIST_NOT_UNROLLED
+  for (uint32_t i = lane; i < outers * count; i += lanes) {
+    const uint32_t outer = outers == 1 ? 0 : i / count, number = i - outer * count;
+    const double* const from = partials + 2 * (int64_t{outer} * pitch + number);
     add(outer, number, from[0], from[1]);
   }
 }
@@ -963,17 +987,17 @@ struct FinishSums {
   GPUDIST_HOST_DEVICE static void run(const NormArguments& a, uint32_t block, Threads threads,
                                       Shared& shared) {
     const uint32_t lanes = a.grid.lanes;
-    const int64_t first = static_cast<int64_t>(block) * (kThreads / lanes);
+    const uint32_t first = block * (kThreads / lanes);
     threads([&](uint32_t thread) {
-      const int64_t statistic = first + thread / lanes;
+      const uint32_t statistic = first + thread / lanes;
       NormSums sums;
       if (statistic < statistics_of(a)) {
         const StatisticPartials of(a, statistic);
-        const int64_t pitch = static_cast<int64_t>(a.channels) * a.parts;
-        const int64_t begin = of.first_outer * pitch + of.first_channel * int64_t{a.parts};
-        each_partial(a.partials + 2 * begin, of.outers, pitch, of.channels * int64_t{a.parts},
+        const uint32_t pitch = a.channels * a.parts;
+        const int64_t begin = int64_t{of.first_outer} * pitch + of.first_channel * a.parts;
+        each_partial(a.partials + 2 * begin, of.outers, pitch, of.channels * a.parts,
                      thread & (lanes - 1), lanes,
-                     [&](int64_t, int64_t, double one, double other) {
+                     [&](uint32_t, uint32_t, double one, double other) {
                        sums.first += one;
                        sums.second += other;
                      });
@@ -983,7 +1007,7 @@ struct FinishSums {
     });
     reduce(threads, shared, lanes, 1);
     threads.last([&](uint32_t thread) {
-      const int64_t statistic = first + thread / lanes;
+      const uint32_t statistic = first + thread / lanes;
       if (statistic >= statistics_of(a) || (thread & (lanes - 1)) != 0) return;
       const double one = shared.values[0][thread], other = shared.values[1][thread];
       if (a.subtracts_mean) {
@@ -1013,21 +1037,21 @@ struct FinishGradientSums {
   GPUDIST_HOST_DEVICE static void of_statistics(const NormArguments& a, uint32_t block,
                                                 const Threads& threads, Shared& shared) {
     const uint32_t lanes = a.grid.lanes;
-    const int64_t first = static_cast<int64_t>(block) * (kThreads / lanes);
+    const uint32_t first = block * (kThreads / lanes);
     const bool weighs = a.weight != nullptr && !a.has_parameters_of_cells;
     threads([&](uint32_t thread) {
-      const int64_t statistic = first + thread / lanes;
+      const uint32_t statistic = first + thread / lanes;
       NormSums sums;
       if (statistic < statistics_of(a)) {
         const StatisticPartials of(a, statistic);
-        const int64_t pitch = static_cast<int64_t>(a.channels) * a.parts;
-        const int64_t begin = of.first_outer * pitch + of.first_channel * int64_t{a.parts};
-        each_partial(a.partials + 2 * begin, of.outers, pitch, of.channels * int64_t{a.parts},
+        const uint32_t pitch = a.channels * a.parts;
+        const int64_t begin = int64_t{of.first_outer} * pitch + of.first_channel * a.parts;
+        each_partial(a.partials + 2 * begin, of.outers, pitch, of.channels * a.parts,
                      thread & (lanes - 1), lanes,
-                     [&](int64_t, int64_t number, double one, double other) {
+                     [&](uint32_t, uint32_t number, double one, double other) {
                        double weight = 1;
                        if (weighs) {
-                         const int64_t channel =
+                         const uint32_t channel =
                              of.first_channel + (a.parts == 1 ? number : number / a.parts);
                          weight = value_at(a.weight, channel, a.parameter_dtype);
                        }
@@ -1040,7 +1064,7 @@ struct FinishGradientSums {
     });
     reduce(threads, shared, lanes, 1);
     threads.last([&](uint32_t thread) {
-      const int64_t statistic = first + thread / lanes;
+      const uint32_t statistic = first + thread / lanes;
       if (statistic >= statistics_of(a) || (thread & (lanes - 1)) != 0) return;
       const NormMoments moments(a, statistic);
       const double inverse = moments.inverse(a.eps), one = shared.values[0][thread];
@@ -1058,7 +1082,7 @@ struct FinishGradientSums {
 
   // Sum of products with normalized values, from the sums of gradients and of their products with
   // `x - shift`.
-  GPUDIST_HOST_DEVICE static double product(const NormArguments& a, int64_t outer,
+  GPUDIST_HOST_DEVICE static double product(const NormArguments& a, uint32_t outer,
                                             uint32_t channel, double first, double second) {
     const NormMoments moments(a, statistic_of(a, outer, channel));
     return moments.inverse(a.eps) * fma(-moments.error, first, second);
@@ -1068,26 +1092,26 @@ struct FinishGradientSums {
   GPUDIST_HOST_DEVICE static void of_parameters(const NormArguments& a, uint32_t block,
                                                 const Threads& threads, Shared& shared) {
     const uint32_t lanes = a.lanes_of_parameters;
-    const int64_t first = static_cast<int64_t>(block) * (kThreads / lanes);
-    const int64_t count = a.has_parameters_of_cells ? a.cells : int64_t{a.channels};
+    const uint32_t first = block * (kThreads / lanes);
+    const uint32_t count = a.has_parameters_of_cells ? static_cast<uint32_t>(a.cells) : a.channels;
     const bool has_one_statistic = a.shares_outer || a.outer == 1;
     threads([&](uint32_t thread) {
-      const int64_t number = first + thread / lanes;
+      const uint32_t number = first + thread / lanes;
       NormSums sums;
       if (number < count && a.has_parameters_of_cells) {
-        each_partial(a.partials_of_cells + 2 * number * a.parts_of_cells, 1, 0, a.parts_of_cells,
+        each_partial(a.partials_of_cells + int64_t{2} * number * a.parts_of_cells, 1, 0,
+                     a.parts_of_cells,
                      thread & (lanes - 1), lanes,
-                     [&](int64_t, int64_t, double one, double other) {
+                     [&](uint32_t, uint32_t, double one, double other) {
                        sums.first += one;
                        sums.second += other;
                      });
       } else if (number < count) {
-        const uint32_t channel = static_cast<uint32_t>(number);
-        each_partial(a.partials + 2 * number * a.parts, a.outer,
-                     static_cast<int64_t>(a.channels) * a.parts, a.parts, thread & (lanes - 1),
-                     lanes, [&](int64_t outer, int64_t, double one, double other) {
+        each_partial(a.partials + int64_t{2} * number * a.parts, a.outer, a.channels * a.parts,
+                     a.parts, thread & (lanes - 1), lanes,
+                     [&](uint32_t outer, uint32_t, double one, double other) {
                        sums.first += one;
-                       if (!has_one_statistic) other = product(a, outer, channel, one, other);
+                       if (!has_one_statistic) other = product(a, outer, number, one, other);
                        sums.second += other;
                      });
       }
@@ -1096,12 +1120,11 @@ struct FinishGradientSums {
     });
     reduce(threads, shared, lanes, 1);
     threads.last([&](uint32_t thread) {
-      const int64_t number = first + thread / lanes;
+      const uint32_t number = first + thread / lanes;
       if (number >= count || (thread & (lanes - 1)) != 0) return;
       double product_sum = shared.values[1][thread];
       if (has_one_statistic && !a.has_parameters_of_cells) {
-        product_sum = product(a, 0, static_cast<uint32_t>(number), shared.values[0][thread],
-                              product_sum);
+        product_sum = product(a, 0, number, shared.values[0][thread], product_sum);
       }
       const float one = static_cast<float>(shared.values[0][thread]);
       const float other = static_cast<float>(product_sum);

@@ -59,8 +59,8 @@ struct NormArguments {
   char* running_variance;
   const int64_t* batches;  // if not null, `momentum` is the reciprocal of this number
 
-  int64_t outer;
   int64_t cells;  // in a line
+  uint32_t outer;
   uint32_t channels;
   // Channel `c` belongs to group `(c + group_offset) / group_size`.
   uint32_t groups;

@@ -62,9 +62,14 @@ NormPlan::NormPlan(const NormShape& shape, uint32_t multiprocessors)
     : shape_(shape), least_blocks_(multiprocessors * kBlocksAtOnce * kTurns) {
   const bool is_known = shape.dtype == Dtype::kFloat32 || is_narrow(shape.dtype);
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-  if (!is_known || shape.channels > kMost || shape.groups > kMost || shape.group_size > kMost ||
-      shape.group_offset > kMost || shape.outer < 1 || shape.channels < 1 || shape.cells < 1) {
-    throw TransportError("a normalization that the kernels do not support");
+  const bool has_cells = shape.outer >= 1 && shape.channels >= 1 && shape.cells >= 1;
+  const bool fits = has_cells && shape.outer <= kMost / shape.channels &&
+                    shape.groups <= kMost / shape.outer && shape.group_size <= kMost &&
+                    shape.group_offset <= kMost &&
+                    (shape.walk != NormWalk::kCells || shape.cells <= kMost);
+  if (!is_known || !fits) {
+    throw TransportError("a normalization of more than 2^31 - 1 lines, statistics or parameters, "
+                         "of none, or of a dtype that the kernels do not have");
   }
 }
 
@@ -159,7 +164,7 @@ NormCall NormPlan::call(NormPass pass, const NormTensors& tensors) const {
   a.of_weight = tensors.of_weight;
   a.of_bias = tensors.of_bias;
   a.parameter_dtype = tensors.parameter_dtype;
-  a.outer = shape_.outer;
+  a.outer = static_cast<uint32_t>(shape_.outer);
   a.cells = shape_.cells;
   a.channels = static_cast<uint32_t>(shape_.channels);
   a.groups = static_cast<uint32_t>(shape_.groups);

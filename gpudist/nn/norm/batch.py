@@ -9,8 +9,7 @@ import torch.nn.functional as F
 
 from gpudist.errors import PartitionError
 from gpudist.nn.layer_table import Sample, layer
-from gpudist.nn.norm import kernels
-from gpudist.nn.norm.node import normalize
+from gpudist.nn.norm.node import is_alone, normalize
 from gpudist.nn.norm.normalization import Normalization
 from gpudist.nn.norm.running import RunningNorm, require_dims
 from gpudist.nn.norm.strides import gradient_as_laid_out
@@ -96,10 +95,8 @@ class DistributedBatchNorm(RunningNorm):
         if not self.training and self.running_mean is not None:
             return self._by_running_moments(input, bound)
         self._require_values(bound.cells, "value per channel")
-        is_alone = bound.total is None and input.numel() > 0
-        if is_alone:
-            is_alone = not kernels.fits(bound, input, self.own_parameters())
-        if not is_alone or (learns and self.momentum is None):
+        parameters = self.own_parameters()
+        if not is_alone(bound, input, parameters) or (learns and self.momentum is None):
             running = None
             if learns:
                 factor = self.momentum
@@ -107,8 +104,8 @@ class DistributedBatchNorm(RunningNorm):
                     factor = self.num_batches_tracked
                 assert factor is not None
                 running = self._running(factor)
-            return normalize(bound, input, self.own_parameters(), running).y
-        weight, bias = self._named(bound.move(None, self.own_parameters())[1])
+            return normalize(bound, input, parameters, running).y
+        weight, bias = self._named(bound.move(None, parameters)[1])
         running = (self.running_mean, self.running_var) if learns else (None, None)
         return gradient_as_laid_out(
             F.batch_norm(input, *running, weight, bias, True, self.momentum or 0.0, self.eps)

@@ -22,6 +22,8 @@ except ImportError:
 # Where no other worker shares statistics, torch's kernels are the alternative. On an H200 they took
 # as long as these for batch norm of 2 MiB, and up to 30 times as long for lines of 8 MiB.
 FEWEST_UNSHARED_BYTES = 1 << 24
+# Most lines, and most parameters.
+_MOST_LINES = 2**31 - 1
 _HAS_CUDA = _native is not None and not _native.device_missing()
 _DTYPES: dict[torch.dtype, Dtype] = {}
 if _native is not None:
@@ -49,11 +51,12 @@ class _Bound(NamedTuple):
 def fits(normalization: Normalization, x: torch.Tensor, parameters: Parameters) -> bool:
     """Return whether the kernels can normalize this block."""
     return (
-        (_HAS_CUDA if x.device.type == "cuda" else normalization.device_library != "")
-        and (normalization.total is not None or _beats_torch(normalization, x))
+        (normalization.total is not None or _beats_torch(normalization, x))
+        and (_HAS_CUDA if x.device.type == "cuda" else normalization.device_library != "")
         and is_eager(x)
         and x.dtype in _DTYPES
         and x.numel() > 0
+        and (x.numel() <= _MOST_LINES or _has_few_lines(normalization, x))
         and all([p is not None and p.dtype in _DTYPES for p in parameters])
         and len({p.dtype for p in parameters if p is not None}) < 2
         and (x.is_contiguous() or (normalization.per_channel and _is_by_columns(x)))
@@ -136,6 +139,12 @@ def can_update(running: Running) -> bool:
         and mean.is_contiguous()
         and variance.is_contiguous()
     )
+
+
+def _has_few_lines(by: Normalization, x: torch.Tensor) -> bool:
+    if by.per_channel:
+        return x.shape[0] * x.shape[1] <= _MOST_LINES
+    return max(prod(x.shape[: by.dims[0]]), prod(x.shape[by.dims[0] :])) <= _MOST_LINES
 
 
 def _is_by_columns(x: torch.Tensor) -> bool:

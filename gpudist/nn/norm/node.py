@@ -65,16 +65,21 @@ def _remembered(
     if running is not None and normalization.cells > 0:
         mean, variance = normalization.moments(found.totals, found.shift)
         assert mean is not None
-        running.update(mean, variance * (normalization.cells / (normalization.cells - 1)))
+        running.update(mean, variance * (normalization.cells / max(1, normalization.cells - 1)))
     return found
+
+
+def is_alone(normalization: Normalization, x: torch.Tensor, parameters: Parameters) -> bool:
+    """Return whether torch's kernel normalizes this block."""
+    is_shared = normalization.total is not None or not x.numel()
+    return not is_shared and not kernels.fits(normalization, x, parameters)
 
 
 def normalized(
     normalization: Normalization, x: torch.Tensor, parameters: Parameters
 ) -> torch.Tensor:
-    """Normalize a block, by torch's kernel if it shares no statistics and ours are not faster."""
-    is_alone = normalization.total is None and x.numel() > 0
-    if is_alone and not kernels.fits(normalization, x, parameters):
+    """Normalize a block, by torch's kernel if it has cells and shares no statistics."""
+    if is_alone(normalization, x, parameters):
         return normalization.alone(x, parameters)
     return normalize(normalization, x, parameters).y
 

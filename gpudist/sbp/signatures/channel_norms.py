@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.geometry.layout import NdSbp, broadcast, split
-from gpudist.nn.norm.node import normalize
-from gpudist.nn.norm.normalization import Normalization
+from gpudist.nn.norm import kernels
+from gpudist.nn.norm.node import is_alone, normalize
+from gpudist.nn.norm.normalization import Normalization, Running
 from gpudist.nn.norm.strides import gradient_as_laid_out
 from gpudist.sbp.registry import Call, Compute, SbpSignature, Where, compose, on_meta, register
 from gpudist.sbp.signatures.norms import bound, parameters_at, result_like
@@ -131,17 +132,21 @@ def _bind(call: Call, where: Where) -> Compute:
 
     def compute(tensors: Sequence[torch.Tensor]) -> Any:
         x = tensors[0]
-        if by.total is None and x.numel():
+        parameters = parameters_at(call, tensors, 1)
+        if is_alone(by, x, parameters):
             return call(tensors)
-        y, totals, shift = normalize(by, x, parameters_at(call, tensors, 1))
         if not returns_moments:
-            return y
-        if by.total is None:
-            return y, *(x.new_zeros(moment_shape, dtype=dtype) for _ in range(2))
-        mean, variance = by.moments(totals, shift)
-        assert mean is not None
-        unbiased = variance * (by.cells / max(by.cells - 1, 1))
-        return y, *(one.reshape(moment_shape).to(dtype) for one in (mean, unbiased))
+            return normalize(by, x, parameters).y
+        moments = x.new_zeros((2, *moment_shape), dtype=dtype).unbind()
+        if not is_instance and kernels.fits(by, x, parameters):
+            return normalize(by, x, parameters, Running(*moments, 1.0)).y, *moments
+        y, totals, shift = normalize(by, x, parameters)
+        if by.total is not None:
+            mean, variance = by.moments(totals, shift)
+            assert mean is not None
+            unbiased = variance * (by.cells / max(by.cells - 1, 1))
+            moments = [one.reshape(moment_shape).to(dtype) for one in (mean, unbiased)]
+        return y, *moments
 
     return compute
 

@@ -1,4 +1,4 @@
-"""Normalization kernels over the doubles: results, launches, and running moments."""
+"""The normalization kernels over the doubles: results of the composition, launches and memory."""
 
 from __future__ import annotations
 
@@ -88,7 +88,8 @@ def test_same_as_the_composition(
         is_split = axes[2] > 1 or (axes[0] > 1 and kind.startswith("batch"))
         assert none == [0, 0]
         assert all(1 <= many <= 3 for many in launches) if is_split else launches == [0, 0]
-        assert found[0].stride() == block.stride() == found[1].stride()
+        if is_split:
+            assert found[0].stride() == block.stride() == found[1].stride()
         for mine, other in zip(found, expected, strict=True):
             scale = max(1.0, float(other.abs().max()) if other.numel() else 1.0)
             difference = (mine.double() - other.double()).abs()
@@ -98,7 +99,7 @@ def test_same_as_the_composition(
 @pytest.mark.parametrize("kind", ["group", "layer"])
 @distributed(ranks=2, transports=["nccl"])
 def test_memory_and_derivatives_beyond_the_first(P_world: Partition, kind: str) -> None:
-    """Kernels allocate their results alone; further derivatives are the composition's."""
+    """Kernels allocate only results; the composition computes second derivatives and tangents."""
     skip_without_core()
     axes = (1, 1, 2, 1)
     P_x, layer = grid(P_world, axes), made(kind, P_world, axes)
