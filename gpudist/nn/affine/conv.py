@@ -36,7 +36,7 @@ from gpudist.nn.autocast import autocast_is_on
 from gpudist.nn.channels_last import channels_last_form, in_form
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.partitions import partitions_lead
-from gpudist.nn.windowed.block_in_place import use_in_place
+from gpudist.nn.windowed.block_in_place import convolves_in_place, use_in_place
 from gpudist.nn.windowed.edge_padding import (
     EdgePadding,
     bind_edge_padding,
@@ -73,8 +73,8 @@ class _DistributedConv(ConvLayer):
         global_shape: global shape of a balanced input; saves the agreement on its blocks.
         shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
         overlap: whether to convolve the local block in place and its ghosts separately, where that
-            is possible and faster. It is assumed to be faster if the largest block has at least
-            :data:`~gpudist.nn.windowed.block_in_place.SMALLEST_BLOCK_BYTES`. It is possible with
+            is possible and faster: on a CPU if the largest block has at least 1 MiB, on a GPU
+            without gradients and with at least 40 MB a face. It is possible with
             ``P_x`` alone, in float32 and float64, with zero or circular padding, outside of
             autocast and torch.compile, and unless ``nested``. No block may be empty, and every
             block must need the same padding on both sides, as with odd kernels if outputs are
@@ -195,7 +195,12 @@ class _DistributedConv(ConvLayer):
     def convolve(
         self, bound: _BoundConv, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        if bound.in_place is not None and is_eager(x) and not autocast_is_on(x.device):
+        if (
+            bound.in_place is not None
+            and is_eager(x)
+            and not autocast_is_on(x.device)
+            and convolves_in_place(x)
+        ):
             return bound.in_place(x, weight, bias)
         return self.affine(bound, x, weight, bias)
 
