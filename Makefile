@@ -191,11 +191,17 @@ gpu-wheel:
 # with a table, a summary and an archive of logs in OUT. WHEEL=FILE is of gpu-wheel, else the core is built;
 # NCCL=FILE is the libnccl, or an xz file of it, for ranks that share a GPU; FIRST has more options of the
 # runner. gpu-second does what the first minutes had no time for, if DONE=FILE is their summary.json.
-gpu-first gpu-second:
+define first
 	$(if $(OUT),,$(error say where the output is to go: make $@ OUT=FOLDER))$(GPU_PYTHON) -m tests.gpu.first \
 		--out $(OUT) $(if $(WHEEL),--wheel $(WHEEL)) $(if $(NCCL),--nccl $(NCCL)) \
-		$(if $(GPU_COMMIT),--commit $(GPU_COMMIT)) \
-		$(if $(filter gpu-second,$@),--second $(if $(DONE),--done $(DONE))) $(FIRST)
+		$(if $(GPU_COMMIT),--commit $(GPU_COMMIT)) $(1) $(FIRST)
+endef
+
+gpu-first:
+	$(call first)
+
+gpu-second:
+	$(call first,--second $(if $(DONE),--done $(DONE)))
 
 # Each step of both once, its smallest case, without a GPU, over the doubles of CUDA and NCCL: to test
 # these steps. Takes less than three minutes on two quiet cores. GPUS=8 adds the steps of eight GPUs.

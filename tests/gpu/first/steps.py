@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PYTEST = (
-    *(sys.executable, "-m", "pytest", "-q", "-rs", "-W", "default", "-p", "no:cacheprovider"),
+    *(sys.executable, "-m", "pytest", "-q", "-rfEs", "-W", "default", "-p", "no:cacheprovider"),
     *("--tb=short", "--maxfail=12"),
 )
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
