@@ -169,7 +169,7 @@ def _draw_plainly(
     p: float,
 ) -> torch.Tensor:
     drawn = torch.empty(cells.box.shape, dtype=dtype, device=device)
-    if draws_natively(drawn):
+    if draws_natively(drawn, kind):
         draw(kind, drawn, key, cells, p=p)
     elif device.type != "meta":
         composed(drawn, key.as_tensor(device), *cells)
@@ -223,10 +223,10 @@ def _draws_on(device: torch.device) -> bool:
     return device.type == "cpu" or _native.cuda_information() is not None
 
 
-def draws_natively(output: torch.Tensor) -> bool:
+def draws_natively(output: torch.Tensor, kind: str = "") -> bool:
     """Return whether the native core can draw a new tensor of this dtype and device."""
     return (
-        (output.dtype in _NATIVE_DTYPES or output.dtype == torch.bool)
+        (output.dtype == torch.bool if kind == "kept" else output.dtype in _NATIVE_DTYPES)
         and _draws_on(output.device)
         and not is_recorded(output)
     )
