@@ -36,8 +36,9 @@ void set_indices(RandomCells& cells, const Numbers& start, const Numbers& shape)
 
 void draw(Draw draw, Dtype dtype, Numbers block, const Numbers& start, const Numbers& shape,
           Numbers input_strides, Numbers output_strides, uintptr_t input, uintptr_t output,
-          uintptr_t seed, uintptr_t call, uintptr_t stored_key, uint64_t number, uintptr_t stores_key,
-          int64_t dropped_below, double factor, int device, uintptr_t stream) {
+          uintptr_t seed, uintptr_t call, uintptr_t stored_key, uint64_t number,
+          uintptr_t stores_key, int64_t dropped_below, double factor, int device,
+          uintptr_t stream) {
   const nb::gil_scoped_release release;
   RandomCells cells;
   cells.draw = draw;

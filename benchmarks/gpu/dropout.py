@@ -150,6 +150,5 @@ def _is_scaled(y: torch.Tensor, x: torch.Tensor) -> bool:
 
 
 def _has_share(y: torch.Tensor) -> bool:
-    """Return whether about as many cells are dropped as should be."""
     near = 6 * (P * (1 - P) / y.numel()) ** 0.5
     return abs(float((y == 0).float().mean()) - P) < near

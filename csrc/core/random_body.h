@@ -42,7 +42,7 @@ struct Key {
 #endif
   }
   GPUDIST_INLINED explicit Key(const RandomKey& key)
-      : Key(key.call != nullptr ? of(key.seed != nullptr ? *key.seed : key.number, *key.call)
+      : Key(key.call != nullptr     ? of(key.seed != nullptr ? *key.seed : key.number, *key.call)
             : key.stored != nullptr ? *key.stored
                                     : key.number) {}
   GPUDIST_INLINED uint64_t number(uint64_t index) const {
@@ -125,9 +125,9 @@ GPUDIST_INLINED double cosine_of_steps(uint64_t steps) {
                                 1.0 / 479001600,
                                 -1.0 / 87178291200,
                                 1.0 / 20922789888000};
-  constexpr double kSine[] = {-1.0 / 6,          1.0 / 120,         -1.0 / 5040,
-                              1.0 / 362880,      -1.0 / 39916800,   1.0 / 6227020800,
-                              -1.0 / 1307674368000, 1.0 / 355687428096000};
+  constexpr double kSine[] = {
+      -1.0 / 6,        1.0 / 120,        -1.0 / 5040,          1.0 / 362880,
+      -1.0 / 39916800, 1.0 / 6227020800, -1.0 / 1307674368000, 1.0 / 355687428096000};
   const double cosine = polynomial(kCosine, z);
   const double sine = plus(angle, times(angle, times(z, polynomial(kSine, z))));
   const double found = (quarter & 1) != 0 ? sine : cosine;

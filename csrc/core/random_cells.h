@@ -53,7 +53,7 @@ struct RandomArguments {
   Factors<float> factors;
   uint32_t cells;
   uint32_t tiles;  // for each block, of a granule for each thread
-  int32_t dims;       // at least 1
+  int32_t dims;    // at least 1
   Draw draw;
   Dtype dtype;
   // Whether granules are aligned, the input's in the output's order, and no longer than a row.

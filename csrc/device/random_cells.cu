@@ -26,9 +26,9 @@ int launch_random(const RandomArguments& arguments, DeviceStream stream) {
   return randomly::with_types(arguments.draw, arguments.dtype, [&](auto draw, auto cells) {
     const auto kernel = random_kernel<decltype(draw)::value, decltype(cells)>;
     void* parameters[] = {const_cast<RandomArguments*>(&arguments)};  // only read
-    const cudaError_t error =
-        cudaLaunchKernel(reinterpret_cast<const void*>(kernel), arguments.blocks,
-                         RandomArguments::kThreads, parameters, 0, static_cast<cudaStream_t>(stream));
+    const cudaError_t error = cudaLaunchKernel(reinterpret_cast<const void*>(kernel),
+                                               arguments.blocks, RandomArguments::kThreads,
+                                               parameters, 0, static_cast<cudaStream_t>(stream));
     // Clear the error: the runtime would report it again to the next caller of cudaGetLastError.
     if (error != cudaSuccess) static_cast<void>(cudaGetLastError());
     return static_cast<int>(error);

@@ -121,7 +121,8 @@ struct Block {
 
   void set_input() {
     const int64_t kind = between(0, 5);
-    std::vector<int64_t> strides = kind < 3 ? cells.output_strides : dense(cells.shape, order(true));
+    std::vector<int64_t> strides =
+        kind < 3 ? cells.output_strides : dense(cells.shape, order(true));
     int64_t last = 0;
     for (size_t d = 0; d < strides.size(); ++d) {
       if (kind == 4) strides[d] = one_of(2) ? 0 : 2 * strides[d];
@@ -141,8 +142,8 @@ struct Block {
     }
     cells.input = begin + skew;
     for_each_offset(0, 0, [&](int64_t at) { put(begin + skew + at * bytes); });
-    live.push_back({reinterpret_cast<uint64_t>(begin), reinterpret_cast<uint64_t>(begin + size),
-                    "the input"});
+    live.push_back(
+        {reinterpret_cast<uint64_t>(begin), reinterpret_cast<uint64_t>(begin + size), "the input"});
   }
 
   template <class F>

@@ -105,7 +105,7 @@ def kept_by_index(
 def kept_by_key(key: Key, cells: Cells, p: float, device: torch.device) -> torch.Tensor:
     """Draw which cells are kept; see :func:`kept_by_index`."""
     composed = partial(composed_cells.fill_kept, dropped_below=dropped_below(p))
-    return _drawn("kept", composed, key, cells, torch.bool, device, p)
+    return _draw_block("kept", composed, key, cells, torch.bool, device, p)
 
 
 def uniform_by_index(
@@ -125,7 +125,9 @@ def uniform_by_index(
         New tensor of ``dtype``, of the shape of ``box``.
     """
     cells = Cells(box, shape)
-    return _drawn("uniform", composed_cells.fill_uniform, Key(seed, call), cells, dtype, device)
+    return _draw_block(
+        "uniform", composed_cells.fill_uniform, Key(seed, call), cells, dtype, device
+    )
 
 
 def normal_by_index(
@@ -138,10 +140,10 @@ def normal_by_index(
 ) -> torch.Tensor:
     """Draw standard normal numbers; for the arguments see :func:`uniform_by_index`."""
     cells = Cells(box, shape)
-    return _drawn("normal", composed_cells.fill_normal, Key(seed, call), cells, dtype, device)
+    return _draw_block("normal", composed_cells.fill_normal, Key(seed, call), cells, dtype, device)
 
 
-def _drawn(
+def _draw_block(
     kind: str,
     composed: Callable[..., None],
     key: Key,
@@ -150,15 +152,14 @@ def _drawn(
     device: torch.device,
     p: float = 0.0,
 ) -> torch.Tensor:
-    """Draw a new tensor natively, or by ``composed``, which fills a tensor."""
     if not is_eager() and not is_recorded():
         # Transforms of torch.func would wrap the new tensor.
         with temporarily_clear_interpreter_stack():
-            return _drawn_plainly(kind, composed, key, cells, dtype, device, p)
-    return _drawn_plainly(kind, composed, key, cells, dtype, device, p)
+            return _draw_plainly(kind, composed, key, cells, dtype, device, p)
+    return _draw_plainly(kind, composed, key, cells, dtype, device, p)
 
 
-def _drawn_plainly(
+def _draw_plainly(
     kind: str,
     composed: Callable[..., None],
     key: Key,
@@ -168,7 +169,7 @@ def _drawn_plainly(
     p: float,
 ) -> torch.Tensor:
     drawn = torch.empty(cells.box.shape, dtype=dtype, device=device)
-    if draws_natively(drawn):
+    if draws_natively(drawn, kind):
         draw(kind, drawn, key, cells, p=p)
     elif device.type != "meta":
         composed(drawn, key.as_tensor(device), *cells)
@@ -217,16 +218,15 @@ def dropped_below(p: float) -> int:
 
 @lru_cache
 def _draws_on(device: torch.device) -> bool:
-    """Return whether the native core was built for the device."""
     if _native is None or device.type not in ("cpu", "cuda"):
         return False
     return device.type == "cpu" or _native.cuda_information() is not None
 
 
-def draws_natively(output: torch.Tensor) -> bool:
+def draws_natively(output: torch.Tensor, kind: str = "") -> bool:
     """Return whether the native core can draw a new tensor of this dtype and device."""
     return (
-        (output.dtype in _NATIVE_DTYPES or output.dtype == torch.bool)
+        (output.dtype == torch.bool if kind == "kept" else output.dtype in _NATIVE_DTYPES)
         and _draws_on(output.device)
         and not is_recorded(output)
     )

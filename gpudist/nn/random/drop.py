@@ -60,7 +60,7 @@ def _drop(x: torch.Tensor, key: Key, cells: Cells, p: float) -> torch.Tensor:
         return drop_cells(x, _beside(kept_by_key(key, cells, p, x.device), x), p)
     if x.requires_grad and torch.is_grad_enabled():
         return apply(_Drop, x, key, cells, p)
-    return _dropped(x, key, cells, p, None)
+    return _scale_kept(x, key, cells, p, None)
 
 
 class _Drop(torch.autograd.Function):
@@ -71,7 +71,7 @@ class _Drop(torch.autograd.Function):
         # A tensor of the seed or the call may change before backward.
         stores_key = key.stored is None and isinstance(key.call, torch.Tensor)
         stored = x.new_empty((), dtype=torch.int64) if stores_key else None
-        y = _dropped(x, key, cells, p, stored)
+        y = _scale_kept(x, key, cells, p, stored)
         ctx.save_for_backward(key.stored if stored is None else stored)
         ctx.key, ctx.cells, ctx.p = key, cells, p
         return y
@@ -83,7 +83,7 @@ class _Drop(torch.autograd.Function):
         return _drop(gradient, key, ctx.cells, ctx.p), None, None, None
 
 
-def _dropped(
+def _scale_kept(
     x: torch.Tensor, key: Key, cells: Cells, p: float, stores_key: torch.Tensor | None
 ) -> torch.Tensor:
     y = torch.empty_like(x)
@@ -93,7 +93,6 @@ def _dropped(
 
 
 def _beside(kept: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Return a mask of the leading dims of ``x`` with as many dims."""
     return kept.view((*kept.shape, *(1,) * (x.dim() - kept.dim())))
 
 

@@ -116,7 +116,6 @@ class _DropoutLayer(DistributedModule):
         return (alpha_drop_cells if self._is_alpha else drop_cells)(input, kept, self.p)
 
     def _draw(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Box, tuple[int, ...]]:
-        """Return seed and number of this call, and the box and the shape of its numbers."""
         box, shape = self._bound(x, self._agree)
         call = self._number()
         assert self.seed is not None and call is not None

@@ -125,7 +125,8 @@ def test_numbers_stay_the_same() -> None:
 def test_transforms_use_the_same_mask() -> None:
     rest = (7, 1, Box.whole((4, 5)), (4, 5), 0.4)
     x, tangent = torch.randn(2, 4, 5).unbind()
-    y, moved = torch.func.jvp(lambda x: drop_by_index(x, *rest), (x,), (tangent,))
+    pair: Any = torch.func.jvp(lambda x: drop_by_index(x, *rest), (x,), (tangent,))
+    y, moved = pair
     assert torch.equal(y, drop_by_index(x, *rest))
     assert torch.equal(moved, drop_by_index(tangent, *rest))
     both = torch.func.vmap(lambda x: drop_by_index(x, *rest))(torch.stack((x, tangent)))
