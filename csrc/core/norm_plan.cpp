@@ -105,16 +105,16 @@ NormGrid NormPlan::columns(int64_t outer, int64_t rows, int64_t columns, int64_t
 }
 
 NormGrid NormPlan::grid(NormPass pass, bool is_wide) const {
-  const auto [of_rows, of_columns] = norming::loads_of(pass, shape_.dtype, is_wide);
+  const auto [of_rows, of_columns, of_cells] = norming::loads_of(pass, shape_.dtype, is_wide);
   const int64_t width = is_wide ? kWide : 1;
   if (shape_.walk == NormWalk::kColumns) {
     return columns(shape_.outer, shape_.cells, shape_.channels, width, of_columns, kWarp);
   }
   if (shape_.walk == NormWalk::kCells && pass == NormPass::kGradientSums) {
     // With few lines, more threads share a line.
-    const int64_t steps = power_of_two(divided_up(shape_.outer, norming::kLoadsOfCells), kThreads);
+    const int64_t steps = power_of_two(divided_up(shape_.outer, of_cells), kThreads);
     const int64_t lanes = std::max(kWarp, kThreads / steps);
-    return columns(1, shape_.outer, shape_.cells, width, norming::kLoadsOfCells, lanes);
+    return columns(1, shape_.outer, shape_.cells, width, of_cells, lanes);
   }
   return rows(width, of_rows);
 }
