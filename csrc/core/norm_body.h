@@ -779,8 +779,7 @@ struct GradientSumsOfRows {
     threads.last([&](uint32_t thread) {
       const RowPlace at(a, block, thread);
       if (!at.is_there || at.lane != 0) return;
-      put_sums(a, at.line, at.part,
-               {shared.sums.values[0][thread], shared.sums.values[1][thread]});
+      put_sums(a, at.line, at.part, {shared.sums.values[0][thread], shared.sums.values[1][thread]});
     });
   }
 };
@@ -1081,8 +1080,7 @@ struct FinishGradientSums {
       const double other = fma(-moments.error, one, shared.values[1][thread]);
       const double of_square = -0.5 * inverse * inverse * inverse * other / a.count;
       if (a.subtracts_mean) {
-        a.sums[2 * statistic] =
-            -fma(inverse, one / a.count, 2 * moments.mean * of_square);
+        a.sums[2 * statistic] = -fma(inverse, one / a.count, 2 * moments.mean * of_square);
         a.sums[2 * statistic + 1] = of_square;
       } else {
         a.sums[statistic] = of_square;
@@ -1110,8 +1108,7 @@ struct FinishGradientSums {
       NormSums sums;
       if (number < count && a.has_parameters_of_cells) {
         each_partial(a.partials_of_cells + int64_t{2} * number * a.parts_of_cells, 1, 0,
-                     a.parts_of_cells,
-                     thread & (lanes - 1), lanes,
+                     a.parts_of_cells, thread & (lanes - 1), lanes,
                      [&](uint32_t, uint32_t, double one, double other) {
                        sums.first += one;
                        sums.second += other;

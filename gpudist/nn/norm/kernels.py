@@ -137,7 +137,6 @@ def can_update(running: Running) -> bool:
 
 
 def _are_alike(parameters: Parameters) -> bool:
-    """Return whether all parameters are present, of one dtype that the kernels have."""
     dtype = None
     for parameter in parameters:
         if parameter is None or parameter.dtype != (dtype or parameter.dtype):
@@ -168,7 +167,7 @@ def _by_columns(x: torch.Tensor) -> torch.Tensor:
 
 
 def _addresses(tensors: Sequence[torch.Tensor | None]) -> tuple[int, int, Dtype]:
-    """Return the addresses of a weight and a bias, 0 for none, and their dtype."""
+    # 0 stands for no tensor.
     dtype, addresses = torch.float32, [0, 0]
     for i, x in enumerate(tensors):
         if x is not None:
@@ -219,7 +218,6 @@ def _bind(by: Normalization, x: torch.Tensor) -> _BoundKernels:
 
 
 def _stream_of(device: torch.device) -> Callable[[], int]:
-    """Return a function that returns the handle of torch's current stream."""
     if device.type != "cuda":
         return lambda: 0
     current, index = torch._C._cuda_getCurrentRawStream, device.index
