@@ -44,10 +44,10 @@ void bind_device_norm(nb::module_& m) {
              int64_t outer, int64_t channels, int64_t cells, int64_t groups, int64_t group_size,
              int64_t group_offset, bool shares_outer, double count, double eps,
              bool subtracts_mean) {
-            new (self) DeviceNorm(
-                device_api(library.c_str()), device,
-                NormShape{walk, dtype, outer, channels, cells, groups, group_size, group_offset,
-                          shares_outer, count, eps, subtracts_mean});
+            new (self)
+                DeviceNorm(device_api(library.c_str()), device,
+                           NormShape{walk, dtype, outer, channels, cells, groups, group_size,
+                                     group_offset, shares_outer, count, eps, subtracts_mean});
           },
           "library"_a, "device"_a, "walk"_a, "dtype"_a, "outer"_a, "channels"_a, "cells"_a,
           "groups"_a, "group_size"_a, "group_offset"_a, "shares_outer"_a, "count"_a, "eps"_a,
@@ -76,9 +76,10 @@ void bind_device_norm(nb::module_& m) {
             tensors.parameter_dtype = std::get<2>(parameters);
             tensors.result = at<char>(y);
             const auto [mean, variance, batches, momentum, dtype] = running;
-            self.normalize(tensors,
-                           {at<char>(mean), at<char>(variance), at<int64_t>(batches), momentum, dtype},
-                           stream_at(stream));
+            self.normalize(
+                tensors,
+                {at<char>(mean), at<char>(variance), at<int64_t>(batches), momentum, dtype},
+                stream_at(stream));
           },
           "x"_a, "totals"_a, "parameters"_a, "y"_a, "running"_a, "stream"_a)
       .def(

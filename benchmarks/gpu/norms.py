@@ -93,11 +93,11 @@ def sides(case: GpuCase, P_world: Partition, machine: Machine) -> dict[str, Side
 @contextmanager
 def unshared() -> Iterator[None]:
     """Use the kernels where no statistics are shared."""
-    kernels.FEWEST_UNSHARED_BYTES, before = 0, kernels.FEWEST_UNSHARED_BYTES
+    least, kernels.UNSHARED_BYTES = kernels.UNSHARED_BYTES, 0
     try:
         yield
     finally:
-        kernels.FEWEST_UNSHARED_BYTES = before
+        kernels.UNSHARED_BYTES = least
 
 
 @torch.enable_grad()

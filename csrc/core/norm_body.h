@@ -158,7 +158,8 @@ constexpr int kLoadsOfColumns = 4;
 constexpr int kLoadsOfTwo = 4;
 template <class Cells>
 constexpr int kLoadsOfTwoColumns = 8 / Cells::kBytes;
-constexpr int kLoadsOfCells = 2;
+template <class Cells>
+constexpr int kLoadsOfCells = Cells::kWidth == 1 ? 4 : 8 / Cells::kBytes;
 
 // Parameters of `kWidth` cells.
 template <int kWidth>
@@ -778,8 +779,7 @@ struct GradientSumsOfRows {
     threads.last([&](uint32_t thread) {
       const RowPlace at(a, block, thread);
       if (!at.is_there || at.lane != 0) return;
-      put_sums(a, at.line, at.part,
-               {shared.sums.values[0][thread], shared.sums.values[1][thread]});
+      put_sums(a, at.line, at.part, {shared.sums.values[0][thread], shared.sums.values[1][thread]});
     });
   }
 };
@@ -841,7 +841,7 @@ struct GradientSumsOfColumns {
 // tensors: a tile of some lines at a time.
 template <class Cells>
 struct GradientSumsOfCells {
-  static constexpr int kWidth = Cells::kWidth, kCount = kLoadsOfCells;
+  static constexpr int kWidth = Cells::kWidth, kCount = kLoadsOfCells<Cells>;
   static constexpr uint32_t kMostLines = kCount * kThreads;
   struct Shared {
     Reduction<2 * kWidth> sums;
@@ -852,8 +852,26 @@ struct GradientSumsOfCells {
   };
   struct State {
     Batch<Cells, kCount> x, gradient;
-    NormSums sums[kWidth];
   };
+
+  // Load the cells of a tile that begins with this line, if there is one.
+  GPUDIST_HOST_DEVICE static void load(const NormArguments& a, uint32_t block, uint32_t thread,
+                                       int64_t first_line, State& state) {
+    const ColumnPlace<kWidth> at(a.grid, a.outer, block, thread);
+    const int64_t line = first_line + at.y;
+    if (at.column >= a.cells || line >= at.end) return;
+    const int64_t first = line * a.cells + at.column, step = at.steps * a.cells;
+    state.x.load(a.x, first, step, at.steps, at.end - line, a.dtype);
+    state.gradient.load(a.gradient, first, step, at.steps, at.end - line, a.dtype);
+  }
+
+  GPUDIST_HOST_DEVICE static void put_factors(const NormArguments& a,
+                                              const ColumnPlace<kWidth>& all, int64_t first_line,
+                                              uint32_t thread, Shared& shared) {
+    for (uint32_t i = thread; i < kCount * all.steps && i < all.end - first_line; i += kThreads) {
+      shared.factors[i] = LineFactors::of(a, static_cast<uint32_t>(first_line) + i, 0);
+    }
+  }
 
   template <class Threads>
   GPUDIST_HOST_DEVICE static void run(const NormArguments& a, uint32_t block, Threads threads,
@@ -862,20 +880,13 @@ struct GradientSumsOfCells {
     const uint32_t lanes = a.grid.lanes, pitch = lanes | 1, steps = kThreads / lanes;
     const uint32_t tile_lines = kCount * steps;
     const ColumnPlace<kWidth> all(a.grid, a.outer, block, 0);
+    threads([&](uint32_t thread) {
+      load(a, block, thread, all.begin, states[thread]);
+      for (int v = 0; v < 2 * kWidth; ++v) shared.sums.values[v][thread] = 0;
+      put_factors(a, all, all.begin, thread, shared);
+    });
     for (int64_t first_line = all.begin; first_line < all.end; first_line += tile_lines) {
       const int64_t left = all.end - first_line;
-      threads([&](uint32_t thread) {
-        const ColumnPlace<kWidth> at(a.grid, a.outer, block, thread);
-        if (at.column < a.cells && at.y < left) {
-          State& state = states[thread];
-          const int64_t first = (first_line + at.y) * a.cells + at.column;
-          state.x.load(a.x, first, steps * a.cells, steps, left - at.y, a.dtype);
-          state.gradient.load(a.gradient, first, steps * a.cells, steps, left - at.y, a.dtype);
-        }
-        for (uint32_t i = thread; i < tile_lines && i < left; i += kThreads) {
-          shared.factors[i] = LineFactors::of(a, static_cast<uint32_t>(first_line) + i, 0);
-        }
-      });
       threads([&](uint32_t thread) {
         const ColumnPlace<kWidth> at(a.grid, a.outer, block, thread);
         State& state = states[thread];
@@ -906,11 +917,13 @@ struct GradientSumsOfCells {
           shared.lines[0][line * pitch + at.x] = first;
           shared.lines[1][line * pitch + at.x] = second;
         }
+        // Each thread's own sums, for which there are no registers.
         for (int i = 0; i < kWidth; ++i) {
-          state.sums[i].first += static_cast<double>(biases[i]);
-          state.sums[i].second += static_cast<double>(scales[i]);
+          shared.sums.values[2 * i][thread] += static_cast<double>(biases[i]);
+          shared.sums.values[2 * i + 1][thread] += static_cast<double>(scales[i]);
         }
       });
+      // Meanwhile some threads add up the lines of this tile, and others prepare the next.
       threads([&](uint32_t thread) {
         for (uint32_t i = thread; i < 2 * tile_lines; i += kThreads) {
           const uint32_t line = i / 2, which = i & 1;
@@ -921,14 +934,10 @@ struct GradientSumsOfCells {
           }
           a.partials[2 * ((first_line + line) * a.grid.tiles + all.tile) + which] = sum;
         }
+        put_factors(a, all, first_line + tile_lines, kThreads - 1 - thread, shared);
+        load(a, block, thread, first_line + tile_lines, states[thread]);
       });
     }
-    threads([&](uint32_t thread) {
-      for (int i = 0; i < kWidth; ++i) {
-        shared.sums.values[2 * i][thread] = states[thread].sums[i].first;
-        shared.sums.values[2 * i + 1][thread] = states[thread].sums[i].second;
-      }
-    });
     reduce(threads, shared.sums, steps, lanes);
     threads.last([&](uint32_t thread) {
       const ColumnPlace<kWidth> at(a.grid, a.outer, block, thread);
@@ -1071,8 +1080,7 @@ struct FinishGradientSums {
       const double other = fma(-moments.error, one, shared.values[1][thread]);
       const double of_square = -0.5 * inverse * inverse * inverse * other / a.count;
       if (a.subtracts_mean) {
-        a.sums[2 * statistic] =
-            -fma(inverse, one / a.count, 2 * moments.mean * of_square);
+        a.sums[2 * statistic] = -fma(inverse, one / a.count, 2 * moments.mean * of_square);
         a.sums[2 * statistic + 1] = of_square;
       } else {
         a.sums[statistic] = of_square;
@@ -1100,8 +1108,7 @@ struct FinishGradientSums {
       NormSums sums;
       if (number < count && a.has_parameters_of_cells) {
         each_partial(a.partials_of_cells + int64_t{2} * number * a.parts_of_cells, 1, 0,
-                     a.parts_of_cells,
-                     thread & (lanes - 1), lanes,
+                     a.parts_of_cells, thread & (lanes - 1), lanes,
                      [&](uint32_t, uint32_t, double one, double other) {
                        sums.first += one;
                        sums.second += other;
@@ -1169,15 +1176,15 @@ auto visit_body(const NormCall& call, const Visit& visit) {
 
 // Number of loads of one tensor that a thread has in flight.
 struct NormLoads {
-  int of_rows, of_columns;
+  int of_rows, of_columns, of_cells;
 };
 
 template <class Cells>
 constexpr NormLoads loads_of_cells(NormPass pass) {
   switch (pass) {
-    case NormPass::kSums: return {kLoads<Cells>, kLoadsOfColumns};
-    case NormPass::kNormalize: return {kLoads<Cells>, kLoads<Cells>};
-    default: return {kLoadsOfTwo, kLoadsOfTwoColumns<Cells>};
+    case NormPass::kSums: return {kLoads<Cells>, kLoadsOfColumns, 0};
+    case NormPass::kNormalize: return {kLoads<Cells>, kLoads<Cells>, 0};
+    default: return {kLoadsOfTwo, kLoadsOfTwoColumns<Cells>, kLoadsOfCells<Cells>};
   }
 }
 

@@ -1,8 +1,9 @@
 // The passes of a normalization on a GPU. Host and device compile the same bodies, so that both
 // compute the same bits.
 //
-// Terms: a line is the set of cells that are summed into one number; line `o * channels + c` belongs
-// to channel `c`. A block of a tensor is stored by rows, `[outer, channels, cells]`, or by columns,
+// Terms: a line is the set of cells that are summed into one number; line `o * channels + c`
+// belongs to channel `c`. A block of a tensor is stored by rows, `[outer, channels, cells]`, or by
+// columns,
 // `[outer, cells, channels]`. A line is divided into parts, one for each block of threads; partial
 // sums are combined in an order that depends on the shape and the number of multiprocessors alone.
 #pragma once

@@ -68,8 +68,9 @@ NormPlan::NormPlan(const NormShape& shape, uint32_t multiprocessors)
                     shape.group_offset <= kMost &&
                     (shape.walk != NormWalk::kCells || shape.cells <= kMost);
   if (!is_known || !fits) {
-    throw TransportError("a normalization of more than 2^31 - 1 lines, statistics or parameters, "
-                         "of none, or of a dtype that the kernels do not have");
+    throw TransportError(
+        "a normalization of more than 2^31 - 1 lines, statistics or parameters, "
+        "of none, or of a dtype that the kernels do not have");
   }
 }
 
@@ -83,8 +84,8 @@ NormGrid NormPlan::rows(int64_t width, int64_t loads) const {
   const int64_t lines = shape_.outer * shape_.channels;
   const int64_t groups = divided_up(shape_.cells, width);
   // A warp loads contiguous memory if the line is long enough.
-  const int64_t lanes = std::max(power_of_two(divided_up(groups, loads), kThreads),
-                                 power_of_two(groups, kWarp));
+  const int64_t lanes =
+      std::max(power_of_two(divided_up(groups, loads), kThreads), power_of_two(groups, kWarp));
   const int64_t units = divided_up(lines, kThreads / lanes);
   grid.lanes = static_cast<uint32_t>(lanes);
   const int64_t wanted = lanes == kThreads ? divided_up(least_blocks_, units) : 1;
@@ -105,16 +106,16 @@ NormGrid NormPlan::columns(int64_t outer, int64_t rows, int64_t columns, int64_t
 }
 
 NormGrid NormPlan::grid(NormPass pass, bool is_wide) const {
-  const auto [of_rows, of_columns] = norming::loads_of(pass, shape_.dtype, is_wide);
+  const auto [of_rows, of_columns, of_cells] = norming::loads_of(pass, shape_.dtype, is_wide);
   const int64_t width = is_wide ? kWide : 1;
   if (shape_.walk == NormWalk::kColumns) {
     return columns(shape_.outer, shape_.cells, shape_.channels, width, of_columns, kWarp);
   }
   if (shape_.walk == NormWalk::kCells && pass == NormPass::kGradientSums) {
     // With few lines, more threads share a line.
-    const int64_t steps = power_of_two(divided_up(shape_.outer, norming::kLoadsOfCells), kThreads);
+    const int64_t steps = power_of_two(divided_up(shape_.outer, of_cells), kThreads);
     const int64_t lanes = std::max(kWarp, kThreads / steps);
-    return columns(1, shape_.outer, shape_.cells, width, norming::kLoadsOfCells, lanes);
+    return columns(1, shape_.outer, shape_.cells, width, of_cells, lanes);
   }
   return rows(width, of_rows);
 }
@@ -238,8 +239,7 @@ NormCall NormPlan::finish_gradient_sums(const NormCall& sums) const {
   a.lanes_of_parameters = lanes_for(of_cells ? a.parts_of_cells : shape_.outer * a.parts);
   const bool learns = a.of_weight != nullptr || a.of_bias != nullptr;
   const int64_t parameters = !learns ? 0 : of_cells ? shape_.cells : shape_.channels;
-  a.grid.blocks =
-      number_of_blocks(of_statistics + blocks_of(parameters, a.lanes_of_parameters));
+  a.grid.blocks = number_of_blocks(of_statistics + blocks_of(parameters, a.lanes_of_parameters));
   return made;
 }
 

@@ -22,9 +22,8 @@ __global__ void __launch_bounds__(NormArguments::kThreads, kBlocksAtOnce)
 int launch_norm_kernel(const NormCall& call, void* stream) {
   const uint32_t blocks = norm_blocks(call);
   if (blocks == 0) return 0;
-  const void* const kernel = norming::visit_body(call, [](auto body) {
-    return reinterpret_cast<const void*>(norm_kernel<decltype(body)>);
-  });
+  const void* const kernel = norming::visit_body(
+      call, [](auto body) { return reinterpret_cast<const void*>(norm_kernel<decltype(body)>); });
   void* parameters[] = {const_cast<NormArguments*>(&call.arguments)};  // only read
   return cudaLaunchKernel(kernel, blocks, NormArguments::kThreads, parameters, 0,
                           static_cast<cudaStream_t>(stream));

@@ -38,7 +38,7 @@ def layers_of(
     if kind == "instance":
         ours = nn.DistributedInstanceNorm3d(P, channels, affine=True)
         return ours, torch.nn.InstanceNorm3d(channels, affine=True)
-    last = shape[3:]
+    last = list(shape[3:])
     if kind == "layer":
         return nn.DistributedLayerNorm(P, last), torch.nn.LayerNorm(last)
     return nn.DistributedRMSNorm(P, last, eps=1e-5), torch.nn.RMSNorm(last, eps=1e-5)

@@ -49,6 +49,12 @@ _COMPARISONS = {
     "le": "gt",
     "nan": "num",
     "num": "nan",
+    "ltu": "ge",
+    "leu": "gt",
+    "gtu": "le",
+    "geu": "lt",
+    "equ": "ne",
+    "neu": "eq",
 }
 _BOUNDARIES = {"lt": "le", "le": "lt", "gt": "ge", "ge": "gt"}
 _NARROWER = {"64": "32", "32": "16", "16": "8"}

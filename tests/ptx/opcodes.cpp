@@ -92,6 +92,12 @@ void put_arithmetic(Table& table) {
     table["fma." + name] = {fused_multiply_add<T>, 4};
     table["setp.nan." + name] = {compare<T, is_unordered<T>>, 3};
     table["setp.num." + name] = {compare<T, is_ordered<T>>, 3};
+    table["setp.ltu." + name] = {compare<T, is_not<T, is_greater_equal<T>>>, 3};
+    table["setp.leu." + name] = {compare<T, is_not<T, is_greater<T>>>, 3};
+    table["setp.gtu." + name] = {compare<T, is_not<T, is_less_equal<T>>>, 3};
+    table["setp.geu." + name] = {compare<T, is_not<T, is_less<T>>>, 3};
+    table["setp.equ." + name] = {compare<T, is_not<T, is_unequal<T>>>, 3};
+    table["setp.neu." + name] = {compare<T, is_not<T, is_equal<T>>>, 3};
     put_comparisons<T>(table, name);
   });
 }

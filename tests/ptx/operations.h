@@ -249,6 +249,12 @@ bool is_greater_equal(T a, T b) {
   return a >= b;
 }
 
+// Comparisons that hold for NaN are the opposites of those that do not.
+template <class T, bool (*F)(T, T)>
+bool is_not(T a, T b) {
+  return !F(a, b);
+}
+
 template <class T>
 const Instruction* select(const Instruction& at, Thread& thread) {
   const bool takes_first = source<bool>(at, thread, 3);

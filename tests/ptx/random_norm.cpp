@@ -58,8 +58,25 @@ class Memory {
   const char* kind_;
 };
 
-enum Part { kX, kGradient, kY, kOfX, kSums, kTotals, kOfSums, kOfTotals, kWorkspace, kWeight, kBias,
-            kOfWeight, kOfBias, kRunningMean, kRunningVariance, kBatches, kParts };
+enum Part {
+  kX,
+  kGradient,
+  kY,
+  kOfX,
+  kSums,
+  kTotals,
+  kOfSums,
+  kOfTotals,
+  kWorkspace,
+  kWeight,
+  kBias,
+  kOfWeight,
+  kOfBias,
+  kRunningMean,
+  kRunningVariance,
+  kBatches,
+  kParts
+};
 
 struct Given {
   NormShape shape;
@@ -189,8 +206,7 @@ Given make(uint64_t index) {
   if (!of_cells && one_of(2)) {
     shape.group_size = between(1, shape.channels + 2);
     shape.group_offset = between(0, 2 * shape.group_size);
-    shape.groups =
-        (shape.channels - 1 + shape.group_offset) / shape.group_size + 1 + between(0, 2);
+    shape.groups = (shape.channels - 1 + shape.group_offset) / shape.group_size + 1 + between(0, 2);
   } else if (!of_cells) {
     shape.shares_outer = one_of(2);
   }
@@ -209,21 +225,43 @@ Given make(uint64_t index) {
   const int64_t item = item_bytes(shape.dtype), of_parameter = item_bytes(given.parameter_dtype);
   const int64_t numbers = 8 * given.width() * given.statistics();
   const int64_t parameters = given.parameters() * of_parameter;
-  const int64_t of_running = given.has_running ? shape.channels * item_bytes(given.running_dtype) : 0;
+  const int64_t of_running =
+      given.has_running ? shape.channels * item_bytes(given.running_dtype) : 0;
   // Unaligned tensors take single cells.
   const auto aligned = [&] { return is_single && one_of(2) ? item : 0; };
   const int64_t block = given.items() * item;
-  const int64_t sizes[kParts] = {block, block, block, block, numbers, numbers, numbers, numbers,
+  const int64_t sizes[kParts] = {block,
+                                 block,
+                                 block,
+                                 block,
+                                 numbers,
+                                 numbers,
+                                 numbers,
+                                 numbers,
                                  8 * plan.workspace(),
                                  given.has_weight ? parameters : 0,
                                  given.has_bias ? parameters : 0,
                                  given.has_weight ? parameters : 0,
                                  given.has_bias ? parameters : 0,
-                                 of_running, of_running, 8};
-  static const char* const names[kParts] = {
-      "x", "the gradient", "y", "the gradient of x", "the sums", "the totals", "the gradient sums",
-      "the gradient totals", "the workspace", "the weight", "the bias", "the weight's gradient",
-      "the bias's gradient", "the running mean", "the running variance", "the batches"};
+                                 of_running,
+                                 of_running,
+                                 8};
+  static const char* const names[kParts] = {"x",
+                                            "the gradient",
+                                            "y",
+                                            "the gradient of x",
+                                            "the sums",
+                                            "the totals",
+                                            "the gradient sums",
+                                            "the gradient totals",
+                                            "the workspace",
+                                            "the weight",
+                                            "the bias",
+                                            "the weight's gradient",
+                                            "the bias's gradient",
+                                            "the running mean",
+                                            "the running variance",
+                                            "the batches"};
   for (int part = 0; part < kParts; ++part) {
     const bool is_block = part <= kOfX;
     given.memory.emplace_back(sizes[part], is_block ? aligned() : 0, names[part]);
@@ -255,16 +293,16 @@ std::string compare(const Memory& found, const std::vector<double>& expected, Dt
   double error = 0;
   for (size_t i = 0; i < expected.size(); ++i) {
     largest = std::max(largest, std::fabs(expected[i]));
-    const double is = dtype == Dtype::kFloat64
-                          ? const_cast<Memory&>(found).numbers()[i]
-                          : value(found, static_cast<int64_t>(i), dtype);
+    const double is = dtype == Dtype::kFloat64 ? const_cast<Memory&>(found).numbers()[i]
+                                               : value(found, static_cast<int64_t>(i), dtype);
     const double difference = std::fabs(is - expected[i]);
     error = difference <= error ? error : difference;
   }
   if (dtype == Dtype::kBfloat16) allowed += 5e-3;
   if (dtype == Dtype::kFloat16) allowed += 6e-4;
   if (error <= allowed * largest) return "";
-  return std::string(what) + ": an error of " + std::to_string(error / largest * 1e6) + " millionths";
+  return std::string(what) + ": an error of " + std::to_string(error / largest * 1e6) +
+         " millionths";
 }
 
 struct Plain {
@@ -317,14 +355,16 @@ void plain_rest(const Given& given, Memories& memory, Plain& plain) {
         plain.y[at] = z * w + b;
         plain.of_weight[p] += g * z;
         plain.of_bias[p] += g;
-        const double of_square = -0.5 * inverse * inverse * inverse * g * w * (x - mean) / shape.count;
+        const double of_square =
+            -0.5 * inverse * inverse * inverse * g * w * (x - mean) / shape.count;
         plain.of_sums[width * s + width - 1] += of_square;
         if (shape.subtracts_mean) {
           plain.of_sums[width * s] -= inverse * g * w / shape.count + 2 * mean * of_square;
         }
         const double slope = 2 * of_totals[width * s + width - 1];
         plain.largest_term = std::max(plain.largest_term, std::fabs(g * w * inverse));
-        plain.of_x[at] = g * w * inverse + slope * x + (shape.subtracts_mean ? of_totals[width * s] : 0);
+        plain.of_x[at] =
+            g * w * inverse + slope * x + (shape.subtracts_mean ? of_totals[width * s] : 0);
       }
     }
   }
@@ -364,8 +404,8 @@ std::string describe(const Given& given) {
 }
 
 const char* name_of(NormPass pass) {
-  constexpr const char* kNames[] = {"sums", "finished sums", "normalize", "gradient sums",
-                                    "finished gradient sums", "gradient"};
+  constexpr const char* kNames[] = {"sums",          "finished sums",          "normalize",
+                                    "gradient sums", "finished gradient sums", "gradient"};
   return kNames[static_cast<int>(pass)];
 }
 
@@ -395,10 +435,10 @@ std::string first_difference(const Given& given, Memories& found, Memories& expe
       return "a stray store";
     }
     if (std::memcmp(found[part].data(), expected[part].data(), bytes) == 0) continue;
-    const Dtype dtype = part <= kOfX       ? given.shape.dtype
-                        : part < kWeight   ? Dtype::kFloat64
-                        : part <= kOfBias  ? given.parameter_dtype
-                                           : given.running_dtype;
+    const Dtype dtype = part <= kOfX      ? given.shape.dtype
+                        : part < kWeight  ? Dtype::kFloat64
+                        : part <= kOfBias ? given.parameter_dtype
+                                          : given.running_dtype;
     if (part == kBatches || !are_equal(found[part].data(), expected[part].data(), bytes, dtype)) {
       return "part " + std::to_string(part) + " differs from the host's";
     }
@@ -434,12 +474,14 @@ std::string run_launch(uint64_t seed, uint64_t index) {
   const std::vector<NormCall> calls = calls_of(given, device), on_host = calls_of(given, host);
   for (size_t i = 0; i < calls.size(); ++i) {
     const std::string name = name_of(calls[i].pass);
-    if (calls[i].pass == NormPass::kNormalize) move(device, kSums, kTotals), move(host, kSums, kTotals);
+    if (calls[i].pass == NormPass::kNormalize)
+      move(device, kSums, kTotals), move(host, kSums, kTotals);
     if (calls[i].pass == NormPass::kGradient) {
       move(device, kOfSums, kOfTotals), move(host, kOfSums, kOfTotals);
     }
     fault_text.clear();
-    if (launch_norm_kernel(calls[i], nullptr) != 0) throw std::runtime_error("a launch was refused");
+    if (launch_norm_kernel(calls[i], nullptr) != 0)
+      throw std::runtime_error("a launch was refused");
     if (!fault_text.empty()) return name + ": " + fault_text;
     run_norm(on_host[i]);
     const std::string difference = first_difference(given, device, host);

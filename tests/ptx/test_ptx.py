@@ -254,20 +254,6 @@ def wide_accesses(kernel: str) -> tuple[str, ...]:
     return {"0": (), "1": ("STG",), "2": ("STG",)}.get(draw[1], ("LDG", "STG"))
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES if EVERY else ARCHITECTURES[-1:])
-def test_the_word_that_the_host_writes_is_loaded_past_the_caches(architecture: int):
-    text = (compiled_kernels(architecture) / f"sm_{architecture}.ptx").read_text()
-    for kernel in read(text):
-        ordered = [one for one in kernel.instructions if "relaxed" in one.parts]
-        assert [one.opcode for one in ordered] == ["ld.relaxed.sys.global.u32"], kernel.name
-    try:
-        opcodes = machine_code.opcodes(architecture)
-    except NoTool as error:
-        pytest.skip(str(error))
-    for kernel, code in opcodes.items():
-        assert [one for one in code if "STRONG" in one] == ["LDG.E.STRONG.SYS"], kernel
-
-
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("architecture", ARCHITECTURES if EVERY else ARCHITECTURES[-1:])
 def test_machine_code_moves_wide_lanes_and_keeps_to_registers(architecture: int, name: str):

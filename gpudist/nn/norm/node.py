@@ -79,7 +79,9 @@ def normalized(
     normalization: Normalization, x: torch.Tensor, parameters: Parameters
 ) -> torch.Tensor:
     """Normalize a block, by torch's kernel if it has cells and shares no statistics."""
-    if is_alone(normalization, x, parameters):
+    if kernels.fits(normalization, x, parameters):
+        return apply_handwritten(kernels.ByKernels(normalization), x, *parameters)
+    if normalization.total is None and x.numel():
         return normalization.alone(x, parameters)
     return normalize(normalization, x, parameters).y
 

@@ -137,9 +137,10 @@ def _bind(call: Call, where: Where) -> Compute:
             return call(tensors)
         if not returns_moments:
             return normalize(by, x, parameters).y
-        moments = x.new_zeros((2, *moment_shape), dtype=dtype).unbind()
+        moments = list(x.new_zeros((2, *moment_shape), dtype=dtype).unbind())
         if not is_instance and kernels.fits(by, x, parameters):
-            return normalize(by, x, parameters, Running(*moments, 1.0)).y, *moments
+            running = Running(moments[0], moments[1], 1.0)
+            return normalize(by, x, parameters, running).y, *moments
         y, totals, shift = normalize(by, x, parameters)
         if by.total is not None:
             mean, variance = by.moments(totals, shift)
