@@ -119,6 +119,8 @@ def by_channel(call: Call, parts: int) -> list[SbpSignature]:
         # torch's functions reject some blocks without cells.
         bind = _bind if computes else None
         found.append(SbpSignature(inputs, (split(d), *seen), bind=bind))
+    copies = (broadcast,) * len(call.tensors), (broadcast,) * len(found[0].outputs)
+    found.append(SbpSignature(*copies, bind=bind))
     return found
 
 
