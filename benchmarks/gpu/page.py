@@ -16,6 +16,8 @@ from examples.networks import UNet3d
 from gpudist.planning import plan
 
 H200 = RESULTS / "gpu" / "h200"
+# The last run, of what has changed since the first.
+LATEST = RESULTS / "gpu" / "h200_597eea52"
 PREDICTED = "predicted"
 Json = dict[str, Any]
 
@@ -24,7 +26,7 @@ def main() -> None:
     if "--predict" in sys.argv:
         lines = [
             json.dumps({"side": side, "predicted_ms": round(predicted_ms(H200, side), 3)}) + "\n"
-            for side in sorted({side for side, _ in float32_steps(H200)})
+            for side in sorted(float32_steps())
         ]
         (H200 / f"{PREDICTED}.jsonl").write_text("".join(lines), encoding="utf-8")
     print(tables())
@@ -83,40 +85,41 @@ def halos(folder: Path) -> str:
 
 
 def messages(folder: Path) -> str:
-    cells = [
-        [
-            f"{row['neighbours']} of a block of {row['extent']}^3",
-            f"{row['message_bytes']:,}",
-            us(row["eager_device_us"]),
-            us(row["eager_enqueue_us"]),
-            us(row["graph_enqueue_us"]),
-        ]
-        for row in rows_of(folder, "self_messages")
-        if row["extent"] in (16, 64, 256)
-    ]
-    return table(["messages", "bytes", "on the GPU", "host", "host, captured"], cells)
+    cells: list[list[str]] = []
+    for case, found in _by_way(LATEST, "self_messages").items():
+        number, extent = case.split(" neighbours of ")
+        if extent in ("16^3", "64^3", "256^3"):
+            ways = (("eager", "device"), ("eager", "enqueue"), ("graph", "enqueue"))
+            shown = [us(found[way]["us_median"]) for way in ways]
+            cells.append([f"{number} of a block of {extent}", *shown])
+    return table(["messages", "on the GPU", "host", "host, captured"], cells)
 
 
 def unet(folder: Path) -> str:
-    """Steps of torch's network and of the converted one in a world of one."""
-    steps: dict[tuple[int, str, str], dict[str, Json]] = {}
-    for row in rows_of(folder, "unet_step"):
-        if "who" in row:
-            key = row["side"], row["precision"], row["layout"]
-            steps.setdefault(key, {})[row["who"]] = row
-    cells = [
-        [
-            f"{side}^3",
-            f"{precision}, {layout.removesuffix('_3d').replace('_', ' ')}",
-            *(
-                f"{pair['gpudist'][what]:.1f} / {pair['torch'][what]:.1f} ms"
-                for what in ("step_ms", "host_ms", "graph_ms")
-            ),
-            f"{pair['gpudist']['peak_MiB']} / {pair['torch']['peak_MiB']} MiB",
+    """Steps of the converted network in a world of one and of torch's own."""
+    cells: list[list[str]] = []
+    for case, found in _by_way(LATEST, "unet_step").items():
+        volume, _, how = case.partition(", ")
+        steps = [found.get((way,)) for way in ("eager", "host", "graph")]
+        pairs = [
+            f"{row['us_median'] / 1e3:.1f} / {row['peer_us_median'] / 1e3:.1f} ms" if row else ""
+            for row in steps
         ]
-        for (side, precision, layout), pair in steps.items()
-    ]
+        eager = found[("eager",)]
+        peak = f"{eager['peak_mib']:.0f} / {eager['peer_peak_mib']:.0f} MiB"
+        cells.append([volume, how, *pairs, peak])
     return table(["volume", "how", "step", "host", "captured step", "peak memory"], cells)
+
+
+def _by_way(folder: Path, name: str) -> dict[str, dict[tuple[str, ...], Json]]:
+    """Return the rows of a file by their case, and by the words at its end that say how."""
+    ways = {"eager", "graph", "host", "device", "enqueue"}
+    found: dict[str, dict[tuple[str, ...], Json]] = {}
+    for row in rows_of(folder, name):
+        words = row["case"].split(", ")
+        case = ", ".join(word for word in words if word not in ways)
+        found.setdefault(case, {})[tuple(word for word in words if word in ways)] = row
+    return found
 
 
 def predicted_ms(folder: Path, side: int) -> float:
@@ -126,52 +129,48 @@ def predicted_ms(folder: Path, side: int) -> float:
     return 1e3 * advice.seconds
 
 
-def float32_steps(folder: Path) -> dict[tuple[int, str], Json]:
-    """Return the rows of contiguous float32 steps by their side and network."""
+def float32_steps() -> dict[int, dict[str, float]]:
+    """Return milliseconds of contiguous float32 steps, by the side of the volume."""
     return {
-        (row["side"], row["who"]): row
-        for row in rows_of(folder, "unet_step")
-        if "who" in row and (row["precision"], row["layout"]) == ("fp32", "contiguous")
+        int(case.partition("^")[0]): {
+            "captured": found[("graph",)]["us_median"] / 1e3,
+            "eager": found[("eager",)]["us_median"] / 1e3,
+            "torch's eager": found[("eager",)]["peer_us_median"] / 1e3,
+        }
+        for case, found in _by_way(LATEST, "unet_step").items()
+        if case.endswith("fp32, contiguous")
     }
 
 
 def planner(folder: Path) -> str:
     """Predictions beside measured steps, with the ratio of the two."""
-    steps = float32_steps(folder)
+    steps = float32_steps()
     cells: list[list[str]] = []
     for row in rows_of(folder, PREDICTED):
-        side, predicted = row["side"], row["predicted_ms"]
-        measured = [
-            steps[side, who][what]
-            for who, what in (("gpudist", "graph_ms"), ("gpudist", "step_ms"), ("torch", "step_ms"))
-        ]
-        shown = [f"{ms:.1f} ms, {predicted / ms:.2f}" for ms in measured]
-        cells.append([f"{side}^3", f"{predicted:.1f} ms", *shown])
+        predicted = row["predicted_ms"]
+        shown = [f"{ms:.1f} ms, {predicted / ms:.2f}" for ms in steps[row["side"]].values()]
+        cells.append([f"{row['side']}^3", f"{predicted:.1f} ms", *shown])
     header = ["volume", "predicted", "captured, ratio", "eager, ratio", "torch's eager, ratio"]
     return table(header, cells)
 
 
 def local_costs(folder: Path) -> str:
-    cells: list[list[str]] = []
-    for row in rows_of(folder, "local_costs"):
-        if row["what"] in ("norm group", "norm batch") and row["shape"][2] != 64:
-            layout = "channels last" if row["channels_last"] else "contiguous"
-            own, host = ("split_us", "split_host_us")
-            what = f"{row['what'].removeprefix('norm ')} norm, {row['dtype']}, {layout}"
-        elif row["what"] == "dropout":
-            own, host = ("by_index_us", "by_index_host_us")
-            what = "dropout, float32"
-        else:
-            continue
-        cells.append(
-            [
-                what,
-                f"[{','.join(map(str, row['shape']))}]",
-                f"{us(row[own])} / {us(row['torch_us'])}",
-                f"{us(row[host])} / {us(row['torch_host_us'])}",
-            ]
-        )
-    return table(["what", "tensor", "on the GPU", "host"], cells)
+    """Norms and random numbers, both ways where there are two, beside torch's and a copy."""
+    peers: dict[str, dict[str, Json]] = {}
+    for row in rows_of(LATEST, "norms"):
+        if row["subject"] in ("norms", "dropout") and not row["case"].endswith(("enqueue", "host")):
+            kind = "copy" if row["peer"] == "copy_" else "torch"
+            peers.setdefault(row["case"].replace("_", " "), {})[kind] = row
+    cells = [
+        [
+            case,
+            us(found["torch"]["us_median"]),
+            us(found["torch"]["peer_us_median"]),
+            us(found["copy"]["peer_us_median"]) if "copy" in found else "",
+        ]
+        for case, found in peers.items()
+    ]
+    return table(["what", "gpudist", "torch", "copy of as many bytes"], cells)
 
 
 def overlap(folder: Path) -> str:

@@ -28,7 +28,7 @@ _PASSES = {
     "native_layer_norm_backward": 5,
 }
 # Counters of the doubles, each a kernel of the CUDA half.
-_OWN = ("launch_combine",)
+_OWN = ("launch_combine", "launch_norm", "launch_random")
 
 
 @dataclass

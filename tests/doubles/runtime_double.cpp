@@ -298,9 +298,15 @@ int launch_combine(const CombineArguments& arguments, DeviceStream stream) {
   return kSuccess;
 }
 
+size_t bytes_of_item(Dtype dtype) {
+  return is_narrow(dtype) ? 2 : dtype == Dtype::kFloat64 ? 8 : 4;
+}
+
 int launch_random(const RandomArguments& arguments, DeviceStream stream) {
   if (const int error = check_stream("launch_random", stream)) return error;
   count_call("launch_random");
+  const size_t item = arguments.draw == Draw::kKept ? 1 : bytes_of_item(arguments.dtype);
+  count_call("kernel_bytes", arguments.cells * item * (arguments.input == nullptr ? 1 : 2));
   enqueue(stream, [arguments] {
     if (!may_touch(arguments.output, 1, "a kernel")) return;
     randomly::with_types(arguments.draw, arguments.dtype, [&](auto draw, auto cells) {
@@ -320,10 +326,26 @@ int multiprocessors(int, int* number) {
   return kSuccess;
 }
 
+// Bytes of the block that a pass reads and writes, once each.
+size_t bytes_of(const NormCall& call) {
+  const auto passes = [&]() -> size_t {
+    switch (call.pass) {
+      case NormPass::kSums: return 1;
+      case NormPass::kNormalize:
+      case NormPass::kGradientSums: return 2;
+      case NormPass::kGradient: return 3;
+      default: return 0;
+    }
+  }();
+  const NormArguments& given = call.arguments;
+  return passes * given.outer * given.channels * given.cells * bytes_of_item(given.dtype);
+}
+
 int launch_norm(const NormCall& call, DeviceStream stream) {
   if (norm_blocks(call) == 0) return kSuccess;
   if (const int error = check_stream("launch_norm", stream)) return error;
   count_call("launch_norm");
+  count_call("kernel_bytes", bytes_of(call));
   enqueue(stream, [call] {
     if (may_touch(call.arguments.x, 1, "a kernel")) run_norm(call);
   });
