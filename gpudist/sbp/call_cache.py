@@ -159,71 +159,47 @@ def _key_of(
     first: GlobalSpec | None = None
     scope: Scope | None = None
     replacing: Scope | None = None
-    for x in args:
-        type_of = type(x)
-        if type_of is kind:
-            spec = x._global_spec
-            if first is None:
-                first = spec
-            key.append(spec)
-            local.append(x._local)
-        elif type_of in _FACTS:
-            key += (type_of, x)
-        elif type_of is float:
-            key += (float, _key_of_float(function, x))
-        elif type_of is tuple or type_of is list:
-            part = _key_of_parts(kind, x, local)
-            if part is None:
-                return None
-            key.append(part)
-            if first is None:
-                first = next((y._global_spec for y in x if type(y) is kind), None)
-        elif type_of in _PLAIN:
-            scope = scope or current_scope()
-            if scope is None:
-                if x.dim() or x.requires_grad:
+    for given in (args, kwargs.values()) if kwargs else (args,):
+        for x in given:
+            type_of = type(x)
+            if type_of is kind:
+                spec = x._global_spec
+                if first is None and given is args:
+                    first = spec
+                key.append(spec)
+                local.append(x._local)
+            elif type_of in _FACTS:
+                key += (type_of, x)
+            elif type_of is float:
+                key += (float, _key_of_float(function, x))
+            elif type_of is tuple or type_of is list:
+                part = _key_of_parts(kind, x, local)
+                if part is None:
                     return None
-            elif id(x) in scope.substitutes or (scope.learns and (type_of is _Plain or x.is_leaf)):
-                own = standing_for(scope, function, x)
-                if own is not x:
-                    x, replacing = own, scope
-                    if type(x) not in _PLAIN:
+                key.append(part)
+                if first is None and given is args:
+                    first = next((y._global_spec for y in x if type(y) is kind), None)
+            elif type_of in _PLAIN:
+                scope = scope or current_scope()
+                if scope is None:
+                    if x.dim() or x.requires_grad:
                         return None
-            key += (x.shape, x.dtype)
-            local.append(x)
-        else:
-            return None
+                elif id(x) in scope.substitutes or (
+                    scope.learns and (type_of is _Plain or x.is_leaf)
+                ):
+                    own = standing_for(scope, function, x)
+                    if own is not x:
+                        x, replacing = own, scope
+                        if type(x) not in _PLAIN:
+                            return None
+                key += (x.shape, x.dtype)
+                local.append(x)
+            else:
+                return None
     if first is None:
         return None
-    for name, x in kwargs.items():
-        type_of = type(x)
-        if type_of in _FACTS:
-            key += (name, type_of, x)
-        elif type_of is float:
-            key += (name, _key_of_float(function, x))
-        elif type_of is kind:
-            key += (name, x._global_spec)
-            local.append(x._local)
-        elif type_of in _PLAIN:
-            scope = scope or current_scope()
-            if scope is None:
-                if x.dim() or x.requires_grad:
-                    return None
-            elif id(x) in scope.substitutes or (scope.learns and (type_of is _Plain or x.is_leaf)):
-                own = standing_for(scope, function, x)
-                if own is not x:
-                    x, replacing = own, scope
-                    if type(x) not in _PLAIN:
-                        return None
-            key += (name, x.shape, x.dtype)
-            local.append(x)
-        elif type_of is tuple or type_of is list:
-            part = _key_of_parts(kind, x, local)
-            if part is None:
-                return None
-            key += (name, part)
-        else:
-            return None
+    if kwargs:
+        key.append(tuple(kwargs))
     if _any_autocast():
         on = first.placement.autocast
         key.append(on and torch.get_autocast_dtype(on))

@@ -134,8 +134,8 @@ def applied(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                 "of a function; compute with torch's functions, call the network without "
                 "gradients, or call it outside of gpudist.compiled"
             )
-        if not own and _gets_terms(scope, cls, args):
-            convert = partial(_as_copies, scope, f"{name}.apply")
+        if not own and _backward_gets_terms(scope, cls, args):
+            convert = partial(_as_global_copies, scope, f"{name}.apply")
             args, kwargs = mapped(args, convert), mapped(kwargs, convert)
             own = _global_in(args, kwargs)
     if name == "CheckpointFunction":
@@ -155,20 +155,16 @@ def _global_in(args: Any, kwargs: Any) -> list[GlobalTensor]:
     return [x for x in tensors_in([args, kwargs]) if isinstance(x, GlobalTensor)]
 
 
-def _gets_terms(scope: Scope, cls: Any, args: tuple[Any, ...]) -> bool:
-    """Return whether the backward of a function of plain tensors would get terms."""
+def _backward_gets_terms(scope: Scope, cls: Any, args: tuple[Any, ...]) -> bool:
     return (
         is_users(cls)
         and any(isinstance(x, T) and x.requires_grad for x in args)
-        and _has_terms(scope)
+        and _plain_gradients_are_terms(scope)
     )
 
 
-def _has_terms(scope: Scope) -> bool:
-    """Return whether gradients of plain tensors are terms, as they are where a forward makes them.
-
-    A rule's compute and the forward of an ``autograd.Function`` have parts and full tensors.
-    """
+def _plain_gradients_are_terms(scope: Scope) -> bool:
+    # A rule's compute and the forward of an autograd.Function have parts and full tensors instead.
     return (
         torch.is_grad_enabled()
         and not scope.applying
@@ -177,8 +173,7 @@ def _has_terms(scope: Scope) -> bool:
     )
 
 
-def _as_copies(scope: Scope, name: str, x: Any) -> Any:
-    """Return the global tensor that a plain one stands for in a forward, if it requires grad."""
+def _as_global_copies(scope: Scope, name: str, x: Any) -> Any:
     if isinstance(x, GlobalTensor) or not (isinstance(x, T) and x.requires_grad):
         return x
     require_copies(scope, name, [x])
@@ -251,10 +246,10 @@ class _BackwardHook(torch.utils.hooks.BackwardHook):
 
 def _with_global_gradients(module: torch.nn.Module, args: Any) -> Any:
     scope = current_scope()
-    if scope is None or not _has_terms(scope):
+    if scope is None or not _plain_gradients_are_terms(scope):
         return args
     name = f"backward hook of {type(module).__name__}"
-    return mapped(args, partial(_as_copies, scope, name))
+    return mapped(args, partial(_as_global_copies, scope, name))
 
 
 def _global_gradients(gradients: Any, tensors: Sequence[Any]) -> Any:

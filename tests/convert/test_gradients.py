@@ -9,8 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from gpudist import amp, distribute
+from gpudist import amp, distribute, scatter
 from gpudist.nn.utils import clip_grad_norm_
 from gpudist.world.partition import Partition
 from tests.convert.training import assert_gradients, assert_whole, loss_of
@@ -180,3 +181,26 @@ def test_optimizers_with_cut_weights(P_world: Partition, optimizer: str) -> None
     assert back is not None
     for key, value in back.state_dict().items():
         assert_equal_to(value, alone.state_dict()[key], 1e-9, key)
+
+
+class Checkpointed(nn.Module):
+    """Recomputes a module whose weights one worker holds and all workers use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(2, 2, 3, padding=1).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.conv, x, use_reentrant=False).exp()
+
+
+@distributed(ranks=3, transports=("loopback",))
+def test_recomputed_module_with_one_owner(P_world: Any) -> None:
+    x = torch.linspace(0, 9, 2 * 2 * 7 * 4, dtype=torch.float64).sin().view(2, 2, 7, 4)
+    alone, P_x = Checkpointed(), P_world.grid(1, 1, 3, 1)
+    alone(x).square().mean().backward()
+    net: Any = distribute(Checkpointed(), P_x, replicate_parameters=False)
+    net(scatter(x, P_x)).square().mean().backward()
+    for a, b in zip(net.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(a.grad.full_tensor(), b.grad)
