@@ -12,7 +12,7 @@ from tests.ptx.launches import LEAST_COVERED, launch
 from tests.ptx.test_ptx import MOST_REGISTERS
 
 UNIT = "norm_kernels"
-LAUNCHES = 10_000 if EVERY else 200
+LAUNCHES = 10_000 if EVERY else 60
 
 
 @pytest.fixture(scope="module", autouse=True)
