@@ -87,10 +87,9 @@ class _Training:
             weight.copy_(initial)
 
 
-def _step_of(
+def _first_step_of(
     network: nn.Module, x: torch.Tensor, target: torch.Tensor, precision: str
 ) -> list[torch.Tensor]:
-    """Return gradients and loss of the sequential network's first step."""
     return _Training(deepcopy(network), nn.CrossEntropyLoss(), x, target, precision).step()
 
 
@@ -104,11 +103,11 @@ def sides(case: GpuCase, P_world: Partition, machine: Machine) -> dict[str, Side
     target = torch.randint(CLASSES, (1, side, side, side)).to(P_world.device)
     P_x = P_world.create_cartesian_topology_partition([1] * 5)
     ours = gpudist.distribute(deepcopy(network), P_x), DistributedCrossEntropyLoss(P_x)
-    exact = _step_of(network.double(), x.double(), target, "fp32")
+    exact = _first_step_of(network.double(), x.double(), target, "fp32")
     network = network.float()
     bounds = [
         MOST_ERRORS * (a - b).norm() + LEAST_ERROR * b.norm()
-        for a, b in zip(_step_of(network, x, target, precision), exact, strict=True)
+        for a, b in zip(_first_step_of(network, x, target, precision), exact, strict=True)
     ]
 
     def is_right(found: list[torch.Tensor]) -> bool:

@@ -327,7 +327,7 @@ def _moved(
 ) -> int:
     wanted = zip(*(signature.inputs for signature in path), strict=True)
     return sum(
-        price(layout, layout.with_sbp(sbp), _priced_as(spec.dtype))
+        price(layout, layout.with_sbp(sbp), _dtype_of_price(spec.dtype))
         for layout, spec, sbp in zip(layouts, call.tensors, wanted, strict=True)
     )
 
@@ -339,16 +339,13 @@ def _left_to_sum(call: Call, layouts: Sequence[Layout], path: tuple[SbpSignature
     for layout, spec, sbp in zip(layouts, call.tensors, wanted, strict=True):
         ends = zip(layout.sbp, sbp, layout.grid, strict=True)
         terms = prod(n for a, b, n in ends if b == partial_sum and a != partial_sum)
-        found += (terms - 1) * prod(layout.shape) * _priced_as(spec.dtype).itemsize
+        found += (terms - 1) * prod(layout.shape) * _dtype_of_price(spec.dtype).itemsize
     return found
 
 
-def _priced_as(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype by which a tensor is priced: 16-bit numbers cost as much as float32.
-
-    Otherwise autocast, under which a residual is in float32 and what is added to it is not, would
-    change layouts, and move every such sum to the layout that the next function leaves again.
-    """
+# 16-bit numbers cost as much as float32. Otherwise autocast, under which a residual is in float32 and
+# what is added to it is not, would move every such sum to a layout that the next function leaves.
+def _dtype_of_price(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in LOW else dtype
 
 

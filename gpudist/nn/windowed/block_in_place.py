@@ -63,7 +63,7 @@ def use_in_place(
     if not overlap:
         return None
     faces = plan_faces(inputs, halo.windows, index, halo.periodic, with_own)
-    if not _pays(halo, layout, least_block_bytes(suits_cpu(x), len(faces))):
+    if not _costs_less(halo, layout, least_block_bytes(suits_cpu(x), len(faces))):
         return None
     label = f"ghosts on {list(halo.P_x.shape)} of {list(inputs.shape)}"
     fill = halo.padding_value
@@ -93,12 +93,9 @@ def convolves_in_place(x: torch.Tensor) -> bool:
     return suits_cpu(x) or SMALLEST_BLOCK_BYTES == 0 or not torch.is_grad_enabled()
 
 
-def _pays(halo: HaloExchange, layout: BlockLayout, least_bytes: int) -> bool:
-    """Return whether computing the faces separately costs less than copying the block.
-
-    The result is the same on all ranks. It is false if a block of the input or output is empty, and
-    for dtypes that are summed in another dtype.
-    """
+# The same on all ranks; false if a block of the input or output is empty, and for dtypes that are
+# summed in another dtype.
+def _costs_less(halo: HaloExchange, layout: BlockLayout, least_bytes: int) -> bool:
     inputs = layout.decomposition.dims
     outputs = [window.outputs(blocks) for blocks, window in zip(inputs, halo.windows, strict=True)]
     cells = [[blocks.length(i) for i in range(blocks.parts)] for blocks in (*inputs, *outputs)]
