@@ -21,7 +21,7 @@ Y = TypeVar("Y")
 _WARM_UP = 2
 
 
-class _Graph(Protocol):
+class _Recorder(Protocol):
     """Recorder of device work; a CUDA graph, or a stand-in in tests."""
 
     def run(self, call: Callable[[], Any]) -> Any:
@@ -79,7 +79,7 @@ class CapturedStep(Generic[Y]):
     """
 
     def __init__(
-        self, step: Callable[..., Y], P_world: Partition, graph: _Graph | None, warm_up: int
+        self, step: Callable[..., Y], P_world: Partition, graph: _Recorder | None, warm_up: int
     ) -> None:
         self.step = step
         self._P_world = P_world
@@ -159,7 +159,7 @@ class CapturedStep(Generic[Y]):
                     )
                 own.copy_(given)
 
-    def _capture(self, graph: _Graph) -> None:
+    def _capture(self, graph: _Recorder) -> None:
         """Record the step on all ranks, or raise on all."""
         used: list[torch.optim.Optimizer] = []
         hook = register_optimizer_step_pre_hook(lambda one, *_: used.append(one))

@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "gpudist"
 FLOORS = [
     ["cli"],
     ["planning", "checkpoint", "testing", "compat"],
-    ["convert"],
+    ["capturing", "convert"],
     ["sbp"],
     ["nn", "batch", "amp", "data", "profiling", "pictures"],
     ["ops"],

@@ -344,7 +344,7 @@ def _left_to_sum(call: Call, layouts: Sequence[Layout], path: tuple[SbpSignature
 
 
 # 16-bit numbers cost as much as float32. Otherwise autocast, under which a residual is in float32
-# and what is added to it is not, would move each such sum to a layout that the next function leaves.
+# and what is added to it is not, would move each such sum to a layout that the next one leaves.
 def _dtype_of_price(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in LOW else dtype
 
