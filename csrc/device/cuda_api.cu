@@ -204,7 +204,8 @@ int check_kernels() {
     cudaFuncAttributes attributes;
     if (const int error = status(cudaFuncGetAttributes(&attributes, kernels[i]))) return error;
   }
-  return 0;
+  if (const int error = load_random_kernels()) return error;
+  return load_norm_kernels();
 }
 
 int launch(const void* kernel, const void* parameter, uint32_t blocks, DeviceStream stream) {

@@ -5,7 +5,9 @@
 
 namespace gpudist {
 
-// Returns zero or an error code of the runtime.
+// Both return zero or an error code of the runtime.
 int launch_norm_kernel(const NormCall& call, void* stream);
+// Load all kernels, see DeviceApi::check_kernels.
+int load_norm_kernels();
 
 }  // namespace gpudist

@@ -35,4 +35,20 @@ int launch_random(const RandomArguments& arguments, DeviceStream stream) {
   });
 }
 
+int load_random_kernels() {
+  for (const Draw draw :
+       {Draw::kKept, Draw::kUniform, Draw::kNormal, Draw::kBernoulli, Draw::kScaled}) {
+    for (const Dtype dtype :
+         {Dtype::kFloat16, Dtype::kBfloat16, Dtype::kFloat32, Dtype::kFloat64}) {
+      const cudaError_t error = randomly::with_types(draw, dtype, [](auto kind, auto cells) {
+        const auto kernel = random_kernel<decltype(kind)::value, decltype(cells)>;
+        cudaFuncAttributes attributes;
+        return cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel));
+      });
+      if (error != cudaSuccess) return static_cast<int>(error);
+    }
+  }
+  return 0;
+}
+
 }  // namespace gpudist

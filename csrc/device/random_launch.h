@@ -1,4 +1,4 @@
-// Launch of the kernels in random_cells.cu.
+// Launches of the kernels in random_cells.cu.
 #pragma once
 
 #include "core/random_cells.h"
@@ -7,5 +7,7 @@
 namespace gpudist {
 
 int launch_random(const RandomArguments& arguments, DeviceStream stream);
+// Load all of them, see DeviceApi::check_kernels.
+int load_random_kernels();
 
 }  // namespace gpudist

@@ -46,7 +46,7 @@ KEPT: list[np.ndarray] = []
 def test_names_and_versions() -> None:
     version = c_int()
     assert device().name == b"double"
-    assert device().abi == 6
+    assert device().abi == 7
     check(device().runtime_version(version))
     assert version.value == 13000
     assert device().error_string(0) == b"no error"

@@ -161,7 +161,11 @@ def added_in_place(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (added_in_place, "a step of rank 0 on [1, 1, 2] fails: RuntimeError: Output 0 of"),
+        (
+            added_in_place,
+            "a step of rank 0 on [1, 1, 2] fails: RuntimeError: torch.Tensor.add_ of tensors of "
+            "shapes [1, 1, 5] and [1, 1, 5]: Output 0 of",
+        ),
     ],
 )
 def test_a_step_that_cannot_be_followed_says_why(

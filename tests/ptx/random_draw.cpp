@@ -214,6 +214,8 @@ std::string run_launch(uint64_t seed, uint64_t index) {
     launch.tiles = static_cast<uint32_t>(between(1, 5));
     launch.blocks = (tiles - 1) / launch.tiles + 1;
     fault_text.clear();
+    static const int loaded = cuda_api()->check_kernels();
+    if (loaded != 0) throw std::runtime_error("the kernels were not loaded");
     if (cuda_api()->launch_random(launch, nullptr) != 0) {
       throw std::runtime_error("a launch was refused");
     }

@@ -480,6 +480,8 @@ std::string run_launch(uint64_t seed, uint64_t index) {
       move(device, kOfSums, kOfTotals), move(host, kOfSums, kOfTotals);
     }
     fault_text.clear();
+    static const int loaded = load_norm_kernels();
+    if (loaded != 0) throw std::runtime_error("the kernels were not loaded");
     if (launch_norm_kernel(calls[i], nullptr) != 0)
       throw std::runtime_error("a launch was refused");
     if (!fault_text.empty()) return name + ": " + fault_text;

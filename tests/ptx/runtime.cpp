@@ -56,6 +56,10 @@ const Kernel* find_kernel(const void* stub) {
   return nullptr;
 }
 
+bool is_kernel(const void* stub) {
+  return names_of_stubs().count(stub) != 0;
+}
+
 // Load a kernel; returns whether it had been loaded before.
 bool load(const void* stub) {
   static auto& loaded = *new std::set<const void*>;
@@ -211,7 +215,8 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
 }
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* stub) {
   *attributes = {};
-  if (gpudist::ptx::find_kernel(stub) == nullptr) return cudaErrorInvalidDeviceFunction;
+  // A program has the PTX of some files only.
+  if (!gpudist::ptx::is_kernel(stub)) return cudaErrorInvalidDeviceFunction;
   gpudist::ptx::load(stub);
   return static_cast<cudaError_t>(device_below().check_kernels());
 }

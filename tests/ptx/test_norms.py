@@ -26,7 +26,7 @@ def compilers() -> None:
 
 def test_random_launches_do_what_the_host_does():
     """The host runs the same bodies, and loops in float64 judge both."""
-    found = launch(90, LAUNCHES, seed=1, unit=UNIT)
+    found = launch(90, LAUNCHES, 1, UNIT)
     assert found.wrong == ""
     assert not EVERY or found.covered >= LEAST_COVERED, found.missed
 
