@@ -245,6 +245,21 @@ class Layout:
         return {rank: self.box(index_of(i, self.grid)) for i, rank in enumerate(self.ranks)}
 
     @cached_property
+    def has_empty_blocks(self) -> bool:
+        """Whether a rank has no cells; found from the lengths of blocks along each dim."""
+        for dim, extent in enumerate(self.shape):
+            lengths = {extent}
+            for one, parts in zip(self.sbp, self.grid, strict=True):
+                if one.dim == dim:
+                    cuts = [one.blocks(length, parts) for length in lengths]
+                    # The longest and the shortest of balanced blocks are the first and the last.
+                    of = (0, parts - 1) if one.sizes is None else range(parts)
+                    lengths = {blocks.length(i) for blocks in cuts for i in of}
+            if 0 in lengths:
+                return True
+        return False
+
+    @cached_property
     def blocks(self) -> tuple[Blocks, ...]:
         """Blocks of each dim, none of which several axes split.
 

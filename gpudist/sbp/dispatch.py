@@ -43,7 +43,7 @@ from gpudist.sbp.registry import (
 )
 from gpudist.sbp.remedies import remedy_of
 from gpudist.sbp.scope import PlanRow, Scope, current_scope, place_of_call
-from gpudist.sbp.signatures.across import in_one_order, some_are_empty
+from gpudist.sbp.signatures.across import in_one_order
 from gpudist.sbp.signatures.elementwise import ELEMENTWISE
 from gpudist.sbp.unknown import gathered
 
@@ -470,7 +470,7 @@ def _prepare(
         compute = derivation.bind(local, _where(whole, derivation, placement))
         if call.autocast is not None:
             compute = in_dtypes_of_torch(compute, call.autocast, dtypes)
-        if some_are_empty((*derivation.inputs, *derivation.outputs)):
+        if any(one.has_empty_blocks for one in (*derivation.inputs, *derivation.outputs)):
             compute = in_one_order(compute)
     return PreparedCall(derivation, movements, placement, compute)
 

@@ -93,11 +93,6 @@ def in_one_order(compute: Compute) -> Compute:
     return ordered
 
 
-def some_are_empty(layouts: Iterable[Layout]) -> bool:
-    """Return whether a worker has no cells of one of the tensors."""
-    return any(not box.volume for layout in layouts for box in layout.boxes.values())
-
-
 def terms(call: Call, *slots: int) -> list[SbpSignature]:
     """Return the signature with terms in ``slots``, in which the function is jointly linear."""
     if any(call.tensors[i].dtype == torch.bool for i in slots):
