@@ -130,7 +130,7 @@ SUBJECTS: dict[str, Subject] = {
     "PlainConvUNet": Subject(
         _plain_conv_unet, (32, 32, 32), 1, (16, 8, 8), "dynamic-network-architectures"
     ),
-    "ResNet-50": Subject(_resnet50, (128, 128), 3, (128, 32), "torchvision"),
+    "ResNet-50": Subject(_resnet50, (128, 128), 3, (256, 64), "torchvision"),
     "Swin": Subject(_swin, (224, 112), 3, (224, 56), "timm"),
     "ViT": Subject(_vit, (128, 128), 3, (64, 32), "timm"),
     "GPT": Subject(_gpt, (128,), 0, (32,), "transformers", ("contiguous",)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from math import prod
 
 from gpudist.geometry.layout import Layout, Sbp, broadcast, split
@@ -19,7 +20,7 @@ def drawn(draw: random.Random) -> Layout:
         if draw.random() < 0.3 and all(one.dim != dim for one in sbp):
             cuts = sorted(draw.randint(0, left[dim]) for _ in range(parts - 1))
             ends = (0, *cuts, left[dim])
-            sizes = tuple(b - a for a, b in zip(ends, ends[1:], strict=False))
+            sizes = tuple(b - a for a, b in pairwise(ends))
         sbp.append(split(dim, sizes) if draw.random() < 0.8 else broadcast)
     return Layout(tuple(range(prod(grid))), grid, tuple(sbp), shape)
 
