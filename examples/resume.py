@@ -64,7 +64,8 @@ def batch_of(step: int, P_x: CartesianPartition) -> tuple[torch.Tensor, torch.Te
     images = torch.sin(6 * phase + (rows + phase * columns) / 4)
     noisy = images + 0.3 * torch.randn(SHAPE, generator=generator)
     cells = Decomposition.balanced(SHAPE, P_x.shape).block(P_x.index or ()).slices
-    return noisy[cells].to(P_x.device), images[cells].to(P_x.device)
+    blocks = noisy[cells].contiguous(), images[cells].contiguous()
+    return blocks[0].to(P_x.device), blocks[1].to(P_x.device)
 
 
 def train(P_world: Partition, folder: Path, steps: int, every: int) -> str:

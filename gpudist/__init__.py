@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import gpudist.starting as _starting  # noqa: F401 (before those that import torch)
 from gpudist import amp, data, nn, ops, recycling, sbp
 from gpudist.batch import broadcast_batch, stream_batches
-from gpudist.capturing import CapturedStep, capture
+from gpudist.capturing import capture
 from gpudist.convert import Plan, compiled, distribute, plan_of, sequential
 from gpudist.errors import (
     CheckpointError,
@@ -68,7 +68,6 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
-    "CapturedStep",
     "CartesianPartition",
     "CheckpointError",
     "CollectiveTimeout",

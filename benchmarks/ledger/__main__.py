@@ -24,7 +24,7 @@ from gpudist.testing.rank_pool import RankPool
 from tests.doubles import use_doubles
 
 RANKS = (1, 2, 4)
-ROWS = ROOT / "benchmarks" / "results" / "ledger.jsonl"
+ROWS = ROOT / "benchmarks" / "results" / "ledger" / "rows.jsonl"
 _LIMIT_S = 600.0
 # Pairs of timed steps.
 _TIMED = 20

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -190,3 +190,8 @@ def carried_out(P_world: Partition, case: str) -> dict[str, torch.Tensor]:
     assert torch.equal(x.detach().cpu(), before), "the input was modified"
     assert_adjoint(operator, x, P_world)
     return on_cpu(y=y, gradient=gradient, forward_again=forward_again)
+
+
+def whole_of(x: Any) -> torch.Tensor:
+    """Return the whole tensor, global or not."""
+    return x.full_tensor() if hasattr(x, "full_tensor") else x

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from copy import deepcopy
-from typing import Any
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ import gpudist
 from examples.networks import UNet3d
 from gpudist.world.partition import Partition
 from tests.gpu.devices import require_gpu, scaled
+from tests.gpu.operators import whole_of
 from tests.gpu.worlds import World
 
 require_gpu()
@@ -63,11 +63,6 @@ def trained(
                 optimizer.step()
             found[name] = losses, [p.detach().cpu() for p in each.parameters()]
     return found
-
-
-def whole_of(x: Any) -> torch.Tensor:
-    """Return the whole tensor, global or not."""
-    return x.full_tensor() if hasattr(x, "full_tensor") else x
 
 
 def _step(

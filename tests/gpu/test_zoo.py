@@ -12,7 +12,7 @@ from torch import nn
 import gpudist
 from gpudist.world.partition import Partition
 from tests.gpu.devices import ON_DOUBLES, require_gpu
-from tests.gpu.test_training import whole_of
+from tests.gpu.operators import whole_of
 from tests.gpu.worlds import World
 
 require_gpu()

@@ -153,7 +153,7 @@ def test_refusals(P_world: Partition) -> None:
         x.histc(3)
     with pytest.raises(PartitionError, match="plain tensor of shape"):
         x + torch.ones(4)
-    with pytest.raises(PartitionError, match="other placements"):
+    with pytest.raises(PartitionError, match="move one to the other's placement"):
         x + global_of(random((4,)), Placement("cpu", [1, 0], P_world), (S(0),))
     with pytest.raises(NotImplementedError, match="out="):
         torch.add(x, x, out=x[None])

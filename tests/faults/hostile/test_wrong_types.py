@@ -120,7 +120,7 @@ GOOD: dict[Any, Callable[[Context], Any]] = {
     "network": lambda c: torch.nn.Linear(4, 4),
     "distribute.network": lambda c: torch.nn.ReLU(),
     "compiled.network": lambda c: gpudist.distribute(torch.nn.ReLU(), c.P),
-    "operator": lambda c: identity,
+    **dict.fromkeys(("operator", "step"), lambda c: identity),
     "fn": lambda c: nothing,
     "HaloRegion.layers": lambda c: [nn.DistributedConv2d(c.P, 2, 2, 3)],
     "load.path": lambda c: c.saved,
