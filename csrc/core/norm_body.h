@@ -642,9 +642,11 @@ struct MapColumns {
 };
 
 GPUDIST_HOST_DEVICE inline const LineFactors& factor_of(const LineFactors& one, int) {
+  // NOLINTNEXTLINE(bugprone-return-const-ref-from-parameter): called with variables alone
   return one;
 }
 GPUDIST_HOST_DEVICE inline const GradientFactors& factor_of(const GradientFactors& one, int) {
+  // NOLINTNEXTLINE(bugprone-return-const-ref-from-parameter): called with variables alone
   return one;
 }
 template <class Factors, int kWidth>

@@ -214,7 +214,8 @@ def beside_in_capture(transport: Transport) -> list[str]:
         y = halo_of(P_world)(second)
         x = in_flight.wait(0)
     for _ in range(REPLAYS):
-        x.fill_(-1.0), y.fill_(-1.0)
+        x.fill_(-1.0)
+        y.fill_(-1.0)
         graph.launch()
         assert torch.equal(x, expected) and torch.equal(y, -2.0 * expected)
     graph.destroy()
