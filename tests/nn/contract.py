@@ -143,16 +143,16 @@ def whole_gradients(layer: torch.nn.Module) -> dict[str, torch.Tensor]:
     return full_state_dict(of, to_all=True)
 
 
-def grids(row: Layer) -> Iterator[Grid]:
+def grids(row: Layer, every: bool = EVERY) -> Iterator[Grid]:
     """Return grids with one dim cut, in 2 or in 3, and with two dims cut in 2.
 
-    With ``EVERY=1`` each dim is cut in 2 and in 3, and each pair of dims; otherwise adjacent ones.
+    With ``every`` each dim is cut in 2 and in 3, and each pair of dims; otherwise adjacent ones.
     """
     dims = len(row.inputs[0].shape)
     for dim in range(dims):
-        for parts in (2, 3) if EVERY else (3 - dim % 2,):
+        for parts in (2, 3) if every else (3 - dim % 2,):
             yield tuple(parts if d == dim else 1 for d in range(dims))
-    for pair in combinations(range(dims), 2) if EVERY else pairwise(range(dims)):
+    for pair in combinations(range(dims), 2) if every else pairwise(range(dims)):
         yield tuple(2 if d in pair else 1 for d in range(dims))
 
 
