@@ -41,6 +41,7 @@ class _CachedCall(NamedTuple):
             arguments of each call.
         result: spec of the result, if it is a single tensor.
         results: specs of several results; empty if the function modifies its first tensor in place.
+        holder: type of the tuple or list of several results.
         noted: the operator, without tensors.
     """
 
@@ -48,6 +49,7 @@ class _CachedCall(NamedTuple):
     compute: Compute | None
     result: GlobalSpec | None
     results: tuple[GlobalSpec, ...]
+    holder: Any
     noted: Noted
 
 
@@ -94,7 +96,7 @@ def recalled(
     call: _CachedCall | None = first.calls.get(key)
     if call is None or _notes.anew or is_explaining() or _transforms_active():
         return _derived(kind, function, args, kwargs, first, key, scope)
-    movements, compute, spec, specs, noted = call
+    movements, compute, spec, specs, holder, noted = call
     if spec is None and not specs and _must_check_change(kind, args[0]):
         return _derived(kind, function, args, kwargs, first, key, scope)
     if movements:
@@ -130,7 +132,7 @@ def recalled(
             views.note(y, function, args, kwargs, noted.call, noted.is_copy, place)
     if _notes.open:
         _notes.open[-1].append(noted._replace(inputs=_tensors(args, kwargs), results=found))
-    return type(result)(found) if specs else args[0]
+    return holder(found) if specs else args[0]
 
 
 def _must_check_change(kind: type[GlobalTensor], changed: Any) -> bool:
@@ -282,7 +284,7 @@ def _derived(
     is_one = isinstance(result, torch.Tensor)
     results = (result,) if is_one else result
     if noted.results:
-        is_all = type(results) in (tuple, list) and len(results) == len(noted.results)
+        is_all = _holds_any_number(results) and len(results) == len(noted.results)
         if not is_all or any(a is not b for a, b in zip(results, noted.results, strict=True)):
             return result
     elif result is not args[0]:
@@ -293,8 +295,14 @@ def _derived(
     specs = tuple([y._global_spec for y in noted.results])
     spec = specs[0] if is_one and specs else None
     alone = noted._replace(inputs=(), results=())
-    first.calls[key] = _CachedCall(noted.prepared.movements, compute, spec, specs, alone)
+    movements, holder = noted.prepared.movements, type(results)
+    first.calls[key] = _CachedCall(movements, compute, spec, specs, holder, alone)
     return result
+
+
+def _holds_any_number(results: Any) -> bool:
+    kind = type(results)
+    return kind in (tuple, list) or kind.__module__ == "torch.return_types"
 
 
 def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:

@@ -408,7 +408,9 @@ def _followed(
     axes: list[int] = []
     for axis, (signature, parts) in enumerate(zip(choice.signatures, grid, strict=True)):
         own = same(signature, rule, call, parts)
-        if own.binding is not None:
+        # One worker has all that `run` would ask of others. Random numbers still go by the cells.
+        is_alone = own.run is not None and parts == 1 and rule.replicable
+        if own.binding is not None and not is_alone:
             bind = own.binding
             axes.append(axis)
         call = block_call(call, own, AxisPart(parts, index[axis]))

@@ -34,9 +34,11 @@ never need to be summed first.
 * ``signature.run`` is for functions whose blocks cannot be computed from blocks alone.
   ``run(call, tensors, where)`` replaces the function. It is given the local call, the local tensors
   by slot, and a :class:`Where`, whose partition ``where.P`` has the workers to communicate with by
-  ``gpudist.ops``. It is called once for all axes whose signature has this ``run``. Its backward
-  must be its adjoint by the library's convention, in which the gradient of a copy is a term and the
-  gradient of a term is a copy. Compositions of ``gpudist.ops`` and torch functions satisfy this.
+  ``gpudist.ops``. It is called once for all axes whose signature has this ``run``, without axes of
+  one worker: there, torch's function computes the block, unless it draws random numbers. Its
+  backward must be its adjoint by the library's convention, in which the gradient of a copy is a
+  term and the gradient of a term is a copy. Compositions of ``gpudist.ops`` and torch functions
+  satisfy this.
 * ``signature.bind`` is ``run`` in two steps, for functions that take time to plan: ``bind(call,
   where)`` returns a function of the local tensors, which is cached with the derivation.
 * Under autocast, ``run``, ``bind`` and composites compute in the dtypes of torch's function. If its

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -52,6 +53,13 @@ def derive_shares(call: Call, parts: int) -> list[SbpSignature]:
     ]
 
 
+def shares_here(x: Any, dim: int) -> Any:
+    """The same by another rule."""
+    if has_torch_function((x,)):
+        return handle_torch_function(shares_here, (x,), x, dim)
+    return x / x.sum(dim, keepdim=True)
+
+
 def padded(x: Any, rows: int) -> Any:
     """The first ``rows`` rows twice over, side by side: a size is among the arguments."""
     if has_torch_function((x,)):
@@ -86,6 +94,39 @@ def test_run_over_all_axes_that_split_a_dim(P_world: Partition) -> None:
     for sbp in [(S(0), S(0)), (S(0), S(1)), (S(1), S(0)), (S(1), B), (B, S(0)), (P, S(0))]:
         for dim in (0, 1):
             assert_matches(lambda t, dim=dim: shares(t, dim), [x], placement, [sbp], double=True)
+
+
+@distributed(ranks=2, transports=("loopback",))
+def test_axes_of_one_worker_do_not_run(P_world: Partition) -> None:
+    placement = Placement("cpu", [[0], [1]], P_world)
+    x = random((7, 4)).abs() + 1
+    ran: list[int] = []
+
+    def counted(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
+        ran.append(call.args[1])
+        return run_shares(call, tensors, where)
+
+    def counting(call: Call, parts: int) -> list[SbpSignature]:
+        found = derive_shares(call, parts)
+        return [replace(one, run=counted) if one.run is not None else one for one in found]
+
+    signatures[shares_here] = Rule(counting)
+    for dim in (0, 1):
+        assert_matches(lambda t, dim=dim: shares_here(t, dim), [x], placement, [(S(0), S(1))])
+    assert set(ran) == {0}
+
+
+@distributed(ranks=2, transports=("loopback",))
+def test_results_with_names_are_repeated(P_world: Partition) -> None:
+    """The second call of a function with named results is not derived, and has the names."""
+    x = global_of(random((4, 3)), Placement("cpu", [0, 1], P_world), (S(0),))
+    assert not x._global_spec.calls
+    first = torch.max(x, 1)
+    assert len(x._global_spec.calls) == 1
+    again = torch.max(x, 1)
+    assert type(again) is type(first) is torch.return_types.max
+    torch.testing.assert_close(again.values.full_tensor(), random((4, 3)).max(1).values)
+    assert torch.equal(again.indices.full_tensor(), random((4, 3)).max(1).indices)
 
 
 @distributed(ranks=6, transports=("loopback",))

@@ -15,8 +15,9 @@ from gpudist.world.partition import CartesianPartition
 
 
 def axes_that_split(where: Where, slot: int, dims: Collection[int]) -> list[int]:
-    """Return the axes of the placement that split one of ``dims`` of the tensor in ``slot``."""
-    return [axis for axis, one in enumerate(where.sbps[slot]) if one.is_split and one.dim in dims]
+    """Return the axes that split one of ``dims`` of the tensor in ``slot`` over several workers."""
+    ones = zip(where.sbps[slot], where.P.shape, strict=True)
+    return [axis for axis, (one, n) in enumerate(ones) if one.dim in dims and n > 1]
 
 
 def total(x: torch.Tensor, where: Where, axes: Iterable[int]) -> torch.Tensor:

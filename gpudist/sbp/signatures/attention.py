@@ -16,6 +16,7 @@ from gpudist.exchange.autograd import move
 from gpudist.geometry.layout import Layout, Sbp, broadcast, partial_sum, split
 from gpudist.sbp.boxing import movement_of
 from gpudist.sbp.registry import Call, Compute, SbpSignature, Where, compose, register
+from gpudist.sbp.signatures.across import axes_that_split
 from gpudist.sbp.signatures.along_axis import on_cells, without_cells
 from gpudist.sbp.signatures.channel_norms import carried_out
 from gpudist.sbp.signatures.elementwise import aligned
@@ -133,7 +134,7 @@ def _attending(
 def _bind(call: Call, where: Where) -> Compute:
     """Bind a block of queries; causal queries attend to keys up to their global position."""
     rows = where.call.tensors[1].dims - 2
-    axes = [axis for axis, one in enumerate(where.sbps[1]) if one.is_split and one.dim == rows]
+    axes = axes_that_split(where, 1, (rows,))
     if axes:
         return _swapped(call, where, axes)
     cells = where.inputs[0]

@@ -14,6 +14,7 @@ from gpudist.geometry.layout import split
 from gpudist.nn.distributed_module import settle
 from gpudist.ops.shape_agreement import BlockLayout
 from gpudist.sbp.registry import Bind, Call, Compute, SbpSignature, Where, mapped
+from gpudist.sbp.signatures.across import axes_that_split
 from gpudist.world.partition import CartesianPartition
 
 MakeLayer = Callable[[CartesianPartition], Any]
@@ -54,11 +55,7 @@ def no_samples(where: Where, dims: int) -> Compute:
 def split_last(where: Where, dims: int) -> Where:
     """Return ``where`` restricted to workers that differ in their block of the last ``dims``."""
     first = len(where.inputs[0].shape) - dims
-    axes = [
-        axis
-        for axis, one in enumerate(where.sbps[0])
-        if one.is_split and one.dim >= first and where.P.shape[axis] > 1
-    ]
+    axes = axes_that_split(where, 0, range(first, first + dims))
     return replace(where, P=where.P.along(axes))
 
 
