@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
+from weakref import ref
 
 import torch
 
@@ -42,18 +43,18 @@ class FreshTensors:
     """
 
     def __init__(self) -> None:
-        self.ids: set[int] = set()
+        # By identity. A mark on the tensor itself would be saved with it.
+        self.refs: dict[int, ref[T]] = {}
 
     def note(self, x: Any) -> None:
         """Note a result of a factory, or of a cast of one."""
         is_plain = type(x) is T and x.layout is torch.strided
         if (is_plain or (type(x) is GlobalTensor and x.is_copy_everywhere)) and not is_recorded():
-            # The mark tells it from a later tensor with the same identity.
-            vars(x)["_gpudist_fresh"] = self
-            self.ids.add(id(x))
+            self.refs[id(x)] = ref(x)
 
     def has(self, x: Any) -> bool:
-        return id(x) in self.ids and vars(x).get("_gpudist_fresh") is self
+        found = self.refs.get(id(x))
+        return found is not None and found() is x
 
     def used(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Forget the arguments of a call; return whether its result is as new as the first one.
@@ -80,7 +81,7 @@ class FreshTensors:
             elif isinstance(x, dict):
                 self._forget(x.values())
             else:
-                self.ids.discard(id(x))
+                self.refs.pop(id(x), None)
 
 
 def _split_for(y: Any, index: Any, value: GlobalTensor) -> None:

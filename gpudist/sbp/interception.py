@@ -59,14 +59,14 @@ class _Intercepted(Drawing):
         # A network called within another one hides calls from the other one's mode.
         for outer_mode in _active_modes():
             if isinstance(outer_mode, _Intercepted):
-                outer_mode.fresh.ids.clear()
+                outer_mode.fresh.refs.clear()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         is_fresh = func in FACTORIES and "out" not in kwargs and current_scope() is self.scope
-        if self.fresh.ids and func not in METADATA:
+        if self.fresh.refs and func not in METADATA:
             is_fresh = self.fresh.used(func, args, kwargs) or is_fresh
         if not is_fresh:
             return self._result(func, types, args, kwargs)

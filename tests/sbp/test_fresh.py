@@ -289,7 +289,7 @@ def test_solver_moves_halos_alone(P_world: Partition) -> None:
     assert not [r for r in record.rows if r.sent_bytes and "conv2d" not in r.function]
 
 
-@distributed(ranks=2, transports=["loopback"])
+@distributed(ranks=2, transports=["host"])
 def test_recorded_graphs_gather(P_world: Partition) -> None:
     alone = Solver()
     net = gpudist.distribute(alone, grid(P_world, [1, 1, 2, 1]))
