@@ -23,11 +23,12 @@ from gpudist.geometry.layout import broadcast
 from gpudist.sbp.boxing import declared
 from gpudist.sbp.copies import copy_of, needs_copies, require_copies, with_copies
 from gpudist.sbp.drawing import WITHOUT_INDEX, Drawing, may_draw
+from gpudist.sbp.fresh import FACTORIES, FreshTensors
 from gpudist.sbp.functions import apply_to_plain, dispatch_functions
 from gpudist.sbp.global_parameter import GlobalParameter
 from gpudist.sbp.global_spec import GlobalSpec, wrapped
 from gpudist.sbp.global_tensor import GlobalTensor
-from gpudist.sbp.methods import entry, gradient_of
+from gpudist.sbp.methods import METADATA, entry, gradient_of
 from gpudist.sbp.outer import OuterTensor, made_in, outer, without_cells
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.plain import shared
@@ -54,11 +55,26 @@ class _Intercepted(Drawing):
     def __init__(self, scope: Scope) -> None:
         super().__init__(scope)
         self.scope = scope
+        self.fresh = FreshTensors()
+        # A network called within another one hides calls from the other one's mode.
+        for outer_mode in _active_modes():
+            if isinstance(outer_mode, _Intercepted):
+                outer_mode.fresh.refs.clear()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        is_fresh = func in FACTORIES and "out" not in kwargs and current_scope() is self.scope
+        if self.fresh.refs and func not in METADATA:
+            is_fresh = self.fresh.used(func, args, kwargs) or is_fresh
+        if not is_fresh:
+            return self._result(func, types, args, kwargs)
+        result = self._result(func, types, args, kwargs)
+        self.fresh.note(result)
+        return result
+
+    def _result(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if GlobalParameter in types:
             with self:
                 return GlobalParameter.__torch_function__(func, types, args, kwargs)

@@ -38,7 +38,7 @@ _VIEWS = {
     T.broadcast_to, torch.broadcast_to, T.movedim, torch.movedim, T.__getitem__,
     T.mT.__get__,  # pyright: ignore[reportAttributeAccessIssue]
 }  # fmt: skip
-_CASTS = {
+CASTS = {
     T.to, T.type_as, T.float, T.double, T.half, T.bfloat16, T.bool, T.int, T.long,
 }  # fmt: skip
 _IN_NAME = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__idiv__", "__itruediv__",
@@ -211,7 +211,7 @@ def without_cells(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     is_of_first = bool(args) and args[0] is first
     if function in ELEMENTWISE:
         found = outer(first._kind, first._placement, function, args, kwargs)
-    elif is_of_first and function in _CASTS:
+    elif is_of_first and function in CASTS:
         found = first.cast(function, args[1:], kwargs)
     elif is_of_first and function in _VIEWS and len(given) == 1:
         is_basic = function is not T.__getitem__ or _is_basic(args[1])
