@@ -41,6 +41,24 @@ TORCH_ERRORS = (
 )  # fmt: skip
 
 
+def on_meta(what: str, shape: Iterable[int], dtype: torch.dtype | None) -> torch.Tensor:
+    """Return a tensor of ``shape`` without memory.
+
+    Raises:
+        ShapeError: its cells or bytes cannot be counted in 64 bits; ``what`` names it.
+    """
+    extents = tuple(shape)
+    try:
+        return torch.empty(extents, dtype=dtype, device="meta")
+    except (RuntimeError, TypeError, OverflowError) as error:
+        if "overflow" not in str(error).lower():
+            raise
+        raise ShapeError(
+            f"{what} of shape {list(extents)} has more bytes than 64 bits can count; give smaller "
+            "sizes"
+        ) from None
+
+
 def storage_problem(x: torch.Tensor) -> str:
     """Return why ``x`` cannot be moved and what to do; empty for strided memory on any device."""
     if type(x) not in PLAIN and type(x).__name__ in _SUBCLASSES:

@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from gpudist.checks.arguments import checked
+from gpudist.checks.storage import on_meta
 from gpudist.convert.converted import convert, names_of_entries
 from gpudist.convert.copying import copied
 from gpudist.convert.inputs import Entrance, names_by_place, require_known
@@ -241,7 +242,7 @@ def _wholes(
         if isinstance(x, torch.Tensor):
             return know_copy(torch.empty_like(x, device=META), x, copies)
         if isinstance(x, (tuple, list, torch.Size)) and all(hasattr(n, "__index__") for n in x):
-            return torch.empty(tuple(x), dtype=dtype, device=META)
+            return on_meta("an input", x, dtype)
         return x
 
     return [whole(x) for x in shapes], {

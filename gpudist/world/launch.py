@@ -197,6 +197,8 @@ def deadline_of(timeout: object, where: str) -> float:
             remedy = "; to use torch's mesh, call gpudist.init().create_mesh_partition(mesh)"
         elif hasattr(timeout, "rank") and hasattr(timeout, "size"):
             remedy = "; to join the ranks of torch's group, pass process_group=group"
+        elif isinstance(timeout, (list, tuple)):
+            remedy = "; to arrange the workers on a grid, call gpudist.init().grid(shape)"
         raise TransportError(
             f"{where}: timeout is {timeout!r:.80}; it must be a number of seconds above 0 and at "
             f"most {LONGEST_S:.0f}{remedy}"

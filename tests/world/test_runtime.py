@@ -116,7 +116,8 @@ def test_deadlines_that_are_none(timeout: Any) -> None:
 def test_what_is_no_deadline_but_a_mesh_or_a_group() -> None:
     mesh = DeviceMesh("cpu", [0], _init_backend=False, _rank=0)
     group: Any = dist.ProcessGroup(0, 1)  # pyright: ignore[reportCallIssue]
-    for given, remedy in ((mesh, "create_mesh_partition(mesh)"), (group, "process_group=group")):
+    remedies = [(mesh, "create_mesh_partition(mesh)"), (group, "process_group=group")]
+    for given, remedy in (*remedies, ((1, 2), "gpudist.init().grid(shape)")):
         with pytest.raises(TransportError, match=re.escape(remedy)):
             gpudist.init(given)  # pyright: ignore[reportArgumentType]
 

@@ -218,7 +218,9 @@ class _DistributedConv(ConvLayer):
         return bound.block(in_form(block, channels_last_form(x)), weight, bias)
 
     def _agree_and_bind(self, x: torch.Tensor, uses_copies: int) -> _BoundConv:
-        return self.bind(self._agreement(x), x)
+        layout = self._agreement(x)
+        self._require_dtype(layout.dtype)
+        return self.bind(layout, x)
 
     def bind(self, layout: BlockLayout, x: torch.Tensor) -> _BoundConv:
         """Bind the movements and the local convolution to an agreed input layout."""

@@ -233,7 +233,9 @@ class _DistributedConvTranspose(ConvLayer):
     def _agree_and_bind(
         self, x: torch.Tensor, uses_copies: int, *output_size: int
     ) -> _BoundConvTranspose:
-        return self.bind(self._agreement(x), x, *output_size)
+        layout = self._agreement(x)
+        self._require_dtype(layout.dtype)
+        return self.bind(layout, x, *output_size)
 
     def bind(self, layout: BlockLayout, x: torch.Tensor, *output_size: int) -> _BoundConvTranspose:
         """Bind the movements and the local computation to an agreed input layout."""

@@ -135,12 +135,15 @@ class DistributedLinear(AffineLayer):
                 f"{self._name}, dim -1: the input of shape {list(x.shape)} has "
                 f"{(x.shape[-1] if x.dim() else 0)} features, not {self.in_features}"
             )
+        if x.dtype != self.weight.dtype:
+            self._require_dtype(x.dtype)
 
     def _bind_whole(self, weight: torch.Tensor, uses_copies: int) -> BoundAffine:
         return BoundAffine(None, self.bind_parameters(), None, self.out_features)
 
     def _agree_and_bind(self, x: torch.Tensor, uses_copies: int) -> BoundAffine:
         placed, layout = self._placement, self._agreement(x)
+        self._require_dtype(layout.dtype)
         self._check(layout)
         broadcast = placed.bind_broadcast(
             layout.shape_of, layout.key, layout.dtype, (x.shape, x.dtype), x

@@ -84,7 +84,9 @@ class DistributedPReLU(ParameterLayer):
         return F.prelu(input, weight)
 
     def _bind(self, x: torch.Tensor, uses_copies: int) -> tuple[Movement | None, ...]:
-        channels = self._agreement(x).decomposition.dims[1]
+        layout = self._agreement(x)
+        self._require_dtype(layout.dtype)
+        channels = layout.decomposition.dims[1]
         if self.num_parameters > 1 and channels != self._placed["weight"].blocks[0]:
             raise ShapeError(
                 f"{self._name}, dim 1: the input has {channels.extent} channels in blocks of "

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from gpudist.checks.storage import on_meta
 from gpudist.errors import ShapeError
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.blocks import Blocks
@@ -52,6 +53,7 @@ class Norm(ParameterLayer):
         replicate_parameters: bool,
     ) -> None:
         super().__init__()
+        on_meta("a parameter", parameter_shape, dtype)
         self.P_x = P_x
         splits = {axis: split(d) for d, axis in enumerate(parameter_axes)}
         self._axes = tuple(parameter_axes)

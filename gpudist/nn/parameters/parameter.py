@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from gpudist.checks.storage import on_meta
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.boxes import Box
 from gpudist.geometry.broadcasting import Pairing
@@ -79,7 +80,7 @@ def _drawn_parameter(
     same amount, and the values equal those of the sequential layer under the same seed.
     """
     # Invalid sizes fail on all workers, and lack of memory fails before drawing.
-    torch.empty(tuple(shape), dtype=dtype, device="meta")
+    on_meta("a parameter", shape, dtype)
     block = torch.empty(box.shape if box is not None else (0,), dtype=dtype, device=device)
     for start, stop in _chunks(shape[0], math.prod(shape[1:])):
         chunk = draw(torch.empty((stop - start, *shape[1:]), dtype=dtype, device=device))

@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from gpudist.errors import ShapeError
 from gpudist.exchange import Movement
 from gpudist.exchange.autograd import move
-from gpudist.exchange.torch_library import is_compiled
+from gpudist.exchange.torch_library import is_compiled, is_traced
+from gpudist.nn.autocast import autocast_is_on
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.parameters.parameter import bias_bound, kaiming_bound, uniform_parameter
 from gpudist.nn.parameters.parameter_broadcast import ParameterBroadcast, copies_of_owned
@@ -86,6 +88,16 @@ class ParameterLayer(DistributedModule):
         if bias is not None:
             self.bias = uniform_parameter(
                 bias.shape, bias_bound(fan_in), bias.own_box, device, dtype
+            )
+
+    def _require_dtype(self, dtype: torch.dtype) -> None:
+        # A trace may be under an autocast that only its graph enters.
+        own = self.weight
+        if dtype != own.dtype and not is_traced() and not autocast_is_on(own.device):
+            raise ShapeError(
+                f"{type(self).__name__}: the input is of {dtype}, the weight of {own.dtype}; "
+                f"convert one of them, as with x.to({own.dtype}), or call the layer under "
+                "torch.autocast"
             )
 
     def _placements(self) -> dict[str, ParameterPlacement]:
