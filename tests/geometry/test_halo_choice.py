@@ -30,16 +30,16 @@ def groups_of(plans: list[Plan]) -> list[Group]:
 @given(cases())
 def test_every_worker_has_the_chosen_plan(case: Any):
     """Also of uneven and empty blocks; no plan costs more than is assumed."""
-    for nested, groups in enumerate(groups_of_halo(*case)):
-        plans = plans_of(*case, bool(nested))
-        actual = groups_of(plans)
+    inputs, windows, periodic = case
+    for nested, groups in enumerate(groups_of_halo(inputs, windows, periodic)):
+        actual = groups_of(plans_of(inputs, windows, periodic, bool(nested)))
         assert len(actual) == len(groups)
         for found, assumed in zip(actual, groups, strict=True):
             assert found.messages <= assumed.messages
             assert found.received <= assumed.received
             assert found.copied <= assumed.copied
-    chosen = costs_less_nested(*case, 4)
-    assert len({plan.identity for plan in plans_of(*case, chosen)}) == 1
+    chosen = costs_less_nested(inputs, windows, periodic, 4)
+    assert len({plan.identity for plan in plans_of(inputs, windows, periodic, chosen)}) == 1
 
 
 @pytest.mark.parametrize(
