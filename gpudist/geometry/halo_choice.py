@@ -24,7 +24,7 @@ _COPIED_BYTES_PER_US = 2_054_000
 
 
 @dataclass(frozen=True)
-class Group:
+class MessageGroup:
     """One group of messages, of the worker with most of each number.
 
     Attributes:
@@ -72,14 +72,14 @@ def costs_less_nested(
 
 def groups_of_halo(
     inputs: Decomposition, windows: Sequence[Window], periodic: Sequence[bool]
-) -> tuple[list[Group], list[Group]]:
+) -> tuple[list[MessageGroup], list[MessageGroup]]:
     """Return the groups of messages of the direct exchange, and those of the nested one."""
     most = [_most(*axis) for axis in zip(inputs.dims, windows, periodic, strict=True)]
     owned, needed = [a.owned for a in most], [a.needed for a in most]
     received = prod(a.owned + a.ghosts for a in most) - prod(owned)
-    direct = Group(prod(1 + a.peers for a in most) - 1, received, prod(needed))
+    direct = MessageGroup(prod(1 + a.peers for a in most) - 1, received, prod(needed))
     nested = [
-        Group(axis.peers, prod((*needed[:d], axis.ghosts, *owned[d + 1 :])),
+        MessageGroup(axis.peers, prod((*needed[:d], axis.ghosts, *owned[d + 1 :])),
               prod((*needed[: d + 1], *owned[d + 1 :])))
         for d, (axis, blocks, window) in enumerate(zip(most, inputs.dims, windows, strict=True))
         if blocks.parts > 1 or not reads_own_cells(blocks, window)

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 
 from gpudist.geometry import Blocks, Decomposition, HaloWidths, Plan, SlidingWindow
-from gpudist.geometry.halo_choice import Group, costs_less_nested, groups_of_halo
+from gpudist.geometry.halo_choice import MessageGroup, costs_less_nested, groups_of_halo
 from tests.geometry.test_halo import cases, plans_of
 
 STENCIL = HaloWidths(1, 1)
 
 
-def groups_of(plans: list[Plan]) -> list[Group]:
+def groups_of(plans: list[Plan]) -> list[MessageGroup]:
     """For each stage, the most of each number in any worker's plan."""
     return [
-        Group(
+        MessageGroup(
             max(max(len(stage.sends), len(stage.receives)) for stage in stages),
             max(sum(message.volume for message in stage.receives) for stage in stages),
             max(prod(stage.output_shape or ()) for stage in stages),
@@ -92,5 +92,5 @@ def test_uneven_blocks_count_by_the_largest() -> None:
     inputs = Decomposition((Blocks.of_sizes([4, 0, 60, 0, 5]), Blocks(30, 3)))
     (direct,), nested = groups_of_halo(inputs, [HaloWidths(5, 5), STENCIL], [False, True])
     # The worker with 60 rows receives 4 and 5 rows of 10 columns, and sends to both.
-    assert nested == [Group(2, 9 * 10, 70 * 10), Group(2, 70 * 2, 70 * 12)]
-    assert direct == Group(8, 69 * 12 - 60 * 10, 70 * 12)
+    assert nested == [MessageGroup(2, 9 * 10, 70 * 10), MessageGroup(2, 70 * 2, 70 * 12)]
+    assert direct == MessageGroup(8, 69 * 12 - 60 * 10, 70 * 12)
