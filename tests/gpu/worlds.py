@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -99,9 +98,6 @@ class SeveralRanks:
         self._environment = {**_CHOSEN, **sharing, **(more or {})}
         how = "forkserver" if ON_DOUBLES else "spawn"
         self.pool = RankPool(self.size, timeout_s, start_method=how)
-        if ON_DOUBLES:
-            # Without gpudist.checkpoint, which takes longer to import than gpudist and torch.
-            multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
 
     def run(self, body: Callable[..., Any], **params: Any) -> list[Any]:
         try:
