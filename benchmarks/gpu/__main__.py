@@ -60,7 +60,7 @@ def main() -> int:
     failures: list[str] = []
     try:
         for subject in options.subject or several.SUBJECTS:
-            found = run(subject, P_world, options.iterations, failures)
+            found = run(subject, P_world, options.iterations, failures, options.smallest)
             rows += found
             if P_world.rank == 0:
                 _write(subject, found, rows, P_world.size, options)
@@ -128,8 +128,9 @@ def _why_not_shared(ranks: int) -> str:
 
 @torch.no_grad()
 def run(
-    subject: str, P_world: Partition, iterations: int, failures: list[str] | None = None
-) -> list[GpuRow]:
+    subject: str, P_world: Partition, iterations: int, failures: list[str] | None = None,
+    smallest: bool = False,
+) -> list[GpuRow]:  # fmt: skip
     """Return the rows of all cases of a subject; rank 0 prints them as they arrive.
 
     Args:
@@ -138,6 +139,7 @@ def run(
         iterations: number of times, after warm-up; none in a rehearsal.
         failures: receives the errors of cases; an error is raised if it is ``None``, or there are
             several ranks.
+        smallest: one case for each clock.
     """
     room = "benchmarks.gpu.several" if subject in several.SUBJECTS else "benchmarks.gpu"
     module = importlib.import_module(f"{room}.{subject}")
@@ -145,6 +147,8 @@ def run(
     hold_us = SEVERAL_HOLD_US if P_world.size > 1 else None
     gpu = HostMachine() if rehearsal else CudaMachine(hold_us=hold_us)
     cases = module.cases(P_world.size, tiny=True) if rehearsal else module.cases(P_world.size)
+    if smallest:
+        cases = {case.clock: case for case in cases}.values()
     rows: list[GpuRow] = []
     for case in cases:
         try:
@@ -217,6 +221,7 @@ def _options() -> argparse.Namespace:
         help="may be repeated",
     )  # fmt: skip
     parser.add_argument("--iterations", type=int, default=ITERATIONS, help="timed, after warm-up")
+    parser.add_argument("--smallest", action="store_true", help="one case for each clock")
     parser.add_argument("--json", type=Path, help="file for all rows")
     parser.add_argument(
         "--results", type=Path, nargs="?", const=RESULTS,

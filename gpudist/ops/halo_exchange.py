@@ -15,6 +15,7 @@ from gpudist.exchange import Movement, bind
 from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.boxes import Plan, Stage
 from gpudist.geometry.halo import plan_halo
+from gpudist.geometry.halo_choice import costs_less_nested
 from gpudist.geometry.windows import HaloWidths, Window
 from gpudist.ops.arrays import Array, applied
 from gpudist.ops.operator import Operator, remembered, require_cartesian
@@ -42,7 +43,7 @@ class HaloExchange(Operator):
         halo: Sequence[tuple[int, int]] | None = None,
         periodic: Sequence[bool] | bool = False,
         padding_value: float = 0.0,
-        nested: bool = False,
+        nested: bool | None = False,
         global_shape: Sequence[int] | None = None,
         shape: ShapeMode = "static",
     ) -> None:
@@ -120,12 +121,22 @@ class HaloExchange(Operator):
         index = self.P_x.index
         anywhere = index if index is not None else (0,) * self.P_x.dim
         windows = self.windows if windows is None else windows
-        plan = plan_halo(inputs, windows, anywhere, self.periodic, self.nested)
+        nested = self._is_nested(inputs, windows, dtype)
+        plan = plan_halo(inputs, windows, anywhere, self.periodic, nested)
         if index is None:
             plan = Plan(plan.key, -1, tuple(Stage(None, None) for _ in plan.stages))
         label = f"halo_exchange on {list(self.P_x.shape)} of {list(inputs.shape)}"
         fill = self.padding_value
         return bind(plan, self.P_x, label, dtype, x.shape, x.dtype, tuple(x.shape), fill)
+
+    def _is_nested(
+        self, inputs: Decomposition, windows: Sequence[Window], dtype: torch.dtype
+    ) -> bool:
+        if self.nested is not None:
+            return self.nested
+        # The costs that are known are NCCL's.
+        is_known = self.P_x.wire.has_streams
+        return is_known and costs_less_nested(inputs, windows, self.periodic, dtype.itemsize)
 
 
 def _windows(
@@ -161,7 +172,7 @@ def halo_exchange(
     halo: Sequence[tuple[int, int]] | None = None,
     periodic: Sequence[bool] | bool = False,
     padding_value: float = 0.0,
-    nested: bool = False,
+    nested: bool | None = False,
     global_shape: Sequence[int] | None = None,
     shape: ShapeMode = "static",
 ) -> Array:
@@ -178,7 +189,9 @@ def halo_exchange(
         periodic: whether cells beyond the global edge are copied from the opposite edge, per
             spatial dim.
         padding_value: value of cells beyond the global edge of dims that are not periodic.
-        nested: exchange one dim after the other instead of with all neighbours at once.
+        nested: exchange one dim after the other instead of with all neighbours at once. ``None``
+            chooses by messages and bytes, the same on all ranks; it is False unless the transport
+            is nccl.
         global_shape: global shape of the balanced tensor; saves the agreement on the blocks and on
             ``halo``.
         shape: ``"dynamic"`` makes the ranks agree at every call.

@@ -10,11 +10,11 @@ import torch
 
 from gpudist.world.environment import describe
 from gpudist.world.runtime import built, settings
+from tests.gpu import REHEARSED
 
 # As this module is imported: other tests put the doubles into the environment later.
 SETTINGS = settings()
 ON_DOUBLES = SETTINGS.device_library != ""
-REHEARSED = "REHEARSED_GPUS"
 
 
 @cache

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.doubles.build import NoCompiler, library
+from tests.gpu import REHEARSED
 from tests.gpu.first.__main__ import _nccl, main
 from tests.gpu.first.runner import ROOT, Place, batches, read, run_all, why_skipped
 from tests.gpu.first.steps import Step, first_steps, second_steps
@@ -60,6 +61,22 @@ def test_steps_over_the_doubles(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"logs.zip", "summary.json", "table.txt"}
     with zipfile.ZipFile(tmp_path / "logs.zip") as archive:
         assert {"environment.log", "self-communicator.log"} <= {*archive.namelist()}
+
+
+def test_a_rehearsal_fails_with_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GPUDIST_NCCL_LIBRARY", "GPUDIST_DEVICE_LIBRARY"):
+        monkeypatch.setenv(name, str(tmp_path / "absent.so"))
+    assert main(["--out", str(tmp_path), "--budget", "0", "--only", "speed of copies"]) == 1
+    (outcome,) = json.loads((tmp_path / "summary.json").read_text())
+    assert outcome["status"] == "failed" and "absent.so" in outcome["line"]
+
+
+def test_a_rehearsal_pretends_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks no process for devices, which would skip steps if it came late."""
+    monkeypatch.setenv(REHEARSED, "8")
+    place = place_in(tmp_path, rehearsal=True)
+    steps = [step for step in (*first_steps(), *second_steps()) if step.rehearsed]
+    assert [step.name for step in steps if why_skipped(step, place)] == []
 
 
 def test_whatever_becomes_of_a_step_the_others_run(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gpudist import HaloWidths, SlidingWindow, halo_exchange, nn
 from gpudist.errors import PartitionError, PlanMismatch, ShapeError
+from gpudist.geometry import halo_choice
 from gpudist.testing import assert_adjoint
 from gpudist.world.partition import Partition
 from tests.ops.cases import every_dtype
@@ -182,6 +183,26 @@ def test_twelve_ranks(P_world: Partition, nested: bool) -> None:
     )
     inputs = inputs_on(case, random(case.extents), 12)
     assert_matches_dense(layer, lambda xs: dense_halo(case, xs), inputs, P_world)
+
+
+@distributed(ranks=4, transports=["nccl", "host"])
+def test_chosen_exchanges(P_world: Partition) -> None:
+    """Over NCCL, two stages if a group of messages costs nothing; other ranks may ask for them."""
+    case = Stencil((5, 7), (2, 2), ((1, 2), (2, 1)), (False, True))
+    P_x = P_world.create_cartesian_topology_partition(case.grid)
+    over_nccl = P_x.transport == "nccl"
+    layer = nn.HaloExchange(
+        P_x,
+        halo=case.halo,
+        periodic=case.periodic,
+        nested=over_nccl if P_world.rank in (1, 3) else None,
+    )
+    inputs = inputs_on(case, random(case.extents), 4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(halo_choice, "_GROUP_NS", 0)
+        assert_matches_dense(layer, lambda xs: dense_halo(case, xs), inputs, P_world)
+        assert_adjoint(layer, inputs[P_world.rank] + 1, P_world)
+        assert len(layer.movement(inputs[P_world.rank]).steps) == (2 if over_nccl else 1)
 
 
 @pytest.mark.parametrize("nested", [False, True], ids=["one stage", "nested"])

@@ -80,7 +80,7 @@ class _DistributedConv(ConvLayer):
             block must need the same padding on both sides, as with odd kernels if outputs are
             partitioned like inputs. Results differ by rounding only.
         nested: exchange ghosts dim by dim, with two neighbours each, instead of with all neighbours
-            at once. Results are identical.
+            at once; ``None``: see :func:`~gpudist.halo_exchange`. Results are identical.
         replicate_parameters: keep a copy of each parameter block on every worker that uses it.
             Forward then moves no parameters, and backward sums the gradients over the copies;
             :func:`~gpudist.nn.fuse_parameter_movements` sums those of several layers together.
@@ -114,7 +114,7 @@ class _DistributedConv(ConvLayer):
         padding_mode: str = "zeros", device: torch.device | str | None = None,
         dtype: torch.dtype | None = None, *, P_y: CartesianPartition | None = None,
         P_w: CartesianPartition | None = None, global_shape: Sequence[int] | None = None,
-        shape: ShapeMode = "static", overlap: bool = True, nested: bool = False,
+        shape: ShapeMode = "static", overlap: bool = True, nested: bool | None = False,
         replicate_parameters: bool = False,
     ) -> None: ...  # fmt: skip
     @overload
@@ -126,7 +126,7 @@ class _DistributedConv(ConvLayer):
         dilation: int | Sequence[int] = 1, groups: int = 1, bias: bool = True,
         padding_mode: str = "zeros", device: torch.device | str | None = None,
         dtype: torch.dtype | None = None, *, global_shape: Sequence[int] | None = None,
-        shape: ShapeMode = "static", overlap: bool = True, nested: bool = False,
+        shape: ShapeMode = "static", overlap: bool = True, nested: bool | None = False,
         replicate_parameters: bool = False,
     ) -> None: ...  # fmt: skip
     @partitions_lead
@@ -138,7 +138,7 @@ class _DistributedConv(ConvLayer):
         padding_mode: str = "zeros", device: torch.device | str | None = None,
         dtype: torch.dtype | None = None, *, P_y: CartesianPartition | None = None,
         P_w: CartesianPartition | None = None, global_shape: Sequence[int] | None = None,
-        shape: ShapeMode = "static", overlap: bool = True, nested: bool = False,
+        shape: ShapeMode = "static", overlap: bool = True, nested: bool | None = False,
         replicate_parameters: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()

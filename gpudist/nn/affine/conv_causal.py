@@ -64,7 +64,7 @@ class DistributedCausalConv1d(DistributedConv1d):
         padding_mode: str = "zeros", device: torch.device | str | None = None,
         dtype: torch.dtype | None = None, *, P_y: CartesianPartition | None = None,
         P_w: CartesianPartition | None = None, global_shape: Sequence[int] | None = None,
-        shape: ShapeMode = "static", overlap: bool = True, nested: bool = False,
+        shape: ShapeMode = "static", overlap: bool = True, nested: bool | None = False,
         replicate_parameters: bool = False,
     ) -> None: ...  # fmt: skip
     @overload
@@ -74,7 +74,7 @@ class DistributedCausalConv1d(DistributedConv1d):
         stride: int | Sequence[int] = 1, dilation: int | Sequence[int] = 1, groups: int = 1,
         bias: bool = True, padding_mode: str = "zeros", device: torch.device | str | None = None,
         dtype: torch.dtype | None = None, *, global_shape: Sequence[int] | None = None,
-        shape: ShapeMode = "static", overlap: bool = True, nested: bool = False,
+        shape: ShapeMode = "static", overlap: bool = True, nested: bool | None = False,
         replicate_parameters: bool = False,
     ) -> None: ...  # fmt: skip
     @partitions_lead
@@ -85,7 +85,7 @@ class DistributedCausalConv1d(DistributedConv1d):
         padding_mode: str = "zeros", device: torch.device | str | None = None,
         dtype: torch.dtype | None = None, *, P_y: CartesianPartition | None = None,
         P_w: CartesianPartition | None = None, global_shape: Sequence[int] | None = None,
-        shape: ShapeMode = "static", overlap: bool = True, nested: bool = False,
+        shape: ShapeMode = "static", overlap: bool = True, nested: bool | None = False,
         replicate_parameters: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(

@@ -32,7 +32,8 @@ class _DistributedMaxPool(SlidingPool):
         shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
         overlap: whether to pool the local block in place and its boundary separately, under the
             same conditions as the convolution.
-        nested: exchange ghosts dim by dim instead of with all neighbours at once.
+        nested: exchange ghosts dim by dim instead of with all neighbours at once; ``None``: see
+            :func:`~gpudist.halo_exchange`.
 
     Cost:
         One halo exchange, which copies the block unless it is pooled in place; no message and no
@@ -57,7 +58,7 @@ class _DistributedMaxPool(SlidingPool):
         global_shape: Sequence[int] | None = None,
         shape: ShapeMode = "static",
         overlap: bool = True,
-        nested: bool = False,
+        nested: bool | None = False,
     ) -> None:
         super().__init__(
             P_x, kernel_size, stride, padding, dilation, ceil_mode, takes_maximum=True,
@@ -93,7 +94,8 @@ class _DistributedAvgPool(SlidingPool):
         shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
         overlap: whether to pool the local block in place and its boundary separately, under the
             same conditions as the convolution.
-        nested: exchange ghosts dim by dim instead of with all neighbours at once.
+        nested: exchange ghosts dim by dim instead of with all neighbours at once; ``None``: see
+            :func:`~gpudist.halo_exchange`.
 
     Cost:
         One halo exchange, which copies the block unless it is pooled in place; no message and no
@@ -118,7 +120,7 @@ class _DistributedAvgPool(SlidingPool):
         global_shape: Sequence[int] | None = None,
         shape: ShapeMode = "static",
         overlap: bool = True,
-        nested: bool = False,
+        nested: bool | None = False,
     ) -> None:
         if divisor_override is not None and divisor_override <= 0:
             raise ShapeError(

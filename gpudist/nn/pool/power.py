@@ -31,7 +31,8 @@ class _DistributedLPPool(SlidingPool):
         shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
         overlap: whether to pool the local block in place and its boundary separately, under the
             same conditions as the convolution.
-        nested: exchange ghosts dim by dim instead of with all neighbours at once.
+        nested: exchange ghosts dim by dim instead of with all neighbours at once; ``None``: see
+            :func:`~gpudist.halo_exchange`.
 
     Cost:
         The same as an average pool.
@@ -52,7 +53,7 @@ class _DistributedLPPool(SlidingPool):
         global_shape: Sequence[int] | None = None,
         shape: ShapeMode = "static",
         overlap: bool = True,
-        nested: bool = False,
+        nested: bool | None = False,
     ) -> None:
         super().__init__(
             P_x, kernel_size, stride, 0, 1, ceil_mode, takes_maximum=isinf(norm_type),

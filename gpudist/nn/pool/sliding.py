@@ -82,7 +82,7 @@ class SlidingPool(RegionLayer):
         global_shape: Sequence[int] | None,
         shape: ShapeMode,
         overlap: bool,
-        nested: bool,
+        nested: bool | None,
     ) -> None:
         super().__init__()
         # The slab of a face includes corners, which a neighbour along one dim does not own.

@@ -55,7 +55,8 @@ class HaloRegion(DistributedModule):
             names in a ``torch.nn.Sequential`` are kept.
         global_shape: global shape of a balanced input; saves the agreement on its blocks.
         shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
-        nested: exchange ghosts dim by dim instead of with all neighbours at once.
+        nested: exchange ghosts dim by dim instead of with all neighbours at once; ``None``: see
+            :func:`~gpudist.halo_exchange`.
 
     Cost:
         In forward, one group of messages carries all ghosts and all parameters that move. In
@@ -81,7 +82,7 @@ class HaloRegion(DistributedModule):
         *,
         global_shape: Sequence[int] | None = None,
         shape: ShapeMode = "static",
-        nested: bool = False,
+        nested: bool | None = False,
     ) -> None:
         super().__init__()
         self.P_x = P_x

@@ -56,7 +56,7 @@ class _DistributedPad(RegionLayer):
         value: float,
         global_shape: Sequence[int] | None,
         shape: ShapeMode,
-        nested: bool,
+        nested: bool | None,
     ) -> None:
         super().__init__()
         self._name = type(self).__name__
@@ -169,7 +169,8 @@ class _DistributedConstantPad(_DistributedPad):
         value: value of the padding.
         global_shape: global shape of a balanced input; saves the agreement on its blocks.
         shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
-        nested: move cells dim by dim instead of to all workers that need some at once.
+        nested: move cells dim by dim instead of to all workers that need some at once; ``None``:
+            see :func:`~gpudist.halo_exchange`.
 
     Adjoint:
         Crop the padding; every worker receives the gradient of its own cells.
@@ -191,7 +192,7 @@ class _DistributedConstantPad(_DistributedPad):
         *,
         global_shape: Sequence[int] | None = None,
         shape: ShapeMode = "static",
-        nested: bool = False,
+        nested: bool | None = False,
     ) -> None:
         super().__init__(P_x, padding, "constant", value, global_shape, shape, nested)
         self.value = value
@@ -213,7 +214,7 @@ class _DistributedZeroPad(_DistributedConstantPad):
         *,
         global_shape: Sequence[int] | None = None,
         shape: ShapeMode = "static",
-        nested: bool = False,
+        nested: bool | None = False,
     ) -> None:
         super().__init__(P_x, padding, 0.0, global_shape=global_shape, shape=shape, nested=nested)
 
@@ -233,7 +234,8 @@ class _DistributedCopyingPad(_DistributedPad):
             dim and wrap the other.
         global_shape: global shape of a balanced input; saves the agreement on its blocks.
         shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
-        nested: move cells dim by dim instead of to all workers that need some at once.
+        nested: move cells dim by dim instead of to all workers that need some at once; ``None``:
+            see :func:`~gpudist.halo_exchange`.
 
     Adjoint:
         Add the gradients of copies to those of the cells they were copied from.
@@ -259,7 +261,7 @@ class _DistributedCopyingPad(_DistributedPad):
         *,
         global_shape: Sequence[int] | None = None,
         shape: ShapeMode = "static",
-        nested: bool = False,
+        nested: bool | None = False,
     ) -> None:
         super().__init__(P_x, padding, self._padding_mode, 0.0, global_shape, shape, nested)
 

@@ -217,4 +217,4 @@ def _measured(name: str, shows: str, *subjects: str, limit_s: float) -> Step:
         *(sys.executable, "-m", "benchmarks.gpu", *asked, "--commit", "{commit}"),
         *("--iterations", "20", "--json", f"{LOGS}/{subjects[0]}.jsonl"),
     )
-    return Step(name, shows, command, limit_s, alone=True)
+    return Step(name, shows, command, limit_s, alone=True, smallest=("--smallest",))

@@ -103,7 +103,8 @@ def test_maxima_that_are_padding_or_tie_are_in_the_same_cells(P_world: Partition
 
 
 @pytest.mark.parametrize(
-    "options", [{"nested": True}, {"shape": "dynamic"}, {"global_shape": (2, 2, 13, 12)}]
+    "options",
+    [{"nested": True}, {"nested": None}, {"shape": "dynamic"}, {"global_shape": (2, 2, 13, 12)}],
 )
 @distributed(ranks=4, transports=["loopback"])
 def test_options(P_world: Partition, options: dict[str, Any]) -> None:

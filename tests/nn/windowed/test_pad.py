@@ -120,6 +120,7 @@ def test_options(P_world: Partition, kind: str) -> None:
     extents = (2, 3, 5, 7)
     given: list[dict[str, Any]] = [
         {"nested": True},
+        {"nested": None},
         {"shape": "dynamic"},
         {"global_shape": extents},
     ]
