@@ -68,7 +68,7 @@ class Checked:
     def __new__(cls: type[_Made], *args: Any, **kwargs: Any) -> _Made:
         if not hasattr(cls.__init__, _CHECKS_ITSELF):
             check_constructor(cls.__init__, cls.__name__, (None, *args), kwargs)
-        return super().__new__(cls)
+        return cast(Any, super()).__new__(cls)
 
 
 _CHECKS_ITSELF = "_checks_itself"

@@ -192,7 +192,7 @@ def convert(
     return network
 
 
-def undone(network: Any) -> torch.nn.Module:
+def undone(network: Any) -> Any:
     """Revert a converted network to its original class, in place."""
     del network.__dict__[_CONVERSION]
     network.__class__ = type(network).__mro__[2]

@@ -270,8 +270,8 @@ def test_loading_is_told_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert terminal.getvalue() == "gpudist: loading torch\r\x1b[Kchecked\n"
 
 
-# Starts each in a process of its own, since this one has torch: less than 0.1 s of CPU each on a quiet
-# machine, where torch takes 5. The limit leaves room for a machine that is shared.
+# Starts each in a process of its own, since this one has torch: at most 0.12 s of CPU, where torch
+# takes 5. The limit leaves room for a machine that is shared.
 START = """
 import resource, runpy, sys
 try:

@@ -54,7 +54,7 @@ def test_trains_by_adam(P_world: Partition, replicate: bool) -> None:
 @distributed(ranks=3, transports=["loopback"])
 def test_partition_by_its_shape_or_mesh(P_world: Partition) -> None:
     network, x = torch.nn.Conv2d(1, 1, 3, padding=1), torch.ones(1, 1, 4, 8)
-    of_shape = distribute(network, (1, 1, 2, 1))
+    of_shape: Any = distribute(network, (1, 1, 2, 1))
     assert of_shape.P_x == P_world.grid(1, 1, 2, 1)
     mesh = DeviceMesh("cpu", [[[[1], [2]]]], _init_backend=False, _rank=P_world.rank)
     assert distribute(network, mesh).P_x == P_world.create_mesh_partition(mesh)

@@ -133,7 +133,7 @@ def test_an_index_out_of_range_is_refused_everywhere(
     P_world: Partition, grids: Grids, index: int
 ) -> None:
     P_x, P_y, P_w = partitions_of(P_world, grids, ALL)
-    others = () if P_y is None else (P_y, P_w)
+    others: Any = () if P_y is None else (P_y, P_w)
     layer = DistributedEmbedding(P_x, *others, 7, 3)
     x = indices_of((4,), 7)
     x[3] = index

@@ -85,7 +85,7 @@ def test_layer(P_world: Partition, case: Case) -> None:
 @distributed(ranks=4, transports=["loopback"])
 def test_embedding(P_world: Partition, split: bool) -> None:
     P_x = grid(P_world, [2, 1]) if split else grid(P_world, [2, 2])
-    others = [grid(P_world, [2, 1, 1]), grid(P_world, [2, 1, 2, 1])] if split else []
+    others: Any = [grid(P_world, [2, 1, 1]), grid(P_world, [2, 1, 2, 1])] if split else []
     torch.manual_seed(1)
     sequential = torch.nn.Embedding(6, 3, padding_idx=1, dtype=F64)
     torch.manual_seed(1)
