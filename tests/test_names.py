@@ -17,8 +17,9 @@ from gpudist import nn, ops, sbp
 from tests.pool import distributed
 
 ROOT = Path(__file__).resolve().parents[1]
+PACKAGE: Any = gpudist
 ROOMS: list[Any] = [
-    gpudist, nn, ops, sbp, gpudist.amp, gpudist.data, gpudist.checkpoint, gpudist.testing,
+    PACKAGE, nn, ops, sbp, gpudist.amp, gpudist.data, gpudist.checkpoint, gpudist.testing,
 ]  # fmt: skip
 
 PROGRAM = """
@@ -57,7 +58,7 @@ def exchanged(x: torch.Tensor, P_x: gpudist.CartesianPartition) -> torch.Tensor:
 def test_compiled_code_reads_names_that_are_not_imported_yet(P_world: Any) -> None:
     P_x, x = P_world.grid(1, 1), torch.ones(2, 3)
     expected = exchanged(x, P_x)
-    vars(gpudist).pop("halo_exchange")
+    PACKAGE.__dict__.pop("halo_exchange")
     for _ in range(2):
         found = torch.compile(exchanged, backend="eager", fullgraph=True)(x, P_x)
         torch.testing.assert_close(found, expected)
@@ -65,8 +66,10 @@ def test_compiled_code_reads_names_that_are_not_imported_yet(P_world: Any) -> No
 
 def test_public_names_alone_are_shown() -> None:
     rooms = {"checkpoint", "planning", "testing", "__version__"}
-    assert set(dir(gpudist)) == {*gpudist.__all__, *rooms}
+    assert set(dir(gpudist)) == {*PACKAGE.__all__, *rooms}
     assert dir(nn) == sorted(nn.__all__) and dir(ops) == sorted(ops.__all__)
+    of_others = {"Any", "NoReturn", "TYPE_CHECKING", "torch", "typing"}
+    assert not of_others & {*dir(gpudist), *dir(nn), *dir(ops)}
     for name in dir(gpudist):
         assert getattr(gpudist, name) is not None
 

@@ -4,7 +4,7 @@ An added line ``from ... import Name as Name`` makes a name public.
 """
 
 import types
-from typing import TYPE_CHECKING, NoReturn
+import typing
 
 from gpudist.checks.hints import MissingName as _MissingName
 from gpudist.nn import utils as utils
@@ -173,7 +173,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
-if not TYPE_CHECKING:
+if not typing.TYPE_CHECKING:
 
-    def __getattr__(name: str) -> NoReturn:
+    def __getattr__(name: str) -> typing.NoReturn:
         raise _MissingName(__name__, name)

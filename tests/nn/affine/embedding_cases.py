@@ -59,13 +59,13 @@ def check_embedding(
     """Compare both layers on several tensors of indices, including double backward."""
     P_x, P_y, P_w = partitions
     options = {"dtype": torch.float64, **options}
-    others: Any = () if P_y is None else (P_y, P_w)
+    others = () if P_y is None else (P_y, P_w)
     placing = placing or Placing({}, owned_by(partitions))
     owned = placing.owned
     given = {**options, **placing.options, **(layer_options or {})}
     sequential, layer = build_both(
         lambda: torch.nn.Embedding(*table, **options),
-        lambda: placing.around(DistributedEmbedding(P_x, *others, *table, **given)),
+        lambda: placing.around(DistributedEmbedding(P_x, *others, *table, **given)),  # pyright: ignore
         owned,
     )
     if P_y is None:

@@ -133,8 +133,8 @@ def test_an_index_out_of_range_is_refused_everywhere(
     P_world: Partition, grids: Grids, index: int
 ) -> None:
     P_x, P_y, P_w = partitions_of(P_world, grids, ALL)
-    others: Any = () if P_y is None else (P_y, P_w)
-    layer = DistributedEmbedding(P_x, *others, 7, 3)
+    others = () if P_y is None else (P_y, P_w)
+    layer = DistributedEmbedding(P_x, *others, 7, 3)  # pyright: ignore
     x = indices_of((4,), 7)
     x[3] = index
     with pytest.raises(GpudistError, match=f"index {index} must be from 0 to 6"):

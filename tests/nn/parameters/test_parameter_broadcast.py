@@ -85,11 +85,11 @@ def test_layer(P_world: Partition, case: Case) -> None:
 @distributed(ranks=4, transports=["loopback"])
 def test_embedding(P_world: Partition, split: bool) -> None:
     P_x = grid(P_world, [2, 1]) if split else grid(P_world, [2, 2])
-    others: Any = [grid(P_world, [2, 1, 1]), grid(P_world, [2, 1, 2, 1])] if split else []
+    others = [grid(P_world, [2, 1, 1]), grid(P_world, [2, 1, 2, 1])] if split else []
     torch.manual_seed(1)
     sequential = torch.nn.Embedding(6, 3, padding_idx=1, dtype=F64)
     torch.manual_seed(1)
-    layer = DistributedEmbedding(P_x, *others, 6, 3, padding_idx=1, dtype=F64)
+    layer = DistributedEmbedding(P_x, *others, 6, 3, padding_idx=1, dtype=F64)  # pyright: ignore
     fuse_parameter_movements(layer)
     whole = torch.arange(12).view(4, 3) % 5
     P_y = layer.P_y if split else grid(P_world, [2, 2, 1])

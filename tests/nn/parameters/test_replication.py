@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -84,11 +83,11 @@ def made_again(
 @distributed(ranks=4, transports=["loopback"])
 def test_embedding(P_world: Partition, split: bool) -> None:
     P_x = grid(P_world, [2, 1]) if split else grid(P_world, [2, 2])
-    others: Any = [grid(P_world, [2, 1, 1]), grid(P_world, [2, 1, 2, 1])] if split else []
+    others = [grid(P_world, [2, 1, 1]), grid(P_world, [2, 1, 2, 1])] if split else []
     torch.manual_seed(1)
     sequential = torch.nn.Embedding(6, 3, padding_idx=1, dtype=F64)
     torch.manual_seed(1)
-    layer = DistributedEmbedding(
+    layer = DistributedEmbedding(  # pyright: ignore
         P_x, *others, 6, 3, padding_idx=1, dtype=F64, replicate_parameters=True
     )
     whole = torch.arange(12).view(4, 3) % 5
