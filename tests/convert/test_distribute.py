@@ -164,6 +164,21 @@ def test_is_the_network(P_world: Partition) -> None:
     assert "extra.weight" in net.state_dict()
 
 
+@distributed(ranks=2, transports=("loopback",))
+def test_the_text_says_the_partition(P_world: Partition) -> None:
+    class Named(torch.nn.Linear):
+        def extra_repr(self) -> str:
+            return "of the user"
+
+    P_x = P_world.grid(2, 1)
+    net = distribute(Named(3, 3), P_x)
+    assert repr(net) == f"DistributedNamed(of the user, P_x={P_x!r})"
+    assert f"P_x={P_x!r}\n  (0): ReLU()" in repr(
+        distribute(torch.nn.Sequential(torch.nn.ReLU()), P_x)
+    )
+    assert "P_x" not in repr(sequential(net))
+
+
 @pytest.mark.parametrize("replicate", [True, False], ids=["replicated", "owned"])
 @distributed(ranks=2, transports=["loopback", "host"])
 def test_copies_work_apart(P_world: Partition, replicate: bool) -> None:
