@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         planning as planning,
         profiling as profiling,
         testing as testing,
-    )  # fmt: skip
+    )
     from gpudist._names import *  # noqa: F403
 else:
 
