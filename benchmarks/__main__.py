@@ -128,9 +128,12 @@ def _write_results(rows: Sequence[Row], measured_in: dict[str, Any], folder: Pat
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__,
+        epilog=f"Subjects: {', '.join(SUBJECTS)}.",
+    )  # fmt: skip
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--subject", choices=SUBJECTS, metavar="SUBJECT")
+    what.add_argument("--subject", choices=SUBJECTS, metavar="SUBJECT", help="one, listed below")
     what.add_argument("--all", action="store_true", help="every subject, on 2 and on 4 ranks")
     parser.add_argument("--ranks", type=int, action="append", help="processes; may be repeated")
     parser.add_argument("--cases", default="", metavar="TEXT", help="only those so named")

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from benchmarks.case import Case, Side
 from benchmarks.conv import Results, close
 from benchmarks.layers import are_close, block_of, both_ways, in_double
-from gpudist.nn import DistributedMultiheadAttention, all_to_all_attention, ring_attention
+from gpudist import all_to_all_attention, ring_attention
+from gpudist.nn import DistributedMultiheadAttention
 from gpudist.world.partition import CartesianPartition, Partition
 
 SHAPE = (1, 8, 1024, 64)  # batch, heads, sequence, features

@@ -155,7 +155,7 @@ class SequenceAttention(nn.Module):
         self.qkv = QKV(width, heads)
         self.out_proj = nn.Linear(width, width)
         copies, workers = cut.P.shape
-        P_x = cut.P.create_cartesian_topology_partition([copies, 1, workers, 1])
+        P_x = cut.P.grid(copies, 1, workers, 1)
         exchange = RingAttention if cut.attention == "ring" else AllToAllAttention
         self.attend = exchange(P_x, is_causal=True, shape="dynamic")
 

@@ -218,7 +218,7 @@ def whole(field: Any, P: CartesianPartition) -> np.ndarray | None:
 
 def run(P_world: Partition, options: argparse.Namespace) -> dict[str, Any]:
     """Solve on all workers and, with --compare, alone; only rank 0 has all facts."""
-    P = P_world.create_cartesian_topology_partition(process_grid(P_world.size))
+    P = P_world.grid(process_grid(P_world.size))
     grid, steps, is_first = options.grid, options.steps, P_world.rank == 0
     coarse_grid = grid // 2
     with progress("on all workers", steps, is_first) as report:

@@ -66,9 +66,8 @@ class Partitions:
 
     @classmethod
     def of(cls, P_world: Partition) -> Partitions:
-        four = P_world.create_cartesian_topology_partition
-        two = P_world.create_partition_inclusive([0, 1]).create_cartesian_topology_partition
-        return cls(four([1, 1, 2, 2]), two([1, 2, 1, 1]), two([1, 2]), four([2, 2]))
+        grid = P_world.grid
+        return cls(grid(1, 1, 2, 2), grid(1, 2, 1, 1), grid(1, 2), grid(2, 2))
 
 
 def distributed_lenet5(P: Partitions, padding: int, dtype: torch.dtype) -> nn.Sequential:

@@ -80,7 +80,7 @@ def train(P_world: Partition, folder: Path, steps: int, every: int) -> str:
     Returns:
         A digest of the trained network on rank 0; an empty string on the others.
     """
-    P_x = P_world.create_cartesian_topology_partition([1, 1, 1, P_world.size])
+    P_x = P_world.grid(1, 1, 1, P_world.size)
     torch.manual_seed(0)
     training = Training(P_x).to(P_world.device)
     criterion = DistributedMSELoss(P_x)

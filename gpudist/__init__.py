@@ -3,127 +3,36 @@
 from __future__ import annotations
 
 from importlib import import_module as _import_module
+from importlib.util import find_spec as _find_spec
 from typing import TYPE_CHECKING, Any
 
-import gpudist.starting as _starting  # noqa: F401 (before those that import torch)
-from gpudist import amp, data, nn, ops, recycling, sbp
-from gpudist.batch import broadcast_batch, stream_batches
-from gpudist.capturing import capture
-from gpudist.convert import Plan, compiled, distribute, plan_of, sequential
-from gpudist.errors import (
-    CheckpointError,
-    CollectiveTimeout,
-    ConventionError,
-    ConversionError,
-    GpudistError,
-    NotBuiltError,
-    PartitionError,
-    PeerFailure,
-    PlanMismatch,
-    RemoteError,
-    ShapeError,
-    TransportError,
-)
-from gpudist.geometry import HaloWidths, SlidingWindow, TransposedWindow
-from gpudist.nn.attention.all_to_all import all_to_all_attention
-from gpudist.nn.attention.ring import ring_attention
-from gpudist.nn.scan.affine_scan import affine_scan, carried_state
-from gpudist.nn.scan.causal_conv1d import causal_conv1d
-from gpudist.nn.tensor_parallel.invariant import invariant_sum
-from gpudist.ops import (
-    all_gather,
-    all_sum_reduce,
-    broadcast,
-    gather,
-    halo_exchange,
-    repartition,
-    scatter,
-    send_recv,
-    sum_reduce,
-    sum_scatter,
-    zero_volume_tensor,
-)
-from gpudist.pictures import draw
-from gpudist.profiling import profile, record_ranges, stats
-from gpudist.recycling import empty_cache
-from gpudist.sbp import GlobalTensor, to_global
-from gpudist.sbp.interception import draws_by_index
 from gpudist.version import __version__ as __version__
-from gpudist.world.partition import CartesianPartition, Partition
-from gpudist.world.runtime import init
 
+# Torch takes seconds to load: rooms and names are imported when one is first used.
 if TYPE_CHECKING:
-    from gpudist import checkpoint as checkpoint, planning as planning, testing as testing
+    from gpudist import (
+        checkpoint as checkpoint,
+        convert as convert,
+        errors as errors,
+        pictures as pictures,
+        planning as planning,
+        profiling as profiling,
+        testing as testing,
+    )
+    from gpudist._names import *  # noqa: F403
+else:
 
-placement = sbp.Placement
+    def __getattr__(name: str) -> Any:
+        if name != "__all__":
+            if name.startswith("__"):
+                raise AttributeError(f"module 'gpudist' has no attribute {name!r}")
+            if name.isidentifier() and _find_spec(f"gpudist.{name}") is not None:
+                return _import_module(f"gpudist.{name}")
+        names = _import_module("gpudist._names")
+        globals().update({each: getattr(names, each) for each in ("__all__", *names.__all__)})
+        if name in globals():
+            return globals()[name]
+        raise _import_module("gpudist.checks.hints").MissingName("gpudist", name)
 
-# Rooms that are imported when they are first used.
-_LATER = ("checkpoint", "planning", "testing")
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        return _import_module(f"gpudist.{name}")
-    raise AttributeError(f"module 'gpudist' has no attribute {name!r}")
-
-
-__all__ = [
-    "CartesianPartition",
-    "CheckpointError",
-    "CollectiveTimeout",
-    "ConventionError",
-    "ConversionError",
-    "GlobalTensor",
-    "GpudistError",
-    "HaloWidths",
-    "NotBuiltError",
-    "Partition",
-    "PartitionError",
-    "PeerFailure",
-    "Plan",
-    "PlanMismatch",
-    "RemoteError",
-    "ShapeError",
-    "SlidingWindow",
-    "TransportError",
-    "TransposedWindow",
-    "affine_scan",
-    "all_gather",
-    "all_sum_reduce",
-    "all_to_all_attention",
-    "amp",
-    "broadcast",
-    "broadcast_batch",
-    "capture",
-    "carried_state",
-    "causal_conv1d",
-    "compiled",
-    "data",
-    "distribute",
-    "draw",
-    "draws_by_index",
-    "empty_cache",
-    "gather",
-    "halo_exchange",
-    "init",
-    "invariant_sum",
-    "nn",
-    "ops",
-    "placement",
-    "plan_of",
-    "profile",
-    "record_ranges",
-    "recycling",
-    "repartition",
-    "ring_attention",
-    "sbp",
-    "scatter",
-    "send_recv",
-    "sequential",
-    "stats",
-    "stream_batches",
-    "sum_reduce",
-    "sum_scatter",
-    "to_global",
-    "zero_volume_tensor",
-]
+    def __dir__() -> list[str]:
+        return sorted([*__getattr__("__all__"), "checkpoint", "planning", "testing", "__version__"])

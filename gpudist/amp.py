@@ -9,6 +9,8 @@ from gpudist.errors import PartitionError
 from gpudist.exchange import all_reduce
 from gpudist.world.partition import Partition
 
+__all__ = ["GradScaler"]
+
 
 class GradScaler(Checked, torch.amp.GradScaler):
     """Gradient scaler of torch for parameters that are partitioned over workers.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -17,6 +17,7 @@ from gpudist.world import runtime
 from gpudist.world.partition import Partition
 from gpudist.world.texts import gathered
 
+Arguments = ParamSpec("Arguments")
 Y = TypeVar("Y")
 _WARM_UP = 2
 
@@ -70,7 +71,7 @@ class _CudaGraph:
             self._graph = None
 
 
-class CapturedStep(Generic[Y]):
+class CapturedStep(Generic[Arguments, Y]):
     """Step that is replayed as a CUDA graph; see :func:`capture`.
 
     Attributes:
@@ -93,7 +94,7 @@ class CapturedStep(Generic[Y]):
         if graph is not None:
             P_world.wire.users.add(self)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Y:
+    def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Y:
         """Carry out one step. Collective over the world.
 
         Raises:
@@ -205,8 +206,8 @@ class CapturedStep(Generic[Y]):
 
 @checked()
 def capture(
-    step: Callable[..., Y], *, warm_up: int = _WARM_UP, P_world: Partition | None = None
-) -> CapturedStep[Y]:
+    step: Callable[Arguments, Y], *, warm_up: int = _WARM_UP, P_world: Partition | None = None
+) -> CapturedStep[Arguments, Y]:
     """Return a training step that replays one CUDA graph, with forward, backward and optimizer.
 
     Every call carries out one step. The first ``warm_up`` calls run eagerly; they make plans,

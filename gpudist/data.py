@@ -19,6 +19,8 @@ from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.world.partition import CartesianPartition, Partition
 
+__all__ = ["BlockDataset", "BlockSampler", "ReadsRegions", "block_of"]
+
 
 @runtime_checkable
 class ReadsRegions(Protocol):

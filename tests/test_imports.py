@@ -9,9 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import gpudist
-from gpudist import nn
-
 PACKAGE = Path(__file__).resolve().parents[1] / "gpudist"
 # From the top; rooms on one line are of one height and do not import each other.
 FLOORS = [
@@ -26,7 +23,7 @@ FLOORS = [
     ["transport"],
     ["geometry"],
     ["cache", "checks", "recycling"],
-    ["errors", "starting", "version"],
+    ["errors", "version"],
 ]
 HEIGHT = {room: -floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv"}
@@ -79,7 +76,9 @@ def module_name(path: Path) -> str:
     return ".".join(part for part in parts if part != "__init__")
 
 
-FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+# The names of the package, which no room imports.
+NAMES = {PACKAGE / "__init__.py", PACKAGE / "_names.py"}
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if path not in NAMES)
 
 
 @pytest.mark.parametrize("path", FILES, ids=[module_name(path) for path in FILES])
@@ -156,10 +155,6 @@ def test_a_circle_is_found() -> None:
     for_types = "if TYPE_CHECKING:\n    from gpudist.a import g"
     circle["gpudist.b"] = for_types, False
     graphlib.TopologicalSorter(graph_of_modules(circle)).prepare()
-
-
-def test_nn_shows_its_public_names_alone() -> None:
-    assert dir(nn) == sorted(nn.__all__)
 
 
 def test_a_class_name_has_one_meaning() -> None:
@@ -291,10 +286,3 @@ class Tensor:
     attributes = {"sbp": private_attributes(ast.parse(kinds)), "convert": {"_own"}}
     assert attributes["sbp"] == {"_lies", "_names", "_local", "_own", "_wrap"}
     assert len(private_reads(ast.parse(source), "convert", attributes)) == count
-
-
-def test_rooms_that_are_imported_when_used() -> None:
-    assert gpudist.__getattr__("planning").__name__ == "gpudist.planning"
-    assert callable(gpudist.checkpoint.save)
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        _ = gpudist.nothing  # pyright: ignore

@@ -19,6 +19,7 @@ from benchmarks.ledger.counting import Counting, Counts
 from benchmarks.ledger.networks import SUBJECTS, Size, Subject
 from gpudist.nn.kernel_choice import as_on_gpu
 from gpudist.planning.rehearsal import KeptForBackward
+from gpudist.profiling import Stats
 from gpudist.sbp.global_parameter import block_of
 from gpudist.world.partition import Partition
 from tests.doubles.nccl import count
@@ -167,7 +168,7 @@ class _Case:
         return _Step(converted, x, self.dtype), _Step(beside, x, self.dtype)
 
 
-def _calls(stats: gpudist.Stats, *starts: str) -> int:
+def _calls(stats: Stats, *starts: str) -> int:
     return sum(row.calls for row in stats if row.operator.startswith(starts))
 
 

@@ -32,6 +32,7 @@ __all__ = [
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
+_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True)
@@ -63,10 +64,11 @@ class _Takes:
 class Checked:
     """Base of classes that check the arguments of their constructors."""
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+    # Checkers of types take the arguments from the constructor.
+    def __new__(cls: type[_Made], *args: Any, **kwargs: Any) -> _Made:
         if not hasattr(cls.__init__, _CHECKS_ITSELF):
             check_constructor(cls.__init__, cls.__name__, (None, *args), kwargs)
-        return super().__new__(cls)
+        return cast(Any, super()).__new__(cls)
 
 
 _CHECKS_ITSELF = "_checks_itself"
@@ -192,8 +194,7 @@ def _refusal(
             value, "cartesian_index"
         ):
             return error(
-                f"{where}: {value!r} has no Cartesian topology; create one with "
-                "create_cartesian_topology_partition"
+                f"{where}: {value!r} has no Cartesian topology; create one with its method grid"
             )
     text = f"{where}: {name} is {described(value)}; it takes {kind.text}"
     if kind.is_partition and hasattr(value, "mesh_dim_names"):

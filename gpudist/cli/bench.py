@@ -11,11 +11,9 @@ import tempfile
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from textwrap import fill
 
 import gpudist.errors
-from gpudist.cli.command import Command, print_json
-from gpudist.cli.profile import measure
+from gpudist.cli.command import print_json
 
 # Subjects that read result files instead of measuring, with a description of the files.
 _READERS = {
@@ -90,6 +88,9 @@ def _measure(arguments: argparse.Namespace) -> int:
 
 
 def _profile(arguments: argparse.Namespace) -> int:
+    # Other subjects, and the command line's help, need no torch.
+    from gpudist.cli.profile import measure
+
     output = arguments.output or Path("profile.json")
     profile = measure((arguments.ranks or [2])[-1], output)
     if arguments.json:
@@ -121,42 +122,3 @@ def subjects() -> tuple[str, ...]:
     """Return the subjects of the checkout's benchmarks; none where there is no checkout."""
     file = CHECKOUT / "benchmarks" / "__init__.py"
     return runpy.run_path(str(file))["SUBJECTS"] if file.exists() else ()
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    if subjects():
-        parser.epilog = fill(f"Subjects: {', '.join(subjects())}.", 78)
-    add = parser.add_argument
-    add("subject", help="such as halo, repartition or conv; all; compare; plot; or profile")
-    add(
-        "files",
-        nargs="*",
-        type=Path,
-        default=[],
-        help="result files or folders, for compare and plot",
-    )
-    add("--ranks", type=int, action="append", help="number of processes; may be repeated")
-    add("--iterations", type=int, help="timed iterations, after warm-up")
-    add("--fail-above", type=float, metavar="RATIO",
-        help="for compare: exit with 1 if a case is slower by more than this ratio")  # fmt: skip
-    add("--output", type=Path,
-        help="file for profile (profile.json), or folder for plot (plots)")  # fmt: skip
-
-
-BENCH = Command(
-    "bench",
-    "measure operators and layers beside their peers",
-    """\
-Measure a subject of the benchmarks in a checkout of the repository; its
-docs/benchmarks.md says what is measured and how. The exit status is 1 if a
-result was wrong. compare and plot read earlier results. profile measures the
-rates of this machine for gpudist plan, and needs no checkout.
-
-  gpudist bench halo --ranks 2
-  gpudist bench compare before/ after/ --fail-above 1.1
-  gpudist bench plot benchmarks/results --output plots
-  gpudist bench profile --output here.json""",
-    add_arguments,
-    run,
-)

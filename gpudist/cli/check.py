@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from gpudist.cli.command import Command, print_json
+from gpudist.cli.command import print_json
 from gpudist.cli.progress import Progress
 from gpudist.cli.self_check import LinkSpeed, Report, Result, check, of_failure, verdict
 from gpudist.cli.tables import print_columns, print_table, print_text
@@ -15,7 +15,6 @@ from gpudist.testing import run_distributed
 from gpudist.world import runtime
 from gpudist.world.partition import Partition
 
-RANKS_ALONE = 4
 TIMEOUT_S = 120.0
 
 
@@ -110,26 +109,3 @@ def _line(result: Result) -> tuple[str, ...]:
         f"{result.gbps:.2f}",
         f"{result.share:.0%}" + (" slow" if result.is_slow else ""),
     )
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--ranks", type=int, default=RANKS_ALONE, help="number of threads, unless launched"
-    )
-    parser.add_argument(
-        "--mib", type=int, default=4, help="size of each rank's block, for the speed"
-    )
-
-
-CHECK = Command(
-    "check",
-    "check every operator on this machine",
-    "Check that every operator is exact, that its backward is its adjoint (the dot test), and how "
-    "fast it is compared to a plain copy of the same bytes; then measure messages between pairs of "
-    "ranks, and say what to do if something is wrong or slow. Launch it like a program, or run it "
-    "alone with threads of one process as ranks. The exit status is 1 if an operator is wrong.\n\n"
-    "  gpudist check --ranks 2\n"
-    "  torchrun --standalone --nproc-per-node 4 -m gpudist check",
-    add_arguments,
-    run,
-)

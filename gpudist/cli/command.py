@@ -13,21 +13,22 @@ from typing import Any
 class Command:
     """Subcommand of ``gpudist``.
 
+    The module ``gpudist.cli.NAME``, which may load torch, is imported to run it. Its function
+    ``run`` takes the parsed arguments and returns the exit status: 0, or 1 if it found an error. On
+    wrong usage it raises a ``GpudistError``, which becomes status 2.
+
     Attributes:
         name: word after ``gpudist``.
         help: line in the list of commands.
         description: text at the start of ``--help``.
         add_arguments: function that adds the arguments other than ``--json``, which all commands
             have.
-        run: function that runs the command and returns the exit status: 0, or 1 if it found an
-            error. On wrong usage it raises a ``GpudistError``, which becomes status 2.
     """
 
     name: str
     help: str
     description: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int]
 
 
 def extent(text: str) -> int:

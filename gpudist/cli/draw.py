@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from gpudist.cli.command import Command, extent, print_json
+from gpudist.cli.command import print_json
 from gpudist.cli.progress import Progress
 from gpudist.cli.tables import print_table
 from gpudist.errors import ShapeError
@@ -145,42 +144,3 @@ def _found(scene: Scene, arguments: argparse.Namespace) -> dict[str, Any]:
         "shown_rank": scene.names[chosen_rank(scene, arguments.rank)],
         "stages": stages,
     }
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    several: dict[str, Any] = dict(type=extent, nargs="+", metavar="N")
-    add = parser.add_argument
-    add("--shape", required=True, help="shape of the global tensor", **several)
-    add("--grid", required=True, help="workers along each dim", **several)
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--kernel", help="kernel of a convolution, per dim from the last", **several)
-    what.add_argument("--halo", help="cells needed on both sides, per dim", **several)
-    what.add_argument("--to", help="grid to repartition to", **several)
-    add("--stride", default=[1], help="stride of the kernel (1)", **several)
-    add("--dilation", default=[1], help="dilation of the kernel (1)", **several)
-    add("--padding", default=[0], help="padding of the tensor (0)", **several)
-    add("--periodic", action="store_true", help="the halo wraps at the edges")
-    add("--nested", action="store_true", help="exchange the halo dim after dim")
-    add("--rank", type=int, help="rank whose ghosts and messages are shown (the busiest)")
-    add("--dims", help="dims of the tensor to draw (those that are cut)", **several)
-    add("--itemsize", type=int, default=4, help="bytes of a cell (4)")
-    add("--output", "-o", type=Path, default=Path("partition.svg"), help=".svg, .png or .pdf")
-
-
-DRAW = Command(
-    "draw",
-    "draw a partition, its ghosts and its messages",
-    """\
-Draw who owns which box of a tensor, one rank's ghosts, its messages in each
-stage, and the matrix of all messages, from the plans that programs run. Needs
-neither a launcher nor other ranks.
-
-  gpudist draw --shape 64 64 --grid 2 2 --kernel 3 --padding 1 -o conv.svg
-  gpudist draw --shape 64 64 --grid 4 1 --to 1 4 -o repartition.png
-
-A single number for --kernel, --halo and the options of the kernel applies to
-every dim from the first that is cut to the last.""",
-    add_arguments,
-    run,
-)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from gpudist.cli.command import Command, print_json
+from gpudist.cli.command import print_json
 from gpudist.cli.tables import print_table, print_text
 from gpudist.world.environment import Environment, TransportState, describe
 from gpudist.world.links import GpuLink
@@ -83,16 +83,3 @@ def _nccl(environment: Environment) -> str:
         return f"none: {environment.nccl_missing}"
     features = f"; {', '.join(nccl.features)}" if nccl.features else ""
     return f"{nccl.version}, {nccl.path} ({nccl.found}){features}"
-
-
-ENV = Command(
-    "env",
-    "show what this installation and machine can do",
-    "Show versions, GPUs and how they are linked, NCCL, and the transports that work here and why "
-    "the others do not. Joins no world; run it like your program to see what "
-    "gpudist.init() would choose there.\n\n"
-    "  gpudist env\n"
-    "  torchrun --standalone --nproc-per-node 4 -m gpudist env",
-    lambda parser: None,
-    run,
-)

@@ -6,19 +6,14 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from textwrap import fill
 
-from gpudist.cli.bench import BENCH
-from gpudist.cli.check import CHECK
-from gpudist.cli.command import Command
-from gpudist.cli.draw import DRAW
-from gpudist.cli.env import ENV
-from gpudist.cli.plan import PLAN
-from gpudist.cli.progress import erase_line
+from gpudist.cli.commands import COMMANDS
+from gpudist.cli.progress import erase_line, write_line
 from gpudist.errors import GpudistError
 from gpudist.version import __version__
 
-COMMANDS: tuple[Command, ...] = (ENV, CHECK, BENCH, PLAN, DRAW)
 MISTAKE, INTERRUPTED, CUT_OFF = 2, 130, 141
 
 
@@ -43,15 +38,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0: success. 1: the command found an error. 2: wrong usage. 130: interrupted. 141: the reader of
     the output closed it.
     """
-    # The notice of gpudist.starting.
-    erase_line()
     top = parser()
     parsed = top.parse_args(arguments)
     if parsed.command is None:
         top.print_help()
         return 0
     try:
-        status = parsed.run(parsed)
+        # Torch takes seconds to load, the first time even minutes.
+        write_line("" if "torch" in sys.modules else "gpudist: loading torch")
+        command = import_module(f"gpudist.cli.{parsed.command}")
+        erase_line()
+        status = command.run(parsed)
         sys.stdout.flush()
         return status
     except BrokenPipeError:
@@ -87,5 +84,4 @@ def parser() -> argparse.ArgumentParser:
         )
         command.add_arguments(added)
         added.add_argument("--json", action="store_true", help="print JSON for programs")
-        added.set_defaults(run=command.run)
     return top

@@ -7,18 +7,17 @@ import importlib
 import sys
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from gpudist.cli.command import Command, extent, print_json
+from gpudist.cli.command import print_json
 from gpudist.cli.progress import Progress
 from gpudist.cli.tables import print_columns, print_text
 from gpudist.errors import ShapeError
 from gpudist.pictures.draw import require_picture, save
 from gpudist.planning.advice import Advice, plan
-from gpudist.planning.hardware import BUILT_IN, Profile, profile_of
+from gpudist.planning.hardware import Profile, profile_of
 from gpudist.planning.picture import picture_of
 from gpudist.planning.table import (
     MEMORY_HEADING,
@@ -106,42 +105,3 @@ def _called(name: str, make: Any) -> Any:
         raise ShapeError(
             f"--network {name}: called without arguments, it fails: {error}"
         ) from error
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--network", required=True, metavar="MODULE:NAME",
-        help="a torch module, a list of layers, or a function that makes one")  # fmt: skip
-    add(
-        "--shape",
-        required=True,
-        type=extent,
-        nargs="+",
-        metavar="N",
-        help="global shape of its input",
-    )
-    add("--ranks", required=True, type=int, help="workers, all of which are used")
-    add("--profile", default="h100",
-        help=f"{', '.join(BUILT_IN)}, or a file that gpudist bench profile wrote")  # fmt: skip
-    add("--best", type=int, help="number of partitions to plan (8, or all for up to 4 ranks)")
-    add("--every-rank", action="store_true",
-        help="rehearse all ranks, for exact totals; takes proportionally longer")  # fmt: skip
-    add("--optimizer-slots", type=int, default=2,
-        help="tensors that the optimizer keeps per parameter: 2 for Adam, 0 for SGD")  # fmt: skip
-    add("--output", "-o", type=Path, help="picture of the planned partitions: .svg, .png or .pdf")
-    add("--one-owner", action="store_true", help="keep each parameter on one worker, not on all")
-
-
-PLAN = Command(
-    "plan",
-    "find a fast partition of a network",
-    """\
-Rehearse a training step of a network on the Cartesian partitions of its input, and print them with
-messages, memory and predicted times, the fastest first. Above 4 ranks, a quick estimate chooses 8.
-Says which numbers were validated. No other process is started and no tensor is made.
-
-  gpudist plan --network mynet:make --shape 1 1 256 256 256 --ranks 64
-  gpudist plan --network mynet:make --shape 8 3 512 512 --ranks 4 -o plan.svg""",
-    add_arguments,
-    run,
-)

@@ -24,6 +24,11 @@ class Progress:
 
 
 def erase_line() -> None:
-    """Erase an unfinished line on the terminal, before an error or at the start."""
+    """Erase an unfinished line on the terminal."""
+    write_line("\r\x1b[K")
+
+
+def write_line(text: str) -> None:
+    """Write an unfinished line, if stderr is a terminal."""
     if sys.stderr.isatty():
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        print(text, end="", file=sys.stderr, flush=True)

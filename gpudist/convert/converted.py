@@ -46,6 +46,11 @@ class Converted:
             )
         return tree_map(lambda y: None if y is None else _partition_of(y), outputs)
 
+    def extra_repr(self) -> str:
+        """Return the text of the original class, followed by the partition of the inputs."""
+        own: Any = super()
+        return ", ".join(filter(None, [own.extra_repr(), f"P_x={self.P_x!r}"]))
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Copies share P_x, which comes first and cannot be pickled: its error says what to save.
         make, args, *state = super().__reduce_ex__(protocol)
@@ -187,7 +192,7 @@ def convert(
     return network
 
 
-def undone(network: Any) -> torch.nn.Module:
+def undone(network: Any) -> Any:
     """Revert a converted network to its original class, in place."""
     del network.__dict__[_CONVERSION]
     network.__class__ = type(network).__mro__[2]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -19,10 +19,12 @@ from gpudist.errors import ConversionError
 from gpudist.world.partition import CartesianPartition
 from gpudist.world.runtime import process_grid
 
+_Network = TypeVar("_Network", bound=torch.nn.Module)
+
 
 @checked(ConversionError)
 def distribute(
-    network: torch.nn.Module,
+    network: _Network,
     P_x: CartesianPartition | DeviceMesh | Sequence[int],
     plan: NetworkPlan | None = None,
     *,
@@ -34,7 +36,7 @@ def distribute(
     broadcast_parameters: bool = False,
     local_buffers: Sequence[str] = (),
     global_shape: Any = None,
-) -> Any:
+) -> _Network:
     """Return a copy of ``network`` that computes on blocks of its input.
 
     The copy keeps its modules, names and forward, and computes on global tensors: their ``shape``
@@ -74,7 +76,8 @@ def distribute(
         class. It takes blocks or global tensors, and returns global tensors: ``y.to_local()`` is
         this worker's block, ``y.full_tensor()`` the whole tensor. torch's losses accept them with
         global targets. ``P_x`` and ``P_y`` are the partitions of the inputs and, after a call, of
-        the outputs.
+        the outputs; a checker of types knows them after
+        ``assert isinstance(net, gpudist.convert.Converted)``.
 
     Cost:
         A copy of the network, and no message; with ``broadcast_parameters``, which is collective

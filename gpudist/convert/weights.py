@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -20,9 +20,11 @@ from gpudist.ops import AllSumReduce, SumReduce
 from gpudist.sbp.global_parameter import block_of
 from gpudist.world.partition import CartesianPartition
 
+_Network = TypeVar("_Network", bound=torch.nn.Module)
+
 
 @checked(ConversionError)
-def sequential(distributed: torch.nn.Module, root: int | None = None) -> torch.nn.Module | None:
+def sequential(distributed: _Network, root: int | None = None) -> _Network | None:
     """Return the sequential network with the current weights; inverse of :func:`distribute`.
 
     Collective over the partition passed to :func:`distribute`.

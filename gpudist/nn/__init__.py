@@ -4,7 +4,9 @@ An added line ``from ... import Name as Name`` makes a name public.
 """
 
 import types
+import typing
 
+from gpudist.checks.hints import MissingName as _MissingName
 from gpudist.nn import utils as utils
 from gpudist.nn.affine.conv import (
     DistributedConv1d as DistributedConv1d,
@@ -20,17 +22,11 @@ from gpudist.nn.affine.conv_transpose import (
 from gpudist.nn.affine.embedding import DistributedEmbedding as DistributedEmbedding
 from gpudist.nn.affine.linear import DistributedLinear as DistributedLinear
 from gpudist.nn.affine.prelu import DistributedPReLU as DistributedPReLU
-from gpudist.nn.attention.all_to_all import (
-    AllToAllAttention as AllToAllAttention,
-    all_to_all_attention as all_to_all_attention,
-)
+from gpudist.nn.attention.all_to_all import AllToAllAttention as AllToAllAttention
 from gpudist.nn.attention.multihead import (
     DistributedMultiheadAttention as DistributedMultiheadAttention,
 )
-from gpudist.nn.attention.ring import (
-    RingAttention as RingAttention,
-    ring_attention as ring_attention,
-)
+from gpudist.nn.attention.ring import RingAttention as RingAttention
 from gpudist.nn.layer_table import LAYERS as LAYERS
 from gpudist.nn.loss.binary import (
     DistributedBCELoss as DistributedBCELoss,
@@ -108,17 +104,9 @@ from gpudist.nn.random.dropout import (
     DistributedDropout3d as DistributedDropout3d,
     DistributedFeatureAlphaDropout as DistributedFeatureAlphaDropout,
 )
-from gpudist.nn.scan.affine_scan import (
-    affine_scan as affine_scan,
-    carried_state as carried_state,
-)
-from gpudist.nn.scan.causal_conv1d import causal_conv1d as causal_conv1d
 from gpudist.nn.tensor_parallel.attention import ParallelAttention as ParallelAttention
 from gpudist.nn.tensor_parallel.embedding import VocabParallelEmbedding as VocabParallelEmbedding
-from gpudist.nn.tensor_parallel.invariant import (
-    invariant_copy as invariant_copy,
-    invariant_sum as invariant_sum,
-)
+from gpudist.nn.tensor_parallel.invariant import invariant_copy as invariant_copy
 from gpudist.nn.tensor_parallel.invariant_blocks import (
     invariant_gather as invariant_gather,
     invariant_scatter as invariant_scatter,
@@ -183,3 +171,9 @@ __all__ = sorted(  # pyright: ignore[reportUnsupportedDunderAll]
 
 def __dir__() -> list[str]:
     return __all__
+
+
+if not typing.TYPE_CHECKING:
+
+    def __getattr__(name: str) -> typing.NoReturn:
+        raise _MissingName(__name__, name)

@@ -1,11 +1,12 @@
 """Linear operators on distributed tensors: a function and a module per file.
 
 The functions that move data also take NumPy and CuPy arrays, and return the same kind. Arrays take
-no part in autograd. An added line ``from ... import Name as Name`` makes a name public.
+no part in autograd. ``gpudist`` and ``gpudist.nn`` list most of the names.
 """
 
-import types
+from typing import TYPE_CHECKING, NoReturn
 
+from gpudist.checks.hints import MissingName as _MissingName
 from gpudist.ops.all_gather import (
     AllGather as AllGather,
     SumScatter as SumScatter,
@@ -42,8 +43,27 @@ from gpudist.ops.send_recv import SendRecv as SendRecv, send_recv as send_recv
 from gpudist.ops.shift import Shift as Shift, shift as shift
 from gpudist.ops.sum_reduce import SumReduce as SumReduce, sum_reduce as sum_reduce
 
-__all__ = sorted(  # pyright: ignore[reportUnsupportedDunderAll]
-    name
-    for name, thing in globals().items()
-    if not name.startswith("_") and not isinstance(thing, types.ModuleType)
-)
+__all__ = [
+    "OPERATORS",
+    "Shift",
+    "add",
+    "add_adjoint",
+    "allocate",
+    "clear",
+    "copy",
+    "copy_adjoint",
+    "deallocate",
+    "move",
+    "move_adjoint",
+    "shift",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> NoReturn:
+        raise _MissingName(__name__, name)

@@ -278,6 +278,5 @@ def require_cartesian(name: str, P: Partition) -> None:
     """Raise if a partition has no topology, and thus no axes."""
     if not isinstance(P, CartesianPartition):
         raise PartitionError(
-            f"{name}: {P!r} has no Cartesian topology; create one with "
-            "create_cartesian_topology_partition"
+            f"{name}: {P!r} has no Cartesian topology; create one with its method grid"
         )

@@ -401,13 +401,21 @@ def as_int(x: GlobalTensor) -> int:
 
 @entry(T.__repr__, T.__str__)
 def text(x: GlobalTensor, **_: object) -> str:
-    """Return a text with this rank's part and the global attributes, without communication."""
+    """Return a text with the global attributes and this rank's part, without communication."""
     kind = "Parameter" if getattr(x, "_is_param", False) else "GlobalTensor"
-    local = "not computed yet" if views.is_outdated(x) else f"\n{x._local.detach()!r}"
-    return (
-        f"{kind}(shape={list(x.shape)}, placement={x.placement!r}, sbp={x.sbp!r}, "
-        f"dtype={x.dtype}, local={local})"
-    )
+    facts = f"shape={list(x.shape)}, sbp={x.sbp!r}, placement={x.placement!r}, dtype={x.dtype}"
+    local = x._local
+    if local.requires_grad:
+        node = local.grad_fn
+        facts += ", requires_grad=True" if node is None else f", grad_fn=<{node.name()}>"
+    index = x.placement.partition.index
+    if index is None:
+        return f"{kind}({facts}, no cells on this rank)"
+    bounds = x.global_layout.box(index).slices
+    cells = ", ".join(f"{one.start}:{one.stop}" for one in bounds)
+    part = "copy" if x.is_copy_everywhere else "term" if partial_sum in x.sbp else "block"
+    cells = "not computed yet" if views.is_outdated(x) else f"[{cells}]:\n{local.detach()!r}"
+    return f"{kind}({facts}, this rank's {part} {cells})"
 
 
 @entry(T.__format__)

@@ -17,6 +17,8 @@ from gpudist.world import runtime
 from gpudist.world.launch import deadline_of
 from gpudist.world.partition import Partition
 
+__all__ = ["DotTest", "assert_adjoint", "dot_test", "run_distributed"]
+
 
 def run_distributed(
     fn: Callable[..., Any],

@@ -48,8 +48,10 @@ class Partition:
         active: whether this worker is a member.
         index: this worker's index on the process grid, ``None`` if it is not a member.
         transport: name of the transport that carries the messages, such as ``"nccl"``.
-        wire: this rank's end of it, an instance of ``TRANSPORTS[transport]``.
     """
+
+    # What other rooms read, and dir() does not list: dir() and the reference are for users.
+    _internal = frozenset({"check_axes", "communicator", "digest", "plan_rank", "wire"})
 
     def __init__(
         self, wire: Transport, ranks: Sequence[int], shape: Sequence[int] | None = None
@@ -78,9 +80,12 @@ class Partition:
         except ValueError:
             return None
 
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in self._internal]
+
     @property
     def plan_rank(self) -> int:
-        """:attr:`rank`, or -1 outside the partition, because plans hold integers only."""
+        # Plans hold integers only.
         return self.rank if self.rank is not None else -1
 
     @property
@@ -95,7 +100,7 @@ class Partition:
 
     @cached_property
     def communicator(self) -> Communicator:
-        """Communicator of the members, created at first use."""
+        # Created at first use.
         self._require_active("communicator")
         return self._wire.communicator(self.ranks)
 
@@ -114,7 +119,7 @@ class Partition:
 
     @cached_property
     def digest(self) -> bytes:
-        """Digest of 16 bytes, equal if and only if partitions are equal, also between ranks."""
+        # Of 16 bytes, equal if and only if partitions are equal, also between ranks.
         return digest_of(repr(self._identity).encode())
 
     def __eq__(self, other: object) -> bool:
@@ -210,7 +215,7 @@ class Partition:
         return Partition(self._wire, self.ranks + tuple(r for r in other.ranks if r not in mine))
 
     def create_cartesian_topology_partition(self, shape: Sequence[int]) -> CartesianPartition:
-        """Return the same members on a process grid of ``shape``, in row-major order.
+        """Return all members on a process grid of ``shape``; DistDL's name for :meth:`grid`.
 
         Raises:
             PartitionError: ``prod(shape)`` is not ``size``.
@@ -226,8 +231,8 @@ class Partition:
     def grid(self, *shape: int | Sequence[int]) -> CartesianPartition:
         """Return the first workers on a process grid: ``P_world.grid(1, 1, 2, 2)`` has four.
 
-        Equivalent to :meth:`create_partition_inclusive` with the first ``prod(shape)`` ranks,
-        followed by :meth:`create_cartesian_topology_partition`.
+        A worker's rank is row-major in its index. Where other workers are wanted than the first,
+        select them by :meth:`create_partition_inclusive` before.
 
         Args:
             shape: number of workers along each axis, or one sequence of them.
@@ -532,11 +537,7 @@ class CartesianPartition(Partition):
 
     @checked(PartitionError)
     def check_axes(self, axes: Sequence[int]) -> tuple[int, ...]:
-        """Return ``axes`` in ascending order, with negative axes counted from the end.
-
-        Raises:
-            PartitionError: an axis is out of range or repeated.
-        """
+        # Returns them in ascending order, with negative axes counted from the end.
         wrong = [axis for axis in axes if not -self.dim <= axis < self.dim]
         if wrong:
             raise PartitionError(

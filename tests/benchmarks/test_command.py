@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import SUBJECTS
 from benchmarks.files import read
 from benchmarks.rows import Row
 from benchmarks.stencil import Stencil
@@ -32,6 +33,13 @@ def measured(tmp_path: Path, *arguments: str) -> tuple[list[Row], str]:
     assert run.environment["iterations"] == 20 and run.environment["cores"] == os.cpu_count()
     assert {"gpudist", "torch"} <= set(run.environment["versions"])
     return run.rows, ended.stderr
+
+
+def test_help_lists_the_subjects() -> None:
+    command = [warm.python(), "-m", "benchmarks", "--help"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=90)
+    assert ended.returncode == 0, ended.stderr
+    assert f"Subjects: {', '.join(SUBJECTS)}." in " ".join(ended.stdout.split())
 
 
 @needs_core

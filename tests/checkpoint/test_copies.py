@@ -33,7 +33,7 @@ def texts_of(module: nn.Module, path: Path) -> list[str]:
 @pytest.mark.parametrize("path", ["", "inner"])
 @distributed(ranks=3, transports=["host", "gloo"])
 def test_different_copies_are_named_and_saved(P_world: Any, path: str, tmp_path: Path) -> None:
-    net = gpudist.distribute(network(float(P_world.rank == 2)), P_world.grid(3, 1))
+    net: Any = gpudist.distribute(network(float(P_world.rank == 2)), P_world.grid(3, 1))
     module = nn.ModuleDict({path: net}) if path else net
     texts = texts_of(module, tmp_path / "saved")
     assert len(texts) == (P_world.rank == 0)
@@ -49,7 +49,7 @@ def test_different_copies_are_named_and_saved(P_world: Any, path: str, tmp_path:
 @distributed(ranks=2, transports=["host", "gloo"])
 def test_equal_copies_are_saved_quietly(P_world: Any, tmp_path: Path) -> None:
     P_x = P_world.grid(2, 1)
-    net = gpudist.distribute(network(P_world.rank), P_x, broadcast_parameters=True)
+    net: Any = gpudist.distribute(network(P_world.rank), P_x, broadcast_parameters=True)
     assert texts_of(net, tmp_path / "saved") == []
     net = gpudist.distribute(network(P_world.rank), P_x, replicate_parameters=False)
     assert texts_of(net, tmp_path / "saved") == []
@@ -63,7 +63,7 @@ def test_equal_copies_are_saved_quietly(P_world: Any, tmp_path: Path) -> None:
 
 @distributed(ranks=2, transports=["host", "gloo"])
 def test_a_warning_that_raises_comes_last(P_world: Any, tmp_path: Path) -> None:
-    net = gpudist.distribute(network(P_world.rank), P_world.grid(2, 1))
+    net: Any = gpudist.distribute(network(P_world.rank), P_world.grid(2, 1))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         if P_world.rank == 0:

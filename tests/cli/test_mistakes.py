@@ -197,7 +197,8 @@ def test_a_signal_in_the_middle() -> None:
         "import signal, sys\n"
         # Whoever starts programs in the background may have it ignored.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from gpudist.cli import main\n"
+        # An import of torch that a signal interrupts may fail in other ways.
+        "from gpudist.cli import main, plan\n"
         "signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))\n"
         "signal.setitimer(signal.ITIMER_REAL, 1.5)\n"
         f"sys.exit(main({many!r}))\n"

@@ -10,7 +10,7 @@ from math import prod
 import pytest
 
 from gpudist.cli import check, main, plan
-from gpudist.cli.main import COMMANDS
+from gpudist.cli.commands import COMMANDS
 from gpudist.cli.self_check import LinkSpeed, Report, Result
 from gpudist.cli.tables import print_columns
 from gpudist.planning.advice import Advice

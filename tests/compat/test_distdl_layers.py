@@ -163,7 +163,7 @@ def test_upsampling(P_world: Partition, mode: str, align_corners: bool) -> None:
     torchs: dict[str, Any] = dict(mode="nearest")
     if mode == "linear":
         torchs = dict(mode="bilinear", align_corners=align_corners)
-    ours = dict(mode=mode, align_corners=align_corners)
+    ours: dict[str, Any] = dict(mode=mode, align_corners=align_corners)
     between = Between(P, P_x, P_x)
     layer = distdl.nn.DistributedUpsample(P_x, MPIBufferManager(), scale_factor=1.5, **ours)
     between.compare(layer, torch.nn.Upsample(scale_factor=1.5, **torchs), (2, 1, 13, 17))

@@ -54,7 +54,7 @@ def test_trains_by_adam(P_world: Partition, replicate: bool) -> None:
 @distributed(ranks=3, transports=["loopback"])
 def test_partition_by_its_shape_or_mesh(P_world: Partition) -> None:
     network, x = torch.nn.Conv2d(1, 1, 3, padding=1), torch.ones(1, 1, 4, 8)
-    of_shape = distribute(network, (1, 1, 2, 1))
+    of_shape: Any = distribute(network, (1, 1, 2, 1))
     assert of_shape.P_x == P_world.grid(1, 1, 2, 1)
     mesh = DeviceMesh("cpu", [[[[1], [2]]]], _init_backend=False, _rank=P_world.rank)
     assert distribute(network, mesh).P_x == P_world.create_mesh_partition(mesh)
@@ -162,6 +162,21 @@ def test_is_the_network(P_world: Partition) -> None:
     net.pool.return_indices = False
     net.extra = torch.nn.Linear(2, 2)
     assert "extra.weight" in net.state_dict()
+
+
+@distributed(ranks=2, transports=("loopback",))
+def test_the_text_says_the_partition(P_world: Partition) -> None:
+    class Named(torch.nn.Linear):
+        def extra_repr(self) -> str:
+            return "of the user"
+
+    P_x = P_world.grid(2, 1)
+    net = distribute(Named(3, 3), P_x)
+    assert repr(net) == f"DistributedNamed(of the user, P_x={P_x!r})"
+    assert f"P_x={P_x!r}\n  (0): ReLU()" in repr(
+        distribute(torch.nn.Sequential(torch.nn.ReLU()), P_x)
+    )
+    assert "P_x" not in repr(sequential(net))
 
 
 @pytest.mark.parametrize("replicate", [True, False], ids=["replicated", "owned"])

@@ -48,7 +48,7 @@ def refusal(P_world: Any, net: Any, *args: Any) -> str:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool, torch.bfloat16])
 @distributed(ranks=[2, 3])
 def test_equal_blocks_raise_at_every_call(P_world: Any, dtype: torch.dtype) -> None:
-    net = gpudist.distribute(Sums(), P_world.grid(P_world.size, 1))
+    net: Any = gpudist.distribute(Sums(), P_world.grid(P_world.size, 1))
     for _ in range(2):
         text = refusal(P_world, net, rows(P_world), context(dtype))
         assert "input 'others'" in text and "of shape [4, 4]" in text

@@ -170,7 +170,7 @@ def test_function_without_gradients_is_recorded(P_world: Any) -> None:
 @distributed(ranks=2, transports=["host"])
 def test_a_refusal_restores_buffers(P_world: Any) -> None:
     alone = nn.Sequential(nn.BatchNorm1d(3), Step("Tensor.item"))
-    net = gpudist.distribute(alone, P_world.grid(2, 1))
+    net: Any = gpudist.distribute(alone, P_world.grid(2, 1))
     with pytest.raises(ConversionError, match="reads values"):
         gpudist.compiled(net, torch.rand(2, 3) + P_world.rank, backend="eager")
     assert not net[0].running_mean.any() and not net[0].num_batches_tracked

@@ -115,7 +115,7 @@ def test_block_of_one_worker_alone_changes(P_world: Any) -> None:
 
 @distributed(ranks=2)
 def test_whole_tensors_of_another_size_raise(P_world: Any) -> None:
-    net = gpudist.distribute(CONV, P_world.grid(1, 1, 2, 1))
+    net: Any = gpudist.distribute(CONV, P_world.grid(1, 1, 2, 1))
     x = random_like_all((1, 1, 7, 3), 0)
     with torch.no_grad():
         net(own_block(x, net.P_x))
@@ -137,7 +137,7 @@ def test_error_with_gradients_names_the_input(P_world: Any, changes: int) -> Non
 
 @distributed(ranks=2)
 def test_dynamic_with_gradients(P_world: Any) -> None:
-    net = gpudist.distribute(CONV, P_world.grid(1, 1, 2, 1), inputs={"input": "dynamic"})
+    net: Any = gpudist.distribute(CONV, P_world.grid(1, 1, 2, 1), inputs={"input": "dynamic"})
     for n in (7, 5, 8):
         x = random_like_all((1, 1, n, 3), n)
         assert_whole(net(own_block(x, net.P_x)), CONV(x), str(n))

@@ -79,7 +79,7 @@ class Ranks:
     ) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(
-            ["__main__", "torch", "gpudist", "tests.garbage", "tests.faults.chaos.play"]
+            ["__main__", "torch", "gpudist._names", "tests.garbage", "tests.faults.chaos.play"]
         )
         self._store = None
         port = 0

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from gpudist import invariant_sum
 from gpudist.nn import (
     ColumnParallelLinear,
     DistributedCrossEntropyLoss,
@@ -19,7 +20,6 @@ from gpudist.nn import (
     invariant_gather,
     invariant_scatter,
     invariant_share,
-    invariant_sum,
 )
 from gpudist.nn.parameters.parameter_placement import placements
 from gpudist.nn.tensor_parallel.conventions import Expectation

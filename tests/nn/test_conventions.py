@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from gpudist import invariant_sum
 from gpudist.errors import ConventionError
-from gpudist.nn import ColumnParallelLinear, DistributedMSELoss, invariant_copy, invariant_sum
+from gpudist.nn import ColumnParallelLinear, DistributedMSELoss, invariant_copy
 from gpudist.nn.parameters.parameter_placement import placements
 from gpudist.nn.tensor_parallel import conventions
 from gpudist.nn.tensor_parallel.conventions import Expectation

@@ -196,6 +196,12 @@ def test_what_torch_asks_of_a_tensor(P_world: Partition) -> None:
     assert twin.data_ptr() != y.data_ptr() or not placement.active
     shown = repr(y)
     assert "shape=[3, 2]" in shown and "split(0)" in shown and "ranks=[0, 1]" in shown
+    part = ["this rank's block [0:2, 0:2]:\ntensor(", "this rank's block [2:3, 0:2]:\ntensor("]
+    assert [*part, "no cells on this rank"][P_world.rank or 0] in shown
+    assert "requires_grad=True" in shown or not placement.active
+    assert "grad_fn=<MulBackward0>" in repr(y * 2) or not placement.active
+    assert "this rank's term" in repr(y.to_global(sbp=P)) or not placement.active
+    assert "this rank's copy" in repr(y.to_global(sbp=B)) or not placement.active
     assert not (y * 2).is_leaf and not y.detach().requires_grad
     seen: list[Any] = []
     z = y * 2

@@ -53,7 +53,7 @@ class ProcessRanks:
         os.environ["OMP_NUM_THREADS"] = "1"
         use_doubles()
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torch.distributed", "gpudist", "tests.garbage"])
+        context.set_forkserver_preload(["gpudist._names", "torch.distributed", "tests.garbage"])
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._context = context
         self._ends: list[Connection] = []

@@ -27,7 +27,12 @@ from tests import garbage as garbage
 
 # Modules that the tests' programs import, or that torch imports when they train.
 IMPORTED = (
+    "gpudist._names",
+    "gpudist.cli.check",
+    "gpudist.cli.draw",
+    "gpudist.cli.env",
     "gpudist.cli.main",
+    "gpudist.cli.plan",
     "matplotlib.pyplot",
     "rich.progress",
     "sklearn.datasets",

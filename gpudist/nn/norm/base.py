@@ -62,8 +62,6 @@ class Norm(ParameterLayer):
         self._place(replicate_parameters, {n: self._used for n in wanted if wanted[n]}, P_x)
         self.register_parameter("weight", self._filled("weight", 1.0, device, dtype))
         self.register_parameter("bias", self._filled("bias", 0.0, device, dtype))
-        self.weight: torch.nn.Parameter | None
-        self.bias: torch.nn.Parameter | None
         self._agreement = ShapeAgreement(
             type(self).__name__, P_x, P_x, P_x.dim, global_shape, shape
         )

@@ -65,7 +65,7 @@ class RankPool:
         self._context: Any = multiprocessing.get_context(start_method)
         if start_method == "forkserver":
             # The server imports these modules once, and forked processes inherit them.
-            first = ["torch", "torch.distributed", "gpudist", "gpudist.checkpoint", __name__]
+            first = ["torch", "torch.distributed", "gpudist._names", "gpudist.checkpoint", __name__]
             self._context.set_forkserver_preload([*first, *preload])
 
     def __enter__(self) -> RankPool:

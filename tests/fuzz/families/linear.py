@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import torch
 
@@ -37,7 +38,8 @@ def check(case: Case, P_world: Partition) -> None:
     dtype = getattr(torch, case.dtype)
     options = {"in_features": case.shape[-1], **case.options, "dtype": dtype}
     P_x = scattered(P_world, case.grid, case.seed)
-    P_y, P_w, others = P_x, scattered(P_world, (1, 1), case.seed), ()
+    P_y, P_w = P_x, scattered(P_world, (1, 1), case.seed)
+    others: Any = ()
     if case.grid[-1] > 1 or "outputs" in case.extra:
         outputs = case.extra.get("outputs", case.grid[-1])
         seed = case.seed + 1 if case.seed else 0

@@ -65,7 +65,7 @@ def check_embedding(
     given = {**options, **placing.options, **(layer_options or {})}
     sequential, layer = build_both(
         lambda: torch.nn.Embedding(*table, **options),
-        lambda: placing.around(DistributedEmbedding(P_x, *others, *table, **given)),
+        lambda: placing.around(DistributedEmbedding(P_x, *others, *table, **given)),  # pyright: ignore
         owned,
     )
     if P_y is None:

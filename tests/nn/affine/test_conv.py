@@ -247,7 +247,7 @@ def test_partitions_that_do_not_fit_are_refused(P_world: Partition) -> None:
     with pytest.raises(PartitionError, match="P_y"):
         DistributedConv1d(P_1, grid(P_world, [1, 1]), P_1, 4, 4, 3)
     with pytest.raises(PartitionError, match="got 2 partitions"):
-        DistributedConv1d(P_channels, P_channels, 4, 4, 3)
+        DistributedConv1d(P_channels, P_channels, 4, 4, 3)  # pyright: ignore
     with pytest.raises(PartitionError, match="give both or neither"):
         DistributedConv1d(P_channels, 4, 4, 3, P_w=P_w)
     with pytest.raises(PartitionError, match="block-diagonal"):
@@ -272,7 +272,7 @@ def test_arguments_that_do_not_fit_are_refused(P_world: Partition) -> None:
     with pytest.raises(ShapeError, match="padding 'same' needs stride 1"):
         DistributedConv1d(P_x, 4, 4, 3, stride=2, padding="same")
     with pytest.raises(ShapeError, match="padding is 'full'"):
-        DistributedConv1d(P_x, 4, 4, 3, padding="full")
+        DistributedConv1d(P_x, 4, 4, 3, padding="full")  # pyright: ignore
     with pytest.raises(ShapeError, match="kernel_size has 2 entries, but the layer has 1 dims"):
         DistributedConv1d(P_x, 4, 4, (3, 3))
     with pytest.raises(ShapeError, match="in_channels 3 must be divisible by groups 2"):

@@ -156,7 +156,8 @@ def test_nested_exchanges_on_every_transport(P_world: Partition) -> None:
         with blocks_of_any_size():
             results.append(layer(x))
         assert has_faces(layer) is not nested and has_ghosts(layer)
-        steps = len(next(iter(layer._bound._found.values())).halo.steps)
+        bound: Any = next(iter(layer._bound._found.values()))
+        steps = len(bound.halo.steps)
         assert steps == (2 if nested else 1)
     torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
 
@@ -271,7 +272,7 @@ def test_causal_arguments_that_do_not_fit_are_refused(P_world: Partition) -> Non
         with pytest.raises(ShapeError, match=message):
             DistributedCausalConv1d(P_x, 2, 3, 3, padding_mode=mode)
     with pytest.raises(TypeError, match="padding"):
-        DistributedCausalConv1d(P_x, 2, 3, 3, padding=1)
+        DistributedCausalConv1d(P_x, 2, 3, 3, padding=1)  # pyright: ignore
     with pytest.raises(PartitionError, match="DistributedCausalConv1d"):
         DistributedCausalConv1d(grid(P_world, [1, 2, 1]), 2, 3, 3)
 

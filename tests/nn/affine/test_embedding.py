@@ -134,7 +134,7 @@ def test_an_index_out_of_range_is_refused_everywhere(
 ) -> None:
     P_x, P_y, P_w = partitions_of(P_world, grids, ALL)
     others = () if P_y is None else (P_y, P_w)
-    layer = DistributedEmbedding(P_x, *others, 7, 3)
+    layer = DistributedEmbedding(P_x, *others, 7, 3)  # pyright: ignore
     x = indices_of((4,), 7)
     x[3] = index
     with pytest.raises(GpudistError, match=f"index {index} must be from 0 to 6"):

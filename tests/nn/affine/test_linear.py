@@ -224,7 +224,7 @@ def test_partitions_that_do_not_fit_are_refused(P_world: Partition) -> None:
     with pytest.raises(PartitionError, match=r"P_y has shape \[2, 2\]"):
         DistributedLinear(P_2, P_4, P_4, 6, 4)
     with pytest.raises(PartitionError, match="got 2 partitions"):
-        DistributedLinear(P_2, P_2, 6, 4)
+        DistributedLinear(P_2, P_2, 6, 4)  # pyright: ignore
     with pytest.raises(PartitionError, match="give both or neither"):
         DistributedLinear(P_2, 6, 4, P_y=P_2)
     with pytest.raises(ShapeError, match="2 blocks but only 1 input features"):

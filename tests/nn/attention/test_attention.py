@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.utils.checkpoint
 
+import gpudist
 from gpudist import nn
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.testing import assert_adjoint
@@ -55,7 +56,7 @@ def test_double_backward(P_world: Partition, kind: str, case: str, is_causal: bo
     assert_double_backward(given, P_x, KINDS[kind](P_x, is_causal), is_causal)
 
 
-@pytest.mark.parametrize("function", [nn.ring_attention, nn.all_to_all_attention])
+@pytest.mark.parametrize("function", [gpudist.ring_attention, gpudist.all_to_all_attention])
 @distributed(ranks=3, transports=["loopback"])
 def test_functions_follow_other_lengths(P_world: Partition, function: Any) -> None:
     for case in ("uneven", "other keys than queries", "uneven"):

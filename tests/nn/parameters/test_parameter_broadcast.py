@@ -89,7 +89,7 @@ def test_embedding(P_world: Partition, split: bool) -> None:
     torch.manual_seed(1)
     sequential = torch.nn.Embedding(6, 3, padding_idx=1, dtype=F64)
     torch.manual_seed(1)
-    layer = DistributedEmbedding(P_x, *others, 6, 3, padding_idx=1, dtype=F64)
+    layer = DistributedEmbedding(P_x, *others, 6, 3, padding_idx=1, dtype=F64)  # pyright: ignore
     fuse_parameter_movements(layer)
     whole = torch.arange(12).view(4, 3) % 5
     P_y = layer.P_y if split else grid(P_world, [2, 2, 1])

@@ -87,7 +87,7 @@ def test_embedding(P_world: Partition, split: bool) -> None:
     torch.manual_seed(1)
     sequential = torch.nn.Embedding(6, 3, padding_idx=1, dtype=F64)
     torch.manual_seed(1)
-    layer = DistributedEmbedding(
+    layer = DistributedEmbedding(  # pyright: ignore
         P_x, *others, 6, 3, padding_idx=1, dtype=F64, replicate_parameters=True
     )
     whole = torch.arange(12).view(4, 3) % 5

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from gpudist import invariant_sum
 from gpudist.errors import ConventionError
 from gpudist.nn import (
     ColumnParallelLinear,
@@ -23,7 +24,6 @@ from gpudist.nn import (
     invariant_gather,
     invariant_scatter,
     invariant_share,
-    invariant_sum,
 )
 from gpudist.nn.parameters.parameter_placement import placements
 from gpudist.nn.tensor_parallel.region import Convention

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gpudist import invariant_sum
 from gpudist.errors import PartitionError
-from gpudist.nn import invariant_copy, invariant_sum
+from gpudist.nn import invariant_copy
 from gpudist.world.partition import Partition
 from tests.pool import distributed
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from gpudist import invariant_sum
 from gpudist.errors import ConventionError
 from gpudist.nn import (
     ColumnParallelLinear,
@@ -18,7 +19,6 @@ from gpudist.nn import (
     fuse_parameter_movements,
     invariant_copy,
     invariant_share,
-    invariant_sum,
 )
 from gpudist.nn.parameters.parameter_placement import placements
 from gpudist.nn.tensor_parallel.region import Convention

@@ -1,0 +1,159 @@
+"""Subcommands: their texts and arguments, which need no torch."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+from gpudist.cli.bench import subjects
+from gpudist.cli.command import Command, extent
+
+ENV = Command(
+    "env",
+    "show what this installation and machine can do",
+    "Show versions, GPUs and how they are linked, NCCL, and the transports that work here and why "
+    "the others do not. Joins no world; run it like your program to see what "
+    "gpudist.init() would choose there.\n\n"
+    "  gpudist env\n"
+    "  torchrun --standalone --nproc-per-node 4 -m gpudist env",
+    lambda parser: None,
+)
+
+
+def _add_check_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ranks", type=int, default=4, help="number of threads, unless launched")
+    parser.add_argument(
+        "--mib", type=int, default=4, help="size of each rank's block, for the speed"
+    )
+
+
+CHECK = Command(
+    "check",
+    "check every operator on this machine",
+    "Check that every operator is exact, that its backward is its adjoint (the dot test), and how "
+    "fast it is compared to a plain copy of the same bytes; then measure messages between pairs of "
+    "ranks, and say what to do if something is wrong or slow. Launch it like a program, or run it "
+    "alone with threads of one process as ranks. The exit status is 1 if an operator is wrong.\n\n"
+    "  gpudist check --ranks 2\n"
+    "  torchrun --standalone --nproc-per-node 4 -m gpudist check",
+    _add_check_arguments,
+)
+
+
+def _add_bench_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    if subjects():
+        parser.epilog = fill(f"Subjects: {', '.join(subjects())}.", 78)
+    add = parser.add_argument
+    add("subject", help="such as halo, repartition or conv; all; compare; plot; or profile")
+    add(
+        "files",
+        nargs="*",
+        type=Path,
+        default=[],
+        help="result files or folders, for compare and plot",
+    )
+    add("--ranks", type=int, action="append", help="number of processes; may be repeated")
+    add("--iterations", type=int, help="timed iterations, after warm-up")
+    add("--fail-above", type=float, metavar="RATIO",
+        help="for compare: exit with 1 if a case is slower by more than this ratio")  # fmt: skip
+    add("--output", type=Path,
+        help="file for profile (profile.json), or folder for plot (plots)")  # fmt: skip
+
+
+BENCH = Command(
+    "bench",
+    "measure operators and layers beside their peers",
+    """\
+Measure a subject of the benchmarks in a checkout of the repository; its
+docs/benchmarks.md says what is measured and how. The exit status is 1 if a
+result was wrong. compare and plot read earlier results. profile measures the
+rates of this machine for gpudist plan, and needs no checkout.
+
+  gpudist bench halo --ranks 2
+  gpudist bench compare before/ after/ --fail-above 1.1
+  gpudist bench plot benchmarks/results --output plots
+  gpudist bench profile --output here.json""",
+    _add_bench_arguments,
+)
+
+
+def _add_plan_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--network", required=True, metavar="MODULE:NAME",
+        help="a torch module, a list of layers, or a function that makes one")  # fmt: skip
+    add(
+        "--shape",
+        required=True,
+        type=extent,
+        nargs="+",
+        metavar="N",
+        help="global shape of its input",
+    )
+    add("--ranks", required=True, type=int, help="workers, all of which are used")
+    add("--profile", default="h100",
+        help="h100, h200, a100, pcie, or a file that gpudist bench profile wrote")  # fmt: skip
+    add("--best", type=int, help="number of partitions to plan (8, or all for up to 4 ranks)")
+    add("--every-rank", action="store_true",
+        help="rehearse all ranks, for exact totals; takes proportionally longer")  # fmt: skip
+    add("--optimizer-slots", type=int, default=2,
+        help="tensors that the optimizer keeps per parameter: 2 for Adam, 0 for SGD")  # fmt: skip
+    add("--output", "-o", type=Path, help="picture of the planned partitions: .svg, .png or .pdf")
+    add("--one-owner", action="store_true", help="keep each parameter on one worker, not on all")
+
+
+PLAN = Command(
+    "plan",
+    "find a fast partition of a network",
+    """\
+Rehearse a training step of a network on the Cartesian partitions of its input, and print them with
+messages, memory and predicted times, the fastest first. Above 4 ranks, a quick estimate chooses 8.
+Says which numbers were validated. No other process is started and no tensor is made.
+
+  gpudist plan --network mynet:make --shape 1 1 256 256 256 --ranks 64
+  gpudist plan --network mynet:make --shape 8 3 512 512 --ranks 4 -o plan.svg""",
+    _add_plan_arguments,
+)
+
+
+def _add_draw_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    several: dict[str, Any] = dict(type=extent, nargs="+", metavar="N")
+    add = parser.add_argument
+    add("--shape", required=True, help="shape of the global tensor", **several)
+    add("--grid", required=True, help="workers along each dim", **several)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--kernel", help="kernel of a convolution, per dim from the last", **several)
+    what.add_argument("--halo", help="cells needed on both sides, per dim", **several)
+    what.add_argument("--to", help="grid to repartition to", **several)
+    add("--stride", default=[1], help="stride of the kernel (1)", **several)
+    add("--dilation", default=[1], help="dilation of the kernel (1)", **several)
+    add("--padding", default=[0], help="padding of the tensor (0)", **several)
+    add("--periodic", action="store_true", help="the halo wraps at the edges")
+    add("--nested", action="store_true", help="exchange the halo dim after dim")
+    add("--rank", type=int, help="rank whose ghosts and messages are shown (the busiest)")
+    add("--dims", help="dims of the tensor to draw (those that are cut)", **several)
+    add("--itemsize", type=int, default=4, help="bytes of a cell (4)")
+    add("--output", "-o", type=Path, default=Path("partition.svg"), help=".svg, .png or .pdf")
+
+
+DRAW = Command(
+    "draw",
+    "draw a partition, its ghosts and its messages",
+    """\
+Draw who owns which box of a tensor, one rank's ghosts, its messages in each
+stage, and the matrix of all messages, from the plans that programs run. Needs
+neither a launcher nor other ranks.
+
+  gpudist draw --shape 64 64 --grid 2 2 --kernel 3 --padding 1 -o conv.svg
+  gpudist draw --shape 64 64 --grid 4 1 --to 1 4 -o repartition.png
+
+A single number for --kernel, --halo and the options of the kernel applies to
+every dim from the first that is cut to the last.""",
+    _add_draw_arguments,
+)
+
+
+COMMANDS: tuple[Command, ...] = (ENV, CHECK, BENCH, PLAN, DRAW)
