@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/norm_body.h"
 #include "core/norm_plan.h"
 #include "device/norm_kernels.h"
 #include "launches.h"
