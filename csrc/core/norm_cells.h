@@ -25,8 +25,9 @@ GPUDIST_HOST_DEVICE inline void put_value(char* to, int64_t item, Dtype dtype, f
   if (dtype == Dtype::kFloat32) {
     word_at<float>(to + 4 * item) = value;
   } else {
-    word_at<uint16_t>(to + 2 * item) =
-        dtype == Dtype::kFloat16 ? float_to_float16(value) : float_to_bfloat16(value);
+    const float pair[2] = {value, 0};
+    word_at<uint16_t>(to + 2 * item) = static_cast<uint16_t>(
+        dtype == Dtype::kFloat16 ? Float16Pair::narrow(pair) : Bfloat16Pair::narrow(pair));
   }
 }
 

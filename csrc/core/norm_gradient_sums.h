@@ -76,7 +76,8 @@ struct GradientSumsOfRows {
     threads.last([&](uint32_t thread) {
       const RowPlace at(a, block, thread);
       if (!at.is_there || at.lane != 0) return;
-      put_sums(a, at.line, at.part, {shared.sums.values[0][thread], shared.sums.values[1][thread]});
+      put_sums<false>(a, at.line, at.part,
+                      {shared.sums.values[0][thread], shared.sums.values[1][thread]});
     });
   }
 };
@@ -96,7 +97,7 @@ struct GradientSumsOfColumns {
       const ColumnPlace<kWidth> at(a.grid, a.cells, block, thread);
       const uint32_t column = at.tile * a.grid.lanes * kWidth + thread;
       if (thread < a.grid.lanes * kWidth && column < a.channels) {
-        shared.shifts[thread] = LineShift::of(a, at.outer, column).shift;
+        shared.shifts[thread] = LineShift::of<false>(a, at.outer, column).shift;
       }
     });
     threads([&](uint32_t thread) {
@@ -130,7 +131,7 @@ struct GradientSumsOfColumns {
         shared.sums.values[2 * i + 1][thread] = sums[i].second;
       }
     });
-    put_column_sums<kWidth>(a, block, threads, shared.sums);
+    put_column_sums<kWidth, false>(a, block, threads, shared.sums);
   }
 };
 
@@ -166,7 +167,7 @@ struct GradientSumsOfCells {
                                               const ColumnPlace<kWidth>& all, int64_t first_line,
                                               uint32_t thread, Shared& shared) {
     for (uint32_t i = thread; i < kCount * all.steps && i < all.end - first_line; i += kThreads) {
-      shared.factors[i] = LineFactors::of(a, static_cast<uint32_t>(first_line) + i, 0);
+      shared.factors[i] = LineFactors::of<true>(a, static_cast<uint32_t>(first_line) + i, 0);
     }
   }
 

@@ -139,7 +139,7 @@ struct MapRows {
         loaded[thread].load(a, at.line * a.cells + i, step, step, at.end - i);
       }
       if (at.lane == 0) {
-        shared.factors[at.number] = at.template factors<typename Values::Factors>(a);
+        shared.factors[at.number] = at.template factors<typename Values::Factors, kOfCells>(a);
       }
     });
     threads.last([&](uint32_t thread) {
@@ -192,7 +192,7 @@ struct MapColumns {
       }
       const uint32_t column = at.tile * a.grid.lanes * kWidth + thread;
       if (thread < a.grid.lanes * kWidth && column < a.channels) {
-        shared.factors[thread] = Values::Factors::of(a, at.outer, column);
+        shared.factors[thread] = Values::Factors::template of<false>(a, at.outer, column);
       }
     });
     threads.last([&](uint32_t thread) {

@@ -74,12 +74,7 @@ struct FinishSums {
     threads.last([&](uint32_t thread) {
       const uint32_t statistic = first + thread / lanes;
       if (statistic >= statistics_of(a) || (thread & (lanes - 1)) != 0) return;
-      const double one = shared.values[0][thread], other = shared.values[1][thread];
-      if (a.subtracts_mean) {
-        a.sums[2 * statistic] = one, a.sums[2 * statistic + 1] = other;
-      } else {
-        a.sums[statistic] = other;
-      }
+      put_statistic(a, statistic, {shared.values[0][thread], shared.values[1][thread]});
     });
   }
 };
@@ -135,12 +130,8 @@ struct FinishGradientSums {
       const double inverse = moments.inverse(a.eps), one = shared.values[0][thread];
       const double other = fma(-moments.error, one, shared.values[1][thread]);
       const double of_square = -0.5 * inverse * inverse * inverse * other / a.count;
-      if (a.subtracts_mean) {
-        a.sums[2 * statistic] = -fma(inverse, one / a.count, 2 * moments.mean * of_square);
-        a.sums[2 * statistic + 1] = of_square;
-      } else {
-        a.sums[statistic] = of_square;
-      }
+      const double of_sum = -fma(inverse, one / a.count, 2 * moments.mean * of_square);
+      put_statistic(a, statistic, {of_sum, of_square});
     });
   }
 

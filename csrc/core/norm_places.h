@@ -27,10 +27,10 @@ struct RowPlace {
   }
 
   // Factors of the line.
-  template <class Factors>
+  template <class Factors, bool kOfCells = false>
   GPUDIST_HOST_DEVICE Factors factors(const NormArguments& a) const {
-    const uint32_t outer = a.channels == 1 ? line : line / a.channels;
-    return Factors::of(a, outer, line - outer * a.channels);
+    const uint32_t outer = kOfCells || a.channels == 1 ? line : line / a.channels;
+    return Factors::template of<kOfCells>(a, outer, line - outer * a.channels);
   }
 };
 

@@ -8,8 +8,11 @@
 namespace gpudist {
 namespace norming {
 
+// If parameters belong to cells, there is one channel, and a statistic for each outer index.
+template <bool kOfCells = false>
 GPUDIST_HOST_DEVICE inline uint32_t statistic_of(const NormArguments& a, uint32_t outer,
                                                  uint32_t channel) {
+  if constexpr (kOfCells) return outer;
   const uint32_t shifted = channel + a.group_offset;
   const uint32_t group = a.group_size == 1 ? shifted : shifted / a.group_size;
   return a.shares_outer ? group : outer * a.groups + group;
@@ -41,11 +44,12 @@ struct NormMoments {
 struct LineFactors {
   float shift, scale, add;
 
+  template <bool kOfCells>
   GPUDIST_HOST_DEVICE static LineFactors of(const NormArguments& a, uint32_t outer,
                                             uint32_t channel) {
-    const NormMoments moments(a, statistic_of(a, outer, channel));
+    const NormMoments moments(a, statistic_of<kOfCells>(a, outer, channel));
     double factor = moments.inverse(a.eps), offset = -moments.error * factor;
-    if (!a.has_parameters_of_cells) {
+    if constexpr (!kOfCells) {
       if (a.weight != nullptr) {
         const double weight = value_at(a.weight, channel, a.parameter_dtype);
         factor *= weight;
@@ -61,12 +65,14 @@ struct LineFactors {
 struct GradientFactors {
   float shift, scale, add, times;
 
+  template <bool kOfCells>
   GPUDIST_HOST_DEVICE static GradientFactors of(const NormArguments& a, uint32_t outer,
                                                 uint32_t channel) {
-    const uint32_t statistic = statistic_of(a, outer, channel), width = a.subtracts_mean ? 2 : 1;
+    const uint32_t statistic = statistic_of<kOfCells>(a, outer, channel);
+    const uint32_t width = a.subtracts_mean ? 2 : 1;
     const NormMoments moments(a, statistic);
     double factor = moments.inverse(a.eps);
-    if (!a.has_parameters_of_cells && a.weight != nullptr) {
+    if (!kOfCells && a.weight != nullptr) {
       factor *= static_cast<double>(value_at(a.weight, channel, a.parameter_dtype));
     }
     const double* own = a.of_totals + int64_t{width} * statistic;
@@ -82,6 +88,7 @@ struct GradientFactors {
 struct LineShift {
   float shift;
 
+  template <bool kOfCells>
   GPUDIST_HOST_DEVICE static LineShift of(const NormArguments& a, uint32_t outer,
                                           uint32_t channel) {
     if (!a.subtracts_mean) return {0};

@@ -50,16 +50,23 @@ GPUDIST_HOST_DEVICE inline int valid_groups(int64_t left, int64_t distance) {
   return valid;
 }
 
+// Write the sums of a statistic.
+GPUDIST_HOST_DEVICE inline void put_statistic(const NormArguments& a, int64_t statistic,
+                                              const NormSums& sums) {
+  if (a.subtracts_mean) {
+    a.sums[2 * statistic] = sums.first, a.sums[2 * statistic + 1] = sums.second;
+  } else {
+    a.sums[statistic] = sums.second;
+  }
+}
+
+// Write the sums of a part of a line. Those of gradients are never finished.
+template <bool kMayFinish>
 GPUDIST_HOST_DEVICE inline void put_sums(const NormArguments& a, int64_t line, uint32_t part,
                                          const NormSums& sums) {
-  if (!a.is_finished) {
-    double* const to = a.partials + 2 * (line * a.grid.parts + part);
-    to[0] = sums.first, to[1] = sums.second;
-  } else if (a.subtracts_mean) {
-    a.sums[2 * line] = sums.first, a.sums[2 * line + 1] = sums.second;
-  } else {
-    a.sums[line] = sums.second;
-  }
+  if (kMayFinish && a.is_finished) return put_statistic(a, line, sums);
+  double* const to = a.partials + 2 * (line * a.grid.parts + part);
+  to[0] = sums.first, to[1] = sums.second;
 }
 
 template <class Cells>
@@ -91,13 +98,13 @@ struct SumsOfRows {
     threads.last([&](uint32_t thread) {
       const RowPlace at(a, block, thread);
       if (!at.is_there || at.lane != 0) return;
-      put_sums(a, at.line, at.part, {shared.values[0][thread], shared.values[1][thread]});
+      put_sums<true>(a, at.line, at.part, {shared.values[0][thread], shared.values[1][thread]});
     });
   }
 };
 
 // Write the partial sums of the columns of a tile.
-template <int kWidth, class Threads>
+template <int kWidth, bool kMayFinish, class Threads>
 GPUDIST_HOST_DEVICE inline void put_column_sums(const NormArguments& a, uint32_t block,
                                                 const Threads& threads,
                                                 Reduction<2 * kWidth>& shared) {
@@ -106,8 +113,8 @@ GPUDIST_HOST_DEVICE inline void put_column_sums(const NormArguments& a, uint32_t
     const ColumnPlace<kWidth> at(a.grid, a.cells, block, thread);
     if (at.y != 0 || at.column >= a.channels) return;
     for (int i = 0; i < kWidth; ++i) {
-      put_sums(a, int64_t{at.outer} * a.channels + at.column + i, at.part,
-               {shared.values[2 * i][thread], shared.values[2 * i + 1][thread]});
+      put_sums<kMayFinish>(a, int64_t{at.outer} * a.channels + at.column + i, at.part,
+                           {shared.values[2 * i][thread], shared.values[2 * i + 1][thread]});
     }
   });
 }
@@ -145,7 +152,7 @@ struct SumsOfColumns {
         shared.values[2 * i + 1][thread] = sums[i].second;
       }
     });
-    put_column_sums<kWidth>(a, block, threads, shared);
+    put_column_sums<kWidth, true>(a, block, threads, shared);
   }
 };
 

@@ -20,7 +20,7 @@ LEAST_COVERED = 0.98
 SOURCES = {
     "cuda_api": [HERE / "random_launch.cpp", ROOT / "tests" / "csrc" / "combine_cases.cpp"],
     "random_cells": [HERE / "random_draw.cpp"],
-    "norm_kernels": [HERE / "random_norm.cpp"],
+    "norm_kernels": [HERE / f"{name}.cpp" for name in ("random_norm", "norm_case", "norm_loops")],
 }
 
 
@@ -47,7 +47,8 @@ class Outcome:
 
 
 def launcher(architecture: int, name: str = KERNELS[0]) -> tuple[Path, dict[str, str]]:
-    return program([HERE / "launches.cpp", *SOURCES[name]], architecture, name)
+    shared = [HERE / "launches.cpp", HERE / "random_case.cpp"]
+    return program([*shared, *SOURCES[name]], architecture, name)
 
 
 def launch(architecture: int, count: int, seed: int, name: str = KERNELS[0]) -> Outcome:
