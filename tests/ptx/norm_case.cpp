@@ -41,17 +41,25 @@ void set_short(NormShape& shape, bool is_large) {
   }
 }
 
-// As many lines as there are blocks of threads: each block takes two steps along its lines.
+// As many lines as there are blocks of threads on one multiprocessor: each takes several steps.
 void set_long(NormShape& shape, int64_t width, int64_t loads) {
   const int64_t step = kThreads * loads;
+  shape.channels = 1;
   if (shape.walk == NormWalk::kColumns) {
     shape.outer = between(4, 5);
     shape.channels = width;
     shape.cells = 4 * step + between(1, step);
-  } else {
-    shape.channels = shape.walk == NormWalk::kCells ? 1 : 4;
-    shape.outer = between(16, 20) / shape.channels;
+  } else if (shape.walk == NormWalk::kRows) {
+    shape.outer = between(4, 5);
+    shape.channels = 4;
     shape.cells = step * width + between(1, step / 2);
+  } else if (one_of(2)) {
+    shape.outer = between(16, 20);
+    shape.cells = step * width + between(1, step / 2);
+  } else {
+    // Gradients are summed over tiles of at most 32 lines.
+    shape.outer = between(530, 600);
+    shape.cells = between(17, 32) * width;
   }
 }
 
@@ -59,18 +67,18 @@ void set_statistics(NormShape& shape) {
   shape.groups = shape.channels;
   shape.group_size = 1;
   if (shape.walk == NormWalk::kCells) return;
-  if (one_of(2)) {
+  if (one_of(3)) {
     shape.group_size = between(1, shape.channels + 2);
     shape.group_offset = between(0, 2 * shape.group_size);
     shape.groups = (shape.channels - 1 + shape.group_offset) / shape.group_size + 1 + between(0, 2);
   } else {
-    shape.shares_outer = one_of(2);
+    shape.shares_outer = !one_of(3);
   }
 }
 
-void set_shape(NormShape& shape, uint64_t index, bool is_single) {
-  if (index / kKinds % 8 != 7) {
-    set_short(shape, index >= kFirstLarge);
+void set_shape(NormShape& shape, bool is_long, bool is_large, bool is_single) {
+  if (!is_long) {
+    set_short(shape, is_large);
   } else {
     const auto loads = norming::loads_of(NormPass::kNormalize, shape.dtype, !is_single).of_rows;
     set_long(shape, is_single ? 1 : 4, loads);
@@ -148,21 +156,21 @@ NormCase random_norm(uint64_t index) {
   NormCase made{};
   NormShape& shape = made.shape;
   shape.walk = kWalks[index % 3];
-  const uint64_t kind = index / 3 % 4;
-  const bool is_single = kind == 3;
-  shape.dtype = kDtypes[is_single ? between(0, 2) : static_cast<int64_t>(kind)];
-  made.parameter_dtype = kDtypes[between(0, 2)];
+  const uint64_t kind = index / 3 % 4, turn = index / kKinds;
+  const bool is_single = kind == 3, is_long = turn % 4 == 3;
+  shape.dtype = kDtypes[is_single ? turn % 3 : kind];
+  made.parameter_dtype = kDtypes[turn % 3];
   made.running_dtype = kDtypes[between(0, 2)];
   shape.subtracts_mean = !one_of(4);
-  set_shape(shape, index, is_single);
+  set_shape(shape, is_long, index >= kFirstLarge, is_single);
   shape.eps = 1e-3;
   made.has_weight = !one_of(4);
   made.has_bias = made.has_weight && !one_of(4);
-  made.has_running = shape.shares_outer && shape.subtracts_mean && one_of(2);
+  made.has_running = shape.shares_outer && shape.subtracts_mean && !one_of(4);
   made.is_cumulative = one_of(2);
   made.is_extreme = one_of(8);
   made.mean = one_of(3) ? 1e3 : one_of(2) ? 3 : 0;
-  made.multiprocessors = static_cast<int>(between(1, 3));
+  made.multiprocessors = is_long ? 1 : static_cast<int>(between(1, 3));
   // Values of a group of full size; other workers have as many cells.
   shape.count = static_cast<double>(2 * shape.cells * shape.group_size *
                                     (shape.shares_outer ? shape.outer : 1));
