@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "core/norm_body.h"
 #include "launches.h"
@@ -41,7 +42,8 @@ void set_short(NormShape& shape, bool is_large) {
   }
 }
 
-// As many lines as there are blocks of threads on one multiprocessor: each takes several steps.
+// For one multiprocessor: lines in several parts, or so many lines that each block of threads takes
+// several steps along its own.
 void set_long(NormShape& shape, int64_t width, int64_t loads) {
   const int64_t step = kThreads * loads;
   shape.channels = 1;
@@ -49,17 +51,17 @@ void set_long(NormShape& shape, int64_t width, int64_t loads) {
     shape.outer = between(4, 5);
     shape.channels = width;
     shape.cells = 4 * step + between(1, step);
-  } else if (shape.walk == NormWalk::kRows) {
-    shape.outer = between(4, 5);
-    shape.channels = 4;
-    shape.cells = step * width + between(1, step / 2);
-  } else if (one_of(2)) {
-    shape.outer = between(16, 20);
-    shape.cells = step * width + between(1, step / 2);
-  } else {
+  } else if (shape.walk == NormWalk::kCells && one_of(3)) {
     // Gradients are summed over tiles of at most 32 lines.
     shape.outer = between(530, 600);
     shape.cells = between(17, 32) * width;
+  } else if (one_of(2)) {
+    shape.outer = between(16, 20);
+    if (shape.walk == NormWalk::kRows && one_of(2)) std::swap(shape.outer, shape.channels);
+    shape.cells = step * width + between(1, step / 2);
+  } else {
+    shape.outer = between(1, 3);
+    shape.cells = between(1, 4) * step * width + between(1, step);
   }
 }
 
