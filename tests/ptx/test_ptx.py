@@ -83,7 +83,7 @@ WRONG = {
     "misaligned": (is_wide_store, at_offset(0, 8), r"store of 16 bytes at 0x\w+: misaligned, in a"),
     "out of bounds": (
         is_wide_store,
-        at_offset(0, 1 << 20),
+        at_offset(0, 1 << 40),
         r"store of 16 bytes at 0x\w+: (out of|no live)",
     ),
     "nowhere": (is_global_load, at_offset(1, -(1 << 44)), r"load of \d+ bytes at 0x\w+: no live"),
