@@ -82,17 +82,20 @@ class Changes:
         self.effects = Effects(kernel)
         self.live = live_registers(kernel)
 
-    def that_may_matter(self, index: int) -> list[tuple[str, Instruction]]:
+    def one_that_may_matter(self, index: int) -> tuple[str, Instruction] | None:
+        """Return a change drawn from those that may be noticed."""
         one = self.kernel.instructions[index]
         if one.operation == "bra" and self.kernel.labels[one.operands[0]] == index + 1:
-            return []
-        if one.operation in ("ret", "exit") or not self.effects.matters(index):
-            return []
-        return [
-            (change, other)
-            for change, other in self.of(index)
-            if self.effects.matters(index, changed_bits(one, other))
-        ]
+            return None
+        if one.operation in ("ret", "exit"):
+            return None
+        changes = self.of(index)
+        self.draw.shuffle(changes)
+        # Effects take long to follow.
+        may_matter = (
+            pair for pair in changes if self.effects.matters(index, changed_bits(one, pair[1]))
+        )
+        return next(may_matter, None)
 
     def of(self, index: int) -> list[tuple[str, Instruction]]:
         one = self.kernel.instructions[index]
@@ -257,10 +260,10 @@ class Sample:
                 break
             if not executed[k][index]:
                 self.left_out["never executed"] += 1
-            elif not (found := changes[k].that_may_matter(index)):
+            elif (found := changes[k].one_that_may_matter(index)) is None:
                 self.left_out["without effect"] += 1
             else:
-                change, instruction = self.draw.choice(found)
+                change, instruction = found
                 original = kernels[k].instructions[index]
                 mutants.append(Mutant(k, index, change, original, instruction))
         return mutants
