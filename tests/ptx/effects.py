@@ -13,7 +13,7 @@ MOST_LEARNT = 3
 
 
 class Value(tuple[str, tuple[object, ...]]):
-    """What an instruction computes: its meaning and the values of its operands.
+    """Result of an instruction: its meaning and the values of its operands.
 
     Equal values of a kernel are one object. As trees they may have more nodes than can be compared
     or written.
