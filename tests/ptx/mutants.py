@@ -87,7 +87,8 @@ class Changes:
         one = self.kernel.instructions[index]
         if one.operation == "bra" and self.kernel.labels[one.operands[0]] == index + 1:
             return None
-        if one.operation in ("ret", "exit"):
+        # Without the last one a thread would run on behind the kernel.
+        if one.operation in ("ret", "exit") or index + 1 == len(self.kernel.instructions):
             return None
         changes = self.of(index)
         self.draw.shuffle(changes)
