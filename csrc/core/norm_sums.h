@@ -133,17 +133,19 @@ struct SumsOfColumns {
       NormSums sums[kWidth];
       if (at.column < a.channels) {
         const int64_t step = at.steps * static_cast<int64_t>(a.channels);
-        for (int64_t row = at.begin + at.y; row < at.end; row += kCount * at.steps) {
+        const int64_t start = at.begin + at.y;
+        int64_t first = (at.outer * a.cells + start) * a.channels + at.column;
+        for (int64_t left = at.end - start; left > 0; left -= kCount * at.steps) {
           Batch<Cells, kCount> batch;
-          batch.load(a.x, (at.outer * a.cells + row) * a.channels + at.column, step, at.steps,
-                     at.end - row, a.dtype);
+          batch.load(a.x, first, step, at.steps, left, a.dtype);
+          first += kCount * step;
           float values[kWidth][kCount][1];
           for (int k = 0; k < kCount; ++k) {
             float cells[kWidth];
             Cells::widen(batch.raws[k], a.dtype, cells);
             for (int i = 0; i < kWidth; ++i) values[i][k][0] = cells[i];
           }
-          const int valid = valid_groups<kCount>(at.end - row, at.steps);
+          const int valid = valid_groups<kCount>(left, at.steps);
           for (int i = 0; i < kWidth; ++i) add_batch(values[i], valid, a.subtracts_mean, sums[i]);
         }
       }
