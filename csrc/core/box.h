@@ -11,6 +11,14 @@
 #define GPUDIST_HOST_DEVICE
 #endif
 
+// Put before loops whose unrolling would use too many registers to keep half of a multiprocessor's
+// threads resident.
+#ifdef __CUDA_ARCH__
+#define GPUDIST_NOT_UNROLLED _Pragma("unroll 1")
+#else
+#define GPUDIST_NOT_UNROLLED
+#endif
+
 namespace gpudist {
 
 constexpr int kMaxDims = 8;

@@ -5,14 +5,6 @@
 
 #include "core/combine.h"
 
-// Unrolling these loops would use too many registers to keep half of a multiprocessor's threads
-// resident.
-#ifdef __CUDA_ARCH__
-#define GPUDIST_NOT_UNROLLED _Pragma("unroll 1")
-#else
-#define GPUDIST_NOT_UNROLLED
-#endif
-
 namespace gpudist {
 namespace combining {
 

@@ -3,9 +3,9 @@
 //
 // Terms: a line is the set of cells that are summed into one number; line `o * channels + c`
 // belongs to channel `c`. A block of a tensor is stored by rows, `[outer, channels, cells]`, or by
-// columns,
-// `[outer, cells, channels]`. A line is divided into parts, one for each block of threads; partial
-// sums are combined in an order that depends on the shape and the number of multiprocessors alone.
+// columns, `[outer, cells, channels]`. A line is divided into parts, one for each block of threads;
+// partial sums are combined in an order that depends on the shape, the dtype, the alignment of the
+// tensors and the number of multiprocessors alone.
 #pragma once
 
 #include <cstdint>
@@ -92,6 +92,10 @@ struct NormCall {
   NormArguments arguments;
 };
 
-}  // namespace gpudist
+// Number of blocks of threads of a call.
+inline uint32_t norm_blocks(const NormCall& call) {
+  const bool updates = call.pass == NormPass::kNormalize && call.arguments.running_mean != nullptr;
+  return call.arguments.grid.blocks + updates;
+}
 
-#include "core/norm_body.h"
+}  // namespace gpudist

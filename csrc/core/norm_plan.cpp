@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/errors.h"
+#include "core/norm_body.h"
 
 namespace gpudist {
 

@@ -1,6 +1,7 @@
 // The normalization kernels.
 #include <cuda_runtime.h>
 
+#include "core/norm_body.h"
 #include "device/norm_kernels.h"
 
 namespace gpudist {

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <vector>
 
+#include "core/norm_body.h"
 #include "core/random_body.h"
 #include "device_double.h"
 #include "hooks.h"

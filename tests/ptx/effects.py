@@ -12,6 +12,21 @@ MOST_STATES = 50_000
 MOST_LEARNT = 3
 
 
+class Value(tuple[str, tuple[object, ...]]):
+    """Result of an instruction: its meaning and the values of its operands.
+
+    Equal values of a kernel are one object. As trees they may have more nodes than can be compared
+    or written.
+    """
+
+    __slots__ = ()
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+
+    def __repr__(self) -> str:
+        return self[0]
+
+
 class Values:
     """Numbers of values: equal numbers mean equal values, wherever both exist.
 
@@ -22,6 +37,8 @@ class Values:
     def __init__(self, kernel: Kernel) -> None:
         self.writes = Counter(name for one in kernel.instructions for name in one.written)
         self._numbers: dict[str, object] = {}
+        self._known: dict[object, Value] = {}
+        self._leaves: dict[Value, frozenset[str]] = {}
         for instruction in kernel.instructions:
             self._define(instruction)
 
@@ -30,6 +47,10 @@ class Values:
 
     def leaves(self, value: object) -> frozenset[str]:
         """Registers that a value is made of, and that are not known to be anything else."""
+        if isinstance(value, Value):
+            if value not in self._leaves:
+                self._leaves[value] = self.leaves(value[1])
+            return self._leaves[value]
         if isinstance(value, tuple):
             return frozenset[str]().union(*map(self.leaves, value))
         return frozenset([value]) if isinstance(value, str) and value[:1] == "%" else frozenset()
@@ -55,7 +76,8 @@ class Values:
             return
         used = tuple(self._operand(operand) for operand in instruction.operands[1:])
         if all(self.writes[one] <= 1 for one in instruction.read):
-            self._numbers[name] = (instruction.meaning, used)
+            key = instruction.meaning, used
+            self._numbers[name] = self._known.setdefault(key, Value(key))
 
 
 Facts = frozenset[tuple[object, bool]]

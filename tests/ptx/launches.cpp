@@ -129,6 +129,7 @@ void run_mutant(size_t k, size_t at, const std::string& text, uint64_t count, ui
   try_more(count, kMostTried);
   try_more(ptx::kFirstLarge, tried + kMostLarge);
   std::printf("%zu\t%s\n", tried, wrong.c_str());
+  std::fflush(stdout);
 }
 
 void run_mutants(uint64_t count, uint64_t seed, const Executing& executing) {

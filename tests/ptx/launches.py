@@ -20,8 +20,10 @@ LEAST_COVERED = 0.98
 SOURCES = {
     "cuda_api": [HERE / "random_launch.cpp", ROOT / "tests" / "csrc" / "combine_cases.cpp"],
     "random_cells": [HERE / "random_draw.cpp"],
-    "norm_kernels": [HERE / "random_norm.cpp"],
+    "norm_kernels": [HERE / f"{name}.cpp" for name in ("random_norm", "norm_case", "norm_loops")],
 }
+# Numbers of launches of `make ptx`. A normalization is six of them, of more cells.
+COUNT, NORMALIZATIONS = 50_000, 5_000
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,8 @@ class Outcome:
 
 
 def launcher(architecture: int, name: str = KERNELS[0]) -> tuple[Path, dict[str, str]]:
-    return program([HERE / "launches.cpp", *SOURCES[name]], architecture, name)
+    shared = [HERE / "launches.cpp", HERE / "random_case.cpp"]
+    return program([*shared, *SOURCES[name]], architecture, name)
 
 
 def launch(architecture: int, count: int, seed: int, name: str = KERNELS[0]) -> Outcome:
@@ -72,20 +75,21 @@ def launch(architecture: int, count: int, seed: int, name: str = KERNELS[0]) -> 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--architectures", type=int, nargs="+", default=[80, 90])
-    parser.add_argument("--kernels", nargs="+", default=KERNELS, choices=UNITS)
-    parser.add_argument("--count", type=int, default=50_000)
+    parser.add_argument("--kernels", nargs="+", default=list(UNITS), choices=UNITS)
+    parser.add_argument("--count", type=int, help="default: 50,000, but 5,000 normalizations")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     failed = False
     for architecture, file in product(arguments.architectures, arguments.kernels):
-        found = launch(architecture, arguments.count, arguments.seed, file)
+        count = arguments.count or (NORMALIZATIONS if file == "norm_kernels" else COUNT)
+        found = launch(architecture, count, arguments.seed, file)
         for name, missed in found.missed.items():
             size = found.instructions[name]
             print(f"sm_{architecture} {name}: {len(missed)} of {size} lines missed")
             for one in missed:
                 print(f"    {one.line}: {one}")
         print(
-            f"sm_{architecture}, {file}: {arguments.count} launches, "
+            f"sm_{architecture}, {file}: {count} launches, "
             f"{found.executed / 1e6:.0f} million instructions, {100 * found.covered:.2f} % of "
             f"the PTX: {found.wrong or 'passed'}"
         )

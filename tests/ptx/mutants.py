@@ -60,6 +60,20 @@ _BOUNDARIES = {"lt": "le", "le": "lt", "gt": "ge", "ge": "gt"}
 _NARROWER = {"64": "32", "32": "16", "16": "8"}
 _COMMUTATIVE = ("add", "mul", "and", "or", "xor", "min", "max")
 _OFFSET = re.compile(r"\+(-?\d+)\]")
+# Instructions that are not changed, by the reason: their pattern, and those of instructions that
+# tell the kernels.
+_UNSEEN = {
+    # 16 bits do not show the last terms of a series, nor which quarter of a turn is taken as the
+    # nearest: the series hold for a whole one to 6e-13. The kernel of float64 cells has the same
+    # lines.
+    "float64 of normal numbers in 16 bits": (
+        re.compile(r"(add|sub|mul|mov|neg|selp)\S*\.f64 .*|add\.s64 .*, 1125899906842624;"),
+        (
+            re.compile(r"cvt\.rn\.b?f16x2\.f32 .*"),
+            re.compile(r"mul\.lo\.s64 .*, -7723592293110705685;"),
+        ),
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -82,17 +96,21 @@ class Changes:
         self.effects = Effects(kernel)
         self.live = live_registers(kernel)
 
-    def that_may_matter(self, index: int) -> list[tuple[str, Instruction]]:
+    def one_that_may_matter(self, index: int) -> tuple[str, Instruction] | None:
+        """Return a change drawn from those that may be noticed."""
         one = self.kernel.instructions[index]
         if one.operation == "bra" and self.kernel.labels[one.operands[0]] == index + 1:
-            return []
-        if one.operation in ("ret", "exit") or not self.effects.matters(index):
-            return []
-        return [
-            (change, other)
-            for change, other in self.of(index)
-            if self.effects.matters(index, changed_bits(one, other))
-        ]
+            return None
+        # Without the last one a thread would run on behind the kernel.
+        if one.operation in ("ret", "exit") or index + 1 == len(self.kernel.instructions):
+            return None
+        changes = self.of(index)
+        self.draw.shuffle(changes)
+        # Effects take long to follow.
+        may_matter = (
+            pair for pair in changes if self.effects.matters(index, changed_bits(one, pair[1]))
+        )
+        return next(may_matter, None)
 
     def of(self, index: int) -> list[tuple[str, Instruction]]:
         one = self.kernel.instructions[index]
@@ -235,6 +253,17 @@ def changed_bits(one: Instruction, other: Instruction) -> int:
     return (1 << width) - 1 if one.operation == "ld" and one.operand_type[0] in "ub" else -1
 
 
+def _reason_unseen(kernel: Kernel, original: Instruction) -> str:
+    """Return why an instruction is not changed; empty if it is."""
+    for reason, (instruction, marks) in _UNSEEN.items():
+        texts = list(map(str, kernel.instructions))
+        if instruction.fullmatch(str(original)) and all(
+            any(map(mark.fullmatch, texts)) for mark in marks
+        ):
+            return reason
+    return ""
+
+
 class Sample:
     """Mutants drawn at random, and how many draws were left out, by reason."""
 
@@ -257,11 +286,15 @@ class Sample:
                 break
             if not executed[k][index]:
                 self.left_out["never executed"] += 1
-            elif not (found := changes[k].that_may_matter(index)):
+                continue
+            if (found := changes[k].one_that_may_matter(index)) is None:
                 self.left_out["without effect"] += 1
+                continue
+            change, instruction = found
+            original = kernels[k].instructions[index]
+            if reason := _reason_unseen(kernels[k], original):
+                self.left_out[reason] += 1
             else:
-                change, instruction = self.draw.choice(found)
-                original = kernels[k].instructions[index]
                 mutants.append(Mutant(k, index, change, original, instruction))
         return mutants
 
@@ -319,17 +352,10 @@ def _lines(kernels: list[Kernel], mutants: list[Mutant]) -> Iterator[str]:
         yield f"mutant {one.kernel} {one.index} {text}"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--architecture", type=int, default=90, choices=(80, 90))
-    parser.add_argument("--kernels", default=KERNELS[0], choices=UNITS)
-    parser.add_argument("--count", type=int, default=200)
-    parser.add_argument("--launches", type=int, default=6000)
-    parser.add_argument("--seed", type=int, default=1)
-    arguments = parser.parse_args()
-    drawn = Sample(arguments.count, arguments.seed)
-    given = arguments.architecture, arguments.launches, arguments.seed
-    results = run(*given, drawn.choose, arguments.kernels)
+def report(architecture: int, count: int, launches: int, seed: int, name: str) -> bool:
+    """Print the mutants of a file that survive, and return whether they are few."""
+    drawn = Sample(count, seed)
+    results = run(architecture, launches, seed, drawn.choose, name)
     survivors = [(mutant, tried) for mutant, tried, wrong in results if not wrong]
     for mutant, tried in survivors:
         print(f"not noticed in {tried} launches: PTX line {mutant.original.line}, {mutant.change}")
@@ -337,10 +363,26 @@ def main() -> int:
     noticed = len(results) - len(survivors)
     left_out = ", ".join(f"{many} {why}" for why, many in sorted(drawn.left_out.items()))
     print(
-        f"sm_{arguments.architecture}: {noticed} of {len(results)} mutants noticed; seed "
-        f"{arguments.seed}, {arguments.launches} launches; left out: {left_out or 'none'}"
+        f"sm_{architecture}, {name}: {noticed} of {len(results)} mutants noticed; seed {seed}, "
+        f"{launches} launches; left out: {left_out or 'none'}"
     )
-    return int(noticed < LEAST_NOTICED * len(results))
+    return noticed >= LEAST_NOTICED * len(results)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--architecture", type=int, default=90, choices=(80, 90))
+    parser.add_argument("--kernels", nargs="+", default=list(UNITS), choices=UNITS)
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--launches", type=int, help="default: 6,000, but 600 normalizations")
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    are_few = []
+    for name in arguments.kernels:
+        launches = arguments.launches or (600 if name == "norm_kernels" else 6000)
+        given = arguments.architecture, arguments.count, launches, arguments.seed
+        are_few.append(report(*given, name))
+    return int(not all(are_few))
 
 
 if __name__ == "__main__":

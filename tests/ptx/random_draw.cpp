@@ -4,17 +4,15 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
-#include <random>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "core/random_cells.h"
 #include "launches.h"
-#include "runtime.h"
+#include "random_case.h"
 
 namespace gpudist {
-
-const DeviceApi* cuda_api();
 
 namespace ptx {
 
@@ -31,23 +29,10 @@ static_assert(kLaunchClasses == std::size(kDraws) * std::size(kDtypes));
 constexpr int64_t kFarBytes = int64_t{1} << 37;
 constexpr int64_t kFarItems = (int64_t{1} << 32) + 24;
 
-std::mt19937_64 random_bits;
-std::vector<Range> live;
-std::string fault_text;
-
-int64_t between(int64_t low, int64_t high) {
-  return std::uniform_int_distribution<int64_t>(low, high)(random_bits);
-}
-bool one_of(int64_t count) {
-  return between(1, count) == 1;
-}
-
 char* far_memory() {
-  static void* const made = mmap(nullptr, kFarBytes, PROT_READ | PROT_WRITE,
-                                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (made == MAP_FAILED) throw std::runtime_error("no addresses for cells that lie far apart");
-  madvise(made, kFarBytes, MADV_DONTNEED);
-  return static_cast<char*>(made);
+  static char* const memory = reserve(kFarBytes);
+  madvise(memory, kFarBytes, MADV_DONTNEED);
+  return memory;
 }
 
 // A block of random cells, with its memory.
@@ -142,8 +127,7 @@ struct Block {
     }
     cells.input = begin + skew;
     for_each_offset(0, 0, [&](int64_t at) { put(begin + skew + at * bytes); });
-    live.push_back(
-        {reinterpret_cast<uint64_t>(begin), reinterpret_cast<uint64_t>(begin + size), "the input"});
+    add_live(begin, size, "the input");
   }
 
   template <class F>
@@ -167,35 +151,15 @@ struct Block {
   }
 };
 
-void add_live(const void* begin, size_t bytes, const char* what) {
-  const auto at = reinterpret_cast<uint64_t>(begin);
-  live.push_back({at, at + bytes, what});
-}
-
 }  // namespace
 
-Range find_other_memory(uint64_t address) {
-  Range nearest;
-  for (const Range& range : live) {
-    if (address >= range.begin && address < range.end) return range;
-    if (address >= range.end && range.end > nearest.end) nearest = range;
-  }
-  return nearest;
-}
-
-void report(const std::string& fault) {
-  fault_text = fault;
-}
-
 std::string run_launch(uint64_t seed, uint64_t index) {
-  random_bits.seed(seed * 0x9e3779b97f4a7c15u + index);
-  manner().next = seed * 1'000'003 + index;
-  live.clear();
+  begin_launch(seed, index);
   const bool is_large = index >= kFirstLarge || one_of(200);
   Block block(kDraws[index % std::size(kDraws)],
               kDtypes[index / std::size(kDraws) % std::size(kDtypes)], is_large);
   add_live(block.words, sizeof(block.words), "the key");
-  add_live(block.cells.output, static_cast<size_t>(block.count * block.bytes), "the output");
+  add_live(block.cells.output, block.count * block.bytes, "the output");
   // Small launches split a block into several.
   const auto most = one_of(12) ? static_cast<uint32_t>(between(1, 5000)) : 1u << 30;
   std::vector<RandomArguments> launches = block.cells.launches(most);
@@ -213,13 +177,8 @@ std::string run_launch(uint64_t seed, uint64_t index) {
     const uint32_t tiles = launch.blocks * launch.tiles;
     launch.tiles = static_cast<uint32_t>(between(1, 5));
     launch.blocks = (tiles - 1) / launch.tiles + 1;
-    fault_text.clear();
-    static const int loaded = cuda_api()->check_kernels();
-    if (loaded != 0) throw std::runtime_error("the kernels were not loaded");
-    if (cuda_api()->launch_random(launch, nullptr) != 0) {
-      throw std::runtime_error("a launch was refused");
-    }
-    if (!fault_text.empty()) return fault_text;
+    const std::string fault = fault_of(cuda_api()->launch_random(launch, nullptr));
+    if (!fault.empty()) return fault;
   }
   const std::string which = ", draw " + std::to_string(static_cast<int>(block.cells.draw)) +
                             " of dtype " + std::to_string(static_cast<int>(block.cells.dtype));

@@ -8,17 +8,14 @@
 #include "combine_cases.h"
 #include "core/combine_plan.h"
 #include "launches.h"
-#include "runtime.h"
+#include "random_case.h"
 
 namespace gpudist {
-
-const DeviceApi* cuda_api();
 
 namespace ptx {
 
 namespace {
 
-using combine_cases::between;
 using combine_cases::Case;
 
 // Size of the tables passed with a launch, for each kernel that takes them that way.
@@ -27,10 +24,6 @@ constexpr uint32_t kInlineBytes[] = {1024, 3840, 16384};
 // Bytes between rows of cells that are far apart: does not fit in 32 bits.
 constexpr int64_t kFarBytes = 5'000'000'000 / 48 * 48;
 constexpr int64_t kMostFarRows = 9;
-
-// Memory of the current launch, and its first error.
-std::vector<Range> live;
-std::string fault_text;
 
 void check(int error, const char* call) {
   if (error != 0) throw std::runtime_error(std::string(call) + " was refused");
@@ -92,11 +85,8 @@ std::string launch(const CombinePlan& plan, const CombineTable& table, size_t ki
   arguments.views = reinterpret_cast<decltype(arguments.views)>(begin + views_offset);
   std::copy(std::begin(buffers), std::end(buffers), arguments.buffers);
   if (has_word) arguments.failed = reinterpret_cast<const uint32_t*>(word.data());
-  fault_text.clear();
-  static const int loaded = cuda_api()->check_kernels();
-  check(loaded, "loading the kernels");
-  check(cuda_api()->launch_combine(arguments, nullptr), "a launch");
-  if (!fault_text.empty()) return fault_text;
+  const std::string fault = fault_of(cuda_api()->launch_combine(arguments, nullptr));
+  if (!fault.empty()) return fault;
   if (!uploaded.is_unchanged()) return "the tables in memory are not what they were";
   if (!word.is_unchanged()) return "the failed word is not what it was";
   return "";
@@ -114,12 +104,10 @@ std::string launch_near(Case& given, const CombinePlan& plan, const CombineTable
   constexpr int kOutput = static_cast<int>(Buffer::kOutput);
   std::vector<uint64_t> before[kBuffers];
   char* buffers[kBuffers];
-  live.clear();
   for (int b = 0; b < kBuffers; ++b) {
     before[b] = given.memory[b].words;
     buffers[b] = given.memory[b].data();
-    const auto begin = reinterpret_cast<uint64_t>(buffers[b]);
-    live.push_back({begin, begin + static_cast<uint64_t>(given.bytes(b)), "a tensor"});
+    add_live(buffers[b], given.bytes(b), "a tensor");
   }
   const std::vector<char> expected = combine_cases::plainly(given, failed != 0);
   const std::string fault = launch(plan, table, kind, buffers, has_word, failed);
@@ -141,17 +129,11 @@ class FarMemory {
  public:
   static constexpr int64_t kBytes = (kMostFarRows + 2) * kFarBytes;
 
-  FarMemory() {
-    constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    void* const made = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, kFlags, -1, 0);
-    if (made == MAP_FAILED) throw std::runtime_error("no addresses for cells that lie far apart");
-    data_ = static_cast<char*>(made);
-  }
   void forget() { madvise(data_, kBytes, MADV_DONTNEED); }
   char* data() { return data_; }
 
  private:
-  char* data_;
+  char* data_ = reserve(kBytes);
 };
 
 CombineBox far_box(CombineBox box, int64_t item_bytes) {
@@ -167,12 +149,10 @@ CombineBox far_box(CombineBox box, int64_t item_bytes) {
 std::string launch_far(Case& given, size_t kind, bool has_word, uint32_t failed) {
   static FarMemory far[kBuffers];
   char* buffers[kBuffers];
-  live.clear();
   for (int b = 0; b < kBuffers; ++b) {
     far[b].forget();
     buffers[b] = far[b].data() + given.alignment;
-    const auto begin = reinterpret_cast<uint64_t>(far[b].data());
-    live.push_back({begin, begin + FarMemory::kBytes, "a far tensor"});
+    add_live(far[b].data(), FarMemory::kBytes, "a far tensor");
   }
   const int64_t bytes = item_bytes(given.dtype);
   std::vector<CombineBox> boxes;
@@ -218,23 +198,10 @@ std::string launch_far(Case& given, size_t kind, bool has_word, uint32_t failed)
 
 }  // namespace
 
-Range find_other_memory(uint64_t address) {
-  Range nearest;
-  for (const Range& range : live) {
-    if (address >= range.begin && address < range.end) return range;
-    if (address >= range.end && range.end > nearest.end) nearest = range;
-  }
-  return nearest;
-}
-
-void report(const std::string& fault) {
-  fault_text = fault;
-}
-
 std::string run_launch(uint64_t seed, uint64_t index) {
   constexpr size_t kKinds = 1 + std::size(kInlineBytes);
-  combine_cases::random_bits.seed(seed * 0x9e3779b97f4a7c15u + index);
-  manner().next = seed * 1'000'003 + index;
+  begin_launch(seed, index);
+  combine_cases::random_bits.seed(random_bits());
   const size_t dtypes = std::size(combine_cases::kDtypes);
   static_assert(kLaunchClasses == std::size(combine_cases::kDtypes) * kKinds);
   const bool is_large = index >= kFirstLarge || between(0, 99) == 0;

@@ -12,7 +12,8 @@ from tests.ptx.launches import LEAST_COVERED, launch
 from tests.ptx.test_ptx import MOST_REGISTERS
 
 UNIT = "norm_kernels"
-LAUNCHES = 10_000 if EVERY else 60
+# A sample leaves some kinds of cells, parameters and steps out.
+LAUNCHES, LEAST = (600, LEAST_COVERED) if EVERY else (96, 0.9)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -28,7 +29,7 @@ def test_random_launches_do_what_the_host_does():
     """The host runs the same bodies, and loops in float64 judge both."""
     found = launch(90, LAUNCHES, 1, UNIT)
     assert found.wrong == ""
-    assert not EVERY or found.covered >= LEAST_COVERED, found.missed
+    assert found.covered >= LEAST, found.missed
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES if EVERY else ARCHITECTURES[-1:])

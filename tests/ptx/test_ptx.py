@@ -83,7 +83,7 @@ WRONG = {
     "misaligned": (is_wide_store, at_offset(0, 8), r"store of 16 bytes at 0x\w+: misaligned, in a"),
     "out of bounds": (
         is_wide_store,
-        at_offset(0, 1 << 20),
+        at_offset(0, 1 << 40),
         r"store of 16 bytes at 0x\w+: (out of|no live)",
     ),
     "nowhere": (is_global_load, at_offset(1, -(1 << 44)), r"load of \d+ bytes at 0x\w+: no live"),
@@ -222,6 +222,17 @@ def test_results_that_no_store_can_see_are_told(text: str, changed: int, expecte
         if one.written and not effects.matters(index, changed)
     ]
     assert unseen == expected
+
+
+def test_effects_of_a_long_chain_are_followed():
+    """Each sum reads the one before twice: as a tree the last one has 2^60 nodes."""
+    start = SAMPLE.index("\tmov.u32")
+    chain = "".join(f"\tadd.s64 \t%rd{i}, %rd{i - 1}, %rd{i - 1};\n" for i in range(3, 63))
+    store = "\tst.global.u64 \t[%rd1], %rd62;\n\tret;\n}\n"
+    (kernel,) = read(SAMPLE[:start] + "\tld.global.u64 \t%rd2, [%rd1];\n" + chain + store)
+    effects = Effects(kernel)
+    assert effects.matters(1) and effects.matters(1, 1 << 3)
+    assert not effects.matters(1, 0)
 
 
 def test_issue_does_not_bound_halos():

@@ -78,10 +78,7 @@ class ByLines(Summing):
         x, totals, weight = inputs[0], kept[0], kept[1] if kept[1:] else None
         gradient = gradient.contiguous()
         lines, of_sums = _lines_of(self.normalization, x), torch.empty_like(totals)
-        found = [
-            torch.empty_like(weight) if needed and weight is not None else None
-            for needed in needs[1:]
-        ]
+        found = [torch.empty_like(kept[1]) if needed and kept[1:] else None for needed in needs[1:]]
         at_x, at_totals, at_weight = x.data_ptr(), totals.data_ptr(), _address(weight)
         of_weight, of_bias = [*map(_address, found), 0, 0][:2]
         lines.gradient_sums(

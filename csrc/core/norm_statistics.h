@@ -1,0 +1,100 @@
+// Statistics of lines, and the factors that follow from them.
+#pragma once
+
+#include <cmath>
+
+#include "core/norm_cells.h"
+
+namespace gpudist {
+namespace norming {
+
+// If parameters belong to cells, there is one channel, and a statistic for each outer index.
+template <bool kOfCells = false>
+GPUDIST_HOST_DEVICE inline uint32_t statistic_of(const NormArguments& a, uint32_t outer,
+                                                 uint32_t channel) {
+  if constexpr (kOfCells) return outer;
+  const uint32_t shifted = channel + a.group_offset;
+  const uint32_t group = a.group_size == 1 ? shifted : shifted / a.group_size;
+  return a.shares_outer ? group : outer * a.groups + group;
+}
+
+// Statistics of a line. `mean` is `shift + error`, where `shift` is the mean rounded to float32.
+struct NormMoments {
+  double mean = 0;
+  double variance;
+  float shift = 0;
+  double error = 0;
+
+  GPUDIST_HOST_DEVICE NormMoments(const NormArguments& a, uint32_t statistic) {
+    const uint32_t width = a.subtracts_mean ? 2 : 1;
+    const double* own = a.totals + int64_t{width} * statistic;
+    variance = own[width - 1] / a.count;
+    if (!a.subtracts_mean) return;
+    mean = own[0] / a.count;
+    variance = fma(-mean, mean, variance);
+    // Rounding can make the variance of equal values far from zero negative.
+    if (variance < 0) variance = 0;
+    shift = static_cast<float>(mean);
+    error = mean - static_cast<double>(shift);
+  }
+  GPUDIST_HOST_DEVICE double inverse(double eps) const { return 1 / sqrt(variance + eps); }
+};
+
+// Factors of a line: `y = (x - shift) * scale + add`.
+struct LineFactors {
+  float shift, scale, add;
+
+  template <bool kOfCells>
+  GPUDIST_HOST_DEVICE static LineFactors of(const NormArguments& a, uint32_t outer,
+                                            uint32_t channel) {
+    const NormMoments moments(a, statistic_of<kOfCells>(a, outer, channel));
+    double factor = moments.inverse(a.eps), offset = -moments.error * factor;
+    if constexpr (!kOfCells) {
+      if (a.weight != nullptr) {
+        const double weight = value_at(a.weight, channel, a.parameter_dtype);
+        factor *= weight;
+        offset *= weight;
+      }
+      if (a.bias != nullptr) offset += value_at(a.bias, channel, a.parameter_dtype);
+    }
+    return {moments.shift, static_cast<float>(factor), static_cast<float>(offset)};
+  }
+};
+
+// Factors of a line: the gradient is `g * scale + ((x - shift) * times + add)`.
+struct GradientFactors {
+  float shift, scale, add, times;
+
+  template <bool kOfCells>
+  GPUDIST_HOST_DEVICE static GradientFactors of(const NormArguments& a, uint32_t outer,
+                                                uint32_t channel) {
+    const uint32_t statistic = statistic_of<kOfCells>(a, outer, channel);
+    const uint32_t width = a.subtracts_mean ? 2 : 1;
+    const NormMoments moments(a, statistic);
+    double factor = moments.inverse(a.eps);
+    if (!kOfCells && a.weight != nullptr) {
+      factor *= static_cast<double>(value_at(a.weight, channel, a.parameter_dtype));
+    }
+    const double* own = a.of_totals + int64_t{width} * statistic;
+    const double slope = 2 * own[width - 1];
+    double offset = slope * static_cast<double>(moments.shift);
+    if (a.subtracts_mean) offset += own[0];
+    return {moments.shift, static_cast<float>(factor), static_cast<float>(offset),
+            static_cast<float>(slope)};
+  }
+};
+
+// The shift of a line.
+struct LineShift {
+  float shift;
+
+  template <bool kOfCells>
+  GPUDIST_HOST_DEVICE static LineShift of(const NormArguments& a, uint32_t outer,
+                                          uint32_t channel) {
+    if (!a.subtracts_mean) return {0};
+    return {static_cast<float>(a.totals[int64_t{2} * statistic_of(a, outer, channel)] / a.count)};
+  }
+};
+
+}  // namespace norming
+}  // namespace gpudist

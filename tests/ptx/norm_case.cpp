@@ -1,0 +1,184 @@
+#include "norm_case.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "core/norm_body.h"
+#include "launches.h"
+#include "random_case.h"
+
+namespace gpudist::ptx {
+
+namespace {
+
+constexpr NormWalk kWalks[] = {NormWalk::kRows, NormWalk::kColumns, NormWalk::kCells};
+constexpr Dtype kDtypes[] = {Dtype::kFloat32, Dtype::kFloat16, Dtype::kBfloat16};
+// Each walk takes four cells of each dtype together, or single ones of any dtype.
+constexpr uint64_t kKinds = 3 * 4;
+static_assert(kLaunchClasses % kKinds == 0);
+constexpr int64_t kThreads = NormArguments::kThreads;
+
+void fill(Memory& memory, int64_t count, Dtype dtype, double mean, double deviation) {
+  std::normal_distribution<double> normal(mean, deviation);
+  for (int64_t i = 0; i < count; ++i) {
+    norming::put_value(memory.data(), i, dtype, static_cast<float>(normal(random_bits)));
+  }
+}
+
+// Few cells, in any number of lines.
+void set_short(NormShape& shape, bool is_large) {
+  const int64_t most = is_large ? 60'000 : one_of(3) ? 4'000 : 400;
+  const bool of_cells = shape.walk == NormWalk::kCells;
+  shape.channels = of_cells ? 1 : between(1, one_of(3) ? 150 : 9);
+  shape.outer = between(1, of_cells ? (one_of(2) ? 900 : 40) : 5);
+  shape.cells = std::max<int64_t>(1, between(1, most) / (shape.channels * shape.outer));
+  if (!of_cells || one_of(3)) return;
+  if (one_of(2)) {
+    shape.cells = between(1, 20);
+  } else {
+    shape.outer = between(1, 8);
+    shape.cells = between(500, 2'500);
+  }
+}
+
+// For one multiprocessor: lines in several parts, or so many lines that each block of threads takes
+// several steps along its own.
+void set_long(NormShape& shape, int64_t width, int64_t loads) {
+  const int64_t step = kThreads * loads;
+  shape.channels = 1;
+  if (shape.walk == NormWalk::kColumns) {
+    shape.outer = between(4, 5);
+    shape.channels = width;
+    shape.cells = 4 * step + between(1, step);
+  } else if (shape.walk == NormWalk::kCells && one_of(3)) {
+    // Gradients are summed over tiles of at most 32 lines.
+    shape.outer = between(530, 600);
+    shape.cells = between(17, 32) * width;
+  } else if (one_of(2)) {
+    shape.outer = between(16, 20);
+    if (shape.walk == NormWalk::kRows && one_of(2)) std::swap(shape.outer, shape.channels);
+    shape.cells = step * width + between(1, step / 2);
+  } else {
+    shape.outer = between(1, 3);
+    shape.cells = between(1, 4) * step * width + between(1, step);
+  }
+}
+
+void set_statistics(NormShape& shape) {
+  shape.groups = shape.channels;
+  shape.group_size = 1;
+  if (shape.walk == NormWalk::kCells) return;
+  if (one_of(3)) {
+    shape.group_size = between(1, shape.channels + 2);
+    shape.group_offset = between(0, 2 * shape.group_size);
+    shape.groups = (shape.channels - 1 + shape.group_offset) / shape.group_size + 1 + between(0, 2);
+  } else {
+    shape.shares_outer = !one_of(3);
+  }
+}
+
+void set_shape(NormShape& shape, bool is_long, bool is_large, bool is_single) {
+  if (!is_long) {
+    set_short(shape, is_large);
+  } else {
+    const auto loads = norming::loads_of(NormPass::kNormalize, shape.dtype, !is_single).of_rows;
+    set_long(shape, is_single ? 1 : 4, loads);
+  }
+  int64_t& contiguous = shape.walk == NormWalk::kColumns ? shape.channels : shape.cells;
+  if (!is_single) {
+    contiguous = (contiguous + 3) / 4 * 4;
+  } else if (contiguous % 4 == 0 && one_of(2)) {
+    ++contiguous;
+  }
+  set_statistics(shape);
+}
+
+void make_memory(NormCase& made, bool is_single) {
+  const NormPlan plan(made.shape, static_cast<uint32_t>(made.multiprocessors));
+  // Unaligned tensors take single cells.
+  const auto add = [&](int64_t items, int64_t bytes, bool may_move, const char* kind) {
+    const bool moves = is_single && may_move && one_of(2);
+    made.memory.emplace_back(items * bytes, moves ? bytes : 0, kind);
+  };
+  const int64_t item = item_bytes(made.shape.dtype), parameter = item_bytes(made.parameter_dtype);
+  for (const char* kind : {"x", "the gradient", "y", "the gradient of x"}) {
+    add(made.items(), item, true, kind);
+  }
+  for (const char* kind : {"the sums", "the totals", "the gradient sums", "the gradient totals"}) {
+    add(made.width() * made.statistics(), 8, false, kind);
+  }
+  add(plan.workspace(), 8, false, "the workspace");
+  const int64_t weights = made.has_weight ? made.parameters() : 0;
+  const int64_t biases = made.has_bias ? made.parameters() : 0;
+  add(weights, parameter, true, "the weight");
+  add(biases, parameter, true, "the bias");
+  add(weights, parameter, true, "the weight's gradient");
+  add(biases, parameter, true, "the bias's gradient");
+  const int64_t running = made.has_running ? made.shape.channels : 0;
+  add(running, item_bytes(made.running_dtype), true, "the running mean");
+  add(running, item_bytes(made.running_dtype), true, "the running variance");
+  add(1, 8, false, "the batches");
+}
+
+void fill_memory(NormCase& made) {
+  Memories& memory = made.memory;
+  const Dtype dtype = made.shape.dtype;
+  fill(memory[kX], made.items(), dtype, made.mean, 1);
+  fill(memory[kGradient], made.items(), dtype, 0.25, 1);
+  const auto fill_scaled = [&](Part part, int64_t count, Dtype of_part) {
+    const double scale = !made.is_extreme ? 1 : one_of(2) ? 1e-6 : 6e4;
+    if (memory[part].bytes() > 0) fill(memory[part], count, of_part, scale, scale);
+  };
+  for (const Part part : {kWeight, kBias}) {
+    fill_scaled(part, made.parameters(), made.parameter_dtype);
+  }
+  for (const Part part : {kRunningMean, kRunningVariance}) {
+    fill_scaled(part, made.shape.channels, made.running_dtype);
+  }
+  if (made.is_extreme && one_of(3)) {
+    norming::put_value(memory[kX].data(), between(0, made.items() - 1), dtype, NAN);
+  }
+  *reinterpret_cast<int64_t*>(memory[kBatches].data()) = between(1, 9);
+}
+
+}  // namespace
+
+Memory::Memory(int64_t bytes, int64_t alignment, const char* kind)
+    : words_(bytes / 16 + 4), bytes_(bytes), shift_(alignment % 16), kind_(kind) {
+  for (Words& word : words_) word = {random_bits(), random_bits()};
+}
+
+double value_of(const Memory& memory, int64_t item, Dtype dtype) {
+  return dtype == Dtype::kFloat64 ? memory.numbers()[item]
+                                  : norming::value_at(memory.data(), item, dtype);
+}
+
+NormCase random_norm(uint64_t index) {
+  NormCase made{};
+  NormShape& shape = made.shape;
+  shape.walk = kWalks[index % 3];
+  const uint64_t kind = index / 3 % 4, turn = index / kKinds;
+  const bool is_single = kind == 3, is_long = turn % 4 == 3;
+  shape.dtype = kDtypes[is_single ? turn % 3 : kind];
+  made.parameter_dtype = kDtypes[turn % 3];
+  made.running_dtype = kDtypes[between(0, 2)];
+  shape.subtracts_mean = !one_of(4);
+  set_shape(shape, is_long, index >= kFirstLarge, is_single);
+  shape.eps = 1e-3;
+  made.has_weight = !one_of(4);
+  made.has_bias = made.has_weight && !one_of(4);
+  made.has_running = shape.shares_outer && shape.subtracts_mean && !one_of(4);
+  made.is_cumulative = one_of(2);
+  made.is_extreme = one_of(8);
+  made.mean = one_of(3) ? 1e3 : one_of(2) ? 3 : 0;
+  made.multiprocessors = is_long ? 1 : static_cast<int>(between(1, 3));
+  // Values of a group of full size; other workers have as many cells.
+  shape.count = static_cast<double>(2 * shape.cells * shape.group_size *
+                                    (shape.shares_outer ? shape.outer : 1));
+  make_memory(made, is_single);
+  fill_memory(made);
+  return made;
+}
+
+}  // namespace gpudist::ptx

@@ -1,0 +1,92 @@
+// A random normalization: its shape, and the tensors of all passes.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/norm_plan.h"
+
+namespace gpudist::ptx {
+
+// Memory of exactly `bytes` bytes, at an address that is a multiple of `alignment` alone.
+class Memory {
+ public:
+  // Bytes before and behind it that no launch may write.
+  static constexpr int64_t kGap = 16;
+
+  Memory(int64_t bytes, int64_t alignment, const char* kind);
+
+  char* data() { return reinterpret_cast<char*>(words_.data()) + kGap + shift_; }
+  const char* data() const { return reinterpret_cast<const char*>(words_.data()) + kGap + shift_; }
+  double* numbers() { return reinterpret_cast<double*>(data()); }
+  const double* numbers() const { return reinterpret_cast<const double*>(data()); }
+  int64_t bytes() const { return bytes_; }
+  const char* kind() const { return kind_; }
+
+ private:
+  struct alignas(16) Words {
+    uint64_t words[2];
+  };
+  std::vector<Words> words_;
+  int64_t bytes_;
+  int64_t shift_ = 0;
+  const char* kind_;
+};
+
+using Memories = std::vector<Memory>;
+
+// Index into the memories of a normalization.
+enum Part {
+  kX,
+  kGradient,
+  kY,
+  kOfX,
+  kSums,
+  kTotals,
+  kOfSums,
+  kOfTotals,
+  kWorkspace,
+  kWeight,
+  kBias,
+  kOfWeight,
+  kOfBias,
+  kRunningMean,
+  kRunningVariance,
+  kBatches,
+  kParts
+};
+
+struct NormCase {
+  NormShape shape;
+  Dtype parameter_dtype;
+  Dtype running_dtype;
+  bool has_weight, has_bias, has_running, is_cumulative;
+  bool is_extreme;  // results leave the range of normal 16-bit numbers, or are NaN
+  double mean;
+  Memories memory;
+  int multiprocessors;
+
+  int64_t lines() const { return shape.outer * shape.channels; }
+  int64_t items() const { return lines() * shape.cells; }
+  int64_t statistics() const { return (shape.shares_outer ? 1 : shape.outer) * shape.groups; }
+  int64_t width() const { return shape.subtracts_mean ? 2 : 1; }
+  int64_t parameters() const {
+    return shape.walk == NormWalk::kCells ? shape.cells : shape.channels;
+  }
+  int64_t statistic(int64_t outer, int64_t channel) const {
+    const int64_t group = (channel + shape.group_offset) / shape.group_size;
+    return shape.shares_outer ? group : outer * shape.groups + group;
+  }
+  int64_t place(int64_t outer, int64_t channel, int64_t cell) const {
+    return shape.walk == NormWalk::kColumns
+               ? (outer * shape.cells + cell) * shape.channels + channel
+               : (outer * shape.channels + channel) * shape.cells + cell;
+  }
+};
+
+double value_of(const Memory& memory, int64_t item, Dtype dtype);
+
+// Normalization number `index`; most are small. Draws from `random_bits`.
+NormCase random_norm(uint64_t index);
+
+}  // namespace gpudist::ptx
