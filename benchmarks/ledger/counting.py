@@ -54,6 +54,12 @@ class Counting(Watching):
         self._by_name: dict[str, tuple[int, int]] = {}
         self._before = {name: count(name) for name in (*_OWN, "kernel_bytes")}
 
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for name in _OWN:
+            self._add(f"gpudist::{name}", count(name) - self._before[name], 0)
+        self._add("gpudist::bytes", 0, count("kernel_bytes") - self._before["kernel_bytes"])
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -67,10 +73,7 @@ class Counting(Watching):
         return result
 
     def counts(self) -> Counts:
-        """Return everything since the start."""
-        for name in _OWN:
-            self._add(f"gpudist::{name}", count(name) - self._before[name], 0)
-        self._add("gpudist::bytes", 0, count("kernel_bytes") - self._before["kernel_bytes"])
+        """Return everything within the context, which has ended."""
         launches, size_bytes = (sum(pair[i] for pair in self._by_name.values()) for i in (0, 1))
         return Counts(launches, size_bytes, self._by_name)
 

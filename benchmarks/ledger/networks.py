@@ -126,7 +126,9 @@ SUBJECTS: dict[str, Subject] = {
     "U-Net, group norm": Subject(_unet("group"), (32, 32, 32), 1, (16, 8, 8)),
     "U-Net, batch norm": Subject(_unet("batch"), (32, 32, 32), 1, (16, 8, 8)),
     "U-Net, instance norm": Subject(_unet("instance"), (32, 32, 32), 1, (16, 8, 8)),
-    "U-Net, group norm, 128^3": Subject(_unet("group"), (128, 128, 128), 1, (), ranks=(2,)),
+    "U-Net, group norm, 128^3": Subject(
+        _unet("group"), (128, 128, 128), 1, (), layouts=("contiguous",), ranks=(2,)
+    ),
     "PlainConvUNet": Subject(
         _plain_conv_unet, (32, 32, 32), 1, (16, 8, 8), "dynamic-network-architectures"
     ),

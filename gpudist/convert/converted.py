@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 
 from gpudist.convert.blocks_in_state_dict import drop_hooks
 from gpudist.convert.edits import follow, is_edit
-from gpudist.convert.network import Conversion, places_of
+from gpudist.convert.network import GUARD, Conversion, modules_of, places_of
 from gpudist.convert.network_plan import NetworkPlan
 from gpudist.convert.parameters import Parameters
 from gpudist.errors import ConversionError
@@ -186,9 +186,10 @@ def convert(
         parameters.replace([(old, module._parameters[name]) for module, name, old in before])
     network.__class__ = converted_class(type(network), tuple(methods))
     network.__dict__[_CONVERSION] = conversion
-    for module in network.modules():
+    for module in modules_of(network):
         if module is not network:
-            module.register_forward_pre_hook(_refuse_outside, prepend=True)
+            module._forward_pre_hooks[GUARD] = _refuse_outside
+            module._forward_pre_hooks.move_to_end(GUARD, last=False)  # pyright: ignore
     return network
 
 

@@ -29,6 +29,9 @@ from gpudist.sbp.outer import OuterTensor
 from gpudist.sbp.scope import Scope, current_scope, entered, path_of_error, started
 from gpudist.sbp.spectrum import computed
 
+# Key of the hook that refuses calls from outside among a module's hooks; torch's are not negative.
+GUARD = -1
+
 
 class Conversion:
     """State of a converted network in addition to its modules.
@@ -226,8 +229,9 @@ def _with_substitutes(
     network: torch.nn.Module, conversion: Conversion, scope: Scope
 ) -> Iterator[None]:
     """Replace parameters by copies whose gradients are summed at the end of backward."""
-    places = places_of(network)
-    sharded = conversion.parameters.sharded(network)
+    modules = modules_of(network)
+    places = _places_in(modules)
+    sharded = conversion.parameters.sharded(modules)
     parameters = conversion.parameters
     own = list({id(p): p for _, _, p in places if id(p) not in sharded}.values())
     own += parameters.unlisted
@@ -238,6 +242,9 @@ def _with_substitutes(
     scope.holders, scope.further, scope.leaves = parameters.holders, [], {}
     scope.learns = scope.holders is not None and torch.is_grad_enabled() and not sharded
     places = [place for place in places if id(place[2]) in substitutes]
+    # Modules without hooks take torch's fast path; within a call, these have nothing to refuse.
+    guarded = [hooks for m in modules if GUARD in (hooks := m._forward_pre_hooks)]
+    guards = [hooks.pop(GUARD) for hooks in guarded]
     try:
         for module, name, parameter in places:
             copy = substitutes[id(parameter)]
@@ -253,13 +260,34 @@ def _with_substitutes(
             # The forward may have replaced or deleted it.
             if module._parameters.get(name) is substitutes[id(parameter)]:
                 module._parameters[name] = parameter
+        for hooks, guard in zip(guarded, guards, strict=True):
+            hooks[GUARD] = guard
+            hooks.move_to_end(GUARD, last=False)  # pyright: ignore
 
 
 def places_of(network: torch.nn.Module) -> list[tuple[torch.nn.Module, str, Parameter]]:
     """Return each parameter with the module that lists it and its name there."""
+    return _places_in(modules_of(network))
+
+
+def _places_in(
+    modules: Sequence[torch.nn.Module],
+) -> list[tuple[torch.nn.Module, str, Parameter]]:
     return [
         (module, name, parameter)
-        for module in network.modules()
+        for module in modules
         for name, parameter in module._parameters.items()
         if parameter is not None
     ]
+
+
+def modules_of(network: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return ``list(network.modules())``, without a generator for each module."""
+    found: dict[int, torch.nn.Module] = {}
+    left: list[torch.nn.Module | None] = [network]
+    while left:
+        module = left.pop()
+        if module is not None and id(module) not in found:
+            found[id(module)] = module
+            left += reversed(module._modules.values())
+    return list(found.values())

@@ -147,7 +147,7 @@ class Parameters:
                 set_placements(module, placed)
                 keep_blocks(module)
 
-    def sharded(self, network: nn.Module) -> set[int]:
+    def sharded(self, modules: Sequence[nn.Module]) -> set[int]:
         """Return the identities of FSDP2's parameters, and register sums of their gradients.
 
         Each parameter is full on the workers of one network, and sharded over other axes.
@@ -156,7 +156,7 @@ class Parameters:
         kind: Any = _if_imported("torch.distributed.fsdp", "FSDPModule")
         if kind is None:
             return found
-        shards: list[Any] = [module for module in network.modules() if isinstance(module, kind)]
+        shards: list[Any] = [module for module in modules if isinstance(module, kind)]
         for module in shards:
             found.update(id(p) for p in module.parameters())
             if module not in self._sharded:

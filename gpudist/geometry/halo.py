@@ -19,7 +19,7 @@ from itertools import product
 from typing import Literal, NamedTuple
 
 from gpudist.geometry.blocks import Blocks, Decomposition
-from gpudist.geometry.boxes import Box, Plan, Stage, stage_of
+from gpudist.geometry.boxes import Box, Message, Move, Plan, Stage, stage_of
 from gpudist.geometry.cartesian import rank_of
 from gpudist.geometry.windows import SlidingWindow, Window
 
@@ -158,6 +158,38 @@ def reads_own_cells(inputs: Blocks, window: Window) -> bool:
     """Return whether every worker along a dim needs exactly the cells it owns."""
     return all(
         needed_range(inputs, window, index) == inputs.block(index) for index in range(inputs.parts)
+    )
+
+
+def covers_own_cells(inputs: Blocks, window: Window) -> bool:
+    """Return whether every worker along a dim owns cells, and needs at least these."""
+    for index in range(inputs.parts):
+        (start, stop), (first, last) = inputs.block(index), needed_range(inputs, window, index)
+        if not first <= start < stop <= last:
+            return False
+    return True
+
+
+def adjoint_in_place(stage: Stage, own: Box) -> Stage:
+    """Return the adjoint of a halo exchange that adds ghosts to the cells of the same tensor.
+
+    Args:
+        stage: exchange from a block to the block with its ghosts.
+        own: the block's cells in the latter.
+    """
+    origin = [-n for n in own.start]
+    moves = [Move(move.destination, move.source.shifted(origin)) for move in stage.moves]
+    return Stage(
+        stage.output_shape,
+        stage.output_shape,
+        tuple(move for move in moves if move.source != move.destination),
+        stage.receives,
+        tuple(
+            Message(send.peer, tuple(box.shifted(origin) for box in send.boxes))
+            for send in stage.sends
+        ),
+        sources_overlap=True,
+        destinations_overlap=True,
     )
 
 

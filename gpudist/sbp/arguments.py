@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpudist.sbp.trees import mapped, tensors_in
+from gpudist.sbp.trees import has_any, mapped
 
 # NumPy's names, which torch accepts too.
 _NAMES = {"axis": "dim", "keepdims": "keepdim"}
@@ -24,12 +24,14 @@ def settled(
     Tensors given by name become positional if torch's order is another one, or if the first
     argument is among them.
     """
-    args, kwargs = mapped(args, _number), mapped(kwargs, _number)
+    if has_any((*args, *kwargs.values()), np.generic):
+        args, kwargs = mapped(args, _number), mapped(kwargs, _number)
     if not kwargs:
         return args, kwargs
     kwargs = {_NAMES.get(name, name): one for name, one in kwargs.items()}
-    named = [name for name, one in kwargs.items() if any(True for _ in tensors_in(one))]
-    named = [name for name in named if name != "out"]
+    named = [
+        name for name, one in kwargs.items() if name != "out" and has_any((one,), torch.Tensor)
+    ]
     if not named:
         return args, kwargs
     for names in _orders(function):

@@ -28,6 +28,7 @@ _any_autocast: Any = torch._C._is_any_autocast_enabled  # pyright: ignore
 _FACTS = frozenset(
     {int, bool, str, NoneType, EllipsisType, torch.dtype, torch.device, torch.memory_format}
 )
+_SEQUENCES = frozenset({tuple, list, torch.Size})
 _Plain = torch.Tensor
 _PLAIN = frozenset({_Plain, torch.nn.Parameter})
 
@@ -174,7 +175,7 @@ def _key_of(
                 key += (type_of, x)
             elif type_of is float:
                 key += (float, _key_of_float(function, x))
-            elif type_of is tuple or type_of is list:
+            elif type_of in _SEQUENCES:
                 part = _key_of_parts(kind, x, local)
                 if part is None:
                     return None
@@ -265,7 +266,7 @@ def _derived(
 ) -> Any:
     """Derive a new call, and cache it if it is a single operator on its own tensors.
 
-    Calls that draw random numbers are not cached, because each draw differs.
+    Calls that draw random numbers are cached if their rule draws anew whenever it computes.
     """
     if scope is not None:
         args, kwargs = with_copies(scope, function, args, kwargs) or (args, kwargs)
@@ -274,7 +275,8 @@ def _derived(
         return result
     (noted,) = notes
     entry = signatures[noted.function]
-    if isinstance(entry, Rule) and not entry.replicable:
+    draws_anew = isinstance(entry, Rule) and entry.draws_anew and function is noted.function
+    if isinstance(entry, Rule) and not (entry.replicable or draws_anew):
         return result
     given = _tensors(args, kwargs)
     if len(given) != len(noted.inputs) or any(

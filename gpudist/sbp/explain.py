@@ -29,7 +29,9 @@ def explain() -> Iterator[list[str]]:
 
 def is_explaining() -> bool:
     """Return whether any context or logger collects the lines."""
-    return bool(_open.get()) or logger.isEnabledFor(logging.DEBUG)
+    # On the path of every call: what the logger found before costs no call of Python's.
+    logs = logger._cache.get(logging.DEBUG)  # pyright: ignore
+    return bool(_open.get()) or (logger.isEnabledFor(logging.DEBUG) if logs is None else logs)
 
 
 def say(line: str) -> None:

@@ -20,6 +20,7 @@ from gpudist.sbp.methods import METADATA
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.registry import mapped, tensors_in
 from gpudist.sbp.signatures.elementwise import ELEMENTWISE
+from gpudist.sbp.trees import has_any
 
 T = torch.Tensor
 # Smaller results are made at once.
@@ -250,6 +251,8 @@ def made_in(function: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]
 
     A tensor that ``function`` changes in place stands for its blocks from then on.
     """
+    if not has_any((*args, *kwargs.values()), OuterTensor):
+        return args, kwargs
     is_first = changes_in_place(function, kwargs)
 
     def made(x: Any) -> Any:
@@ -262,6 +265,8 @@ def made_in(function: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]
 
 def writable(function: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
     """Return the arguments of an operator, in which only tensors that are read are not made yet."""
+    if not has_any((*args, *kwargs.values()), OuterTensor):
+        return args, kwargs
     is_first = changes_in_place(function, kwargs)
 
     def current(x: Any) -> Any:

@@ -62,6 +62,8 @@ never need to be summed first.
   Signatures that can be cut differently define ``signature.recut``. It takes the sizes of the
   inputs' blocks and returns the signature with explicit sizes, or ``None``. Without ``any_cuts``,
   inputs with explicit sizes are boxed.
+* ``register(..., draws_anew=True)``: every signature has a ``run`` that looks up the number of the
+  draw, which its caller has counted, so that a call may be repeated although the function draws.
 * ``register(..., windows=True)``: the function is worth splitting a replicated tensor for. Within a
   converted network, a large tensor that every worker holds in full is split like the inputs.
 * ``register(..., view=True)``: the result shares memory with its input. If the input is boxed, or
@@ -368,6 +370,7 @@ class Rule:
     view: bool = False
     any_cuts: bool = False
     windows: bool = False
+    draws_anew: bool = False
 
 
 @dataclass(frozen=True)
@@ -394,13 +397,14 @@ def register(
     view: bool = False,
     any_cuts: bool = False,
     windows: bool = False,
+    draws_anew: bool = False,
 ) -> Callable[[_Rule], _Rule]:
     """Register a rule for ``functions``; :func:`forms` finds the functions of one name."""
 
     def enter(derive: _Rule) -> _Rule:
         for function in functions:
             signatures[function] = Rule(
-                derive, in_place, replicable, any_float, view, any_cuts, windows
+                derive, in_place, replicable, any_float, view, any_cuts, windows, draws_anew
             )
         return derive
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -18,6 +18,19 @@ def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
     elif isinstance(tree, dict):
         for part in tree.values():
             yield from tensors_in(part)
+
+
+def has_any(parts: Iterable[Any], kind: type) -> bool:
+    """Return whether an instance of ``kind`` is in ``parts`` or in lists, tuples or dicts there."""
+    left = [*parts]
+    for x in left:
+        if isinstance(x, kind):
+            return True
+        if isinstance(x, (list, tuple)):
+            left += x
+        elif isinstance(x, dict):
+            left += x.values()
+    return False
 
 
 def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:

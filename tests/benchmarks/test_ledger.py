@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+import gpudist
 from benchmarks.ledger.__main__ import ROWS, read_rows
 from benchmarks.ledger.counting import FREE, Counting
 from benchmarks.ledger.page import PAGE, page
 from benchmarks.ledger.step import Row, count_step
 from gpudist.testing.rank_pool import RankPool
+from gpudist.world.partition import Partition
 from tests.doubles import use_doubles
 
 NORMS = ("group", "batch", "instance")
@@ -36,6 +38,33 @@ def test_a_step_costs_what_its_row_says(norm: str) -> None:
     with RankPool(2, 60.0) as pool:
         found = pool.run(2, count_step, (*case, 0), {}, 120.0, "nccl")[0]
     assert _untimed(found) == _untimed(expected), f"count anew: benchmarks.ledger --json {ROWS}"
+
+
+def test_a_small_unet_launches_few_kernels_beside_the_sequential_one() -> None:
+    names = [f"U-Net, {norm} norm" for norm in NORMS]
+    rows = [row for row in read_rows() if row.network in names and row.layout == "contiguous"]
+    assert {(row.network, row.ranks) for row in rows} >= {(name, 2) for name in names}
+    for row in rows:
+        # A mean over workers takes two launches, and the gradients are copied into one message.
+        most = row.launches_sequential + 4 * (row.halos + row.split_norms) + 22
+        assert row.launches <= most, row
+
+
+def test_the_kernels_of_gpudist_count_within_the_context_only() -> None:
+    with RankPool(2, 60.0) as pool:
+        launches = pool.run(2, _launches_of_a_norm, (), {}, 60.0, "nccl")
+    assert launches == [3, 3]
+
+
+def _launches_of_a_norm(P_world: Partition) -> int:
+    x = torch.ones(1, 4, 6, 6)
+    P_x = P_world.create_cartesian_topology_partition([1, 1, 2, 1])
+    norm = gpudist.nn.DistributedGroupNorm(P_x, 2, 4, affine=False)
+    norm(x)
+    with Counting() as counting:
+        norm(x)
+    norm(x)
+    return counting.counts().by_name["gpudist::launch_norm"][0]
 
 
 def test_the_page_shows_the_rows() -> None:

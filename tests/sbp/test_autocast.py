@@ -17,7 +17,7 @@ from gpudist.sbp.derive import as_call
 from gpudist.sbp.registry import Call, Spec, mapped, signatures, tensors_in
 from gpudist.world.partition import Partition
 from tests.pool import distributed
-from tests.sbp.compare import assert_global, global_of
+from tests.sbp.compare import assert_global, assert_matches, global_of
 from tests.sbp.parts import B, S, random
 from tests.sbp.samples import MOST_CELLS, operators, samples_of, stand_in_for_expecttest
 from tests.sbp.test_samples import KNOWN
@@ -272,3 +272,15 @@ def test_layouts_do_not_depend_on_it(P_world: Partition) -> None:
             y: Any = network(x)
         found.append((y.sbp, gpudist.stats().total.calls))
     assert found[0] == found[1]
+
+
+@distributed(ranks=2, transports=("loopback",))
+def test_tensors_of_two_dtypes_are_joined_along_their_split_dim(P_world: Partition) -> None:
+    """A class token in float32 and patches in bfloat16, for example; also without autocast."""
+    placement = Placement("cpu", [0, 1], P_world)
+    token, patches = random((2, 1, 4)).float(), random((2, 8, 4), 1)
+    for dtype, is_on in ((torch.bfloat16, True), (torch.bfloat16, False), (torch.float64, False)):
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_on):
+            given = [token, patches.to(dtype)]
+            (y,) = assert_matches(lambda *xs: torch.cat(xs, 1), given, placement, [(B,), (S(1),)])
+        assert y.sbp == (S(1),)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+import gpudist
 from gpudist.sbp import Placement
 from gpudist.world.partition import Partition
 from tests.doubles.nccl import count
@@ -33,3 +34,28 @@ def test_running_moments(P_world: Partition) -> None:
     torch.testing.assert_close(found.full_tensor(), expected, rtol=1e-5, atol=1e-5)
     for mine, other in zip(running, moments, strict=True):
         torch.testing.assert_close(mine.full_tensor(), other, rtol=1e-5, atol=1e-5)
+
+
+class _Norm(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm2d(6, momentum=0.3)
+        self.mean = torch.nn.BatchNorm2d(6, momentum=None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.mean(self.norm(x))
+
+
+@distributed(ranks=2, transports=["loopback", "nccl"])
+def test_a_converted_network_updates_running_moments_within_the_norm(P_world: Partition) -> None:
+    """The factor of the second norm differs at every call."""
+    alone, x = _Norm(), (random((2, 6, 8, 5)) + 2).float()
+    P_x = P_world.create_cartesian_topology_partition([1, 1, 2, 1])
+    network = gpudist.distribute(_Norm(), P_x, inputs={"x": "block"})
+    assert P_world.rank is not None
+    block = x.chunk(2, 2)[P_world.rank]
+    for _ in range(10):
+        expected, y = alone(x), network(block)
+        torch.testing.assert_close(y.full_tensor(), expected, rtol=1e-5, atol=1e-5)
+    for name, buffer in alone.named_buffers():
+        torch.testing.assert_close(dict(network.named_buffers())[name], buffer)

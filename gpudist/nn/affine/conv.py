@@ -32,6 +32,7 @@ from gpudist.nn.affine.conv_channels import (
 )
 from gpudist.nn.affine.conv_layer import ConvLayer
 from gpudist.nn.affine.conv_overlap import ConvolutionInPlace
+from gpudist.nn.affine.conv_with_ghosts import ConvolutionWithGhosts, bind_with_ghosts
 from gpudist.nn.autocast import autocast_is_on
 from gpudist.nn.channels_last import channels_last_form, in_form
 from gpudist.nn.layer_table import Sample, layer
@@ -89,8 +90,9 @@ class _DistributedConv(ConvLayer):
         In forward, one group of messages carries the ghost cells of the input and the parameters
         from their owners; with split channels, a broadcast of the input and a sum-reduce of the
         output follow. Backward moves the same bytes in the opposite direction. The block is copied
-        next to its ghosts, unless it is convolved in place or no worker needs ghosts. The copy,
-        which backward keeps, has no zeros that the worker would have on both sides of a dim.
+        next to its ghosts, unless it is convolved in place or no worker needs ghosts. The copy
+        has no zeros that the worker would have on both sides of a dim. Backward keeps it; on a GPU,
+        with ``P_x`` alone and from 4 MiB on, it keeps the block and the ghosts, and copies again.
         Workers at an edge copy the block once more if the padding is reflected or replicated.
 
     Raises:
@@ -202,6 +204,8 @@ class _DistributedConv(ConvLayer):
             and convolves_in_place(x)
         ):
             return bound.in_place(x, weight, bias)
+        if bound.with_ghosts is not None and bound.with_ghosts.fits(x):
+            return bound.with_ghosts(x, weight, bias)
         return self.affine(bound, x, weight, bias)
 
     def _compute(
@@ -249,6 +253,11 @@ class _DistributedConv(ConvLayer):
         bound = _BoundConv(movement, self.bind_parameters(), reduction, features, block)
         if any(isinstance(window, FoldedWindow) for window in windows):
             return self._with_edge_padding(bound, inputs, x)
+        is_alone = self._placement.P_source is None and reduction is None
+        if is_alone and index is not None and block is not None and 0 not in block.shape:
+            given = bound.parameters, block.convolution, partial(self.affine, bound)
+            with_ghosts = bind_with_ghosts(movement, inputs, read, index, *given)
+            bound = replace(bound, with_ghosts=with_ghosts)
         return self._with_block_in_place(bound, layout, x)
 
     def _windows_of_blocks(self) -> list[Window]:
@@ -287,7 +296,7 @@ class _DistributedConv(ConvLayer):
             return bound
         if not use.faces:
             block = replace(bound.block, padding=use.padding)
-            return replace(bound, block=block, halo=None)
+            return replace(bound, block=block, halo=None, with_ghosts=None)
         return replace(
             bound,
             in_place=ConvolutionInPlace(
@@ -351,11 +360,13 @@ class _BoundConv(BoundAffine):
     Attributes:
         block: local convolution; ``None`` on workers that do not convolve.
         in_place: convolution without a copy of the block; ``None`` if the block is copied.
+        with_ghosts: convolution that keeps the ghosts alone; ``None`` if the copy is kept.
         edge_padding: padding of the block and its ghosts before the convolution.
     """
 
     block: BlockConvolution | None = None
     in_place: ConvolutionInPlace | None = None
+    with_ghosts: ConvolutionWithGhosts | None = None
     edge_padding: EdgePadding | None = None
 
     @property

@@ -81,6 +81,17 @@ class LocalConvolution:
         )[:2]
         return [None if t is None else t.to_dense() if t.is_mkldnn else t for t in found]
 
+    def all_gradients(
+        self, gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, needs: Sequence[bool]
+    ) -> list[Any]:
+        """Return the gradients of ``x``, ``weight`` and the bias; ``None`` if not needed."""
+        sizes = [weight.shape[0]] if needs[2] else None
+        return list(
+            torch.ops.aten.convolution_backward(
+                gradient, x, weight, sizes, *self._rest(), list(needs)
+            )
+        )
+
     def _replaces(self, x: torch.Tensor, weight: torch.Tensor) -> bool:
         """Return whether torch would use its native kernel although oneDNN's is faster."""
         return (

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from gpudist.geometry.layout import NdSbp, broadcast, split
+from gpudist.geometry.layout import NdSbp, broadcast, partial_sum, split
 from gpudist.nn.norm import kernels
 from gpudist.nn.norm.node import is_alone, normalize
 from gpudist.nn.norm.normalization import Normalization, Running
 from gpudist.nn.norm.strides import gradient_as_laid_out
 from gpudist.sbp.registry import Call, Compute, SbpSignature, Where, compose, on_meta, register
-from gpudist.sbp.signatures.norms import bound, parameters_at, result_like
+from gpudist.sbp.signatures.norms import bound, parameters_at, result_like, tensor_at
 
 Moments = tuple[torch.Tensor | None, torch.Tensor | None]
 
@@ -32,6 +32,22 @@ def batch_norm_and_moments(
     mean, variance = (input.new_zeros(input.shape[1], dtype=dtype) for _ in range(2))
     y = torch.batch_norm(input, weight, bias, mean, variance, True, 1.0, eps, on)
     return gradient_as_laid_out(y), mean, variance
+
+
+def updating_batch_norm(
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor,
+    running_var: torch.Tensor,
+    momentum: float,
+    eps: float,
+) -> torch.Tensor:
+    """Compute the batch norm of a plain tensor, and update its running moments."""
+    on = torch.backends.cudnn.enabled
+    return gradient_as_laid_out(
+        torch.batch_norm(input, weight, bias, running_mean, running_var, True, momentum, eps, on)
+    )
 
 
 def instance_norm_and_moments(
@@ -85,6 +101,7 @@ def _of_shapes(leading: int, input: torch.Tensor, *rest: Any) -> Any:
 
 
 on_meta[plain_batch_norm] = on_meta[plain_instance_norm] = partial(_of_shapes, 0)
+on_meta[updating_batch_norm] = partial(_of_shapes, 0)
 on_meta[batch_norm_and_moments] = partial(_of_shapes, 1)
 on_meta[instance_norm_and_moments] = partial(_of_shapes, 2)
 
@@ -96,12 +113,13 @@ def carried_out(function: Any, *args: Any) -> Any:
 
 
 def _is_normalized(call: Call) -> bool:
-    return len(call.args) == 5 or bool(call.args[5])
+    is_plain = call.function in (plain_batch_norm, plain_instance_norm)
+    return not is_plain or bool(call.args[5])
 
 
 @register(
     plain_batch_norm, plain_instance_norm, batch_norm_and_moments, instance_norm_and_moments,
-    any_cuts=True,
+    updating_batch_norm, any_cuts=True,
 )  # fmt: skip
 def by_channel(call: Call, parts: int) -> list[SbpSignature]:
     """Split all dims; a split of the channels also splits parameters and moments."""
@@ -128,15 +146,21 @@ def _bind(call: Call, where: Where) -> Compute:
     x, is_instance = call.tensors[0], call.function in INSTANCES
     dims = tuple(d for d in range(x.dims) if d > 1 or (d == 0 and not is_instance))
     returns_moments = len(call.args) == 5
-    eps, dtype = call.args[3:5] if returns_moments else (call.args[7], torch.float64)
+    updates = call.function is updating_batch_norm
+    eps, dtype = call.args[3:5] if returns_moments else (call.args[6 + (not updates)], None)
     by = bound(Normalization(dims, eps), where)
+    alone = call.ready
     moment_shape = x.shape[:2] if is_instance else x.shape[1:2]
 
     def compute(tensors: Sequence[torch.Tensor]) -> Any:
         x = tensors[0]
         parameters = parameters_at(call, tensors, 1)
         if is_alone(by, x, parameters):
-            return call(tensors)
+            return alone(tensors)
+        if updates:
+            mean, variance = (tensor_at(call, tensors, i, "") for i in (3, 4))
+            assert mean is not None and variance is not None
+            return normalize(by, x, parameters, Running(mean, variance, call.args[5])).y
         if not returns_moments:
             return normalize(by, x, parameters).y
         moments = list(x.new_zeros((2, *moment_shape), dtype=dtype).unbind())
@@ -167,6 +191,26 @@ def remember(running: Moments, seen: Sequence[Any], momentum: float) -> None:
         old.detach().lerp_(new.to(old.dtype), momentum)
 
 
+# Momenta of calls that are cached. One that differs at every call is not among them for long.
+_MOST_MOMENTA = 8
+_momenta: set[float] = set()
+
+
+def _update_in_place(input: Any, running: Moments, momentum: float) -> bool:
+    """Return whether the norm itself may update running moments: each worker holds all of them."""
+    if not hasattr(input, "_local"):
+        return False
+    for one in input.sbp:
+        if one.dim == 1 or one == partial_sum:
+            return False
+    for moment in running:
+        if type(moment) is not torch.Tensor or moment.dtype not in (torch.float32, torch.float64):
+            return False
+    if len(_momenta) < _MOST_MOMENTA:
+        _momenta.add(momentum)
+    return momentum in _momenta
+
+
 @compose(F.batch_norm)
 def batch_norm(
     input: torch.Tensor,
@@ -187,6 +231,8 @@ def batch_norm(
     known = running_mean if running_mean is not None else running_var
     if known is None:
         return carried_out(plain_batch_norm, input, weight, bias, None, None, True, 0.0, eps, on)
+    if _update_in_place(input, running, momentum):
+        return carried_out(updating_batch_norm, input, weight, bias, *running, momentum, eps)
     y, *seen = carried_out(batch_norm_and_moments, input, weight, bias, eps, known.dtype)
     remember(running, seen, momentum)
     return y

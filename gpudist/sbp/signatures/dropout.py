@@ -61,7 +61,7 @@ def dropped(input: Tensor, p: float, leading: int, is_alpha: bool) -> Tensor:
     return input.clone()
 
 
-@register(dropped, replicable=False, any_cuts=True)
+@register(dropped, replicable=False, any_cuts=True, draws_anew=True)
 def dropout_of_blocks(call: Call, parts: int) -> list[SbpSignature]:
     """Keep the attribute of the input, whatever it is."""
     ones = [*(split(d) for d in range(call.tensors[0].dims)), broadcast]

@@ -46,7 +46,7 @@ def cat(call: Call, parts: int) -> list[SbpSignature]:
             )
             for one in found
         ]
-    elif len({spec.dtype for spec in call.tensors}) == 1:
+    else:
         found.append(joined(joint, len(call.tensors)))
     return [*found, _all_alike(call, partial_sum, partial_sum)]
 

@@ -1,0 +1,91 @@
+"""Calls of Python's functions that a converted network adds to a step."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import gpudist
+from gpudist.errors import ConversionError
+from gpudist.world.partition import Partition
+from tests.pool import distributed
+
+_ROOM = str(Path(gpudist.__file__).parent)
+
+
+class _Chain(torch.nn.Module):
+    def __init__(self, make: Callable[[], torch.nn.Module], length: int) -> None:
+        super().__init__()
+        self.parts = torch.nn.Sequential(*[make() for _ in range(length)])
+        self.seen: list[int] = []
+        self.fails = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = [len(part._forward_pre_hooks) for part in self.parts]
+        if self.fails:
+            raise ValueError("a mistake")
+        return self.parts(x)
+
+
+def _frames(call: Callable[[], object]) -> int:
+    """Return the number of calls of gpudist's functions."""
+    found = 0
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        nonlocal found
+        found += event == "call" and frame.f_code.co_filename.startswith(_ROOM)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(before)
+    return found
+
+
+# Frames of one more module, without a gradient.
+FRAMES: dict[str, tuple[Callable[[], torch.nn.Module], int]] = {
+    "relu": (torch.nn.ReLU, 8),
+    "dropout": (lambda: torch.nn.Dropout(0.5), 58),
+    "batch_norm": (lambda: torch.nn.BatchNorm2d(3), 70),
+}
+
+
+@pytest.mark.parametrize("name", FRAMES)
+@distributed(ranks=1, transports=["loopback"])
+def test_frames_of_a_module(P_world: Partition, name: str) -> None:
+    make, most = FRAMES[name]
+    P_x = P_world.create_cartesian_topology_partition([1, 1, 1, 1])
+    counts: list[int] = []
+    for length in (2, 12):
+        network = gpudist.distribute(_Chain(make, length), P_x, inputs={"x": "block"})
+        x = torch.randn(2, 3, 8, 8)
+        with torch.no_grad():
+            for _ in range(3):
+                network(x)
+            counts.append(_frames(lambda network=network, x=x: network(x)))
+    added = (counts[1] - counts[0]) / 10
+    assert added <= most, added
+
+
+@distributed(ranks=1, transports=["loopback"])
+def test_modules_have_no_hook_within_a_call_and_refuse_blocks_outside(P_world: Partition) -> None:
+    P_x = P_world.create_cartesian_topology_partition([1, 1, 1, 1])
+    network = gpudist.distribute(_Chain(torch.nn.ReLU, 3), P_x, inputs={"x": "block"})
+    x = torch.randn(2, 3, 8, 8)
+    for fails in (False, True, False):
+        network.fails = fails
+        if fails:
+            with pytest.raises(ValueError, match="a mistake"):
+                network(x)
+        else:
+            network(x)
+        assert network.seen == [0, 0, 0]
+        with pytest.raises(ConversionError, match="outside the network's own methods"):
+            network.parts[0](x)
