@@ -25,6 +25,8 @@ from pathlib import Path
 from types import CodeType
 
 ROOT = Path(__file__).resolve().parents[2]
+# Generators fill these in.
+TEMPLATES = {"page.md"}
 PART = re.compile(
     r"^<!-- test (?P<said>.*?)-->$|^```(?P<language>\S*)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
@@ -125,7 +127,9 @@ def read(path: str) -> Page:
 
 
 def all_pages() -> list[Page]:
-    """README.md and everything in docs/, with code in it."""
-    paths = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    pages = [read(path.relative_to(ROOT).as_posix()) for path in paths]
+    """README.md, everything in docs/, and the pages of results beside what makes them, with code."""
+    folders = [ROOT / name for name in ("docs", "benchmarks", "tests")]
+    paths = [path for folder in folders for path in sorted(folder.rglob("*.md"))]
+    written = [path for path in paths if path.name not in TEMPLATES]
+    pages = [read(path.relative_to(ROOT).as_posix()) for path in (ROOT / "README.md", *written)]
     return [page for page in pages if page.blocks]
