@@ -13,12 +13,16 @@ Comments in a page, hidden from its readers:
 ``<!-- test skip: REASON -->``
     the next block does not run here.
 
+The cells of a notebook run in order and print what the file has.
+
 A Python block that begins with ``# NAME.py`` is a file, for the commands that follow.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -43,6 +47,7 @@ class Block:
         line: of the page, after which its text begins.
         language: after the fence.
         said: of its test; empty where nothing is.
+        printed: by the cell of a notebook, when it ran last.
     """
 
     page: str
@@ -50,6 +55,7 @@ class Block:
     language: str
     text: str
     said: str
+    printed: str = ""
 
     @property
     def skipped(self) -> str:
@@ -106,6 +112,8 @@ class Page:
 def read(path: str) -> Page:
     """Return the page at ``path`` in the repository."""
     text = (ROOT / path).read_text(encoding="utf-8")
+    if path.endswith(".ipynb"):
+        return Page(path, tuple(notebook_blocks(path, text)))
     blocks: list[Block] = []
     settings: dict[str, str] = {}
     said = ""
@@ -126,10 +134,20 @@ def read(path: str) -> Page:
     return Page(path, tuple(blocks), int(settings.get("ranks", 1)), settings.get("launcher", ""))
 
 
+def notebook_blocks(path: str, text: str) -> Iterator[Block]:
+    """Return the cells with code; the line is that of the cell's id in the file."""
+    for cell in json.loads(text)["cells"]:
+        if cell["cell_type"] == "code":
+            line = text[: text.index(f'"id": "{cell["id"]}"')].count("\n") + 1
+            said = "".join("".join(each["text"]) for each in cell["outputs"])
+            yield Block(path, line, "python", "".join(cell["source"]), "", said)
+
+
 def all_pages() -> list[Page]:
     """README.md, everything in docs/, and the pages of results beside what makes them, with code."""
     folders = [ROOT / name for name in ("docs", "benchmarks", "tests")]
     paths = [path for folder in folders for path in sorted(folder.rglob("*.md"))]
+    paths += sorted((ROOT / "docs").rglob("*.ipynb"))
     written = [path for path in paths if path.name not in TEMPLATES]
     pages = [read(path.relative_to(ROOT).as_posix()) for path in (ROOT / "README.md", *written)]
     return [page for page in pages if page.blocks]
