@@ -29,8 +29,8 @@ from pathlib import Path
 from types import CodeType
 
 ROOT = Path(__file__).resolve().parents[2]
-# Generators fill these in.
-TEMPLATES = {"page.md"}
+# Templates of generators, and what is for who runs the tests of a folder.
+OTHERS = re.compile(r".*/page\.md|tests/.*/README\.md")
 PART = re.compile(
     r"^<!-- test (?P<said>.*?)-->$|^```(?P<language>\S*)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
@@ -148,6 +148,6 @@ def all_pages() -> list[Page]:
     folders = [ROOT / name for name in ("docs", "benchmarks", "tests")]
     paths = [path for folder in folders for path in sorted(folder.rglob("*.md"))]
     paths += sorted((ROOT / "docs").rglob("*.ipynb"))
-    written = [path for path in paths if path.name not in TEMPLATES]
-    pages = [read(path.relative_to(ROOT).as_posix()) for path in (ROOT / "README.md", *written)]
+    names = ["README.md", *(path.relative_to(ROOT).as_posix() for path in paths)]
+    pages = [read(name) for name in names if not OTHERS.fullmatch(name)]
     return [page for page in pages if page.blocks]
