@@ -80,7 +80,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: compatibility
 .PHONY: demo test fuzz fuzz-batch lint types check format sanitize sanitize-core bench clean
-.PHONY: docs newcomer
+.PHONY: docs newcomer pictures
 .PHONY: zoo
 .PHONY: fuzz-input mutants coverage tidy analysis
 .PHONY: chaos soak hazards
@@ -298,10 +298,13 @@ $(DOCS): $(SOURCES)
 	$(call install,draw$(comma)docs)
 	touch $@
 
-# Build the site in site/ with new pictures. Needs the network only to install packages.
+# Build the site in site/, and change nothing else. Needs the network only to install packages.
 docs: $(DOCS)
-	$(PYTHON) docs/make_pictures.py
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build
+
+# Draw the pictures of the pages, which are kept in docs/pictures.
+pictures: $(DOCS)
+	$(PYTHON) docs/make_pictures.py
 
 # Run the commands of docs/tutorial.md in a new venv, into which torch is installed again.
 newcomer: $(INSTALLED)

@@ -1,4 +1,4 @@
-"""Write benchmarks/correctness/RESULTS.md from the results: ``python -m benchmarks.correctness.page``."""
+"""Write RESULTS.md beside this file from the results: ``python -m benchmarks.correctness.page``."""
 
 from __future__ import annotations
 

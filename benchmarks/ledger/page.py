@@ -1,4 +1,4 @@
-"""Tables of RESULTS.md beside this file, from committed rows: ``python -m benchmarks.ledger.page``."""
+"""Tables of RESULTS.md beside this file, from rows: ``python -m benchmarks.ledger.page``."""
 
 from __future__ import annotations
 

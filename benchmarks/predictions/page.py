@@ -1,4 +1,4 @@
-"""Write benchmarks/predictions/RESULTS.md from the results: ``python -m benchmarks.predictions.page``."""
+"""Write RESULTS.md beside this file from the results: ``python -m benchmarks.predictions.page``."""
 
 from __future__ import annotations
 

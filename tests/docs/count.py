@@ -12,11 +12,15 @@ from tests.docs.pages import ROOT, all_pages
 def site_pages() -> Iterator[Path]:
     """Pages of the site without the reference of names."""
     docs = ROOT / "docs"
-    return (page for page in sorted(docs.rglob("*.md")) if docs / "reference" not in page.parents)
+    pages = sorted([*docs.rglob("*.md"), *docs.rglob("*.ipynb")])
+    return (page for page in pages if docs / "reference" not in page.parents)
 
 
 def words(page: Path) -> int:
-    return len(page.read_text(encoding="utf-8").split())
+    text = page.read_text(encoding="utf-8")
+    if page.suffix == ".ipynb":
+        text = "\n".join("".join(cell["source"]) for cell in json.loads(text)["cells"])
+    return len(text.split())
 
 
 def main() -> None:

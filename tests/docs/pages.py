@@ -144,7 +144,7 @@ def notebook_blocks(path: str, text: str) -> Iterator[Block]:
 
 
 def all_pages() -> list[Page]:
-    """README.md, everything in docs/, and the pages of results beside what makes them, with code."""
+    """README.md, docs/, and the pages of results beside what makes them, if they have code."""
     folders = [ROOT / name for name in ("docs", "benchmarks", "tests")]
     paths = [path for folder in folders for path in sorted(folder.rglob("*.md"))]
     paths += sorted((ROOT / "docs").rglob("*.ipynb"))

@@ -74,8 +74,8 @@ MATRIX_LEGEND = """\
   normalization its features; `mixed`: several of these at once.
 - *yes*: on up to 8 ranks, output, input gradient and parameter gradients equal those of torch's
   layer. `-`: there is no such case. `[1]`: note 1 says which call raises, on every rank.
-- [Features of every layer](../tests/fuzz/RESULTS.md) has a row for each argument, such as strides, padding
-  modes and reductions, and for uneven and empty blocks.
+- [Features of every layer](../tests/fuzz/RESULTS.md) has a row for each argument, such as strides,
+  padding modes and reductions, and for uneven and empty blocks.
 - [Tensor-parallel layers](tensor_parallel.md), [ring and all-to-all attention](attention.md) and
   [operators](reference/ops.md) have pages of their own. Activations and other functions of single
   cells need no distributed layer.
