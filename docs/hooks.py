@@ -55,8 +55,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Rewrite the page's links to the files' places on the site."""
     here = page.file.src_uri
     # Measurements and lists of layers name everything, and would come first in the search.
-    is_list = here.startswith((OUTSIDE, "reference/layers_"))
-    if is_list or getattr(page.parent, "title", "") == "Results":
+    if here.startswith((OUTSIDE, "reference/layers_")):
         page.meta.setdefault("search", {"boost": 0.02})
     path = repository_path(here)
 
