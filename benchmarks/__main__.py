@@ -1,4 +1,4 @@
-"""Measure gpudist and its peers; docs/benchmarks.md explains the method and the columns."""
+"""Measure gpudist and its peers; benchmarks/README.md explains the method and the columns."""
 
 from __future__ import annotations
 

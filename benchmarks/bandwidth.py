@@ -1,4 +1,4 @@
-"""Algorithm and bus bandwidth, as nccl-tests defines them and docs/benchmarks.md repeats."""
+"""Algorithm and bus bandwidth, as nccl-tests defines them and benchmarks/README.md repeats."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Case:
         subject: name of the benchmark's file.
         name: description that is unique within the subject.
         ranks: size of the world.
-        bytes: bytes moved; docs/benchmarks.md defines them for each subject.
+        bytes: bytes moved; benchmarks/README.md defines them for each subject.
         parameters: arguments from which the sides are built.
         output_bytes: size of a rank's largest new result; 0 if results go into existing memory.
     """

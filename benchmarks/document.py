@@ -17,7 +17,7 @@ from benchmarks.rows import NO_PEER, Row
 RESULTS = ROOT / "benchmarks" / "results"
 _INTRODUCTION = (
     "# Results of the benchmarks",
-    "[docs/benchmarks.md](../../docs/benchmarks.md) explains the columns and the peers. "
+    "[benchmarks/README.md](../README.md) explains the columns and the peers. "
     "Times are in microseconds: the\nmedian, and (p10 to p90). A peer's cell has its "
     "median, followed by the ratio of gpudist's time to the peer's. The last\ncolumn names "
     "the peers that are faster than gpudist in that case, except bounds, which do less "

@@ -1,6 +1,6 @@
 """Targets for two ranks relative to peers, and whether the committed results meet them.
 
-``python -m benchmarks.targets`` prints the table of docs/results.md from ``benchmarks/results``.
+``python -m benchmarks.targets`` prints the table of RESULTS.md from ``benchmarks/results``.
 """
 
 from __future__ import annotations

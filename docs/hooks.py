@@ -5,6 +5,7 @@ The pages link to paths in the repository, so the same links work on a code host
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 from html import escape, unescape
@@ -27,6 +28,9 @@ def on_files(files: Any, config: Any) -> Any:
     """Add the files to which pages link, and the files to which these link."""
     from mkdocs.structure.files import File, InclusionLevel
 
+    for notebook in sorted((ROOT / "docs").glob("*.ipynb")):
+        page = File.generated(config, f"{notebook.stem}.md", content=notebook_page(notebook))
+        files.append(page)
     added: set[str] = set()
     waiting = [f"docs/{page.src_uri}" for page in files.documentation_pages()]
     while waiting:
@@ -51,8 +55,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Rewrite the page's links to the files' places on the site."""
     here = page.file.src_uri
     # Measurements and lists of layers name everything, and would come first in the search.
-    is_list = here.startswith((OUTSIDE, "reference/layers_"))
-    if is_list or getattr(page.parent, "title", "") == "Results":
+    if here.startswith((OUTSIDE, "reference/layers_")):
         page.meta.setdefault("search", {"boost": 0.02})
     path = repository_path(here)
 
@@ -124,6 +127,20 @@ def with_operators(markdown: str) -> str:
     }.items():  # fmt: skip
         markdown = markdown.replace(f"<!-- operators{of} -->", text)
     return markdown
+
+
+def notebook_page(path: Path) -> str:
+    """Return the notebook's cells and what they print, as a page."""
+    parts: list[str] = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        is_code = cell["cell_type"] == "code"
+        parts.append(f"```python\n{text}\n```" if is_code else text)
+        printed = "".join("".join(each.get("text", "")) for each in cell.get("outputs", []))
+        if printed:
+            parts.append(f"```text\n{printed}```")
+    parts.insert(1, f"This page is [{path.name}]({path.name}).")
+    return "\n\n".join(parts)
 
 
 def linked(path: str) -> list[str]:

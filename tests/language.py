@@ -63,7 +63,8 @@ def main() -> int:
     count = 0
     pages = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"]
     files = [each for folder in FOLDERS for each in sorted((ROOT / folder).rglob("*.py"))]
-    pages += sorted((ROOT / "docs").rglob("*.md")) + sorted((ROOT / "gpudist").rglob("*.md"))
+    folders = ("docs", "gpudist", "benchmarks", "tests")
+    pages += [each for folder in folders for each in sorted((ROOT / folder).rglob("*.md"))]
     for file in [*files, *pages]:
         text = file.read_text(encoding="utf-8")
         for line, problem in problems(text) if file.suffix == ".py" else of_text(text):

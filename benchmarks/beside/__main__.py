@@ -6,7 +6,7 @@
 A library that ``benchmarks.correctness`` found refusing or wrong in an operator of the work gets
 no time, and neither does one whose result differs from the sequential one. ``--json`` writes a file
 per number of ranks to benchmarks/results/beside, from which ``python -m benchmarks.beside.page``
-writes docs/beside_peers.md.
+writes benchmarks/beside/RESULTS.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Write docs/beside_peers.md from the results: ``python -m benchmarks.beside.page``."""
+"""Write benchmarks/beside/RESULTS.md from the results: ``python -m benchmarks.beside.page``."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from benchmarks.beside.__main__ import FILES, RANKS
 from benchmarks.beside.rows import HEADING, BesideRow, cells, read, summary
 from benchmarks.beside.work import ALL_REDUCE, GOALS, UNET
 from benchmarks.document import RESULTS
-from benchmarks.environment import ROOT, words
+from benchmarks.environment import words
 from benchmarks.files import rows_of
 
-PAGE = ROOT / "docs" / "beside_peers.md"
+PAGE = Path(__file__).with_name("RESULTS.md")
 TEMPLATE = Path(__file__).with_name("page.md")
 REASONS = ("behind because", "cases (ranks)", "ratios", "reason")
 

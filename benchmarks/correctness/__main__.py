@@ -5,7 +5,7 @@
 
 ``--install`` makes the peers' virtual environments in build/correctness; a library without one is
 named and left out. ``--json`` writes a file per library to benchmarks/results/correctness, from
-which ``python -m benchmarks.correctness.page`` writes docs/correctness.md.
+which ``python -m benchmarks.correctness.page`` writes benchmarks/correctness/RESULTS.md.
 """
 
 from __future__ import annotations

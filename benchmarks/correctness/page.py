@@ -1,4 +1,4 @@
-"""Write docs/correctness.md from the results: ``python -m benchmarks.correctness.page``."""
+"""Write RESULTS.md beside this file from the results: ``python -m benchmarks.correctness.page``."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from benchmarks.correctness.__main__ import FILES, HEADING, Row, counts, read, r
 from benchmarks.correctness.cases import CASES
 from benchmarks.correctness.judge import KINDS
 from benchmarks.correctness.libraries import ABSENT, LIBRARIES
-from benchmarks.environment import ROOT, words
+from benchmarks.environment import words
 
-PAGE = ROOT / "docs" / "correctness.md"
+PAGE = Path(__file__).with_name("RESULTS.md")
 TEMPLATE = Path(__file__).with_name("page.md")
 MOST_REASONS = 8
 REASON = 110  # characters

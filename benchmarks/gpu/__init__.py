@@ -1,4 +1,4 @@
-"""Measure gpudist, the GPU's own copy and torch on a GPU; docs/benchmarks.md has the method."""
+"""Measure gpudist, the GPU's own copy and torch on a GPU; benchmarks/README.md has the method."""
 
 SUBJECTS = (
     *("copy", "packing", "latency", "enqueue", "self_messages", "self_halo", "adjoint", "overlap"),

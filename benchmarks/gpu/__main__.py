@@ -1,4 +1,4 @@
-"""Measure gpudist on GPUs; docs/benchmarks.md explains the method and the columns.
+"""Measure gpudist on GPUs; benchmarks/README.md explains the method and the columns.
 
 On one GPU, every subject runs in its own process, so that a broken GPU context affects only one
 subject. Subjects that are named run in this process. If torchrun started several ranks, they

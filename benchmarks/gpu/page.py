@@ -1,4 +1,4 @@
-"""Tables of docs/results.md on one GPU, from committed rows: ``python -m benchmarks.gpu.page``.
+"""Tables of benchmarks/RESULTS.md on one GPU, from rows: ``python -m benchmarks.gpu.page``.
 
 ``--predict`` first writes the planner's predictions beside the rows of the steps, anew.
 """

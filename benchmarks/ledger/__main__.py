@@ -1,6 +1,6 @@
 """Count what a training step costs on a GPU, beside the sequential network's on the same block.
 
-Runs on CPUs, over test doubles of CUDA and NCCL; docs/ledger.md explains the columns.
+Runs on CPUs, over test doubles of CUDA and NCCL; benchmarks/ledger/RESULTS.md explains the columns.
 """
 
 from __future__ import annotations

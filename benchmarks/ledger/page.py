@@ -1,14 +1,14 @@
-"""Tables of docs/ledger.md, from committed rows: ``python -m benchmarks.ledger.page``."""
+"""Tables of RESULTS.md beside this file, from rows: ``python -m benchmarks.ledger.page``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
-from benchmarks.environment import ROOT
 from benchmarks.ledger.__main__ import read_rows
 from benchmarks.ledger.step import Row
 
-PAGE = ROOT / "docs" / "ledger.md"
+PAGE = Path(__file__).with_name("RESULTS.md")
 _MARK = "<!-- made by python -m benchmarks.ledger.page -->\n"
 
 

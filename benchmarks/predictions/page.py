@@ -1,4 +1,4 @@
-"""Write docs/predictions.md from the results: ``python -m benchmarks.predictions.page``."""
+"""Write RESULTS.md beside this file from the results: ``python -m benchmarks.predictions.page``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.document import RESULTS
-from benchmarks.environment import ROOT
 from benchmarks.predictions.__main__ import (
     HEADING,
     TREE_HEADING,
@@ -21,7 +20,7 @@ from benchmarks.predictions.__main__ import (
 from benchmarks.predictions.contention import DIFFERS, Compared
 from benchmarks.predictions.rows import SOURCES, Measured, read_rows
 
-PAGE = ROOT / "docs" / "predictions.md"
+PAGE = Path(__file__).with_name("RESULTS.md")
 LATEST, FIRST = (RESULTS / "predictions" / f"{name}.json" for name in ("latest", "first"))
 TEMPLATE = Path(__file__).with_name("page.md")
 

@@ -68,7 +68,7 @@ BENCH = Command(
     "measure operators and layers beside their peers",
     """\
 Measure a subject of the benchmarks in a checkout of the repository; its
-docs/benchmarks.md says what is measured and how. The exit status is 1 if a
+benchmarks/README.md says what is measured and how. The exit status is 1 if a
 result was wrong. compare and plot read earlier results. profile measures the
 rates of this machine for gpudist plan, and needs no checkout.
 

@@ -18,7 +18,7 @@ DENIAL = re.compile(
 
 
 def test_the_tables_are_those_of_the_rows() -> None:
-    page = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    page = (ROOT / "benchmarks/RESULTS.md").read_text(encoding="utf-8")
     assert tables() in page
     assert all(row["correct"] for row in rows_of(H200, "bench-packing"))
 

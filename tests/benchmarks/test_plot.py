@@ -22,8 +22,6 @@ from benchmarks.plots.bandwidth import bandwidth
 from benchmarks.plots.beside import beside
 from benchmarks.plots.scaling import scaling
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-
 
 def measured(subject: str, name: str, ranks: int, nbytes: int, **us: float) -> list[Row]:
     sides = [Series(side.replace("_", " "), [each] * 20) for side, each in us.items()]

@@ -48,8 +48,8 @@ def test_check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
         "operator  exact  dot test  time us  GB/s  of a copy",
         "gather      yes     1e-16       10  5.00        50%",
         "",
-        "verdict: All 1 operators are right on 4 ranks over loopback, and fast enough: the "
-        "slowest, gather, reaches 50% of a plain copy's speed.",
+        "verdict: All 1 operators are right on 4 ranks over loopback; the "
+        "slowest, gather, reaches 50% of a plain copy's speed, and less than 10% would be slow.",
         "note: these ranks were threads of one process that take turns. To check the transport "
         "that training would use:",
         "  torchrun --standalone --nproc-per-node 4 -m gpudist check",

@@ -13,18 +13,24 @@ Comments in a page, hidden from its readers:
 ``<!-- test skip: REASON -->``
     the next block does not run here.
 
+The cells of a notebook run in order and print what the file has.
+
 A Python block that begins with ``# NAME.py`` is a file, for the commands that follow.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import CodeType
 
 ROOT = Path(__file__).resolve().parents[2]
+# Templates of generators, and what is for who runs the tests of a folder.
+OTHERS = re.compile(r".*/page\.md|tests/.*/README\.md")
 PART = re.compile(
     r"^<!-- test (?P<said>.*?)-->$|^```(?P<language>\S*)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
@@ -41,6 +47,7 @@ class Block:
         line: of the page, after which its text begins.
         language: after the fence.
         said: of its test; empty where nothing is.
+        printed: by the cell of a notebook, when it ran last.
     """
 
     page: str
@@ -48,6 +55,7 @@ class Block:
     language: str
     text: str
     said: str
+    printed: str = ""
 
     @property
     def skipped(self) -> str:
@@ -104,6 +112,8 @@ class Page:
 def read(path: str) -> Page:
     """Return the page at ``path`` in the repository."""
     text = (ROOT / path).read_text(encoding="utf-8")
+    if path.endswith(".ipynb"):
+        return Page(path, tuple(notebook_blocks(path, text)))
     blocks: list[Block] = []
     settings: dict[str, str] = {}
     said = ""
@@ -124,8 +134,20 @@ def read(path: str) -> Page:
     return Page(path, tuple(blocks), int(settings.get("ranks", 1)), settings.get("launcher", ""))
 
 
+def notebook_blocks(path: str, text: str) -> Iterator[Block]:
+    """Return the cells with code; the line is that of the cell's id in the file."""
+    for cell in json.loads(text)["cells"]:
+        if cell["cell_type"] == "code":
+            line = text[: text.index(f'"id": "{cell["id"]}"')].count("\n") + 1
+            said = "".join("".join(each["text"]) for each in cell["outputs"])
+            yield Block(path, line, "python", "".join(cell["source"]), "", said)
+
+
 def all_pages() -> list[Page]:
-    """README.md and everything in docs/, with code in it."""
-    paths = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    pages = [read(path.relative_to(ROOT).as_posix()) for path in paths]
+    """README.md, docs/, and the pages of results beside what makes them, if they have code."""
+    folders = [ROOT / name for name in ("docs", "benchmarks", "tests")]
+    paths = [path for folder in folders for path in sorted(folder.rglob("*.md"))]
+    paths += sorted((ROOT / "docs").rglob("*.ipynb"))
+    names = ["README.md", *(path.relative_to(ROOT).as_posix() for path in paths)]
+    pages = [read(name) for name in names if not OTHERS.fullmatch(name)]
     return [page for page in pages if page.blocks]

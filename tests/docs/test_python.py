@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
+from contextlib import nullcontext, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +52,9 @@ def run_snippets(P_world: Partition, blocks: list[Block]) -> None:
     """Run the blocks on a rank that is a thread: its world exists already."""
     names: dict[str, Any] = {"P_world": P_world, "__name__": "__docs__"}
     for block in blocks:
-        exec(block.code("P_world"), names)
+        with redirect_stdout(StringIO()) if block.printed else nullcontext() as printed:
+            exec(block.code("P_world"), names)
+        assert not printed or printed.getvalue() == block.printed, f"{block} prints something else"
 
 
 def launch(page: Page, folder: Path) -> None:

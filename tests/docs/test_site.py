@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import posixpath
 import re
 import shutil
 import subprocess
@@ -60,6 +61,26 @@ def test_the_site_is_whole(site: Path) -> None:
     modules = re.findall(rb"^(\S+) py:module ", zlib.decompress(inventory), re.MULTILINE)
     assert not modules, f"instead of their functions, the reference has the modules {modules}"
     assert (site / "llms.txt").is_file()
+
+
+def test_everything_is_within_two_clicks(site: Path) -> None:
+    pages = {path.relative_to(site).as_posix() for path in site.rglob("*.html")} - {"404.html"}
+    reached, last = {"index.html"}, {"index.html"}
+    for _ in range(2):
+        last = {link for page in last for link in links_of(site, page)} - reached
+        reached |= last
+    far = {page for page in pages - reached if "repository/" not in page or "RESULTS" in page}
+    assert not far
+
+
+def links_of(site: Path, page: str) -> set[str]:
+    """Return the pages of the site that ``page`` links to."""
+    text = (site / page).read_text(encoding="utf-8")
+    links = re.findall(r'href="?([^\s">#]+\.html)', text)
+    here = posixpath.dirname(page)
+    return {
+        posixpath.normpath(posixpath.join(here, link)) for link in links if "//" not in link
+    } & {path.relative_to(site).as_posix() for path in site.rglob("*.html")}
 
 
 def test_copy_buttons_copy_commands_alone(site: Path) -> None:

@@ -1,4 +1,4 @@
-"""Write docs/reliability.md from recorded results: ``python -m tests.faults.report``."""
+"""Write tests/faults/RESULTS.md from recorded results: ``python -m tests.faults.report``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.faults.chaos.results import CHAOS, Run, Tried, read
 from tests.faults.faults import FAULTS, POINTS
 from tests.faults.operators import OPERATORS
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "reliability.md"
+DOCUMENT = Path(__file__).with_name("RESULTS.md")
 
 BEGINNING = """\
 # What happens when something fails

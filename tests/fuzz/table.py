@@ -1,4 +1,4 @@
-"""The pages docs/layers.md and docs/layer_features.md: what works under which partition.
+"""The pages docs/layers.md and tests/fuzz/RESULTS.md: what works under which partition.
 
 ``python -m tests.fuzz.table`` writes both. Every cell of the second is run: the layer is compared
 with torch's, or refuses. The first summarizes them.
@@ -20,8 +20,8 @@ from tests.fuzz.run import Configuration, Runner
 
 KINDS = ("batch", "channels", "features", "mixed")
 RANKS = 8
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-MATRIX, FILE = DOCS / "layers.md", DOCS / "layer_features.md"
+ROOT = Path(__file__).resolve().parents[2]
+MATRIX, FILE = ROOT / "docs" / "layers.md", Path(__file__).with_name("RESULTS.md")
 # Reference page of the layers of each module of gpudist.nn; the first prefix that fits counts.
 PAGES = {
     "affine.conv": "layers_conv",
@@ -43,7 +43,7 @@ INTRODUCTION = """\
 # Features of every layer
 
 Which features of each layer of `gpudist.nn` work under which partition. [The table of
-layers](layers.md) explains the columns and has a summary.
+layers](../../docs/layers.md) explains the columns and has a summary.
 
 - `tested`: on up to 8 ranks, output, input gradient and parameter gradients equal those of torch's
   layer.
@@ -74,8 +74,8 @@ MATRIX_LEGEND = """\
   normalization its features; `mixed`: several of these at once.
 - *yes*: on up to 8 ranks, output, input gradient and parameter gradients equal those of torch's
   layer. `-`: there is no such case. `[1]`: note 1 says which call raises, on every rank.
-- [Features of every layer](layer_features.md) has a row for each argument, such as strides, padding
-  modes and reductions, and for uneven and empty blocks.
+- [Features of every layer](../tests/fuzz/RESULTS.md) has a row for each argument, such as strides,
+  padding modes and reductions, and for uneven and empty blocks.
 - [Tensor-parallel layers](tensor_parallel.md), [ring and all-to-all attention](attention.md) and
   [operators](reference/ops.md) have pages of their own. Activations and other functions of single
   cells need no distributed layer.

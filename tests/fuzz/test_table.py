@@ -1,4 +1,4 @@
-"""The pages docs/layers.md and docs/layer_features.md agree with the behaviour of the layers."""
+"""The pages docs/layers.md and tests/fuzz/RESULTS.md agree with the behaviour of the layers."""
 
 from __future__ import annotations
 

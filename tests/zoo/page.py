@@ -1,4 +1,4 @@
-"""Write docs/zoo.md from the verdicts in build/zoo: ``python -m tests.zoo.page``."""
+"""Write tests/zoo/RESULTS.md from the verdicts in build/zoo: ``python -m tests.zoo.page``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.zoo.network import Network
 from tests.zoo.networks import PACKAGES, all_networks
 from tests.zoo.results import ROOT, code_version, kept, verdict_of
 
-PAGE = ROOT / "docs" / "zoo.md"
+PAGE = Path(__file__).with_name("RESULTS.md")
 RESULTS = ROOT / "benchmarks" / "results" / "zoo" / "verdicts.jsonl"
 TEMPLATE = Path(__file__).with_name("page.md")
 # Grid of the numbers that are shown of one grid only.

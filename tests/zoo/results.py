@@ -14,7 +14,7 @@ from tests.zoo.judge import Mode, Verdict
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "zoo"
 # They show or test verdicts, and do not decide them.
-_ABOUT_VERDICTS = ("page.py", "page.md", "test_zoo.py")
+_ABOUT_VERDICTS = ("page.py", "page.md", "RESULTS.md", "test_zoo.py")
 # How many networks may be refused.
 REFUSED_AT_MOST = 4
 _ORDER = ("wrong", "failed", "refused", "right")

@@ -154,8 +154,8 @@ def verdict(report: Report) -> str:
         )
     slowest = min(report.results, key=lambda result: result.share)
     return (
-        f"{right}, and fast enough: the slowest, {slowest.name}, reaches {slowest.share:.0%} of a "
-        f"plain copy's speed."
+        f"{right}; the slowest, {slowest.name}, reaches {slowest.share:.0%} of a plain copy's "
+        f"speed, and less than {SLOW_SHARE:.0%} would be slow."
     )
 
 

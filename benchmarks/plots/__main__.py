@@ -1,11 +1,15 @@
-"""Draw the committed results as docs/plots.md and its pictures: ``python docs/make_plots.py``."""
+"""Draw the committed results for README.md beside this file: ``python -m benchmarks.plots``."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-DOCS = Path(__file__).resolve().parent
+from benchmarks.document import RESULTS
+from benchmarks.files import read
+from benchmarks.plot import pictures
+from benchmarks.plots.style import save
+
+FOLDER = Path(__file__).resolve().parent
 # Pictures of the page and their titles; pictures without results are omitted.
 CAPTIONS = {
     "bandwidth-2": "Bus bandwidth on 2 ranks",
@@ -19,9 +23,9 @@ CAPTIONS = {
 INTRODUCTION = """\
 # Pictures of the results
 
-`python docs/make_plots.py` draws these pictures from
-[benchmarks/results](../benchmarks/results/README.md), which states where each result was measured.
-`gpudist bench plot FILES --output FOLDER` draws your own results. [Benchmarks](benchmarks.md)
+`python -m benchmarks.plots` draws these pictures from
+[benchmarks/results](../results/README.md), which states where each result was measured.
+`gpudist bench plot FILES --output FOLDER` draws your own results. [Benchmarks](../README.md)
 describes the subjects and the peers.
 
 *Bandwidth*: the band of gpudist extends from the 10th to the 90th percentile. "MPI" is the better
@@ -37,24 +41,17 @@ communicate. Lines are 95 % intervals, for results with samples.
 
 def page(names: list[str]) -> str:
     """Return the page that shows these pictures."""
-    shown = [f"## {CAPTIONS[name]}\n\n![{CAPTIONS[name]}](plots/{name}.svg)\n" for name in names]
+    shown = [f"## {CAPTIONS[name]}\n\n![{CAPTIONS[name]}]({name}.svg)\n" for name in names]
     return "\n".join([INTRODUCTION, *shown])
 
 
 def main() -> None:
     """Write the page, and the pictures as SVG."""
-    sys.path.insert(0, str(DOCS.parent))
-    from benchmarks.document import RESULTS
-    from benchmarks.files import read
-    from benchmarks.plot import pictures
-    from benchmarks.plots.style import save
-
-    docs = Path(sys.argv[1]) if len(sys.argv) > 1 else DOCS
     figures = pictures(read(RESULTS))
     names = [name for name in CAPTIONS if name in figures]
     for name in names:
-        save(figures[name], name, docs / "plots", ("svg",))
-    (docs / "plots.md").write_text(page(names), encoding="utf-8")
+        save(figures[name], name, FOLDER, ("svg",))
+    (FOLDER / "README.md").write_text(page(names), encoding="utf-8")
 
 
 if __name__ == "__main__":
