@@ -26,12 +26,12 @@ nb::dict nccl_information(const std::string& path, const std::vector<std::string
 nb::object cuda_information() {
   const gpudist::DeviceApi* api = gpudist::cuda_api();
   if (api == nullptr) return nb::none();
-  int runtime_version = 0, driver_version = 0, device_count = 0;
-  api->runtime_version(&runtime_version);
+  int compiler_version = 0, driver_version = 0, device_count = 0;
+  api->compiler_version(&compiler_version);
   api->driver_version(&driver_version);
   const int error = api->device_count(&device_count);
   nb::dict information;
-  information["runtime_version"] = runtime_version;
+  information["compiler_version"] = compiler_version;
   information["driver_version"] = driver_version;
   information["device_count"] = error == 0 ? device_count : 0;
   information["error"] = error == 0 ? "" : api->error_string(error);

@@ -395,7 +395,7 @@ class _NcclInformation(TypedDict):
     has_shared_gpus: bool
 
 class _CudaInformation(TypedDict):
-    runtime_version: int
+    compiler_version: int
     driver_version: int
     device_count: int
     error: str

@@ -29,7 +29,7 @@ double seconds_since(Operations::Clock::time_point start) {
 Operations::Operations(const DeviceApi& api, int device)
     : api_(api), device_(device), state_(std::make_shared<State>(api)) {
   thread_ = std::thread([state = state_, device] {
-    state->api.set_device(device);
+    set_device(state->api, device);
     // the releases below may happen during another thread's capture
     const RelaxedCapture relaxed(state->api);
     state->ask();
@@ -229,7 +229,7 @@ void Operations::keep(void* memory) {
 
 void Operations::release_beside(void* memory) const {
   std::thread([&api = api_, device = device_, memory] {
-    api.set_device(device);
+    set_device(api, device);
     const RelaxedCapture relaxed(api);
     api.release(memory);
   }).detach();

@@ -201,8 +201,8 @@ def _cuda() -> Cuda | None:
         return None
     driver = found["driver_version"]
     return Cuda(
-        runtime=cuda_version(found["runtime_version"]),
-        needs=oldest_driver(found["runtime_version"]),
+        runtime=cuda_version(found["compiler_version"]),
+        needs=oldest_driver(found["compiler_version"]),
         driver=cuda_version(driver) if driver else None,
         devices=found["device_count"],
         error=found["error"],

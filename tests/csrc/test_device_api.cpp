@@ -42,7 +42,7 @@ void finds_cuda_where_it_is_built() {
   CHECK(api.abi == DeviceApi::kAbi);
   CHECK(std::strcmp(api.name, "cuda") == 0);
   int version = 0, devices = -1;
-  CHECK(api.runtime_version(&version) == 0 && version >= 12000);
+  CHECK(api.compiler_version(&version) == 0 && version >= 12000);
   CHECK(api.driver_version(&version) == 0);
   const int error = api.device_count(&devices);
   CHECK(error == 0 ? devices >= 0 : std::strlen(api.error_string(error)) > 0);

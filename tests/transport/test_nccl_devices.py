@@ -24,7 +24,7 @@ from gpudist.world import runtime
 from gpudist.world.partition import CartesianPartition, Partition
 from tests import warm
 from tests.doubles import use_doubles
-from tests.doubles.device import device, make
+from tests.doubles.device import device, make, set_device
 from tests.doubles.nccl import (
     clear,
     configure,
@@ -68,7 +68,7 @@ def on_second_gpu(transport: Transport) -> NcclTransport:
     store = served or dist.TCPStore("127.0.0.1", int(port), is_master=False)
     asked = runtime.settings()
     configure("devices", 2)
-    assert device().set_device(1) == 0
+    assert set_device(1) == 0
     made = NcclTransport(
         store, transport.rank, transport.size, LONG_S, prefix="second",
         device=torch.device("cpu", 1), nccl_library=asked.nccl_library,
@@ -110,7 +110,7 @@ def live_on_second_gpu(transport: Transport, fails: bool) -> tuple[dict[int, str
     in_thread(second.close)
     started.wait(0.2)
     found = contexts(), violations()
-    assert device().set_device(0) == 0
+    assert set_device(0) == 0
     clear()
     return found
 
@@ -149,7 +149,7 @@ def end_on_a_broken_device(transport: Transport, is_closed: bool) -> str:
 
     in_thread(end)
     clear()
-    assert device().set_device(0) == 0
+    assert set_device(0) == 0
     return "alive"
 
 

@@ -209,7 +209,7 @@ NEEDS = "driver 580.65.06 or later"
 )
 def test_cuda(driver: int, error: str, expected: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
     cuda: dict[str, object] = {
-        "runtime_version": 13000, "driver_version": driver, "device_count": 4, "error": error,
+        "compiler_version": 13000, "driver_version": driver, "device_count": 4, "error": error,
     }  # fmt: skip
     monkeypatch.setattr(environment, "_native", Core(cuda))
     assert describe(ASKED).cuda == expected

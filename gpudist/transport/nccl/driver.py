@@ -43,4 +43,4 @@ def what_the_driver_lacks(runtime: int, driver: int) -> str:
 def what_this_driver_lacks() -> str:
     """Return :func:`what_the_driver_lacks` for this build and this machine."""
     found = _native.cuda_information() if _native is not None else None
-    return what_the_driver_lacks(found["runtime_version"], found["driver_version"]) if found else ""
+    return what_the_driver_lacks(found["compiler_version"], found["driver_version"]) if found else ""
