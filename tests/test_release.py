@@ -89,9 +89,9 @@ def test_a_version_without_a_changelog_is_refused(
 
 
 def test_the_pages_name_the_driver_of_the_wheels() -> None:
-    (nvcc,) = re.findall(r"nvidia-cuda-nvcc==(\d+\.\d+)", text("release/requirements.txt"))
+    (nvrtc,) = re.findall(r"nvidia-cuda-nvrtc-cu12==(\d+\.\d+)", text("release/requirements.txt"))
     for page in ("README.md", "docs/install.md", "docs/install_gpu.md"):
-        assert f"built with CUDA {nvcc}" in " ".join(text(page).split()), page
+        assert f"built with CUDA {nvrtc}" in " ".join(text(page).split()), page
 
 
 def test_every_version_of_python_is_built_and_imported() -> None:

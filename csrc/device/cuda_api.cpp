@@ -183,7 +183,7 @@ DeviceApi make_api() {
 
 const DeviceApi* cuda_api() {
   static const DeviceApi api = make_api();
-  return &api;
+  return images().empty() ? nullptr : &api;
 }
 
 }  // namespace gpudist

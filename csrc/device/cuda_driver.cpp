@@ -37,34 +37,8 @@ class Calls {
 CudaDriver find_driver() {
   Calls calls;
   CudaDriver driver{};
-  calls.find(driver.init, "cuInit");
-  calls.find(driver.driver_get_version, "cuDriverGetVersion");
-  calls.find(driver.get_error_string, "cuGetErrorString");
-  calls.find(driver.device_get_count, "cuDeviceGetCount");
-  calls.find(driver.device_get, "cuDeviceGet");
-  calls.find(driver.device_get_attribute, "cuDeviceGetAttribute");
-  calls.find(driver.primary_ctx_retain, "cuDevicePrimaryCtxRetain");
-  calls.find(driver.ctx_get_current, "cuCtxGetCurrent");
-  calls.find(driver.ctx_set_current, "cuCtxSetCurrent");
-  calls.find(driver.ctx_get_device, "cuCtxGetDevice");
-  calls.find(driver.ctx_get_stream_priority_range, "cuCtxGetStreamPriorityRange");
-  calls.find(driver.mem_alloc, "cuMemAlloc_v2");
-  calls.find(driver.mem_free, "cuMemFree_v2");
-  calls.find(driver.mem_host_alloc, "cuMemHostAlloc");
-  calls.find(driver.mem_free_host, "cuMemFreeHost");
-  calls.find(driver.memcpy_async, "cuMemcpyAsync");
-  calls.find(driver.stream_create_with_priority, "cuStreamCreateWithPriority");
-  calls.find(driver.stream_destroy, "cuStreamDestroy_v2");
-  calls.find(driver.stream_wait_event, "cuStreamWaitEvent");
-  calls.find(driver.stream_get_capture_info, "cuStreamGetCaptureInfo_v2");
-  calls.find(driver.thread_exchange_stream_capture_mode, "cuThreadExchangeStreamCaptureMode");
-  calls.find(driver.event_create, "cuEventCreate");
-  calls.find(driver.event_destroy, "cuEventDestroy_v2");
-  calls.find(driver.event_record, "cuEventRecord");
-  calls.find(driver.event_query, "cuEventQuery");
-  calls.find(driver.module_load_data, "cuModuleLoadData");
-  calls.find(driver.module_get_function, "cuModuleGetFunction");
-  calls.find(driver.launch_kernel, "cuLaunchKernel");
+#define GPUDIST_FIND(call, symbol) calls.find(driver.call, #symbol);
+  GPUDIST_CUDA_CALLS(GPUDIST_FIND)
   driver.missing = calls.missing();
   // Its error is that of every call that follows.
   driver.init(0);

@@ -22,11 +22,7 @@ enum Kernel : int {
   kKernels
 };
 
-struct Named {
-  const char* unit;
-  const char* name;
-};
-constexpr Named kNames[] = {
+constexpr KernelName kNames[] = {
 #define GPUDIST_COMBINE_NAME(name, ...) {"combine_kernels", #name},
 #define GPUDIST_RANDOM_NAME(name, ...) {"random_cells", #name},
 #define GPUDIST_NORM_NAME(name, ...) {"norm_kernels", #name},
@@ -122,18 +118,8 @@ int launch_inlined(Kernel kernel, const CombineArguments& arguments, DeviceStrea
 
 }  // namespace
 
-const Image* choose_image(const std::vector<Image>& images, const std::string& unit,
-                          int capability) {
-  const Image* chosen = nullptr;
-  for (const Image& image : images) {
-    const bool runs = image.capability <= capability &&
-                      (image.is_ptx || image.capability / 10 == capability / 10);
-    if (image.unit != unit || !runs) continue;
-    const bool is_better = chosen == nullptr || (chosen->is_ptx && !image.is_ptx) ||
-                           (chosen->is_ptx == image.is_ptx && image.capability > chosen->capability);
-    if (is_better) chosen = &image;
-  }
-  return chosen;
+std::vector<KernelName> kernel_names() {
+  return {std::begin(kNames), std::end(kNames)};
 }
 
 int load_kernels() {

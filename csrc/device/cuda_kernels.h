@@ -2,9 +2,17 @@
 // of the driver.
 #pragma once
 
+#include <vector>
+
 #include "device/device_api.h"
 
 namespace gpudist {
+
+struct KernelName {
+  const char* unit;
+  const char* name;
+};
+std::vector<KernelName> kernel_names();
 
 // Load all kernels; a launch loads them otherwise. Loading may wait for kernels in progress.
 int load_kernels();

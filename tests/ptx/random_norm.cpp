@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/norm_plan.h"
-#include "device/norm_kernels.h"
+#include "device/cuda_kernels.h"
 #include "launches.h"
 #include "runtime.h"
 
@@ -480,9 +480,9 @@ std::string run_launch(uint64_t seed, uint64_t index) {
       move(device, kOfSums, kOfTotals), move(host, kOfSums, kOfTotals);
     }
     fault_text.clear();
-    static const int loaded = load_norm_kernels();
+    static const int loaded = load_kernels();
     if (loaded != 0) throw std::runtime_error("the kernels were not loaded");
-    if (launch_norm_kernel(calls[i], nullptr) != 0)
+    if (launch_norm(calls[i], nullptr) != 0)
       throw std::runtime_error("a launch was refused");
     if (!fault_text.empty()) return name + ": " + fault_text;
     run_norm(on_host[i]);
