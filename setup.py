@@ -73,9 +73,9 @@ class CMakeBuild(build_ext):
     """Configure and build in a tree that is kept, so that only what changed is built again.
 
     ``GPUDIST_CUDA`` is ``auto``, ``on`` or ``off``: with ``auto`` and without nvcc the core is
-    built without its CUDA half. ``GPUDIST_NVRTC`` names a library of NVRTC that compiles the kernels
-    instead of nvcc. ``GPUDIST_CUDA_ARCHITECTURES``, as in CMake, replaces the architectures of a
-    release. Any error of CMake or of a compiler fails the install.
+    built without its CUDA half. ``GPUDIST_NVRTC`` names a library of NVRTC that compiles the
+    kernels instead of nvcc. ``GPUDIST_CUDA_ARCHITECTURES``, as in CMake, replaces the architectures
+    of a release. Any error of CMake or of a compiler fails the install.
     """
 
     def run(self) -> None:

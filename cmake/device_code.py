@@ -113,7 +113,7 @@ def embedding(version: int, images: Sequence[tuple[str, Path]]) -> str:
         kind, capability = path.suffix.lstrip(".").split("_")
         # PTX ends with a zero byte.
         lines += [
-            "asm(R\"(",
+            'asm(R"(',
             ".pushsection .rodata",
             ".balign 64",
             f"gpudist_image_{number}:",

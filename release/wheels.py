@@ -1,8 +1,9 @@
 """Build the source distribution and the wheels in ``dist/``: ``make wheels``.
 
-Each wheel is built from the source distribution, in isolation and with the CUDA half, whose kernels
-NVRTC of CUDA 12 compiles: drivers of CUDA 12 and 13 accept them. auditwheel repairs the wheel. Python 3.10 and 3.11 have a wheel each; one wheel of the stable ABI serves 3.12 and
-later. What auditwheel says is printed and kept in ``build/wheels/report.txt``.
+Each wheel is built from the source distribution, in isolation and with the CUDA half, and repaired
+by auditwheel. NVRTC of CUDA 12 compiles the kernels: drivers of CUDA 12 and 13 accept them. Python
+3.10 and 3.11 have a wheel each; one wheel of the stable ABI serves 3.12 and later. What auditwheel
+says is printed and kept in ``build/wheels/report.txt``.
 """
 
 from __future__ import annotations

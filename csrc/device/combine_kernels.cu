@@ -7,12 +7,12 @@ namespace gpudist {
 // Blocks resident on a multiprocessor: half of its threads, with 64 registers each.
 constexpr int kBlocksAtOnce = 4;
 
-#define GPUDIST_INLINED_KERNEL(name, kBytes)                                                   \
-  extern "C" __global__ void __launch_bounds__(CombineArguments::kThreads, kBlocksAtOnce)      \
-      name(const __grid_constant__ Inlined<kBytes> inlined) {                                  \
-    combine(inlined.arguments, reinterpret_cast<const CombineJob*>(inlined.tables),            \
-            reinterpret_cast<const CombineView*>(inlined.tables + inlined.views_offset),       \
-            blockIdx.x, threadIdx.x);                                                          \
+#define GPUDIST_INLINED_KERNEL(name, kBytes)                                              \
+  extern "C" __global__ void __launch_bounds__(CombineArguments::kThreads, kBlocksAtOnce) \
+      name(const __grid_constant__ Inlined<kBytes> inlined) {                             \
+    combine(inlined.arguments, reinterpret_cast<const CombineJob*>(inlined.tables),       \
+            reinterpret_cast<const CombineView*>(inlined.tables + inlined.views_offset),  \
+            blockIdx.x, threadIdx.x);                                                     \
   }
 
 #ifndef GPUDIST_LARGE_PARAMETER_ONLY

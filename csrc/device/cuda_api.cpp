@@ -30,7 +30,8 @@ int driver_version(int* version) {
 
 int device_count(int* count) {
   *count = 0;
-  return cuda_driver().device_get_count(count);
+  const int error = cuda_driver().init(0);
+  return error != 0 ? error : cuda_driver().device_get_count(count);
 }
 
 int context_of(int device, DeviceContext* context) {
@@ -41,7 +42,8 @@ int context_of(int device, DeviceContext* context) {
   if (*context != nullptr) return 0;
   const CudaDriver& driver = cuda_driver();
   int handle = 0;
-  int error = driver.device_get(&handle, device);
+  int error = driver.init(0);
+  if (error == 0) error = driver.device_get(&handle, device);
   if (error == 0) error = driver.primary_ctx_retain(context, handle);
   if (error == 0) contexts[device].store(*context, std::memory_order_release);
   return error;
@@ -134,8 +136,8 @@ int wait_event(DeviceStream stream, DeviceEvent event) {
 int capture_id(DeviceStream stream, uint64_t* id) {
   int status = kCudaNoCapture;
   uint64_t number = 0;
-  const int error = cuda_driver().stream_get_capture_info(stream, &status, &number, nullptr,
-                                                          nullptr, nullptr);
+  const int error =
+      cuda_driver().stream_get_capture_info(stream, &status, &number, nullptr, nullptr, nullptr);
   *id = status == kCudaNoCapture ? 0 : number;
   return error;
 }

@@ -9,11 +9,11 @@
 
 namespace gpudist {
 
-using CudaContext = void*;    // CUcontext
-using CudaModule = void*;     // CUmodule
-using CudaFunction = void*;   // CUfunction
-using CudaStream = void*;     // CUstream
-using CudaEvent = void*;      // CUevent
+using CudaContext = void*;     // CUcontext
+using CudaModule = void*;      // CUmodule
+using CudaFunction = void*;    // CUfunction
+using CudaStream = void*;      // CUstream
+using CudaEvent = void*;       // CUevent
 using CudaAddress = uint64_t;  // CUdeviceptr
 
 // CUresult
@@ -73,39 +73,39 @@ struct CudaDriver {
 };
 
 // X(call, its name in the library)
-#define GPUDIST_CUDA_CALLS(X) \
-  X(init, cuInit) \
-  X(driver_get_version, cuDriverGetVersion) \
-  X(get_error_string, cuGetErrorString) \
-  X(device_get_count, cuDeviceGetCount) \
-  X(device_get, cuDeviceGet) \
-  X(device_get_attribute, cuDeviceGetAttribute) \
-  X(primary_ctx_retain, cuDevicePrimaryCtxRetain) \
-  X(ctx_get_current, cuCtxGetCurrent) \
-  X(ctx_set_current, cuCtxSetCurrent) \
-  X(ctx_get_device, cuCtxGetDevice) \
-  X(ctx_get_stream_priority_range, cuCtxGetStreamPriorityRange) \
-  X(mem_alloc, cuMemAlloc_v2) \
-  X(mem_free, cuMemFree_v2) \
-  X(mem_host_alloc, cuMemHostAlloc) \
-  X(mem_free_host, cuMemFreeHost) \
-  X(memcpy_async, cuMemcpyAsync) \
-  X(stream_create_with_priority, cuStreamCreateWithPriority) \
-  X(stream_destroy, cuStreamDestroy_v2) \
-  X(stream_wait_event, cuStreamWaitEvent) \
-  X(stream_get_capture_info, cuStreamGetCaptureInfo_v2) \
+#define GPUDIST_CUDA_CALLS(X)                                               \
+  X(init, cuInit)                                                           \
+  X(driver_get_version, cuDriverGetVersion)                                 \
+  X(get_error_string, cuGetErrorString)                                     \
+  X(device_get_count, cuDeviceGetCount)                                     \
+  X(device_get, cuDeviceGet)                                                \
+  X(device_get_attribute, cuDeviceGetAttribute)                             \
+  X(primary_ctx_retain, cuDevicePrimaryCtxRetain)                           \
+  X(ctx_get_current, cuCtxGetCurrent)                                       \
+  X(ctx_set_current, cuCtxSetCurrent)                                       \
+  X(ctx_get_device, cuCtxGetDevice)                                         \
+  X(ctx_get_stream_priority_range, cuCtxGetStreamPriorityRange)             \
+  X(mem_alloc, cuMemAlloc_v2)                                               \
+  X(mem_free, cuMemFree_v2)                                                 \
+  X(mem_host_alloc, cuMemHostAlloc)                                         \
+  X(mem_free_host, cuMemFreeHost)                                           \
+  X(memcpy_async, cuMemcpyAsync)                                            \
+  X(stream_create_with_priority, cuStreamCreateWithPriority)                \
+  X(stream_destroy, cuStreamDestroy_v2)                                     \
+  X(stream_wait_event, cuStreamWaitEvent)                                   \
+  X(stream_get_capture_info, cuStreamGetCaptureInfo_v2)                     \
   X(thread_exchange_stream_capture_mode, cuThreadExchangeStreamCaptureMode) \
-  X(event_create, cuEventCreate) \
-  X(event_destroy, cuEventDestroy_v2) \
-  X(event_record, cuEventRecord) \
-  X(event_query, cuEventQuery) \
-  X(module_load_data, cuModuleLoadData) \
-  X(module_get_function, cuModuleGetFunction) \
+  X(event_create, cuEventCreate)                                            \
+  X(event_destroy, cuEventDestroy_v2)                                       \
+  X(event_record, cuEventRecord)                                            \
+  X(event_query, cuEventQuery)                                              \
+  X(module_load_data, cuModuleLoadData)                                     \
+  X(module_get_function, cuModuleGetFunction)                               \
   X(launch_kernel, cuLaunchKernel)
 
 constexpr int kMostDevices = 128;
 
-// The driver of this process, initialized at the first call.
+// The driver of this process; not initialized.
 const CudaDriver& cuda_driver();
 
 // Ten times the device's compute capability, such as 90.

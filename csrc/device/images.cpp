@@ -9,8 +9,9 @@ const Image* choose_image(const std::vector<Image>& images, const std::string& u
     const bool runs = image.capability <= capability &&
                       (image.is_ptx || image.capability / 10 == capability / 10);
     if (image.unit != unit || !runs) continue;
-    const bool is_better = chosen == nullptr || (chosen->is_ptx && !image.is_ptx) ||
-                           (chosen->is_ptx == image.is_ptx && image.capability > chosen->capability);
+    const bool is_better =
+        chosen == nullptr || (chosen->is_ptx && !image.is_ptx) ||
+        (chosen->is_ptx == image.is_ptx && image.capability > chosen->capability);
     if (is_better) chosen = &image;
   }
   return chosen;

@@ -1,5 +1,5 @@
-// The compiled kernels in this library, in a source that cmake/device_code.py writes. There are none in
-// a build without CUDA.
+// The compiled kernels in this library, in a source that cmake/device_code.py writes. There are
+// none in a build without CUDA.
 #pragma once
 
 #include <string>

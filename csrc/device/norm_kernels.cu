@@ -12,10 +12,10 @@ __device__ __forceinline__ void run(const NormArguments& arguments) {
   Body::run(arguments, blockIdx.x, norming::DeviceThreads{}, shared);
 }
 
-#define GPUDIST_NORM_KERNEL(name, ...)                                                  \
-  extern "C" __global__ void __launch_bounds__(NormArguments::kThreads, kBlocksAtOnce)  \
-      name(const __grid_constant__ NormArguments arguments) {                           \
-    run<__VA_ARGS__>(arguments);                                                        \
+#define GPUDIST_NORM_KERNEL(name, ...)                                                 \
+  extern "C" __global__ void __launch_bounds__(NormArguments::kThreads, kBlocksAtOnce) \
+      name(const __grid_constant__ NormArguments arguments) {                          \
+    run<__VA_ARGS__>(arguments);                                                       \
   }
 GPUDIST_NORM_KERNELS(GPUDIST_NORM_KERNEL)
 

@@ -8,11 +8,11 @@ constexpr int kBlocksAtOnce = 6;
 // The arithmetic in float64 needs more registers.
 constexpr int kNormalBlocksAtOnce = 5;
 
-#define GPUDIST_RANDOM_KERNEL(name, kDraw, Cells)                                          \
-  extern "C" __global__ void __launch_bounds__(                                            \
+#define GPUDIST_RANDOM_KERNEL(name, kDraw, Cells)                                              \
+  extern "C" __global__ void __launch_bounds__(                                                \
       RandomArguments::kThreads, kDraw == Draw::kNormal ? kNormalBlocksAtOnce : kBlocksAtOnce) \
-      name(const __grid_constant__ RandomArguments arguments) {                            \
-    randomly::draw_cells<kDraw, Cells>(arguments, blockIdx.x, threadIdx.x);                \
+      name(const __grid_constant__ RandomArguments arguments) {                                \
+    randomly::draw_cells<kDraw, Cells>(arguments, blockIdx.x, threadIdx.x);                    \
   }
 GPUDIST_RANDOM_KERNELS(GPUDIST_RANDOM_KERNEL)
 

@@ -1,5 +1,5 @@
-// Compiled but never run: compares our declarations of the CUDA driver with a real cuda.h. With this
-// macro it declares older versions of functions too, and no name is another one's.
+// Compiled but never run: compares our declarations of the CUDA driver with a real cuda.h. With
+// this macro it declares older versions of functions too, and no name is another one's.
 #define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
 

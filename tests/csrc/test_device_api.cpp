@@ -54,12 +54,10 @@ void finds_cuda_where_it_is_built() {
 
 // Machine code runs within a major version; PTX runs wherever there is none.
 void chooses_an_image() {
-  const std::vector<Image> images = {{"a", 80, false, "sm_80", nullptr},
-                                     {"a", 86, false, "sm_86", nullptr},
-                                     {"b", 89, false, "another unit", nullptr},
-                                     {"a", 80, true, "compute_80", nullptr},
-                                     {"a", 90, true, "compute_90", nullptr},
-                                     {"a", 100, false, "sm_100", nullptr}};
+  const std::vector<Image> images = {
+      {"a", 80, false, "sm_80", nullptr},        {"a", 86, false, "sm_86", nullptr},
+      {"b", 89, false, "another unit", nullptr}, {"a", 80, true, "compute_80", nullptr},
+      {"a", 90, true, "compute_90", nullptr},    {"a", 100, false, "sm_100", nullptr}};
   const auto chosen = [&](int capability) -> std::string {
     const Image* const image = choose_image(images, "a", capability);
     return image == nullptr ? "none" : image->begin;

@@ -1,5 +1,5 @@
-// Devices of the double of CUDA's driver: the context of each thread, the process's contexts, and the
-// checks at the start of a call.
+// Devices of the double of CUDA's driver: the context of each thread, the process's contexts, and
+// the checks at the start of a call.
 #pragma once
 
 #include <mutex>

@@ -1,4 +1,4 @@
-"""Memory of the double of CUDA's runtime after its end, and streams without room."""
+"""Memory of the double of CUDA's driver after its end, and streams without room."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ import pytest
 
 from tests.doubles.build import NoCompiler, library
 from tests.doubles.device import (
-    current_context, device, finish, is_complete, make, set_device, table,
+    current_context,
+    device,
+    finish,
+    is_complete,
+    make,
+    set_device,
+    table,
 )  # fmt: skip
 from tests.doubles.nccl import clear, configure, contexts, forget_contexts, hang, nccl, violations
 from tests.doubles.ranks import check, run_all

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.doubles.build import NoCompiler, library
-from tests.doubles.device import device, finish, make, set_device
+from tests.doubles.device import finish, make, set_device
 from tests.doubles.nccl import (
     clear,
     configure,

@@ -1,4 +1,4 @@
-"""The double of CUDA's runtime: the null stream executes at once, a created stream in order."""
+"""The double of CUDA's driver: the null stream executes at once, a created stream in order."""
 
 from __future__ import annotations
 

@@ -307,7 +307,6 @@ GPUDIST_EXPORT int cuLaunchKernel(CudaFunction function, unsigned grid_x, unsign
   const std::shared_ptr<void> parameter(std::aligned_alloc(kAlignment, rounded), std::free);
   std::memcpy(parameter.get(), parameters[0], kernel->parameter_bytes);
   const uint64_t number = manner().next++;
-  put_on_stream(stream,
-                [=] { carry_out(*kernel, parameter.get(), grid_x, block_x, number); });
+  put_on_stream(stream, [=] { carry_out(*kernel, parameter.get(), grid_x, block_x, number); });
   return kSuccess;
 }

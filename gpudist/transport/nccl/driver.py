@@ -7,8 +7,8 @@ try:
 except ImportError:
     _native = None
 
-# Oldest driver by CUDA major version: a driver accepts the machine code of every compiler of its own
-# major version. https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
+# Oldest driver by CUDA major version: a driver accepts the machine code of every compiler of its
+# own major version. https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
 OLDEST_DRIVER = {12: "525.60.13", 13: "580.65.06"}
 _OLDEST = min(OLDEST_DRIVER)
 
