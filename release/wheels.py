@@ -30,8 +30,9 @@ MOST_BYTES = 20 * 10**6
 # Each of them for every unit of cmake/cuda.cmake.
 GPU_CODE = ["compute_80", "sm_100", "sm_120", "sm_80", "sm_90"]
 NVRTC = Path(sysconfig.get_path("purelib")) / "nvidia" / "cuda_nvrtc" / "lib" / "libnvrtc.so.12"
-# Beginning of a 64-bit ELF file of machine code for GPUs, up to the number of its architecture.
-_CUBIN = re.compile(rb"\x7fELF\x02\x01.{12}\xbe\x00.{28}(.)", re.DOTALL)
+# Header of an ELF file of machine code for GPUs, up to its flags. Their lowest byte is the
+# architecture; from sm_100 on, the one above it.
+_CUBIN = re.compile(rb"\x7fELF\x02\x01.{12}\xbe\x00.{28}(..)", re.DOTALL)
 _PTX = re.compile(rb"^\.target sm_(\d+)", re.MULTILINE)
 
 
@@ -121,7 +122,8 @@ def gpu_code(wheel: Path) -> list[str]:
     with ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".so"))
         core = archive.read(name)
-    found = Counter(f"sm_{number[0]}" for number in _CUBIN.findall(core))
+    flags = _CUBIN.findall(core)
+    found = Counter(f"sm_{two[0] if two[0] >= 50 else two[1]}" for two in flags)
     found += Counter(f"compute_{int(number)}" for number in _PTX.findall(core))
     units = len(re.findall(r"(?m)^gpudist_unit\(", (ROOT / "cmake/cuda.cmake").read_text()))
     if sorted(found) != GPU_CODE or set(found.values()) != {units}:

@@ -34,78 +34,56 @@ constexpr unsigned kCudaNonBlocking = 1;                        // CU_STREAM_NON
 constexpr unsigned kCudaWithoutTiming = 2;                      // CU_EVENT_DISABLE_TIMING
 constexpr int kCudaNoCapture = 0;                               // CU_STREAM_CAPTURE_STATUS_NONE
 
+// X(call, its name in the library, arguments)
+#define GPUDIST_CUDA_CALLS(X)                                                                    \
+  X(init, cuInit, (unsigned flags))                                                              \
+  X(driver_get_version, cuDriverGetVersion, (int* version))                                      \
+  X(get_error_string, cuGetErrorString, (int error, const char** text))                          \
+  X(device_get_count, cuDeviceGetCount, (int* count))                                            \
+  X(device_get, cuDeviceGet, (int* device, int ordinal))                                         \
+  X(device_get_attribute, cuDeviceGetAttribute, (int* value, int attribute, int device))         \
+  X(primary_ctx_retain, cuDevicePrimaryCtxRetain, (CudaContext*, int device))                    \
+  X(ctx_get_current, cuCtxGetCurrent, (CudaContext*))                                            \
+  X(ctx_set_current, cuCtxSetCurrent, (CudaContext context))                                     \
+  X(ctx_get_device, cuCtxGetDevice, (int* device))                                               \
+  X(ctx_get_stream_priority_range, cuCtxGetStreamPriorityRange, (int* least, int* greatest))     \
+  X(mem_alloc, cuMemAlloc_v2, (CudaAddress*, size_t bytes))                                      \
+  X(mem_free, cuMemFree_v2, (CudaAddress memory))                                                \
+  X(mem_host_alloc, cuMemHostAlloc, (void** memory, size_t bytes, unsigned flags))               \
+  X(mem_free_host, cuMemFreeHost, (void* memory))                                                \
+  X(memcpy_async, cuMemcpyAsync,                                                                 \
+    (CudaAddress to, CudaAddress from, size_t bytes, CudaStream stream))                         \
+  X(stream_create_with_priority, cuStreamCreateWithPriority,                                     \
+    (CudaStream*, unsigned flags, int priority))                                                 \
+  X(stream_destroy, cuStreamDestroy_v2, (CudaStream stream))                                     \
+  X(stream_wait_event, cuStreamWaitEvent, (CudaStream stream, CudaEvent event, unsigned flags))  \
+  X(stream_get_capture_info, cuStreamGetCaptureInfo_v2,                                          \
+    (CudaStream stream, int* status, uint64_t* id, void** graph, const void** dependencies,      \
+     size_t* count))                                                                             \
+  X(thread_exchange_stream_capture_mode, cuThreadExchangeStreamCaptureMode, (int* mode))         \
+  X(event_create, cuEventCreate, (CudaEvent*, unsigned flags))                                   \
+  X(event_destroy, cuEventDestroy_v2, (CudaEvent event))                                         \
+  X(event_record, cuEventRecord, (CudaEvent event, CudaStream stream))                           \
+  X(event_query, cuEventQuery, (CudaEvent event))                                                \
+  X(module_load_data, cuModuleLoadData, (CudaModule*, const void* image))                        \
+  X(module_get_function, cuModuleGetFunction,                                                    \
+    (CudaFunction*, CudaModule module, const char* name))                                        \
+  X(launch_kernel, cuLaunchKernel,                                                               \
+    (CudaFunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, \
+     unsigned block_y, unsigned block_z, unsigned shared_bytes, CudaStream stream,               \
+     void** parameters, void** extra))
+
 // Every call returns a CUresult, or kCudaNoDriver.
 struct CudaDriver {
   std::string missing;  // why there is no driver; empty if there is one
-
-  int (*init)(unsigned flags);
-  int (*driver_get_version)(int* version);
-  int (*get_error_string)(int error, const char** text);
-  int (*device_get_count)(int* count);
-  int (*device_get)(int* device, int ordinal);
-  int (*device_get_attribute)(int* value, int attribute, int device);
-  int (*primary_ctx_retain)(CudaContext* context, int device);
-  int (*ctx_get_current)(CudaContext* context);
-  int (*ctx_set_current)(CudaContext context);
-  int (*ctx_get_device)(int* device);
-  int (*ctx_get_stream_priority_range)(int* least, int* greatest);
-  int (*mem_alloc)(CudaAddress* memory, size_t bytes);
-  int (*mem_free)(CudaAddress memory);
-  int (*mem_host_alloc)(void** memory, size_t bytes, unsigned flags);
-  int (*mem_free_host)(void* memory);
-  int (*memcpy_async)(CudaAddress to, CudaAddress from, size_t bytes, CudaStream stream);
-  int (*stream_create_with_priority)(CudaStream* stream, unsigned flags, int priority);
-  int (*stream_destroy)(CudaStream stream);
-  int (*stream_wait_event)(CudaStream stream, CudaEvent event, unsigned flags);
-  // The graph, its dependencies and their number may be null.
-  int (*stream_get_capture_info)(CudaStream stream, int* status, uint64_t* id, void** graph,
-                                 const void** dependencies, size_t* count);
-  int (*thread_exchange_stream_capture_mode)(int* mode);
-  int (*event_create)(CudaEvent* event, unsigned flags);
-  int (*event_destroy)(CudaEvent event);
-  int (*event_record)(CudaEvent event, CudaStream stream);
-  int (*event_query)(CudaEvent event);
-  int (*module_load_data)(CudaModule* module, const void* image);
-  int (*module_get_function)(CudaFunction* function, CudaModule module, const char* name);
-  int (*launch_kernel)(CudaFunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
-                       unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
-                       CudaStream stream, void** parameters, void** extra);
+#define GPUDIST_MEMBER(call, symbol, arguments) int(*call) arguments;
+  GPUDIST_CUDA_CALLS(GPUDIST_MEMBER)
+#undef GPUDIST_MEMBER
 };
-
-// X(call, its name in the library)
-#define GPUDIST_CUDA_CALLS(X)                                               \
-  X(init, cuInit)                                                           \
-  X(driver_get_version, cuDriverGetVersion)                                 \
-  X(get_error_string, cuGetErrorString)                                     \
-  X(device_get_count, cuDeviceGetCount)                                     \
-  X(device_get, cuDeviceGet)                                                \
-  X(device_get_attribute, cuDeviceGetAttribute)                             \
-  X(primary_ctx_retain, cuDevicePrimaryCtxRetain)                           \
-  X(ctx_get_current, cuCtxGetCurrent)                                       \
-  X(ctx_set_current, cuCtxSetCurrent)                                       \
-  X(ctx_get_device, cuCtxGetDevice)                                         \
-  X(ctx_get_stream_priority_range, cuCtxGetStreamPriorityRange)             \
-  X(mem_alloc, cuMemAlloc_v2)                                               \
-  X(mem_free, cuMemFree_v2)                                                 \
-  X(mem_host_alloc, cuMemHostAlloc)                                         \
-  X(mem_free_host, cuMemFreeHost)                                           \
-  X(memcpy_async, cuMemcpyAsync)                                            \
-  X(stream_create_with_priority, cuStreamCreateWithPriority)                \
-  X(stream_destroy, cuStreamDestroy_v2)                                     \
-  X(stream_wait_event, cuStreamWaitEvent)                                   \
-  X(stream_get_capture_info, cuStreamGetCaptureInfo_v2)                     \
-  X(thread_exchange_stream_capture_mode, cuThreadExchangeStreamCaptureMode) \
-  X(event_create, cuEventCreate)                                            \
-  X(event_destroy, cuEventDestroy_v2)                                       \
-  X(event_record, cuEventRecord)                                            \
-  X(event_query, cuEventQuery)                                              \
-  X(module_load_data, cuModuleLoadData)                                     \
-  X(module_get_function, cuModuleGetFunction)                               \
-  X(launch_kernel, cuLaunchKernel)
 
 constexpr int kMostDevices = 128;
 
-// The driver of this process; not initialized.
+// The driver of this process, initialized at the first call.
 const CudaDriver& cuda_driver();
 
 // Ten times the device's compute capability, such as 90.

@@ -30,7 +30,7 @@ constexpr bool same_call(CUresult (*)(Theirs...), int (*)(Ours...)) {
   return false;
 }
 
-#define SAME_CALL(call, symbol) \
+#define SAME_CALL(call, symbol, arguments) \
   static_assert(same_call(decltype (&::symbol)(nullptr), decltype(CudaDriver::call)(nullptr)));
 GPUDIST_CUDA_CALLS(SAME_CALL)
 

@@ -39,7 +39,7 @@ def test_declarations_agree_with_the_header() -> None:
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [
-        ("int (*mem_alloc)(CudaAddress* memory", "int (*mem_alloc)(int* memory"),
+        ("cuMemAlloc_v2, (CudaAddress", "cuMemAlloc_v2, (int"),
         ("event_query, cuEventQuery", "event_query, cuEventCreate"),
         ("kCudaNotReady = 600", "kCudaNotReady = 34"),
     ],
