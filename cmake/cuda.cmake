@@ -79,7 +79,7 @@ endforeach()
 # Compile a source as a unit of images; the other arguments are the compiler's options.
 set(images)
 set(image_files)
-file(GLOB headers CONFIGURE_DEPENDS csrc/core/*.h csrc/device/*.h csrc/device/rtc/*)
+file(GLOB headers CONFIGURE_DEPENDS csrc/core/*.h csrc/device/kernel_list.h csrc/device/rtc/*)
 function(gpudist_unit unit source)
   foreach(code ${codes})
     set(image "${CMAKE_CURRENT_BINARY_DIR}/${unit}.${code}")
