@@ -42,9 +42,13 @@ execute_process(COMMAND "${Python_EXECUTABLE}" "${device_code}" version "${compi
   OUTPUT_VARIABLE version ERROR_VARIABLE error RESULT_VARIABLE failed OUTPUT_STRIP_TRAILING_WHITESPACE)
 if(failed)
   set(text "${compiler} does not work: ${error}")
-elseif(version LESS 12010)
-  set(text "${compiler} is of CUDA ${version} and cannot compile the kernels, whose parameters take more "
-    "than 4 KiB: 12.1 (12010) or later is needed")
+else()
+  math(EXPR major "${version} / 1000")
+  math(EXPR minor "${version} % 1000 / 10")
+  if(version LESS 12010)
+    set(text "${compiler} is of CUDA ${major}.${minor} and cannot compile the kernels, whose parameters take "
+      "more than 4 KiB: 12.1 or later is needed")
+  endif()
 endif()
 if(text)
   if(GPUDIST_CUDA STREQUAL ON)
@@ -53,8 +57,7 @@ if(text)
   message(WARNING ${text} "; building without CUDA")
   return()
 endif()
-math(EXPR major "${version} / 1000")
-message(STATUS "Kernels: compiled by ${compiler} of CUDA ${version}, for drivers of CUDA ${major} and later")
+message(STATUS "Kernels: compiled by ${compiler} of CUDA ${major}.${minor}, for drivers of CUDA ${major} and later")
 
 # Machine code for each generation, and PTX from which a driver makes that of any later one.
 # GPUDIST_CUDA_ARCHITECTURES names others, for a build that only one machine is to run.

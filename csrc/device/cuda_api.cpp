@@ -25,7 +25,7 @@ int compiler_version(int* version) {
 
 int driver_version(int* version) {
   *version = 0;
-  return cuda_driver().driver_get_version(version);
+  return cuda_driver().missing.empty() ? cuda_driver().driver_get_version(version) : 0;
 }
 
 int device_count(int* count) {
