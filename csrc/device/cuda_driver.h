@@ -76,6 +76,7 @@ constexpr int kCudaNoCapture = 0;                               // CU_STREAM_CAP
 // Every call returns a CUresult, or kCudaNoDriver.
 struct CudaDriver {
   std::string missing;  // why there is no driver; empty if there is one
+// NOLINTNEXTLINE(bugprone-macro-parentheses): neither a name nor a list of arguments can have them
 #define GPUDIST_MEMBER(call, symbol, arguments) int(*call) arguments;
   GPUDIST_CUDA_CALLS(GPUDIST_MEMBER)
 #undef GPUDIST_MEMBER

@@ -482,8 +482,7 @@ std::string run_launch(uint64_t seed, uint64_t index) {
     fault_text.clear();
     static const int loaded = load_kernels();
     if (loaded != 0) throw std::runtime_error("the kernels were not loaded");
-    if (launch_norm(calls[i], nullptr) != 0)
-      throw std::runtime_error("a launch was refused");
+    if (launch_norm(calls[i], nullptr) != 0) throw std::runtime_error("a launch was refused");
     if (!fault_text.empty()) return name + ": " + fault_text;
     run_norm(on_host[i]);
     const std::string difference = first_difference(given, device, host);

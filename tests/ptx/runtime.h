@@ -1,5 +1,5 @@
-// A double of libcuda, for csrc/device/cuda_driver.cpp. Memory, streams and events come from the table
-// below; kernels run in the interpreter.
+// A double of libcuda, for csrc/device/cuda_driver.cpp. Memory, streams and events come from the
+// table below; kernels run in the interpreter.
 #pragma once
 
 #include <atomic>
