@@ -125,7 +125,10 @@ void Operations::wait(uint64_t number, const Look& check, const Look& check_sign
     check();
     if (looks % 64 == 0) check_signals();
     Lock locked(state_->mutex);
-    state_->retire(locked);
+    {
+      const DeviceGuard guard(api_, device_, std::nothrow);
+      state_->retire(locked);
+    }
     const Operation* const operation = state_->find(number);
     // A failure also completes it, by aborting it.
     if (operation == nullptr || operation->is_complete) return check();
