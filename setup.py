@@ -73,8 +73,9 @@ class CMakeBuild(build_ext):
     """Configure and build in a tree that is kept, so that only what changed is built again.
 
     ``GPUDIST_CUDA`` is ``auto``, ``on`` or ``off``: with ``auto`` and without nvcc the core is
-    built without its CUDA half. ``GPUDIST_CUDA_ARCHITECTURES``, as in CMake, replaces the
-    architectures of a release. Any error of CMake or of a compiler fails the install.
+    built without its CUDA half. ``GPUDIST_NVRTC`` names a library of NVRTC that compiles the
+    kernels instead of nvcc. ``GPUDIST_CUDA_ARCHITECTURES``, as in CMake, replaces the architectures
+    of a release. Any error of CMake or of a compiler fails the install.
     """
 
     def run(self) -> None:
@@ -91,6 +92,7 @@ class CMakeBuild(build_ext):
         import nanobind
 
         nvcc = _find_nvcc()
+        nvrtc = os.environ.get("GPUDIST_NVRTC", "")
         architectures = os.environ.get("GPUDIST_CUDA_ARCHITECTURES", "")
         tree = ROOT / "build" / f"cmake-{sys.implementation.cache_tag}"
         arguments = [
@@ -99,6 +101,7 @@ class CMakeBuild(build_ext):
             "-DCMAKE_BUILD_TYPE=Release",
             f"-DGPUDIST_CUDA={cuda.upper()}",
             *([f"-DGPUDIST_NVCC={nvcc}"] if nvcc else []),
+            f"-DGPUDIST_NVRTC={nvrtc}",
             *([f"-DGPUDIST_CUDA_ARCHITECTURES={architectures}"] if architectures else []),
             *(["-GNinja"] if shutil.which("ninja") else []),
         ]

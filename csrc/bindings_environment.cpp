@@ -26,12 +26,12 @@ nb::dict nccl_information(const std::string& path, const std::vector<std::string
 nb::object cuda_information() {
   const gpudist::DeviceApi* api = gpudist::cuda_api();
   if (api == nullptr) return nb::none();
-  int runtime_version = 0, driver_version = 0, device_count = 0;
-  api->runtime_version(&runtime_version);
+  int compiler_version = 0, driver_version = 0, device_count = 0;
+  api->compiler_version(&compiler_version);
   api->driver_version(&driver_version);
   const int error = api->device_count(&device_count);
   nb::dict information;
-  information["runtime_version"] = runtime_version;
+  information["compiler_version"] = compiler_version;
   information["driver_version"] = driver_version;
   information["device_count"] = error == 0 ? device_count : 0;
   information["error"] = error == 0 ? "" : api->error_string(error);
@@ -46,8 +46,8 @@ void bind_environment(nb::module_& m) {
   m.def("nccl_information", nccl_information, "path"_a, "wheel_paths"_a,
         "Open NCCL, unless it is open, and return its path, origin and features.");
   m.def("cuda_information", cuda_information,
-        "Versions of CUDA's runtime and driver, such as 13000 (0: there is none), how many devices "
-        "there are and, if that cannot be told, why; None in a build without CUDA.");
+        "Versions of the kernels' compiler and of the driver, such as 12090 (0: there is none), how "
+        "many devices there are and, if that cannot be told, why; None in a build without CUDA.");
 }
 
 }  // namespace gpudist

@@ -395,7 +395,7 @@ class _NcclInformation(TypedDict):
     has_shared_gpus: bool
 
 class _CudaInformation(TypedDict):
-    runtime_version: int
+    compiler_version: int
     driver_version: int
     device_count: int
     error: str
@@ -404,5 +404,5 @@ def nccl_information(path: str, wheel_paths: Sequence[str]) -> _NcclInformation:
     """Load NCCL if it is not loaded yet, and return its path, version and features."""
 
 def cuda_information() -> _CudaInformation | None:
-    """Return CUDA runtime and driver versions such as 13000 (0 if missing), the number of devices
-    and the error if they cannot be counted; None in a build without CUDA."""
+    """Return the versions of the kernels' compiler and of the driver, such as 12090 (0 if missing),
+    the number of devices and the error if they cannot be counted; None in a build without CUDA."""

@@ -1,8 +1,9 @@
 """Build the source distribution and the wheels in ``dist/``: ``make wheels``.
 
 Each wheel is built from the source distribution, in isolation and with the CUDA half, and repaired
-by auditwheel. Python 3.10 and 3.11 have a wheel each; one wheel of the stable ABI serves 3.12 and
-later. What auditwheel says is printed and kept in ``build/wheels/report.txt``.
+by auditwheel. NVRTC of CUDA 12 compiles the kernels: drivers of CUDA 12 and 13 accept them. Python
+3.10 and 3.11 have a wheel each; one wheel of the stable ABI serves 3.12 and later. What auditwheel
+says is printed and kept in ``build/wheels/report.txt``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections import Counter
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -24,8 +27,13 @@ ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "wheels"
 PYTHONS = ("3.10", "3.11", "3.12")
 MOST_BYTES = 20 * 10**6
-GPU_CODE = ["sm_80.cubin", "sm_90.cubin", "sm_100.cubin", "sm_120.cubin", "sm_80.ptx"]
-CUDA = Path(sysconfig.get_path("purelib")) / "nvidia" / "cu13"
+# Each of them for every unit of cmake/cuda.cmake.
+GPU_CODE = ["compute_80", "sm_100", "sm_120", "sm_80", "sm_90"]
+NVRTC = Path(sysconfig.get_path("purelib")) / "nvidia" / "cuda_nvrtc" / "lib" / "libnvrtc.so.12"
+# Header of an ELF file of machine code for GPUs, up to its flags. Their lowest byte is the
+# architecture; from sm_100 on, the one above it.
+_CUBIN = re.compile(rb"\x7fELF\x02\x01.{12}\xbe\x00.{28}(..)", re.DOTALL)
+_PTX = re.compile(rb"^\.target sm_(\d+)", re.MULTILINE)
 
 
 class ReleaseError(RuntimeError):
@@ -37,13 +45,13 @@ def main() -> None:
     parser.add_argument("--pythons", nargs="+", default=PYTHONS, help="versions of Python")
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="folder of the results")
     arguments = parser.parse_args()
-    version = released_version()
+    released = released_version()
     for folder in (WORK, arguments.dist):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
     run([sys.executable, "-m", "build", "--sdist", "--outdir", arguments.dist, ROOT])
     (source,) = arguments.dist.glob("*.tar.gz")
-    report = [f"gpudist {version}, {compilers()}", size(source)]
+    report = [f"gpudist {released}, {compilers()}", size(source)]
     for python in arguments.pythons:
         built = build(python, source)
         report.append(run([tool("auditwheel"), "show", built]).strip())
@@ -96,8 +104,7 @@ def build(python: str, source: Path) -> Path:
             **os.environ,
             "GPUDIST_NATIVE": "on",
             "GPUDIST_CUDA": "on",
-            "CUDA_HOME": str(CUDA),
-            "PATH": os.pathsep.join([str(CUDA / "bin"), os.environ["PATH"]]),
+            "GPUDIST_NVRTC": str(NVRTC),
             # Other machines may have an older C++ library than this one.
             "LDFLAGS": "-static-libstdc++ -Wl,--exclude-libs,ALL",
         },
@@ -112,18 +119,18 @@ def gpu_code(wheel: Path) -> list[str]:
     Raises:
         ReleaseError: a generation of GPUs is missing.
     """
-    folder = WORK / "unpacked"
-    shutil.rmtree(folder, ignore_errors=True)
     with ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".so"))
-        core = archive.extract(name, folder)
-    found: list[str] = []
-    for kind in ("elf", "ptx"):
-        listed = run([CUDA / "bin" / "cuobjdump", f"--list-{kind}", core])
-        found += re.findall(r"(sm_\d+\.(?:cubin|ptx))$", listed, re.MULTILINE)
-    if found != GPU_CODE:
-        raise ReleaseError(f"{wheel.name} has code for {found}, but must have it for {GPU_CODE}")
-    return found
+        core = archive.read(name)
+    flags = _CUBIN.findall(core)
+    found = Counter(f"sm_{two[0] if two[0] >= 50 else two[1]}" for two in flags)
+    found += Counter(f"compute_{int(number)}" for number in _PTX.findall(core))
+    units = len(re.findall(r"(?m)^gpudist_unit\(", (ROOT / "cmake/cuda.cmake").read_text()))
+    if sorted(found) != GPU_CODE or set(found.values()) != {units}:
+        raise ReleaseError(
+            f"{wheel.name} has {dict(found)}, but must have each of {GPU_CODE} {units} times"
+        )
+    return sorted(found)
 
 
 def size(path: Path) -> str:
@@ -140,8 +147,7 @@ def size(path: Path) -> str:
 
 def compilers() -> str:
     cpp = run([os.environ.get("CXX", "c++"), "--version"]).splitlines()[0]
-    cuda = re.findall(r"release [\d.]+, V[\d.]+", run([CUDA / "bin" / "nvcc", "--version"]))
-    return f"{cpp}, nvcc {cuda[0]}"
+    return f"{cpp}, NVRTC {version('nvidia-cuda-nvrtc-cu12')}"
 
 
 def tool(name: str) -> Path:

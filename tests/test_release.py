@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+from zipfile import ZipFile
 
 import pytest
 
@@ -90,9 +91,27 @@ def test_a_version_without_a_changelog_is_refused(
 
 
 def test_the_pages_name_the_driver_of_the_wheels() -> None:
-    (nvcc,) = re.findall(r"nvidia-cuda-nvcc==(\d+\.\d+)", text("release/requirements.txt"))
+    (nvrtc,) = re.findall(r"nvidia-cuda-nvrtc-cu12==(\d+\.\d+)", text("release/requirements.txt"))
     for page in ("README.md", "docs/install.md", "docs/install_gpu.md"):
-        assert f"built with CUDA {nvcc}" in " ".join(text(page).split()), page
+        assert f"built with CUDA {nvrtc}" in " ".join(text(page).split()), page
+
+
+def test_a_wheel_without_code_for_a_generation_is_refused(tmp_path: Path) -> None:
+    def cubin(*flags: int) -> bytes:
+        return b"\x7fELF\x02\x01" + bytes(12) + b"\xbe\0" + bytes(28) + bytes(flags)
+
+    def wheel_of(*images: bytes) -> Path:
+        path = tmp_path / "some.whl"
+        units = text("cmake/cuda.cmake").count("\ngpudist_unit(")
+        with ZipFile(path, "w") as archive:
+            archive.writestr("gpudist/_native.abi3.so", b"".join(images) * units)
+        return path
+
+    ptx = b"\n.version 8.8\n.target sm_80\n"
+    cubins = [cubin(0x50, 5), cubin(0x5A, 5), cubin(2, 100), cubin(2, 120)]
+    assert wheels.gpu_code(wheel_of(ptx, *cubins)) == wheels.GPU_CODE
+    with pytest.raises(wheels.ReleaseError, match=r"has .*'sm_80': 4.*, but must have each of"):
+        wheels.gpu_code(wheel_of(ptx, *cubins[:2]))
 
 
 def test_every_version_of_python_is_built_and_imported() -> None:

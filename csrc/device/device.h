@@ -1,4 +1,4 @@
-// RAII helpers around the table of GPU runtime calls.
+// RAII helpers around the table of GPU calls.
 #pragma once
 
 #include <chrono>
@@ -16,8 +16,14 @@ inline void check_device(const DeviceApi& api, int error, const char* what) {
   if (error != 0) throw TransportError(std::string(what) + ": " + api.error_string(error));
 }
 
-// Selects the thread's device. The destructor restores the previous one only if this process
-// already has a context there, because selecting a device creates a context of several hundred MiB.
+// Select the device of a thread of ours.
+inline int set_device(const DeviceApi& api, int device) {
+  DeviceContext context = nullptr;
+  const int error = api.context_of(device, &context);
+  return error != 0 ? error : api.set_context(context);
+}
+
+// Selects the thread's device. The destructor restores the thread's context, or that it has none.
 class DeviceGuard {
  public:
   DeviceGuard(const DeviceApi& api, int device) : DeviceGuard(api, device, std::nothrow) {
@@ -25,21 +31,22 @@ class DeviceGuard {
   }
   // Ignores errors: for ending a world whatever the state of the device.
   DeviceGuard(const DeviceApi& api, int device, std::nothrow_t) : api_(api) {
-    int before = device;
-    error_ = api.get_device(&before);
-    if (error_ != 0 || before == device) return;
-    bool has_context = false;
-    if (api.has_context(before, &has_context) == 0 && has_context) before_ = before;
-    error_ = api.set_device(device);
+    DeviceContext context = nullptr;
+    error_ = api.context_of(device, &context);
+    if (error_ == 0) error_ = api.get_context(&before_);
+    if (error_ != 0 || before_ == context) return;
+    error_ = api.set_context(context);
+    has_changed_ = error_ == 0;
   }
   ~DeviceGuard() {
-    if (before_ >= 0) api_.set_device(before_);
+    if (has_changed_) api_.set_context(before_);
   }
   DeviceGuard(const DeviceGuard&) = delete;
 
  private:
   const DeviceApi& api_;
-  int before_ = -1;
+  DeviceContext before_ = nullptr;
+  bool has_changed_ = false;
   int error_ = 0;
 };
 

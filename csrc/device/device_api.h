@@ -1,4 +1,4 @@
-// Table of the GPU runtime calls that the core uses: CUDA's, or a test double's.
+// Table of the GPU calls that the core uses: the CUDA driver's, or a test double's.
 #pragma once
 
 #include <cstddef>
@@ -10,26 +10,28 @@
 
 namespace gpudist {
 
-using DeviceStream = void*;  // a cudaStream_t
-using DeviceEvent = void*;   // a cudaEvent_t
+using DeviceContext = void*;  // a CUcontext
+using DeviceStream = void*;   // a CUstream, which is a cudaStream_t too
+using DeviceEvent = void*;    // a CUevent
 
-// A cudaStreamCaptureMode: graph captures, in any thread, do not forbid calls of this thread.
+// A CUstreamCaptureMode: graph captures, in any thread, do not forbid calls of this thread.
 constexpr int kRelaxedCapture = 2;
 
-// Every call except error_string returns zero or an error code of the runtime.
+// Every call except error_string returns zero or an error code of the driver.
 struct DeviceApi {
-  static constexpr int kAbi = 7;
+  static constexpr int kAbi = 8;
 
   int abi;  // kAbi with which the table was compiled
   const char* name;
   const char* (*error_string)(int error);
-  int (*runtime_version)(int* version);
+  int (*compiler_version)(int* version);
   int (*driver_version)(int* version);
   int (*device_count)(int* count);
-  int (*get_device)(int* device);
-  int (*set_device)(int device);
-  // Whether this process has a context on a device. Selecting the device would create one.
-  int (*has_context)(int device, bool* is_there);
+  // The context of a device that all libraries of this process share; made if there is none.
+  int (*context_of)(int device, DeviceContext* context);
+  // The calling thread's context, null if it has none. Each call is for the device of that context.
+  int (*get_context)(DeviceContext* context);
+  int (*set_context)(DeviceContext context);
   // Ten times the device's compute capability, such as 90.
   int (*capability)(int device, int* capability);
   int (*multiprocessors)(int device, int* number);

@@ -160,9 +160,12 @@ void NcclWorld::agree(const Signature& signature, const std::vector<WireCall>& c
   }
   if (partners.empty()) return;
 
-  refuse_capture(signature, stream);
   const size_t bytes = partners.size() * kHeaderBytes;
-  if (pinned_.size() < 2 * bytes) pinned_ = PinnedMemory(device_api_, 2 * bytes);
+  {
+    const DeviceGuard guard(device_api_, device_);
+    refuse_capture(signature, stream);
+    if (pinned_.size() < 2 * bytes) pinned_ = PinnedMemory(device_api_, 2 * bytes);
+  }
   char* header = pinned_.data();
   std::memset(header, 0, bytes);
   for (const auto& [peer, partner] : partners) {

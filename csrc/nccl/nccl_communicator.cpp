@@ -31,7 +31,7 @@ NcclComm make_beside(const NcclOnDevice& on, const F& make, const NcclCommunicat
   const auto making = std::make_shared<Making>();
   std::thread([making, make, on] {
     NcclComm comm = nullptr;
-    on.device_api->set_device(on.device);
+    set_device(*on.device_api, on.device);
     const RelaxedCapture relaxed(*on.device_api);
     const int result = make(&comm);
     std::unique_lock<std::mutex> locked(making->mutex);
@@ -143,7 +143,7 @@ std::shared_ptr<Beside> abort_communicators(const NcclOnDevice& on, std::vector<
     for (NcclComm comm : comms) on.nccl->comm_abort(comm);
     beside.reach(Beside::Milestone::kFirstPartDone);
     if (!is_grouped) return;
-    on.device_api->set_device(on.device);
+    set_device(*on.device_api, on.device);
     const RelaxedCapture relaxed(*on.device_api);
     {
       const std::unique_lock<std::shared_mutex> nobody_inside(*on.inside);
@@ -156,7 +156,7 @@ std::shared_ptr<Beside> abort_communicators(const NcclOnDevice& on, std::vector<
 
 std::shared_ptr<Beside> release_communicators(const NcclOnDevice& on, std::vector<NcclComm> comms) {
   return run_beside([on, comms = std::move(comms)](Beside&) {
-    on.device_api->set_device(on.device);
+    set_device(*on.device_api, on.device);
     for (NcclComm comm : comms) {
       on.nccl->comm_finalize(comm);
       on.nccl->comm_destroy(comm);
@@ -167,7 +167,7 @@ std::shared_ptr<Beside> release_communicators(const NcclOnDevice& on, std::vecto
 std::shared_ptr<Beside> release_memory(const NcclOnDevice& on, std::vector<void*> memory,
                                        std::vector<void*> pinned) {
   return run_beside([on, memory = std::move(memory), pinned = std::move(pinned)](Beside&) {
-    on.device_api->set_device(on.device);
+    set_device(*on.device_api, on.device);
     const RelaxedCapture relaxed(*on.device_api);
     for (void* piece : memory) on.device_api->release(piece);
     for (void* piece : pinned) on.device_api->release_pinned(piece);

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "core/errors.h"
+#include "device/cuda_driver.h"
 #include "device/device.h"
 
 namespace gpudist {
@@ -25,12 +26,27 @@ int64_t aligned(int64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
+std::string version_text(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
 void check_code(const DeviceApi& api, int device) {
-  if (api.check_kernels() == 0) return;
-  int capability = 0;
+  const int error = api.check_kernels();
+  if (error != kCudaNoBinary && error != kCudaNewerPtx) {
+    return check_device(api, error, "loading the kernels");
+  }
+  int capability = 0, compiler = 0, driver = 0;
   check_device(api, api.capability(device, &capability), "asking for a GPU's capability");
-  throw NotBuiltError("GPU " + std::to_string(device) + " has compute capability " +
-                      std::to_string(capability / 10) + "." + std::to_string(capability % 10) +
+  api.compiler_version(&compiler);
+  api.driver_version(&driver);
+  const std::string gpu = "GPU " + std::to_string(device) + " has compute capability " +
+                          std::to_string(capability / 10) + "." + std::to_string(capability % 10);
+  if (error == kCudaNewerPtx) {
+    throw NotBuiltError(gpu + ", whose code the driver makes from PTX of CUDA " +
+                        version_text(compiler) + ", but this driver supports CUDA up to " +
+                        version_text(driver) + ": update the driver");
+  }
+  throw NotBuiltError(gpu +
                       ", for which this build of gpudist has no code: it needs 8.0 or later; use "
                       "another GPU, or GPUDIST_TRANSPORT=host for ranks on CPUs");
 }

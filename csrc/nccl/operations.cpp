@@ -29,7 +29,7 @@ double seconds_since(Operations::Clock::time_point start) {
 Operations::Operations(const DeviceApi& api, int device)
     : api_(api), device_(device), state_(std::make_shared<State>(api)) {
   thread_ = std::thread([state = state_, device] {
-    state->api.set_device(device);
+    set_device(state->api, device);
     // the releases below may happen during another thread's capture
     const RelaxedCapture relaxed(state->api);
     state->ask();
@@ -125,7 +125,10 @@ void Operations::wait(uint64_t number, const Look& check, const Look& check_sign
     check();
     if (looks % 64 == 0) check_signals();
     Lock locked(state_->mutex);
-    state_->retire(locked);
+    {
+      const DeviceGuard guard(api_, device_, std::nothrow);
+      state_->retire(locked);
+    }
     const Operation* const operation = state_->find(number);
     // A failure also completes it, by aborting it.
     if (operation == nullptr || operation->is_complete) return check();
@@ -229,7 +232,7 @@ void Operations::keep(void* memory) {
 
 void Operations::release_beside(void* memory) const {
   std::thread([&api = api_, device = device_, memory] {
-    api.set_device(device);
+    set_device(api, device);
     const RelaxedCapture relaxed(api);
     api.release(memory);
   }).detach();

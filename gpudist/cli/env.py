@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from gpudist.cli.command import print_json
 from gpudist.cli.tables import print_table, print_text
-from gpudist.world.environment import Environment, TransportState, describe
+from gpudist.world.environment import Cuda, Environment, TransportState, describe
 from gpudist.world.links import GpuLink
 
 
@@ -31,7 +31,7 @@ def rows(environment: Environment) -> list[tuple[str, str]]:
         ("torch", _torch(environment)),
         ("native core", "built" if environment.native_core else environment.native_core_missing),
         ("CUDA half", _cuda(environment)),
-        *([("  needs", environment.cuda.needs)] if environment.cuda else []),
+        *([("  needs", _needs(environment.cuda))] if environment.cuda else []),
         ("GPUs", _devices(environment)),
         ("NCCL", _nccl(environment)),
         *[("link", _link(link)) for link in environment.links],
@@ -56,7 +56,11 @@ def _cuda(environment: Environment) -> str:
         return "not built"
     driver = f"driver for CUDA up to {cuda.driver}" if cuda.driver else "no driver"
     seen = f"no GPU ({cuda.error})" if cuda.error else f"GPUs: {cuda.devices}"
-    return f"built with CUDA {cuda.runtime}, {driver}, {seen}"
+    return f"built with CUDA {cuda.compiler}, {driver}, {seen}"
+
+
+def _needs(cuda: Cuda) -> str:
+    return f"{cuda.needs}, for kernels of CUDA {cuda.compiler}"
 
 
 def _devices(environment: Environment) -> str:

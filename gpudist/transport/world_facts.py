@@ -24,7 +24,7 @@ class WorldFacts:
         deterministic: whether sums are bitwise equal over every transport.
         checks: whether ranks compare their plans at every call.
         nccl_library: path of the NCCL library, ``""`` to search for one.
-        device_library: path of a replacement for the CUDA runtime in tests, ``""`` for CUDA.
+        device_library: path of a replacement for the CUDA driver in tests, ``""`` for CUDA.
         variables: environment of this process.
     """
 

@@ -36,14 +36,14 @@ class Cuda:
     """CUDA part of the native core.
 
     Attributes:
-        runtime: CUDA version of the build, such as ``"13.0"``.
-        needs: oldest driver for it, such as ``"driver 580.65.06 or later"``.
+        compiler: CUDA version that compiled the kernels, such as ``"12.9"``.
+        needs: oldest driver for them, such as ``"driver 525.60.13 or later"``.
         driver: newest CUDA version that the driver supports; ``None`` without a driver.
         devices: number of visible GPUs.
         error: CUDA's error message if no GPU is visible, otherwise ``""``.
     """
 
-    runtime: str
+    compiler: str
     needs: str
     driver: str | None
     devices: int
@@ -201,8 +201,8 @@ def _cuda() -> Cuda | None:
         return None
     driver = found["driver_version"]
     return Cuda(
-        runtime=cuda_version(found["runtime_version"]),
-        needs=oldest_driver(found["runtime_version"]),
+        compiler=cuda_version(found["compiler_version"]),
+        needs=oldest_driver(found["compiler_version"]),
         driver=cuda_version(driver) if driver else None,
         devices=found["device_count"],
         error=found["error"],

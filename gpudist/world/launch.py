@@ -214,7 +214,7 @@ class Settings:
         transport: transport that ``init()`` will use; ``"none"`` if it will raise.
         reason: why this transport was chosen, or the error message of ``init()``.
         nccl_library: path of the NCCL library, ``""`` to search for one.
-        device_library: path of a replacement for the CUDA runtime in tests, ``""`` for CUDA.
+        device_library: path of a replacement for the CUDA driver in tests, ``""`` for CUDA.
         checks: whether ranks compare their plans at every call.
     """
 

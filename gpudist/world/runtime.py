@@ -33,7 +33,7 @@ from gpudist.transport.host.meeting import NotOneNode
 from gpudist.transport.host.processes import await_end_of_parent, has_variable
 from gpudist.transport.loopback import LoopbackTransport
 from gpudist.transport.nccl.driver import what_this_driver_lacks
-from gpudist.transport.nccl.library import what_nccl_misses
+from gpudist.transport.nccl.library import installed_wheels, what_nccl_misses, wheel_warnings
 from gpudist.transport.report import report_failures, report_on_signal
 from gpudist.transport.world_facts import WorldFacts
 from gpudist.version import __version__
@@ -405,6 +405,8 @@ def _said(transport: str, deterministic: bool, checks: bool) -> str:
 def take_device(transport: str, local_rank: int) -> None:
     """Over NCCL, make the GPU with this process's local rank torch's current device.
 
+    Conflicts of the installed NCCL wheels are logged, once a node.
+
     Raises:
         NotBuiltError: this installation cannot use GPUs, or torch sees none.
     """
@@ -414,6 +416,9 @@ def take_device(transport: str, local_rank: int) -> None:
     missing = what_nccl_misses() or no_gpu or what_this_driver_lacks()
     if missing:
         raise NotBuiltError(f"the nccl transport: {missing}")
+    if local_rank == 0:
+        for conflict in wheel_warnings(installed_wheels(), torch.version.cuda):
+            logger.warning("the nccl transport: %s", conflict)
     torch.cuda.set_device(local_rank % torch.cuda.device_count())
     # Otherwise backward has one thread per device, and nothing orders their collectives. Other
     # threads are told at their first operator.

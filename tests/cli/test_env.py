@@ -55,7 +55,7 @@ Python       3.11.7
 torch        2.13.0+cu130, built for CUDA 13.0, within the tested 2.11 to 2.15
 native core  built
 CUDA half    built with CUDA 13.0, driver for CUDA up to 13.1, GPUs: 2
-  needs      driver 580 or later
+  needs      driver 580 or later, for kernels of CUDA 13.0
 GPUs         H200, 141.0 GiB; H200, 141.0 GiB
 NCCL         2.30.7, /site/libnccl.so.2 (nvidia-nccl wheel); windows, others
 link         GPU 0 to GPU 1: NV18 (18 NVLinks)

@@ -1,4 +1,4 @@
-"""Test doubles of CUDA's runtime and NCCL; their results prove nothing about either."""
+"""Test doubles of CUDA's driver and NCCL; their results prove nothing about either."""
 
 from __future__ import annotations
 

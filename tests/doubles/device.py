@@ -1,4 +1,4 @@
-"""Python access to the call table of the double of CUDA's runtime."""
+"""Python access to the call table of the double of CUDA's driver."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class DeviceTable(ctypes.Structure):
         ("abi", c_int),
         ("name", c_char_p),
         ("error_string", CFUNCTYPE(c_char_p, c_int)),
-        ("runtime_version", call(INT)),
+        ("compiler_version", call(INT)),
         ("driver_version", call(INT)),
         ("device_count", call(INT)),
-        ("get_device", call(INT)),
-        ("set_device", call(c_int)),
-        ("has_context", call(c_int, POINTER(c_bool))),
+        ("context_of", call(c_int, OUT)),
+        ("get_context", call(OUT)),
+        ("set_context", call(c_void_p)),
         ("capability", call(c_int, INT)),
         ("multiprocessors", call(c_int, INT)),
         ("check_kernels", call()),
@@ -51,10 +51,29 @@ class DeviceTable(ctypes.Structure):
 
 
 @lru_cache(maxsize=1)
-def device() -> DeviceTable:
+def table() -> DeviceTable:
     library = nccl()
     library.gpudist_device_api.restype = POINTER(DeviceTable)
     return library.gpudist_device_api().contents
+
+
+def device() -> DeviceTable:
+    """Return the table, for a thread that has a context: the first device's, unless it chose."""
+    if current_context() is None:
+        assert set_device(0) == 0
+    return table()
+
+
+def current_context() -> int | None:
+    context = c_void_p()
+    assert table().get_context(ctypes.byref(context)) == 0
+    return context.value
+
+
+def set_device(number: int) -> int:
+    context = c_void_p()
+    error = table().context_of(number, ctypes.byref(context))
+    return error or table().set_context(context)
 
 
 def make(kind: str, *arguments: object) -> int:

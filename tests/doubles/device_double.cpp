@@ -23,7 +23,8 @@ Devices& devices() {
   return devices;
 }
 
-thread_local int chosen = 0;
+constexpr int kNone = -1;
+thread_local int chosen = kNone;
 
 }  // namespace
 
@@ -33,6 +34,7 @@ const char* error_string(int error) {
     case kInvalidValue: return "invalid argument";
     case kOutOfMemory: return "out of memory";
     case kInvalidDevice: return "invalid device ordinal";
+    case kInvalidContext: return "invalid device context";
     case kNoKernelImage: return "no kernel image is available for execution on the device";
     case kInvalidHandle: return "invalid resource handle";
     case kIllegalAddress: return "an illegal memory access was encountered";
@@ -45,21 +47,31 @@ const char* error_string(int error) {
 }
 
 int current_device() {
-  return chosen;
+  return chosen == kNone ? 0 : chosen;
 }
 
-int choose_device(int device) {
+int context_of(int device, DeviceContext* context) {
+  if (device_call_fails("context_of")) return kUnknown;
   if (device < 0 || device >= setting("devices")) return kInvalidDevice;
-  chosen = device;
+  *context = reinterpret_cast<DeviceContext>(static_cast<uintptr_t>(device + 1));
+  const std::lock_guard<std::mutex> locked(devices().mutex);
+  devices().contexts.emplace(device, "context_of");
   return kSuccess;
 }
 
-bool has_context(int device) {
-  const std::lock_guard<std::mutex> locked(devices().mutex);
-  return devices().contexts.count(device) == 1;
+int get_context(DeviceContext* context) {
+  *context = reinterpret_cast<DeviceContext>(static_cast<uintptr_t>(chosen + 1));
+  return kSuccess;
+}
+
+int set_context(DeviceContext context) {
+  if (device_call_fails("set_context")) return kUnknown;
+  chosen = static_cast<int>(reinterpret_cast<uintptr_t>(context)) - 1;
+  return kSuccess;
 }
 
 void need_context(const char* call) {
+  chosen = current_device();
   const std::lock_guard<std::mutex> locked(devices().mutex);
   devices().contexts.emplace(chosen, call);
 }
@@ -73,7 +85,9 @@ int begin_call(const char* call) {
 }
 
 int pass_driver(const char* call) {
-  need_context(call);
+  if (chosen == kNone) {
+    return refuse(kInvalidContext, std::string(call) + ": this thread has no context");
+  }
   {
     const std::lock_guard<std::mutex> passed(driver_lock());
   }

@@ -157,6 +157,7 @@ GPUDIST_EXPORT int gpudist_double_end_capture(uint64_t id) {
 }
 
 GPUDIST_EXPORT int gpudist_double_launch_graph(uint64_t id, gpudist::DeviceStream stream) {
+  need_context("launch_graph");
   if (const int error = begin_call("launch_graph")) return error;
   const auto graph = find_graph(id);
   if (graph == nullptr || graph->is_open() || !is_stream(stream)) {

@@ -1,4 +1,4 @@
-// Graphs of the CUDA runtime double. Work put on a stream during capture is stored with its
+// Graphs of the CUDA driver double. Work put on a stream during capture is stored with its
 // pointers; every launch of the graph enqueues all of it, in a random order that keeps what the
 // events of the capture say, as a GPU may run it.
 #pragma once

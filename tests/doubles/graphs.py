@@ -1,4 +1,4 @@
-"""Graphs of the double of CUDA's runtime, captured from operators on torch's stream."""
+"""Graphs of the double of CUDA's driver, captured from operators on torch's stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// Memory of the CUDA runtime double: host memory whose addresses are never reused, so that use
+// Memory of the CUDA driver double: host memory whose addresses are never reused, so that use
 // after release is detected.
 #pragma once
 

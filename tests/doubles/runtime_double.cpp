@@ -1,4 +1,4 @@
-// A test double of the CUDA runtime, whose device memory is host memory. Nothing it does is a
+// A test double of the CUDA driver, whose device memory is host memory. Nothing it does is a
 // result of CUDA.
 #include <algorithm>
 #include <cstring>
@@ -66,22 +66,6 @@ int count_devices(int* count) {
   return kSuccess;
 }
 
-int get_device(int* device) {
-  *device = current_device();
-  return kSuccess;
-}
-
-int set_device(int device) {
-  if (device_call_fails("set_device")) return kUnknown;
-  if (const int error = choose_device(device)) return error;
-  return pass_driver("set_device");
-}
-
-int tell_context(int device, bool* is_there) {
-  *is_there = has_context(device);
-  return kSuccess;
-}
-
 int capability(int device, int* capability) {
   if (device < 0 || device >= setting("devices")) return kInvalidDevice;
   *capability = 90;
@@ -89,7 +73,7 @@ int capability(int device, int* capability) {
 }
 
 int check_kernels() {
-  need_context("check_kernels");
+  if (const int error = pass_driver("check_kernels")) return error;
   return device_call_fails("check_kernels") ? kNoKernelImage : kSuccess;
 }
 
@@ -216,7 +200,6 @@ int capture_id(DeviceStream stream, uint64_t* id) {
 }
 
 int exchange_capture_mode(int* mode) {
-  need_context("exchange_capture_mode");
   std::swap(capture_mode, *mode);
   return kSuccess;
 }
@@ -359,9 +342,9 @@ constexpr DeviceApi kApi{DeviceApi::kAbi,
                          version,
                          version,
                          count_devices,
-                         get_device,
-                         set_device,
-                         tell_context,
+                         context_of,
+                         get_context,
+                         set_context,
                          capability,
                          multiprocessors,
                          check_kernels,

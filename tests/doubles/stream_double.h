@@ -1,4 +1,4 @@
-// Streams and events of the CUDA runtime double. Each stream has a thread that runs its works in
+// Streams and events of the CUDA driver double. Each stream has a thread that runs its works in
 // order. The null stream runs them at once on the calling thread, unless a test requests otherwise.
 #pragma once
 

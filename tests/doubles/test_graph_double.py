@@ -1,4 +1,4 @@
-"""Captures and graphs of the double of CUDA's runtime."""
+"""Captures and graphs of the double of CUDA's driver."""
 
 from __future__ import annotations
 

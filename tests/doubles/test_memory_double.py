@@ -1,4 +1,4 @@
-"""Memory of the double of CUDA's runtime after its end, and streams without room."""
+"""Memory of the double of CUDA's driver after its end, and streams without room."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ import numpy as np
 import pytest
 
 from tests.doubles.build import NoCompiler, library
-from tests.doubles.device import device, finish, is_complete, make
+from tests.doubles.device import (
+    current_context,
+    device,
+    finish,
+    is_complete,
+    make,
+    set_device,
+    table,
+)  # fmt: skip
 from tests.doubles.nccl import clear, configure, contexts, forget_contexts, hang, nccl, violations
 from tests.doubles.ranks import check, run_all
 
@@ -122,29 +130,25 @@ def test_stream_without_room_blocks_every_call() -> None:
 
 
 def test_contexts() -> None:
-    """Each thread is on device 0 until it chooses, and what it calls makes a context there."""
+    """A thread has no context until it chooses one; only NCCL's and torch's calls make one."""
     configure("devices", 3)
     forget_contexts()
-    is_there = ctypes.c_bool(True)
 
     def choose() -> None:
-        check(device().set_device(2))
+        assert current_context() is None
+        check(set_device(2))
         check(device().record_event(EVENTS[0], None))
-        check(device().get_device(ctypes.c_int()))
+        assert current_context() is not None
+
+    def forget_to_choose() -> None:
+        assert table().record_event(EVENTS[0], None) == 201
+        assert table().exchange_capture_mode(ctypes.c_int(2)) == 0
 
     run_all([choose])
-    assert contexts() == {2: "set_device"}
-    check(device().has_context(0, ctypes.byref(is_there)))
-    assert not is_there.value
-    mode = ctypes.c_int(2)
-
-    def relax() -> None:
-        check(device().exchange_capture_mode(mode))
-
-    run_all([relax])
-    assert contexts() == {0: "exchange_capture_mode", 2: "set_device"}
-    check(device().has_context(0, ctypes.byref(is_there)))
-    assert is_there.value
+    assert contexts() == {2: "context_of"}
+    run_all([forget_to_choose])
+    assert contexts() == {2: "context_of"}
+    assert violations() == ["record_event: this thread has no context"]
 
 
 def test_null_stream_with_a_thread() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.doubles.build import NoCompiler, library
-from tests.doubles.device import device, finish, make
+from tests.doubles.device import finish, make, set_device
 from tests.doubles.nccl import (
     clear,
     configure,
@@ -194,11 +194,11 @@ def test_flag_of_an_abort_does_not_wait_for_graphs() -> None:
 def test_threads_choose_the_device_of_a_communicator() -> None:
     """Calls of NCCL's make a context where their thread is, and return to that device."""
     configure("devices", 2)
-    check(device().set_device(1))
+    check(set_device(1))
     forget_contexts()
     rank = join(make_id(), 1, 0)
     assert list(contexts()) == [1]
     call = Call(rank.finalize)
     assert call.is_over(SOON_S)
     assert contexts()[0] == "finalize"
-    check(device().set_device(0))
+    check(set_device(0))

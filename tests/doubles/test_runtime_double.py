@@ -1,4 +1,4 @@
-"""The double of CUDA's runtime: the null stream executes at once, a created stream in order."""
+"""The double of CUDA's driver: the null stream executes at once, a created stream in order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.doubles.build import NoCompiler, library
-from tests.doubles.device import device, is_complete, make
+from tests.doubles.device import current_context, device, is_complete, make, set_device
 from tests.doubles.nccl import clear, configure, violations
 from tests.doubles.ranks import Rank, check, run_all, run_in_threads
 
@@ -46,28 +46,25 @@ KEPT: list[np.ndarray] = []
 def test_names_and_versions() -> None:
     version = c_int()
     assert device().name == b"double"
-    assert device().abi == 7
-    check(device().runtime_version(version))
+    assert device().abi == 8
+    check(device().compiler_version(version))
     assert version.value == 13000
     assert device().error_string(0) == b"no error"
     assert device().error_string(400) == b"invalid resource handle"
 
 
 def test_devices_belong_to_threads() -> None:
-    def current() -> int:
-        number = c_int()
-        check(device().get_device(number))
-        return number.value
-
     count = c_int()
     configure("devices", 3)
     check(device().device_count(count))
     assert count.value == 3
-    check(device().set_device(2))
-    assert run_all([current]) == [0]
-    assert current() == 2
-    assert device().set_device(3) == 101
-    check(device().set_device(0))
+    check(set_device(2))
+    chosen = current_context()
+    assert run_all([current_context]) == [None]
+    assert set_device(3) == 101
+    assert current_context() == chosen
+    check(set_device(0))
+    assert current_context() != chosen
 
 
 def test_copies_are_in_stream_order() -> None:

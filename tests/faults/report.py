@@ -80,7 +80,7 @@ No production code has a hook for fault injection:
 
 Limits of these tests:
 
-- **No GPU.** "nccl" is a test double of NCCL and of CUDA's runtime in host memory.
+- **No GPU.** "nccl" is a test double of NCCL and of CUDA's driver in host memory.
 - Ranks of loopback are threads of one process, so they can only raise or be slow. One runs at a
   time, so no other rank could notice that one packs or unpacks slowly.
 - If gloo fails to connect, it keeps the world's sockets until the process ends. If the rank that

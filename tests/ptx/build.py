@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from functools import lru_cache
 from pathlib import Path
@@ -21,12 +22,18 @@ ROOT = HERE.parents[1]
 CSRC = ROOT / "csrc"
 CACHE = ROOT / "build" / "ptx"
 ARCHITECTURES = (80, 90)
-# Sources of kernels, and nvcc's flags for them, as in CMakeLists.txt.
-UNITS: dict[str, list[str]] = {"cuda_api": [], "random_cells": [], "norm_kernels": ["-fmad=false"]}
+# Sources of kernels, and nvcc's flags for them, as in cmake/cuda.cmake.
+UNITS: dict[str, list[str]] = {
+    "combine_kernels": [], "random_cells": [], "norm_kernels": ["-fmad=false"],
+}  # fmt: skip
 # Those whose launches have plain loops to compare with.
-KERNELS = ("cuda_api", "random_cells")
+KERNELS = ("combine_kernels", "random_cells")
 # Files of csrc/core that plain loops and launches need.
 CORE = ("combine_plan", "norm_plan", "packing_cpu", "random_cells")
+# The host's part of the CUDA half, which loads the images and looks up the driver.
+HOST = ("cuda_api", "cuda_driver", "cuda_kernels", "images")
+# The driver that a library with this name is, in the process that loads it.
+DRIVER = ("-shared", "-Wl,-soname,libcuda.so.1")
 FLAGS = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden"]
 # Every product and sum is rounded, as in the native core.
 FLAGS.append("-ffp-contract=off")
@@ -54,17 +61,6 @@ def nvcc() -> Path:
     return Path(found)
 
 
-@lru_cache(maxsize=1)
-def toolkit_headers() -> Path:
-    """Return the folder of CUDA's headers, which nvcc knows."""
-    command = [str(nvcc()), "--dryrun", "-c", "-x", "cu", os.devnull, "-o", os.devnull]
-    text = subprocess.run(command, check=True, capture_output=True, text=True).stderr
-    found = re.search(r'INCLUDES="-I([^"]+)"', text)
-    if found is None:
-        raise RuntimeError(f"nvcc names no folder of headers:\n{text}")
-    return Path(found[1].strip()).resolve()
-
-
 def digest_of(*parts: object) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:
@@ -89,12 +85,11 @@ def with_headers(source: Path, folders: tuple[Path, ...]) -> list[Path]:
 
 
 @lru_cache
-def compiled_kernels(architecture: int, unit: str = "cuda_api") -> Path:
-    """Return the folder with nvcc's object, PTX, machine code and log for one architecture."""
+def compiled_kernels(architecture: int, unit: str = KERNELS[0]) -> Path:
+    """Return the folder with nvcc's PTX, machine code and log for one architecture."""
     source = CSRC / "device" / f"{unit}.cu"
-    flags = ["-std=c++17", "-O3", "-Werror=all-warnings", "-Xcompiler=-fPIC", "-Xptxas=-v"]
-    flags += UNITS[unit]
-    flags.append(f"-gencode=arch=compute_{architecture},code=sm_{architecture}")
+    flags = ["-std=c++17", "-O3", "-Werror=all-warnings", "-Xptxas=-v", *UNITS[unit]]
+    flags += ["-cubin", f"-arch=sm_{architecture}"]
     texts = [path.read_bytes() for path in with_headers(source, (CSRC,))]
     target = CACHE / f"kernels-{digest_of(unit, nvcc(), flags, *texts)}"
     if target.exists():
@@ -104,24 +99,41 @@ def compiled_kernels(architecture: int, unit: str = "cuda_api") -> Path:
         kept = Path(folder) / "kept"
         kept.mkdir()
         command = [str(nvcc()), *flags, "--keep", "--keep-dir", str(kept)]
-        command += [f"-I{CSRC}", "-c", str(source), "-o", str(kept / f"{unit}.o")]
+        made = Path(folder) / "made"
+        made.mkdir()
+        cubin = made / f"sm_{architecture}.cubin"
+        command += [f"-I{CSRC}", str(source), "-o", str(cubin)]
         done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
         if done.returncode != 0:
             raise RuntimeError(
                 f"csrc/device/{unit}.cu does not compile:\n{done.stdout}{done.stderr}"
             )
-        made = Path(folder) / "made"
-        made.mkdir()
         (made / "log.txt").write_text(done.stdout + done.stderr)
-        shutil.copy(kept / f"{unit}.o", made)
-        shutil.copy(next(kept.glob(f"{unit}*.ptx")), made / f"sm_{architecture}.ptx")
-        shutil.copy(next(kept.glob(f"{unit}*.cubin")), made / f"sm_{architecture}.cubin")
+        shutil.copy(next(kept.glob(f"{unit}*.ptx")), made / f"{unit}.compute_{architecture}")
         _put(made, target)
     return target
 
 
-def ptx_of(architecture: int, unit: str = "cuda_api") -> str:
-    return (compiled_kernels(architecture, unit) / f"sm_{architecture}.ptx").read_text()
+def ptx_of(architecture: int, unit: str = KERNELS[0]) -> str:
+    return _ptx(architecture, unit).read_text()
+
+
+def _ptx(architecture: int, unit: str) -> Path:
+    return compiled_kernels(architecture, unit) / f"{unit}.compute_{architecture}"
+
+
+def embedded_kernels(architecture: int) -> Path:
+    """Return the source that has the PTX of all units, as the native core's has the images."""
+    units = {unit: _ptx(architecture, unit) for unit in UNITS}
+    units["combine_large"] = units["combine_kernels"]
+    pairs = [f"{unit}={path}" for unit, path in units.items()]
+    script = ROOT / "cmake" / "device_code.py"
+    target = CACHE / f"images-{digest_of(script.read_bytes(), *pairs)}.cpp"
+    if not target.exists():
+        made = target.with_suffix(f".{os.getpid()}")
+        subprocess.run([sys.executable, script, "embed", nvcc(), made, *pairs], check=True)
+        os.replace(made, target)
+    return target
 
 
 def encoded_kernels(architecture: int, *units: str) -> Path:
@@ -144,7 +156,7 @@ def objects(sources: list[Path], *flags: str) -> list[Path]:
     if compiler is None:
         raise NoCompiler("no c++ or g++ in PATH")
     folders = (HERE, CSRC, ROOT / "tests" / "doubles", ROOT / "tests" / "csrc")
-    including = [f"-I{folder}" for folder in folders] + ["-isystem", str(toolkit_headers())]
+    including = [f"-I{folder}" for folder in folders]
     CACHE.mkdir(parents=True, exist_ok=True)
     targets, commands, renames = [], [], []
     for source in sources:
@@ -174,33 +186,37 @@ def linked(name: str, parts: list[Path], *flags: str) -> Path:
     return target
 
 
-def kernel_objects(architecture: int) -> list[Path]:
-    return [compiled_kernels(architecture, unit) / f"{unit}.o" for unit in UNITS]
+def driver_objects(architecture: int) -> list[Path]:
+    """Return the objects of the machine, of the double of libcuda, and of what calls it."""
+    parts = objects([HERE / f"{name}.cpp" for name in ("machine", "opcodes")])
+    parts += objects([HERE / "runtime.cpp"], f"-DGPUDIST_PTX_CAPABILITY={architecture}")
+    parts += objects([CSRC / "device" / f"{name}.cpp" for name in HOST])
+    return parts + objects([embedded_kernels(architecture)])
 
 
 def program(
-    sources: list[Path], architecture: int, unit: str = "cuda_api"
+    sources: list[Path], architecture: int, unit: str = KERNELS[0]
 ) -> tuple[Path, dict[str, str]]:
     """Return a program over plain memory, named by its first source, and its environment.
 
     It can launch the kernels of ``unit``.
     """
-    mine = [HERE / f"{name}.cpp" for name in ("machine", "opcodes", "host")]
+    main, *others = sources
     core = [CSRC / "core" / f"{name}.cpp" for name in CORE]
-    parts = objects([*sources, *mine, *core])
-    capability = f"-DGPUDIST_PTX_CAPABILITY={architecture}"
-    parts += objects([HERE / "runtime.cpp"], capability)
-    made = linked(sources[0].stem, [*parts, *kernel_objects(architecture)])
+    parts = objects([main], "-fvisibility=default")
+    parts += objects([*others, HERE / "host.cpp", *core]) + driver_objects(architecture)
+    # All of it is a library, since only a library can be the driver.
+    library = linked("libcuda.so.1", parts, *DRIVER)
+    made = linked(main.stem, [library], f"-Wl,-rpath,{library.parent}")
     return made, os.environ | {"GPUDIST_PTX_PROGRAM": str(encoded_kernels(architecture, unit))}
 
 
 def library(architecture: int) -> tuple[Path, dict[str, str]]:
     """Return the doubles with the compiled kernels in them, and the environment they need."""
-    # The native core asks for one table: nvcc's, which stands on that of the doubles.
+    # The native core asks for one table: CUDA's, whose driver stands on the table of the doubles.
     parts = objects(doubles.sources(), "-Dgpudist_device_api=gpudist_double_device_api")
-    parts += objects([HERE / f"{name}.cpp" for name in ("machine", "opcodes", "doubled")])
-    parts += objects([HERE / "runtime.cpp"], f"-DGPUDIST_PTX_CAPABILITY={architecture}")
-    made = linked("libnccl_double.so", [*parts, *kernel_objects(architecture)], *doubles.LINKING)
+    parts += objects([HERE / "doubled.cpp"]) + driver_objects(architecture)
+    made = linked("libnccl_double.so", parts, *doubles.LINKING, *DRIVER)
     heap = linked("libheap.so", objects([HERE / "heap.cpp"], "-fno-builtin"), "-shared")
     return made, {
         "LD_PRELOAD": str(heap),

@@ -14,7 +14,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from tests.ptx.assembly import Instruction, read
-from tests.ptx.build import HERE, compiled_kernels, program
+from tests.ptx.build import HERE, program, ptx_of
 
 # An H100 SXM, at its boost clock.
 MULTIPROCESSORS, SCHEDULERS, CLOCK_GHZ = 132, 4, 1.755
@@ -67,8 +67,8 @@ class Counted:
 def counted(architecture: int, blocks: int = 200) -> list[Counted]:
     """Count instructions, in about so many blocks of each launch."""
     path, environment = program([HERE / "count_launches.cpp"], architecture)
-    text = (compiled_kernels(architecture) / f"sm_{architecture}.ptx").read_text()
-    instructions = {one.line: one for kernel in read(text) for one in kernel.instructions}
+    kernels = read(ptx_of(architecture))
+    instructions = {one.line: one for kernel in kernels for one in kernel.instructions}
     done = subprocess.run(
         [path, str(blocks)], check=True, env=environment, stdout=subprocess.PIPE, text=True
     )

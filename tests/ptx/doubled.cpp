@@ -1,5 +1,5 @@
-// Library that replaces the CUDA runtime and NCCL: the doubles, combined with nvcc's object file of
-// csrc/device/cuda_api.cu, whose kernels are executed.
+// Library that replaces the CUDA driver and NCCL: the doubles, combined with csrc/device and nvcc's
+// PTX of its kernels, which are executed.
 #include <dlfcn.h>
 
 #include <cstdio>

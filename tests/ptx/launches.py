@@ -18,7 +18,7 @@ from tests.ptx.build import HERE, KERNELS, ROOT, UNITS, program, ptx_of
 LEAST_COVERED = 0.98
 # What launches the kernels of each file.
 SOURCES = {
-    "cuda_api": [HERE / "random_launch.cpp", ROOT / "tests" / "csrc" / "combine_cases.cpp"],
+    "combine_kernels": [HERE / "random_launch.cpp", ROOT / "tests" / "csrc" / "combine_cases.cpp"],
     "random_cells": [HERE / "random_draw.cpp"],
     "norm_kernels": [HERE / f"{name}.cpp" for name in ("random_norm", "norm_case", "norm_loops")],
 }

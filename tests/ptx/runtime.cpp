@@ -1,7 +1,5 @@
 #include "runtime.h"
 
-#include <cuda_runtime_api.h>
-
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -9,6 +7,10 @@
 #include <mutex>
 #include <set>
 #include <stdexcept>
+
+#include "device/cuda_driver.h"
+#include "device_double.h"
+#include "hooks.h"
 
 namespace gpudist::ptx {
 
@@ -41,30 +43,28 @@ std::vector<Counts> no_counts() {
   return made;
 }
 
-// Kernel names, by address of the stub that nvcc generates.
-std::map<const void*, std::string>& names_of_stubs() {
-  static auto& names = *new std::map<const void*, std::string>;
-  return names;
+// Contexts, their devices, and whether kernels have been launched there.
+struct Context {
+  int device = 0;
+  bool has_launched = false;
+};
+
+std::map<DeviceContext, Context>& contexts() {
+  static auto& contexts = *new std::map<DeviceContext, Context>;
+  return contexts;
 }
 
-const Kernel* find_kernel(const void* stub) {
-  const auto found = names_of_stubs().find(stub);
-  if (found == names_of_stubs().end()) return nullptr;
+Context& current() {
+  DeviceContext context = nullptr;
+  device_below().get_context(&context);
+  return contexts()[context];
+}
+
+const Kernel* find_kernel(const std::string& name) {
   for (const Kernel& kernel : kernels()) {
-    if (kernel.name == found->second) return &kernel;
+    if (kernel.name == name) return &kernel;
   }
   return nullptr;
-}
-
-bool is_kernel(const void* stub) {
-  return names_of_stubs().count(stub) != 0;
-}
-
-// Load a kernel; returns whether it had been loaded before.
-bool load(const void* stub) {
-  static auto& loaded = *new std::set<const void*>;
-  const std::lock_guard<std::mutex> locked(memory().mutex);
-  return !loaded.insert(stub).second;
 }
 
 Range find_memory(uint64_t address) {
@@ -96,13 +96,13 @@ void released(void* ended) {
 }
 
 // In every third launch, the threads of blocks alternate.
-void carry_out(const Kernel& kernel, const void* parameter, dim3 grid, dim3 threads,
+void carry_out(const Kernel& kernel, const void* parameter, uint32_t blocks, uint32_t threads,
                uint64_t number) {
   Launch launch;
   launch.kernel = &kernel;
   launch.parameter = parameter;
-  launch.blocks = grid.x;
-  launch.threads = threads.x;
+  launch.blocks = blocks;
+  launch.threads = threads;
   launch.seed = number;
   launch.takes_turns = number % 3 == 0 && !manner().counts_warps;
   launch.blocks_at_once = launch.takes_turns ? 1 + number / 3 % 4 : 1;
@@ -148,178 +148,165 @@ void forget_counts() {
 
 }  // namespace gpudist::ptx
 
-using gpudist::ptx::device_below;
+using namespace gpudist;
+using namespace gpudist::ptx;
+using doubles::kSuccess;
 
-// Functions called by the initialization code that nvcc generates.
-extern "C" {
+// The functions of libcuda that the native core looks up.
 
-void** __cudaRegisterFatBinary(void*) {
-  static void* handle;
-  return &handle;
+GPUDIST_EXPORT int cuInit(unsigned) {
+  return kSuccess;
 }
-void __cudaRegisterFatBinaryEnd(void**) {}
-void __cudaUnregisterFatBinary(void**) {}
-void __cudaRegisterFunction(void**, const char* stub, char*, const char* name, int, uint3*, uint3*,
-                            dim3*, dim3*, int*) {
-  gpudist::ptx::names_of_stubs()[stub] = name;
+GPUDIST_EXPORT int cuDriverGetVersion(int* version) {
+  *version = 13000;
+  return kSuccess;
 }
-// Required by nvcc's stubs, which are never called.
-unsigned __cudaPushCallConfiguration(dim3, dim3, size_t, cudaStream_t) {
-  std::abort();
+GPUDIST_EXPORT int cuGetErrorString(int error, const char** text) {
+  *text = device_below().error_string(error);
+  return kSuccess;
 }
-cudaError_t __cudaPopCallConfiguration(dim3*, dim3*, size_t*, void*) {
-  std::abort();
+GPUDIST_EXPORT int cuDeviceGetCount(int* count) {
+  return device_below().device_count(count);
 }
-cudaError_t __cudaGetKernel(cudaKernel_t*, const void*) {
-  std::abort();
+GPUDIST_EXPORT int cuDeviceGet(int* device, int ordinal) {
+  *device = ordinal;
+  return kSuccess;
 }
-cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3, dim3, void**, size_t, cudaStream_t) {
-  std::abort();
-}
-
-cudaError_t cudaGetLastError() {
-  return cudaSuccess;
-}
-const char* cudaGetErrorString(cudaError_t error) {
-  return device_below().error_string(error);
-}
-cudaError_t cudaRuntimeGetVersion(int* version) {
-  *version = CUDART_VERSION;
-  return cudaSuccess;
-}
-cudaError_t cudaDriverGetVersion(int* version) {
-  *version = CUDART_VERSION;
-  return cudaSuccess;
-}
-cudaError_t cudaGetDeviceCount(int* count) {
-  return static_cast<cudaError_t>(device_below().device_count(count));
-}
-cudaError_t cudaGetDevice(int* device) {
-  return static_cast<cudaError_t>(device_below().get_device(device));
-}
-cudaError_t cudaSetDevice(int device) {
-  return static_cast<cudaError_t>(device_below().set_device(device));
-}
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+GPUDIST_EXPORT int cuDeviceGetAttribute(int* value, int attribute, int device) {
   switch (attribute) {
-    case cudaDevAttrComputeCapabilityMajor:
-      *value = gpudist::ptx::kCapability / 10;
-      return cudaSuccess;
-    case cudaDevAttrComputeCapabilityMinor:
-      *value = gpudist::ptx::kCapability % 10;
-      return cudaSuccess;
-    case cudaDevAttrMultiProcessorCount:
-      return static_cast<cudaError_t>(device_below().multiprocessors(0, value));
-    default: return cudaErrorInvalidValue;
+    case kCudaMultiprocessors: return device_below().multiprocessors(device, value);
+    case kCudaCapabilityMajor: *value = kCapability / 10; return kSuccess;
+    case kCudaCapabilityMinor: *value = kCapability % 10; return kSuccess;
+    default: return doubles::kInvalidValue;
   }
 }
-cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* stub) {
-  *attributes = {};
-  // A program has the PTX of some files only.
-  if (!gpudist::ptx::is_kernel(stub)) return cudaErrorInvalidDeviceFunction;
-  gpudist::ptx::load(stub);
-  return static_cast<cudaError_t>(device_below().check_kernels());
-}
 
-cudaError_t cudaMalloc(void** made, size_t bytes) {
-  const int error = device_below().allocate(made, bytes);
-  return static_cast<cudaError_t>(gpudist::ptx::allocated(error, made, bytes, "device memory"));
+GPUDIST_EXPORT int cuDevicePrimaryCtxRetain(DeviceContext* context, int device) {
+  const int error = device_below().context_of(device, context);
+  const std::lock_guard<std::mutex> locked(memory().mutex);
+  if (error == 0) contexts()[*context].device = device;
+  return error;
 }
-cudaError_t cudaHostAlloc(void** made, size_t bytes, unsigned) {
-  const int error = device_below().allocate_pinned(made, bytes);
-  return static_cast<cudaError_t>(gpudist::ptx::allocated(error, made, bytes, "pinned memory"));
+GPUDIST_EXPORT int cuCtxGetCurrent(DeviceContext* context) {
+  return device_below().get_context(context);
 }
-// Forget the memory before its addresses can be reused.
-cudaError_t cudaFree(void* memory) {
-  gpudist::ptx::released(memory);
-  return static_cast<cudaError_t>(device_below().release(memory));
+GPUDIST_EXPORT int cuCtxSetCurrent(DeviceContext context) {
+  return device_below().set_context(context);
 }
-cudaError_t cudaFreeHost(void* memory) {
-  gpudist::ptx::released(memory);
-  return static_cast<cudaError_t>(device_below().release_pinned(memory));
+GPUDIST_EXPORT int cuCtxGetDevice(int* device) {
+  DeviceContext context = nullptr;
+  device_below().get_context(&context);
+  if (context == nullptr) return doubles::kInvalidContext;
+  const std::lock_guard<std::mutex> locked(memory().mutex);
+  *device = contexts()[context].device;
+  return kSuccess;
 }
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
-                            cudaStream_t stream) {
-  return static_cast<cudaError_t>(device_below().copy(to, from, bytes, stream));
-}
-
-cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+GPUDIST_EXPORT int cuCtxGetStreamPriorityRange(int* least, int* greatest) {
   *least = 0;
   *greatest = -5;
-  return cudaSuccess;
-}
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
-  return static_cast<cudaError_t>(
-      device_below().create_stream(reinterpret_cast<gpudist::DeviceStream*>(stream)));
-}
-cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  return static_cast<cudaError_t>(device_below().destroy_stream(stream));
-}
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  return static_cast<cudaError_t>(
-      device_below().create_event(reinterpret_cast<gpudist::DeviceEvent*>(event)));
-}
-cudaError_t cudaEventDestroy(cudaEvent_t event) {
-  return static_cast<cudaError_t>(device_below().destroy_event(event));
-}
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  return static_cast<cudaError_t>(device_below().record_event(event, stream));
-}
-cudaError_t cudaEventQuery(cudaEvent_t event) {
-  bool is_complete = false;
-  const int error = device_below().query_event(event, &is_complete);
-  if (error != 0) return static_cast<cudaError_t>(error);
-  return is_complete ? cudaSuccess : cudaErrorNotReady;
-}
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
-  return static_cast<cudaError_t>(device_below().wait_event(stream, event));
-}
-#if CUDART_VERSION >= 13000
-cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
-                                     unsigned long long* id, cudaGraph_t*, const cudaGraphNode_t**,
-                                     const cudaGraphEdgeData**, size_t*) {
-#else
-cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t stream, cudaStreamCaptureStatus* status,
-                                        unsigned long long* id, cudaGraph_t*,
-                                        const cudaGraphNode_t**, size_t*) {
-#endif
-  uint64_t capture = 0;
-  const int error = device_below().capture_id(stream, &capture);
-  *status = capture == 0 ? cudaStreamCaptureStatusNone : cudaStreamCaptureStatusActive;
-  if (id != nullptr) *id = capture;
-  return static_cast<cudaError_t>(error);
-}
-cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
-  int exchanged = *mode;
-  const int error = device_below().exchange_capture_mode(&exchanged);
-  *mode = static_cast<cudaStreamCaptureMode>(exchanged);
-  return static_cast<cudaError_t>(error);
+  return kSuccess;
 }
 
-cudaError_t cudaLaunchKernel(const void* stub, dim3 grid, dim3 block, void** parameters,
-                             size_t shared_bytes, cudaStream_t stream) {
+GPUDIST_EXPORT int cuMemAlloc_v2(CudaAddress* made, size_t bytes) {
+  if (bytes == 0) return doubles::kInvalidValue;
+  auto** const memory = reinterpret_cast<void**>(made);
+  return allocated(device_below().allocate(memory, bytes), memory, bytes, "device memory");
+}
+GPUDIST_EXPORT int cuMemHostAlloc(void** made, size_t bytes, unsigned) {
+  if (bytes == 0) return doubles::kInvalidValue;
+  return allocated(device_below().allocate_pinned(made, bytes), made, bytes, "pinned memory");
+}
+// Forget the memory before its addresses can be reused.
+GPUDIST_EXPORT int cuMemFree_v2(CudaAddress address) {
+  auto* const memory = reinterpret_cast<void*>(address);
+  released(memory);
+  return device_below().release(memory);
+}
+GPUDIST_EXPORT int cuMemFreeHost(void* memory) {
+  released(memory);
+  return device_below().release_pinned(memory);
+}
+GPUDIST_EXPORT int cuMemcpyAsync(CudaAddress to, CudaAddress from, size_t bytes,
+                                 DeviceStream stream) {
+  return device_below().copy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from),
+                             bytes, stream);
+}
+
+GPUDIST_EXPORT int cuStreamCreateWithPriority(DeviceStream* stream, unsigned, int) {
+  return device_below().create_stream(stream);
+}
+GPUDIST_EXPORT int cuStreamDestroy_v2(DeviceStream stream) {
+  return device_below().destroy_stream(stream);
+}
+GPUDIST_EXPORT int cuStreamWaitEvent(DeviceStream stream, DeviceEvent event, unsigned) {
+  return device_below().wait_event(stream, event);
+}
+GPUDIST_EXPORT int cuStreamGetCaptureInfo_v2(DeviceStream stream, int* status, uint64_t* id, void**,
+                                             const void**, size_t*) {
+  const int error = device_below().capture_id(stream, id);
+  *status = *id == 0 ? kCudaNoCapture : kCudaNoCapture + 1;
+  return error;
+}
+GPUDIST_EXPORT int cuThreadExchangeStreamCaptureMode(int* mode) {
+  return device_below().exchange_capture_mode == nullptr
+             ? kSuccess
+             : device_below().exchange_capture_mode(mode);
+}
+GPUDIST_EXPORT int cuEventCreate(DeviceEvent* event, unsigned) {
+  return device_below().create_event(event);
+}
+GPUDIST_EXPORT int cuEventDestroy_v2(DeviceEvent event) {
+  return device_below().destroy_event(event);
+}
+GPUDIST_EXPORT int cuEventRecord(DeviceEvent event, DeviceStream stream) {
+  return device_below().record_event(event, stream);
+}
+GPUDIST_EXPORT int cuEventQuery(DeviceEvent event) {
+  bool is_complete = false;
+  const int error = device_below().query_event(event, &is_complete);
+  return error != 0 ? error : is_complete ? kSuccess : kCudaNotReady;
+}
+
+// A module is the text of its PTX; a function is its name.
+GPUDIST_EXPORT int cuModuleLoadData(CudaModule* module, const char* text) {
+  if (const int error = device_below().check_kernels()) return error;
+  const std::lock_guard<std::mutex> locked(memory().mutex);
+  // The driver would load them beside running kernels, or inside a capture.
+  if (current().has_launched) report("kernels are loaded after the first launch");
+  *module = new std::string(text);
+  return kSuccess;
+}
+GPUDIST_EXPORT int cuModuleGetFunction(CudaFunction* function, CudaModule module,
+                                       const char* name) {
+  const std::string entry = std::string(".entry ") + name + "(";
+  if (static_cast<std::string*>(module)->find(entry) == std::string::npos) return kCudaNotFound;
+  *function = new std::string(name);
+  return kSuccess;
+}
+GPUDIST_EXPORT int cuLaunchKernel(CudaFunction function, unsigned grid_x, unsigned grid_y,
+                                  unsigned grid_z, unsigned block_x, unsigned block_y,
+                                  unsigned block_z, unsigned shared_bytes, DeviceStream stream,
+                                  void** parameters, void** extra) {
   constexpr uint32_t kMostThreads = 1024;
-  const gpudist::ptx::Kernel* const kernel = gpudist::ptx::find_kernel(stub);
-  if (kernel == nullptr) return cudaErrorInvalidDeviceFunction;
-  const bool fits = grid.x > 0 && grid.x < 1u << 31 && grid.y == 1 && grid.z == 1 && block.x > 0 &&
-                    block.x <= kMostThreads && block.y == 1 && block.z == 1 && shared_bytes == 0;
-  if (!fits) return cudaErrorInvalidConfiguration;
-  // CUDA would load it now, beside running kernels or inside a capture.
-  if (!gpudist::ptx::load(stub))
-    gpudist::ptx::report("not loaded before its launch: " + kernel->name);
+  // A program has the PTX of some files only.
+  const Kernel* const kernel =
+      function == nullptr ? nullptr : find_kernel(*static_cast<std::string*>(function));
+  const bool fits = kernel != nullptr && grid_x > 0 && grid_x < 1u << 31 && grid_y == 1 &&
+                    grid_z == 1 && block_x > 0 && block_x <= kMostThreads && block_y == 1 &&
+                    block_z == 1 && shared_bytes == 0 && extra == nullptr;
+  if (!fits) return doubles::kInvalidValue;
   // The table below refuses a stream just as for a launch of its own.
-  if (const int error = device_below().launch_combine({}, stream)) {
-    return static_cast<cudaError_t>(error);
+  if (const int error = device_below().launch_combine({}, stream)) return error;
+  {
+    const std::lock_guard<std::mutex> locked(memory().mutex);
+    current().has_launched = true;
   }
   // Copy the parameter to an address aligned as in hardware.
   constexpr size_t kAlignment = 256;
   const size_t rounded = (kernel->parameter_bytes + kAlignment - 1) / kAlignment * kAlignment;
   const std::shared_ptr<void> parameter(std::aligned_alloc(kAlignment, rounded), std::free);
   std::memcpy(parameter.get(), parameters[0], kernel->parameter_bytes);
-  const uint64_t number = gpudist::ptx::manner().next++;
-  gpudist::ptx::put_on_stream(
-      stream, [=] { gpudist::ptx::carry_out(*kernel, parameter.get(), grid, block, number); });
-  return cudaSuccess;
+  const uint64_t number = manner().next++;
+  put_on_stream(stream, [=] { carry_out(*kernel, parameter.get(), grid_x, block_x, number); });
+  return kSuccess;
 }
-
-}  // extern "C"

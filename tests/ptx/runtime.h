@@ -1,5 +1,5 @@
-// The CUDA runtime functions that nvcc's object file of csrc/device/cuda_api.cu calls. Memory,
-// streams and events come from the table below; kernels run in the interpreter.
+// A double of libcuda, for csrc/device/cuda_driver.cpp. Memory, streams and events come from the
+// table below; kernels run in the interpreter.
 #pragma once
 
 #include <atomic>
@@ -11,11 +11,11 @@
 
 namespace gpudist::ptx {
 
-// Table that this runtime is built on: the doubles', or host memory. The program that links this
+// Table that this driver is built on: the doubles', or host memory. The program that links this
 // file defines these functions.
 const DeviceApi& device_below();
 void put_on_stream(DeviceStream stream, std::function<void()> work);
-// Live memory that this runtime did not allocate.
+// Live memory that this driver did not allocate.
 Range find_other_memory(uint64_t address);
 // A launch found an error and stopped.
 void report(const std::string& fault);

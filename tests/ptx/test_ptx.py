@@ -21,7 +21,7 @@ from tests.ptx.mutants import Mutant, run
 
 LAUNCHES, BLOCKS = (2000, 200) if EVERY else (500, 40)  # `make ptx` carries out more
 # Kernels of each file; those of random cells draw five ways, all but one in four dtypes.
-KERNEL_COUNTS = {"cuda_api": 4, "random_cells": 17}
+KERNEL_COUNTS = {"combine_kernels": 4, "random_cells": 17}
 # Registers per thread: a multiprocessor has 65536, so 1024 threads run at once.
 MOST_REGISTERS = 64
 # Interiors and adjoints of halos, read + write. An H100's memory copies 3.0 TB/s: it is the limit.
@@ -260,9 +260,8 @@ def wide_accesses(kernel: str) -> tuple[str, ...]:
     """Return the accesses of 16 bytes that a kernel has; not all draws read."""
     if "random_kernel" not in kernel:
         return "LDG", "STG"
-    draw = re.search(r"4DrawE(\d)", kernel)
-    assert draw is not None
-    return {"0": (), "1": ("STG",), "2": ("STG",)}.get(draw[1], ("LDG", "STG"))
+    draw = kernel.split("_")[2]
+    return {"kept": (), "uniform": ("STG",), "normal": ("STG",)}.get(draw, ("LDG", "STG"))
 
 
 @pytest.mark.parametrize("name", KERNELS)

@@ -148,6 +148,22 @@ def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     take_device("gloo", 0)
 
 
+def test_an_nccl_of_another_cuda_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("GPUDIST_DEVICE_LIBRARY", raising=False)
+    for name, answer in {"is_available": True, "device_count": 1, "set_device": None}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(runtime, "what_nccl_misses", str)
+    monkeypatch.setattr(runtime, "installed_wheels", lambda: {12: "2.27.5"})
+    monkeypatch.setattr(torch.autograd, "set_multithreading_enabled", lambda _: None)
+    take_device("nccl", 1)
+    assert caplog.messages == []
+    take_device("nccl", 0)
+    assert "built for CUDA 13.0, but nvidia-nccl-cu12 2.27.5 is installed" in caplog.text
+
+
 def test_nobody_serves_the_store() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))

@@ -24,7 +24,7 @@ from gpudist.world import runtime
 from gpudist.world.partition import CartesianPartition, Partition
 from tests import warm
 from tests.doubles import use_doubles
-from tests.doubles.device import device, make
+from tests.doubles.device import current_context, device, make, set_device
 from tests.doubles.nccl import (
     clear,
     configure,
@@ -68,7 +68,7 @@ def on_second_gpu(transport: Transport) -> NcclTransport:
     store = served or dist.TCPStore("127.0.0.1", int(port), is_master=False)
     asked = runtime.settings()
     configure("devices", 2)
-    assert device().set_device(1) == 0
+    assert set_device(1) == 0
     made = NcclTransport(
         store, transport.rank, transport.size, LONG_S, prefix="second",
         device=torch.device("cpu", 1), nccl_library=asked.nccl_library,
@@ -88,6 +88,13 @@ def act(P_world: Partition) -> None:
         action(P_world)
 
 
+def act_without_a_context(P_world: Partition) -> None:
+    """Operators give a thread the context that they need, and take it back."""
+    assert current_context() is None
+    act(P_world)
+    assert current_context() is None
+
+
 def live_on_second_gpu(transport: Transport, fails: bool) -> tuple[dict[int, str], list[str]]:
     """The contexts of a world that does something in several threads, perhaps fails, and ends."""
     clear()
@@ -97,7 +104,7 @@ def live_on_second_gpu(transport: Transport, fails: bool) -> tuple[dict[int, str
     second = on_second_gpu(transport)
     P_second = runtime.world_of(second)
     act(P_second)
-    in_thread(lambda: act(P_second))
+    in_thread(lambda: act_without_a_context(P_second))
     # The watchdog looks meanwhile.
     started = threading.Event()
     started.wait(0.2)
@@ -110,7 +117,7 @@ def live_on_second_gpu(transport: Transport, fails: bool) -> tuple[dict[int, str
     in_thread(second.close)
     started.wait(0.2)
     found = contexts(), violations()
-    assert device().set_device(0) == 0
+    assert set_device(0) == 0
     clear()
     return found
 
@@ -149,7 +156,7 @@ def end_on_a_broken_device(transport: Transport, is_closed: bool) -> str:
 
     in_thread(end)
     clear()
-    assert device().set_device(0) == 0
+    assert set_device(0) == 0
     return "alive"
 
 

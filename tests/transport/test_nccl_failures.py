@@ -100,7 +100,7 @@ def test_communicator_that_is_never_made(rank: int, members: str) -> None:
 
 DEVICE_CALLS = [
     "launch_combine", "record_event", "wait_event", "copy", "query_event", "create_event",
-    "allocate", "allocate_pinned", "create_stream", "set_device", "capture_id",
+    "allocate", "allocate_pinned", "create_stream", "set_context", "capture_id",
 ]  # fmt: skip
 
 

@@ -62,7 +62,7 @@ class NcclTransport(Transport):
         prefix: prefix of the keys in ``store``, unique per world.
         device: device of this rank's tensors.
         nccl_library: path of the NCCL library; empty to search for one.
-        device_library: path of a replacement for the CUDA runtime in tests, where ``device`` is
+        device_library: path of a replacement for the CUDA driver in tests, where ``device`` is
             the CPU.
         checks: whether ranks compare plans at every call instead of only at the first.
         in_rank_order: whether every sum has the order and precision of the other transports.
