@@ -45,9 +45,10 @@ namespace gpudist {
 void bind_environment(nb::module_& m) {
   m.def("nccl_information", nccl_information, "path"_a, "wheel_paths"_a,
         "Open NCCL, unless it is open, and return its path, origin and features.");
-  m.def("cuda_information", cuda_information,
-        "Versions of the kernels' compiler and of the driver, such as 12090 (0: there is none), how "
-        "many devices there are and, if that cannot be told, why; None in a build without CUDA.");
+  m.def(
+      "cuda_information", cuda_information,
+      "Versions of the kernels' compiler and of the driver, such as 12090 (0: there is none), how "
+      "many devices there are and, if that cannot be told, why; None in a build without CUDA.");
 }
 
 }  // namespace gpudist
