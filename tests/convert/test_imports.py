@@ -22,7 +22,7 @@ def body(P):
         nn.Conv2d(2, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(), nn.MaxPool2d(2),
         nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), nn.InstanceNorm2d(4), nn.GELU(), nn.Flatten(2),
         nn.LayerNorm(18), nn.Dropout(),
-        nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(4, 2),
+        nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(4, 2), nn.LogSoftmax(1),
     )
     network = nn.Sequential(Twice(), network)
     net = gpudist.distribute(network, P.create_cartesian_topology_partition([1, 1, 2, 1]))

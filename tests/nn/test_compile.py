@@ -52,6 +52,17 @@ def pads(P_world: Partition) -> Made:
     return layers, (own_block(random_like_all((2, 2, 4, 3), 1), P_x),)
 
 
+def softmaxes(P_world: Partition) -> Made:
+    """Rank 3 has no cells, rank 2 no part."""
+    P_x = grid(P_world, [1, 3], [0, 1, 3])
+    layers = torch.nn.Sequential(
+        nn.DistributedSoftmin(P_x, 1),
+        nn.DistributedLogSoftmax(P_x, -1),
+        nn.DistributedSoftmax(P_x, 0),
+    )
+    return layers, (own_block(random_like_all((2, 5), 1), P_x, {1: [2, 3, 0]}),)
+
+
 def conv_with_split_channels(P_world: Partition) -> Made:
     P_x, P_y = grid(P_world, [1, 2, 1], [0, 1]), grid(P_world, [1, 1, 1], [3])
     layer = nn.DistributedConv1d(P_x, P_y, grid(P_world, [1, 2, 1], [1, 2]), 4, 3, 3, dtype=F64)
@@ -177,6 +188,7 @@ def losses(P_world: Partition) -> Made:
         conv_on_one_partition,
         convs_with_copied_padding,
         pads,
+        softmaxes,
         conv_with_split_channels,
         transposed_conv,
         transposed_conv_with_split_channels,

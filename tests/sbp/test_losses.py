@@ -30,7 +30,10 @@ CELLS: list[Row] = [([S(0), S(0)], P), ([S(1), S(1)], P), ([B, B], B)]
 SMALL: list[Row] = [([S(0), B], P), ([S(1), S(0)], P), ([B, B], B)]
 
 
-@pytest.mark.parametrize("function", [F.softmax, torch.log_softmax, F.softmin])
+SOFTMAXES = [F.softmax, torch.log_softmax, torch.special.log_softmax, F.softmin]
+
+
+@pytest.mark.parametrize("function", SOFTMAXES)
 @distributed(ranks=8, transports=("loopback",))
 def test_softmax(P_world: Partition, function: Any) -> None:
     """Softmax runs along empty blocks, and on numbers whose exponential overflows."""
@@ -38,6 +41,9 @@ def test_softmax(P_world: Partition, function: Any) -> None:
         assert_table(P_world, partial(function, dim=dim), [X], ALONG)
         assert_everywhere(P_world, partial(function, dim=dim), [X], (1, 2, 1))
     assert_everywhere(P_world, lambda x: function(1000 * x, dim=1), [X], (1, 1, 0), double=False)
+    x = global_of(X, Placement("cpu", [0, 1], P_world), (S(1),))
+    with pytest.raises(IndexError, match=r"Dimension out of range .*but got 3"):
+        function(x, dim=3)
 
 
 # The types of torch 2.13 have no weight.

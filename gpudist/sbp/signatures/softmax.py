@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from gpudist.geometry.layout import split
 from gpudist.nn.norm.softmax import largest_of_block, softmax_of_lines
-from gpudist.sbp.registry import Call, SbpSignature, Where, compose, forms, register
+from gpudist.sbp.registry import Call, SbpSignature, Where, compose, forms, on_meta, register
 from gpudist.sbp.signatures.across import axes_that_split, largest, total
 
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
@@ -21,7 +21,18 @@ def _dim(call: Call) -> int:
     if given is None:
         # torch's default for an omitted dim, which it warns about.
         return 0 if dims in (0, 1, 3) else 1
-    return given % max(dims, 1)
+    most = max(dims, 1)
+    if not -most <= given < most:
+        # Torch's function does not look at the dim of a meta tensor.
+        raise IndexError(
+            f"Dimension out of range (expected to be in range of [{-most}, {most - 1}], but got "
+            f"{given})"
+        )
+    return given % most
+
+
+# Torch imports its compiler for the logarithm of a meta tensor's softmax.
+on_meta.update(zip(forms("log_softmax"), forms("softmax"), strict=True))
 
 
 @register(*forms("softmax", "log_softmax"), any_cuts=True)
@@ -39,7 +50,7 @@ def _run(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Ten
     dtype = dtype if isinstance(dtype, torch.dtype) else x.dtype
     x = x.to(_WIDE.get(dtype, dtype))
     largest_cells = largest(largest_of_block(x, dim), where, axes)
-    is_log = call.function.__name__ == "log_softmax"
+    is_log = call.function.__name__.endswith("log_softmax")
     y = softmax_of_lines(x, dim, largest_cells, lambda sums: total(sums, where, axes), is_log)
     return y.to(dtype)
 
