@@ -418,17 +418,26 @@ def compose(*functions: Function) -> Callable[[_Function], _Function]:
     return enter
 
 
-def forms(*names: str) -> list[Function]:
+def forms(*names: str, in_place: bool = False) -> list[Function]:
     """Return the functions with these names in torch, ``torch.Tensor`` and ``torch.nn.functional``.
+
+    Args:
+        names: names of functions; those of operators, such as ``__add__``, are methods of tensors.
+        in_place: whether to return the functions that change their first tensor instead, such as
+            ``add_`` for ``add`` and ``__iadd__`` for ``__add__``, as far as torch has them.
 
     Raises:
         AttributeError: torch has no function of that name.
     """
     found: list[Function] = []
     for name in names:
-        rooms = (torch, torch.Tensor, torch.nn.functional, torch.special)
-        here = [getattr(room, name) for room in rooms if hasattr(room, name)]
-        if not here:
+        is_operator = name.startswith("__")
+        if in_place:
+            name = f"__i{name[2:]}" if is_operator else f"{name}_"
+        # Modules have comparisons of their own.
+        modules = () if is_operator else (torch, torch.nn.functional, torch.special)
+        here = [getattr(room, name) for room in (torch.Tensor, *modules) if hasattr(room, name)]
+        if not here and not in_place:
             raise AttributeError(
                 f"torch, torch.Tensor, torch.nn.functional and torch.special have no {name!r}"
             )
