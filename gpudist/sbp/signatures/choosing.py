@@ -77,6 +77,21 @@ def _embedding(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> tor
     return found.where(is_own.unsqueeze(-1), 0)
 
 
+@register(F.embedding_bag, any_cuts=True)
+def embedding_bag(call: Call, parts: int) -> list[SbpSignature]:
+    """Split bags of equal length, or the cells of vectors."""
+    if call.get(3, "max_norm") is not None or call.get(7, "sparse", False):
+        raise NotImplementedError(
+            "embedding_bag of global tensors does not support max_norm and sparse; leave them out"
+        )
+    others = len(call.tensors) - 2
+    found = [SbpSignature((broadcast, split(1), *(broadcast,) * others), (split(1),))]
+    if call.tensors[0].dims == 2 and not call.get(5, "scale_grad_by_freq", False):
+        bags = SbpSignature((split(0), broadcast, *(split(0),) * others), (split(0),))
+        found.insert(0, bags)
+    return found
+
+
 @register(*forms("index_select"), any_cuts=True)
 def index_select(call: Call, parts: int) -> list[SbpSignature]:
     numbers = _number(call, 0, "input"), _number(call, 2, "index")
