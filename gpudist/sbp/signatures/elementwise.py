@@ -80,7 +80,7 @@ def divide(call: Call, parts: int) -> list[SbpSignature]:
     return [*splits(call), *([linear_in(call, (dividend.number,))] if is_linear else [])]
 
 
-def where(call: Call, parts: int) -> list[SbpSignature]:
+def where(call: Call, parts: int) -> Sequence[SbpSignature]:
     """Split all dims; linear in both alternatives together, if neither is a number."""
     if len(call.args) + len(call.kwargs) == 1:
         raise NotImplementedError("where of a condition alone: the number of its cells is unknown")
