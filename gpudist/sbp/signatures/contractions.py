@@ -59,6 +59,16 @@ def names_of(equation: str, dims: tuple[int, ...]) -> tuple[tuple[Names, ...], N
     return operands, named(result.replace("...", "."), dotted)
 
 
+def linear_in_each(count: int) -> list[SbpSignature]:
+    """Return signatures of a product of ``count`` tensors: terms in one factor give terms."""
+    return [
+        SbpSignature(
+            tuple(partial_sum if i == k else broadcast for i in range(count)), (partial_sum,)
+        )
+        for k in range(count)
+    ]
+
+
 def contraction(equation: str, shapes: Sequence[tuple[int, ...]]) -> list[SbpSignature]:
     """Split a named dim in all tensors that have it; if the result lacks it, it is in terms."""
     operands, result = names_of(equation, tuple(map(len, shapes)))
@@ -74,9 +84,7 @@ def contraction(equation: str, shapes: Sequence[tuple[int, ...]]) -> list[SbpSig
         ]
         output = split(result.index(name)) if name in result else partial_sum
         found.append(SbpSignature(tuple(inputs), (output,)))
-    slots = range(len(operands))
-    terms = [tuple(partial_sum if i == slot else broadcast for i in slots) for slot in slots]
-    return [*found, *(SbpSignature(inputs, (partial_sum,)) for inputs in terms)]
+    return [*found, *linear_in_each(len(operands))]
 
 
 def product(equation: str, call: Call, parts: int, added: int | None = None) -> list[SbpSignature]:
