@@ -422,9 +422,9 @@ def forms(*names: str, in_place: bool = False) -> list[Function]:
     """Return the functions with these names in torch, ``torch.Tensor`` and ``torch.nn.functional``.
 
     Args:
-        names: names of functions; those of operators, such as ``__add__``, are methods of tensors.
-        in_place: whether to return the functions that change their first tensor instead, such as
-            ``add_`` for ``add`` and ``__iadd__`` for ``__add__``, as far as torch has them.
+        names: names of functions, or of operators, such as ``__add__``.
+        in_place: whether to return the functions that change their first tensor instead, as far as
+            torch has them: ``add_`` for ``add`` and ``__iadd__`` for ``__add__``.
 
     Raises:
         AttributeError: torch has no function of that name.
@@ -437,10 +437,8 @@ def forms(*names: str, in_place: bool = False) -> list[Function]:
         # Modules have comparisons of their own.
         modules = () if is_operator else (torch, torch.nn.functional, torch.special)
         here = [getattr(room, name) for room in (torch.Tensor, *modules) if hasattr(room, name)]
-        if not here and not in_place:
-            raise AttributeError(
-                f"torch, torch.Tensor, torch.nn.functional and torch.special have no {name!r}"
-            )
+        if not (here or in_place):
+            raise AttributeError(f"torch, its tensors, nn.functional and special have no {name!r}")
         found += here
     return found
 
