@@ -11,6 +11,7 @@ from gpudist.geometry.broadcasting import (
     plan_broadcast,
 )
 from gpudist.geometry.halo import Face, own_paddings, plan_faces, plan_halo
+from gpudist.geometry.interpolation import InterpolationWindow
 from gpudist.geometry.layout import Layout
 from gpudist.geometry.parts import PartsWindow
 from gpudist.geometry.repartition import plan_all_gather, plan_repartition
@@ -20,7 +21,6 @@ from gpudist.geometry.windows import (
     ExpandedWindow,
     FoldedWindow,
     HaloWidths,
-    InterpolationWindow,
     PaddingWindow,
     PoolWindow,
     Read,

@@ -422,20 +422,27 @@ def compose(*functions: Function) -> Callable[[_Function], _Function]:
     return enter
 
 
-def forms(*names: str) -> list[Function]:
+def forms(*names: str, in_place: bool = False) -> list[Function]:
     """Return the functions with these names in torch, ``torch.Tensor`` and ``torch.nn.functional``.
+
+    Args:
+        names: names of functions, or of operators, such as ``__add__``.
+        in_place: whether to return the functions that change their first tensor instead, as far as
+            torch has them: ``add_`` for ``add`` and ``__iadd__`` for ``__add__``.
 
     Raises:
         AttributeError: torch has no function of that name.
     """
     found: list[Function] = []
     for name in names:
-        rooms = (torch, torch.Tensor, torch.nn.functional, torch.special)
-        here = [getattr(room, name) for room in rooms if hasattr(room, name)]
-        if not here:
-            raise AttributeError(
-                f"torch, torch.Tensor, torch.nn.functional and torch.special have no {name!r}"
-            )
+        is_operator = name.startswith("__")
+        if in_place:
+            name = f"__i{name[2:]}" if is_operator else f"{name}_"
+        # Modules have comparisons of their own.
+        modules = () if is_operator else (torch, torch.nn.functional, torch.special)
+        here = [getattr(room, name) for room in (torch.Tensor, *modules) if hasattr(room, name)]
+        if not (here or in_place):
+            raise AttributeError(f"torch, its tensors, nn.functional and special have no {name!r}")
         found += here
     return found
 

@@ -325,9 +325,7 @@ class Transport(ABC):
             output_strides: strides of the output, in items; ``None`` for contiguous, which is
                 required unless the transport ``keeps_layout``.
         """
-        raise NotImplementedError(
-            f"the {self.name} transport does not pack stages; check its attribute packs"
-        )
+        raise self._lacks("pack stages", "packs")
 
     def bind_steps(
         self, signature: Signature, activity: Activity | None, steps: Sequence[Any]
@@ -342,9 +340,7 @@ class Transport(ABC):
             steps: a :class:`~gpudist.exchange.MovementStep` per tensor, ``None`` for a tensor that
                 is returned as it is.
         """
-        raise NotImplementedError(
-            f"the {self.name} transport does not pack stages; check its attribute packs"
-        )
+        raise self._lacks("pack stages", "packs")
 
     def end_with(self, error: BaseException) -> NoReturn:
         """Fail the world with an error of its own, and raise it as an error of gpudist."""
@@ -394,9 +390,7 @@ class Transport(ABC):
             calls: stages with the addresses of their inputs and outputs.
             activity: activity that counts the calls.
         """
-        raise NotImplementedError(
-            f"the {self.name} transport does not pack stages; check its attribute packs"
-        )
+        raise self._lacks("pack stages", "packs")
 
     def start_pieces(
         self,
@@ -417,8 +411,11 @@ class Transport(ABC):
             peers: world ranks of the receivers, or of the one sender.
             pieces: address and size in bytes of each piece; the total must be equal on both sides.
         """
-        raise NotImplementedError(
-            f"the {self.name} transport does not carry pieces; check its attribute carries_pieces"
+        raise self._lacks("carry pieces", "carries_pieces")
+
+    def _lacks(self, what: str, attribute: str) -> NotImplementedError:
+        return NotImplementedError(
+            f"the {self.name} transport does not {what}; check its attribute {attribute}"
         )
 
     def host_wire(self, ranks: tuple[int, ...]) -> Transport:

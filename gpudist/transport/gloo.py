@@ -15,6 +15,7 @@ from gpudist.errors import CollectiveTimeout, GpudistError, PeerFailure, Transpo
 from gpudist.transport.addresses import LOOPBACK, address_towards, host_of, reachable_address
 from gpudist.transport.background import Background, BackgroundCall
 from gpudist.transport.base import Signature
+from gpudist.transport.failure.deadlines import incomplete, last_operations, ranks_missing
 from gpudist.transport.failure.forks import keep_for_good
 from gpudist.transport.failure.store import STORE_ERRORS, StoreFailureChannel, store_gone
 from gpudist.transport.host.beacon import Beacon
@@ -215,11 +216,10 @@ class GlooTransport(PointToPointTransport):
             if time.monotonic() > self._deadline_s - _SLICE_S:
                 there = self._ask(lambda: [store.check([key]) for key in keys])
                 missing = [rank for rank, is_there in enumerate(there) if not is_there]
-                raise CollectiveTimeout(
-                    f"after {self.timeout_s:g} s rank {self.rank} is still missing ranks "
-                    f"{missing} of {self.size}; check that they are running, with the same world "
-                    "size"
-                )
+                raise ranks_missing(
+                    f"rank {self.rank}", self.timeout_s, missing, self.size,
+                    ", with the same world size",
+                )  # fmt: skip
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _SLICE_S)
             if pause_s == _SLICE_S:
@@ -356,20 +356,15 @@ class GlooTransport(PointToPointTransport):
         self._channel.publish_lines(self.rank, mine)
         everyones = self._channel.collect_lines(self.size)
         everyones[self.rank] = mine
-        reports = [
-            f"  rank {rank}: {'no answer' if lines is None else '; '.join(lines)}"
-            for rank, lines in enumerate(everyones)
-        ]
         waiting = self._ranks_waited_for() if self._gloo is not None else []
         cut = (
             "; the store of this world does not answer either: its node is down, or the network "
             "connection is lost"
         )
         return CollectiveTimeout(
-            f"'{self._doing()}' on rank {self.rank} was not complete after {self.timeout_s:g} s, "
-            f"with messages from or to ranks {waiting} under way"
-            f"{cut if self._channel.hangs else ''}; the last operations of each rank (none from "
-            f"one that is stopped or busy elsewhere):\n" + "\n".join(reports)
+            f"{incomplete(self._doing(), self.rank, self.timeout_s)}, with messages from or to "
+            f"ranks {waiting} under way{cut if self._channel.hangs else ''}; "
+            + last_operations(everyones)
         )
 
     def _doing(self) -> str:

@@ -6,11 +6,9 @@ import atexit
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -38,6 +36,7 @@ from gpudist.transport.report import report_failures, report_on_signal
 from gpudist.transport.world_facts import WorldFacts
 from gpudist.version import __version__
 from gpudist.world.agreement import Outsider, WorldAgreement
+from gpudist.world.job_store import join_store, leave_store, store_of
 from gpudist.world.launch import (
     Built,
     Launch,
@@ -241,7 +240,7 @@ def init(
     if choice == "loopback":
         wire = LoopbackTransport.single(timeout)
     else:
-        store = _join(launch, timeout) if process_group is None else _store_of(process_group)
+        store = join_store(launch, timeout) if process_group is None else store_of(process_group)
         if process_group is None and launch.size > 1:
             _runtime.store = store
         take_device(choice, launch.local_rank)
@@ -435,35 +434,6 @@ def world_of(wire: Transport) -> Partition:
     return Partition(wire, range(wire.size))
 
 
-def _store_of(process_group: dist.ProcessGroup) -> dist.Store:
-    return dist.distributed_c10d._world.pg_map[process_group][1]
-
-
-def _join(launch: Launch, timeout: float) -> dist.Store:
-    if launch.size == 1:
-        return dist.HashStore()
-    try:
-        return dist.TCPStore(
-            launch.address,
-            launch.port,
-            world_size=launch.size,
-            is_master=launch.rank == 0 and not launch.store_is_served,
-            timeout=timedelta(seconds=timeout),
-            wait_for_workers=False,
-            multi_tenant=True,
-        )
-    except (RuntimeError, ValueError) as error:
-        remedy = (
-            "if another job uses this port, end it or set another MASTER_PORT"
-            if launch.rank == 0 and not launch.store_is_served
-            else "check that rank 0 is running, and MASTER_ADDR and MASTER_PORT"
-        )
-        raise TransportError(
-            f"rank {launch.rank} cannot meet the others at {launch.address}:{launch.port}: "
-            f"{error}; {remedy}"
-        ) from error
-
-
 def _note_failure() -> None:
     _runtime.failed = True
 
@@ -482,14 +452,4 @@ def _leave_store(launch: Launch, patience_s: float) -> None:
     # exit.
     store = _runtime.store
     if store is not None and not launch.store_is_served:
-        _runtime.closing.submit(lambda: _part(store, launch, patience_s)).wait(patience_s)
-
-
-def _part(store: dist.Store, launch: Launch, patience_s: float) -> None:
-    key = f"gpudist/{launch.run}/closed"
-    deadline_s = time.monotonic() + patience_s
-    store.add(key, 1)
-    while launch.rank == 0 and time.monotonic() < deadline_s:
-        if store.add(key, 0) >= launch.size:
-            break
-        time.sleep(0.02)
+        _runtime.closing.submit(lambda: leave_store(store, launch, patience_s)).wait(patience_s)

@@ -29,6 +29,8 @@ OPERATORS: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
     "addmm": (lambda a, x, y: torch.addmm(a, x, y, alpha=0.5), [(4,), (5, 3), (3, 4)]),
     "baddbmm": (torch.baddbmm, [(2, 1, 4), (2, 5, 3), (2, 3, 4)]),
     "outer": (torch.outer, [(5,), (4,)]),
+    "addbmm": (lambda a, x, y: torch.addbmm(a, x, y, beta=0.5), [(5, 4), (2, 5, 3), (2, 3, 4)]),
+    "linear of a vector": (torch.nn.functional.linear, [(2, 5, 3), (3,), ()]),
 }
 
 

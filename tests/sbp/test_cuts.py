@@ -43,6 +43,7 @@ ARGUMENTS: list[tuple[Any, ...]] = [
     (X, (1, 2)), (X, (5, 3, 1)), (X, (2, 5, 3)), (X, (2, 1)), (X, torch.float32), ([X, Y], 1),
     (X, W.t()), (X, W), (X, W, W[:, 0]), (W[:, 0], X, W.t()), (X, W[0]), (X[:, 0], Y[:, 0]),
     (IMAGE.expand(2, 6, 4), IMAGE.transpose(1, 2)), (SQUARES, IMAGE, IMAGE.transpose(1, 2)),
+    (X[:, 0], X, W[0]), (OUTPUT, X[:, 0], W[:, 0]), (IMAGE[0], SQUARES, IMAGE),
     (IMAGE,), (IMAGE, IMAGE[0, :, 0]), (IMAGE, 3), (IMAGE, (4,), IMAGE[0, 0]), (OUTPUT, X, W.t()),
     (IMAGE, IMAGE[0, :, 0], None, None, None, True, 0.0, 1e-5, False),
     (PLACES, W[:3]), (X, 0, PLACES[0]), (X, 0, PLACES), (X, 0, PLACES, Y), (PLACES, 4),

@@ -52,6 +52,7 @@ OPERATORS: dict[str, tuple[Any, list[Row]]] = {
 ALL: dict[str, Any] = {
     "sum": torch.sum,
     "mean": lambda x: x.mean(),
+    "mean without nan": lambda x: x.nanmean(),
     "mean of last": lambda x: x.mean((0, -1), keepdim=True),
     "var": lambda x: x.var(),
     "std": lambda x: x.std(unbiased=False),

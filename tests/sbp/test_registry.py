@@ -184,3 +184,11 @@ def test_names_and_keys() -> None:
     assert key_of(slice(0, 2)) == key_of(slice(0, 2))
     with pytest.raises(TypeError):
         key_of(bytearray())
+
+
+def test_forms_in_place_follow_from_names() -> None:
+    assert forms("add", "__add__", "matmul", in_place=True) == [
+        torch.Tensor.add_,
+        torch.Tensor.__iadd__,
+    ]
+    assert forms("__eq__") == [torch.Tensor.__eq__]

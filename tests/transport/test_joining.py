@@ -27,6 +27,7 @@ from gpudist.transport.loopback import LoopbackTransport
 from gpudist.transport.nccl import transport as nccl
 from gpudist.transport.nccl.transport import NcclTransport
 from gpudist.world import runtime
+from gpudist.world.job_store import join_store
 from gpudist.world.launch import Launch
 from gpudist.world.runtime import take_device
 from tests.doubles import use_doubles
@@ -170,7 +171,7 @@ def test_nobody_serves_the_store() -> None:
         port = silent.getsockname()[1]
         launch = Launch("torchrun", 1, 2, address="127.0.0.1", port=port)
         with pytest.raises(TransportError, match=f"rank 1 cannot meet .* at 127.0.0.1:{port}"):
-            runtime._join(launch, 0.2)
+            join_store(launch, 0.2)
 
 
 @pytest.mark.parametrize("demanded", [True, False])

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from gpudist.geometry.windows import InterpolationWindow
+from gpudist.geometry.interpolation import InterpolationWindow
 
 Range = tuple[int, int]
 Step = Callable[[torch.Tensor], torch.Tensor]

@@ -11,13 +11,8 @@ import torch.nn.functional as F
 
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry.boxes import Box
-from gpudist.geometry.windows import (
-    HaloWidths,
-    InterpolationMode,
-    InterpolationWindow,
-    Kernel,
-    Window,
-)
+from gpudist.geometry.interpolation import InterpolationMode, InterpolationWindow, Kernel
+from gpudist.geometry.windows import HaloWidths, Window
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.pool.adaptive import DistributedAdaptiveAvgPool
 from gpudist.nn.windowed.resampling import (

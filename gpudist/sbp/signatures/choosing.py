@@ -11,19 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.geometry.layout import Sbp, broadcast, partial_sum, split
-from gpudist.sbp.registry import AxisPart, Call, SbpSignature, Slot, Where, forms, register
+from gpudist.sbp.registry import AxisPart, Call, SbpSignature, Where, forms, register
 from gpudist.sbp.signatures.across import terms
-
-
-def _number(call: Call, position: int, name: str) -> int:
-    given = call.get(position, name)
-    assert isinstance(given, Slot)
-    return given.number
-
-
-def _ordered(numbers: Sequence[int], sbps: Sequence[Sbp]) -> tuple[Sbp, ...]:
-    by_slot = dict(zip(numbers, sbps, strict=True))
-    return tuple(by_slot[i] for i in range(len(by_slot)))
 
 
 def own_index(index: torch.Tensor, where: Where, slot: int, dim: int) -> tuple[torch.Tensor, ...]:
@@ -48,16 +37,16 @@ def embedding(call: Call, parts: int) -> list[SbpSignature]:
             raise NotImplementedError(
                 f"embedding: {name} is not supported by global tensors; leave it out"
             )
-    numbers = _number(call, 0, "input"), _number(call, 1, "weight")
-    dims = call.tensors[numbers[0]].dims
-    rows = [((broadcast, split(1)), split(dims))]
+    dims = call.tensors[0].dims
+    columns = SbpSignature((broadcast, split(1)), (split(dims),))
     if call.kwargs.get("scale_grad_by_freq"):
-        return [SbpSignature(_ordered(numbers, inputs), (y,)) for inputs, y in rows]
-    rows += [((split(d), broadcast), split(d)) for d in range(dims)]
-    rows.append(((broadcast, partial_sum), partial_sum))
-    found = [SbpSignature(_ordered(numbers, inputs), (y,)) for inputs, y in rows]
-    vocabulary = _ordered(numbers, (broadcast, split(0)))
-    return [*found, SbpSignature(vocabulary, (partial_sum,), _without_padding, _embedding)]
+        return [columns]
+    return [
+        columns,
+        *(SbpSignature((split(d), broadcast), (split(d),)) for d in range(dims)),
+        SbpSignature((broadcast, partial_sum), (partial_sum,)),
+        SbpSignature((broadcast, split(0)), (partial_sum,), _without_padding, _embedding),
+    ]
 
 
 def _without_padding(call: Call, part: AxisPart) -> Call:
@@ -65,60 +54,71 @@ def _without_padding(call: Call, part: AxisPart) -> Call:
 
 
 def _embedding(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
-    index, slot = tensors[_number(call, 0, "input")], _number(call, 1, "weight")
-    local, is_own = own_index(index, where, slot, 0)
-    weight = with_cells(tensors[slot], 0)
-    found = F.embedding(local, weight)
+    index, weight = tensors
+    local, is_own = own_index(index, where, 1, 0)
+    found = F.embedding(local, with_cells(weight, 0))
     padding = where.call.get(2, "padding_idx")
     if padding is not None:
         # The padding vector has no gradient.
-        is_padding = index == padding % where.call.tensors[slot].shape[0]
+        is_padding = index == padding % where.call.shapes[1][0]
         found = torch.where(is_padding.unsqueeze(-1), found.detach(), found)
     return found.where(is_own.unsqueeze(-1), 0)
 
 
+@register(F.embedding_bag, any_cuts=True)
+def embedding_bag(call: Call, parts: int) -> list[SbpSignature]:
+    """Split bags of equal length, or the cells of vectors."""
+    if call.get(3, "max_norm") is not None or call.get(7, "sparse", False):
+        raise NotImplementedError(
+            "embedding_bag of global tensors does not support max_norm and sparse; leave them out"
+        )
+    others = len(call.tensors) - 2
+    found = [SbpSignature((broadcast, split(1), *(broadcast,) * others), (split(1),))]
+    if call.tensors[0].dims == 2 and not call.get(5, "scale_grad_by_freq", False):
+        bags = SbpSignature((split(0), broadcast, *(split(0),) * others), (split(0),))
+        found.insert(0, bags)
+    return found
+
+
 @register(*forms("index_select"), any_cuts=True)
 def index_select(call: Call, parts: int) -> list[SbpSignature]:
-    numbers = _number(call, 0, "input"), _number(call, 2, "index")
-    x = call.tensors[numbers[0]]
-    dim = call.get(1, "dim") % max(x.dims, 1)
-    rows = [((split(d), broadcast), split(d)) for d in range(x.dims) if d != dim]
+    dims = call.tensors[0].dims
+    dim = call.get(1, "dim") % max(dims, 1)
+    rows = [((split(d), broadcast), split(d)) for d in range(dims) if d != dim]
     rows.append(((broadcast, split(0)), split(dim)))
-    return _chosen(call, numbers, rows, dim)
+    return _chosen(call, rows, dim)
 
 
 @register(*forms("gather"), any_cuts=True)
 def gather(call: Call, parts: int) -> list[SbpSignature]:
     """Split dims in which index and tensor have equal extents, and the index along ``dim``."""
-    numbers = _number(call, 0, "input"), _number(call, 2, "index")
-    x, index = (call.tensors[i].shape for i in numbers)
+    x, index = call.shapes
     dim = call.get(1, "dim") % max(len(x), 1)
     rows = [
         ((split(d), split(d)), split(d)) for d in range(len(x)) if d != dim and x[d] == index[d]
     ]
     rows.append(((broadcast, split(dim)), split(dim)))
-    return _chosen(call, numbers, rows, dim)
+    return _chosen(call, rows, dim)
 
 
 def _chosen(
-    call: Call, numbers: tuple[int, int], rows: Sequence[tuple[tuple[Sbp, Sbp], Sbp]], dim: int
+    call: Call, rows: Sequence[tuple[tuple[Sbp, Sbp], Sbp]], dim: int
 ) -> list[SbpSignature]:
     """Return ``rows`` with signatures for a tensor that is split along ``dim`` or is in terms."""
-    x = call.tensors[numbers[0]]
+    x = call.tensors[0]
     if not x.dims:
         return []
-    found = [SbpSignature(_ordered(numbers, inputs), (y,)) for inputs, y in rows]
+    found = [SbpSignature(inputs, (y,)) for inputs, y in rows]
     if x.dtype != torch.bool:
-        split_along = _ordered(numbers, (split(dim), broadcast))
-        found.append(SbpSignature(split_along, (partial_sum,), run=_choose))
-    return [*found, *terms(call, numbers[0])]
+        found.append(SbpSignature((split(dim), broadcast), (partial_sum,), run=_choose))
+    return [*found, *terms(call, 0)]
 
 
 def _choose(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
-    slot, at = _number(call, 0, "input"), _number(call, 2, "index")
-    dim = call.get(1, "dim") % tensors[slot].dim()
-    local, is_own = own_index(tensors[at], where, slot, dim)
-    x = with_cells(tensors[slot], dim)
+    x, index = tensors
+    dim = call.get(1, "dim") % x.dim()
+    local, is_own = own_index(index, where, 0, dim)
+    x = with_cells(x, dim)
     if call.function.__name__ == "gather":
         return x.gather(dim, local).where(is_own, 0)
     trailing = (1,) * (x.dim() - dim - 1)
@@ -127,8 +127,7 @@ def _choose(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.
 
 def scatter_add(call: Call, parts: int) -> list[SbpSignature]:
     """Split any dim of the source; along ``dim`` the results are terms."""
-    numbers = _number(call, 0, "input"), _number(call, 2, "index"), _number(call, 3, "src")
-    x, index, source = (call.tensors[i].shape for i in numbers)
+    x, index, source = call.shapes
     dim = call.get(1, "dim") % max(len(x), 1)
     found: list[SbpSignature] = []
     for d in range(len(x)):
@@ -137,9 +136,8 @@ def scatter_add(call: Call, parts: int) -> list[SbpSignature]:
         if d != dim and index[d] == x[d]:
             found.append(SbpSignature((split(d),) * 3, (split(d),)))
         if d == dim:
-            given = _ordered(numbers, (partial_sum, split(d), split(d)))
-            found.append(SbpSignature(given, (partial_sum,)))
-    return [*found, *terms(call, numbers[0], numbers[2])]
+            found.append(SbpSignature((partial_sum, split(d), split(d)), (partial_sum,)))
+    return [*found, *terms(call, 0, 2)]
 
 
 register(torch.scatter_add, torch.Tensor.scatter_add, any_cuts=True)(scatter_add)

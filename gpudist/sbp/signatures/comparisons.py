@@ -1,4 +1,4 @@
-"""Comparisons, logic, and ``where``."""
+"""Comparisons whose result is a bool, and search among values."""
 
 from __future__ import annotations
 
@@ -7,36 +7,42 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpudist.sbp.registry import Call, SbpSignature, compose, forms
-from gpudist.sbp.signatures.elementwise import enter, linear_in, point_wise, splits
+from gpudist.geometry.layout import broadcast, split
+from gpudist.sbp.registry import Call, SbpSignature, compose, register
 
 
-def where(call: Call, parts: int) -> list[SbpSignature]:
-    """Split all dims; linear in both alternatives together, if neither is a number."""
-    if len(call.args) + len(call.kwargs) == 1:
-        raise NotImplementedError("where of a condition alone: the number of its cells is unknown")
-    found = list(splits(call))
-    if len(call.tensors) == 3:
-        found.append(linear_in(call, (1, 2)))
-    return found
+@register(torch.isin, torch.bucketize, any_cuts=True)
+def among(call: Call, parts: int) -> list[SbpSignature]:
+    """Split the first tensor; the others are copies."""
+    shape = call.outputs[0].shape
+    others = (broadcast,) * (len(call.tensors) - 1)
+    if call.shapes[0] != shape:
+        return []
+    return [SbpSignature((split(d), *others), (split(d),)) for d in range(len(shape))]
 
 
-@compose(Tensor.where)
-def where_method(x: Tensor, condition: Tensor, other: Any) -> Tensor:
-    """Compute ``torch.where``, which takes the condition first."""
-    return torch.where(condition, x, other)
+@compose(torch.equal, Tensor.equal)
+def equal(input: Tensor, other: Tensor) -> bool:
+    return input.shape == other.shape and bool((input == other).all())
 
 
-enter(where, [torch.where])
-enter(point_wise, [Tensor.__eq__, Tensor.__ne__])
-enter(
-    point_wise,
-    forms(
-        "eq", "ne", "lt", "le", "gt", "ge", "not_equal", "less", "less_equal", "greater",
-        "greater_equal", "isnan", "isinf", "isfinite", "isclose", "logical_and", "logical_or",
-        "logical_xor", "logical_not", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not",
-        "__and__", "__or__", "__xor__", "__invert__", "masked_fill", "masked_fill_", "nan_to_num",
-        "clip", "heaviside", "copysign", "floor_divide", "__floordiv__", "__mod__", "__pow__",
-        "logical_not_", "threshold",
-    ),
-)  # fmt: skip
+@compose(torch.allclose, Tensor.allclose)
+def allclose(
+    input: Tensor, other: Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+) -> bool:
+    return bool(torch.isclose(input, other, rtol, atol, equal_nan).all())
+
+
+@compose(Tensor.__contains__)
+def contains(x: Tensor, element: Any) -> bool:
+    return bool((x == element).any())
+
+
+@compose(torch.is_nonzero, Tensor.is_nonzero)
+def is_nonzero(input: Tensor) -> bool:
+    return bool(input)
+
+
+@compose(torch.is_same_size, Tensor.is_same_size)
+def is_same_size(input: Tensor, other: Tensor) -> bool:
+    return input.shape == other.shape

@@ -1,9 +1,11 @@
-"""Contractions: ``einsum``, which sums products over named dims, ``addmm`` and others."""
+"""Contractions: sums of products over named dims, each stated as an equation of ``einsum``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
+from dataclasses import replace
+from functools import partial, reduce
+from itertools import chain
 from string import ascii_letters
 from typing import Any
 
@@ -13,10 +15,18 @@ from torch import Tensor
 
 from gpudist.errors import ShapeError
 from gpudist.geometry.layout import Sbp, broadcast, partial_sum, split
-from gpudist.sbp.registry import Call, SbpSignature, compose, forms, register
-from gpudist.sbp.signatures.elementwise import aligned, linear_in
+from gpudist.sbp.registry import Call, SbpSignature, compose, forms, on_meta, register
+from gpudist.sbp.signatures.elementwise import aligned
 
 Names = tuple[str, ...]
+# Products of two tensors, and those that are added to a third one, which comes first.
+PRODUCTS = {"outer ger": "i,j->ij", "vdot": "k,k->"}
+ADDED_PRODUCTS = {
+    "addmm baddbmm": "...ik,...kj->...ij",
+    "addbmm": "bik,bkj->ij",
+    "addmv": "ik,k->i",
+    "addr": "i,j->ij",
+}
 
 
 def names_of(equation: str, dims: tuple[int, ...]) -> tuple[tuple[Names, ...], Names]:
@@ -49,48 +59,95 @@ def names_of(equation: str, dims: tuple[int, ...]) -> tuple[tuple[Names, ...], N
     return operands, named(result.replace("...", "."), dotted)
 
 
-@register(torch.einsum, any_cuts=True)
-def einsum(call: Call, parts: int) -> list[SbpSignature]:
+def linear_in_each(count: int) -> list[SbpSignature]:
+    """Return signatures of a product of ``count`` tensors: terms in one factor give terms."""
+    return [
+        SbpSignature(
+            tuple(partial_sum if i == k else broadcast for i in range(count)), (partial_sum,)
+        )
+        for k in range(count)
+    ]
+
+
+def contraction(equation: str, shapes: Sequence[tuple[int, ...]]) -> list[SbpSignature]:
     """Split a named dim in all tensors that have it; if the result lacks it, it is in terms."""
-    operands, result = names_of(call.args[0], tuple(spec.dims for spec in call.tensors))
+    operands, result = names_of(equation, tuple(map(len, shapes)))
     found: list[SbpSignature] = []
-    for name in dict.fromkeys(name for names in operands for name in names):
+    for name in dict.fromkeys(chain(result, *operands)):
         if any(names.count(name) > 1 for names in operands):
             continue
         has = [names.index(name) if name in names else None for names in operands]
-        extent = max(shape[d] for shape, d in zip(call.shapes, has, strict=True) if d is not None)
+        extent = max(shape[d] for shape, d in zip(shapes, has, strict=True) if d is not None)
         inputs: list[Sbp] = [
             broadcast if d is None or shape[d] != extent else split(d)
-            for shape, d in zip(call.shapes, has, strict=True)
+            for shape, d in zip(shapes, has, strict=True)
         ]
         output = split(result.index(name)) if name in result else partial_sum
         found.append(SbpSignature(tuple(inputs), (output,)))
-    return [*found, *(linear_in(call, (i,)) for i in range(len(operands)))]
+    return [*found, *linear_in_each(len(operands))]
 
 
-@register(*forms("addmm_", "baddbmm_"), in_place=True, any_float=True, any_cuts=True)
-@register(*forms("addmm", "baddbmm"), any_float=True, any_cuts=True)
-def add_product(call: Call, parts: int) -> list[SbpSignature]:
-    """Split like the product; the added tensor has the attribute of the product."""
-    added, left, _ = call.shapes
-    result = call.outputs[0].shape
-    row, column = len(left) - 2, len(left) - 1
-    products: list[tuple[Sbp, Sbp, int]] = [
-        *((split(d), split(d), d) for d in range(row)),
-        (split(row), broadcast, row),
-        (broadcast, split(column), column),
-    ]
-    found = [
-        SbpSignature((aligned(added, d, result), one, other), (split(d),))
-        for one, other, d in products
-    ]
-    summed = SbpSignature((partial_sum, split(column), split(row)), (partial_sum,))
-    return [*found, summed, linear_in(call, (0, 1)), linear_in(call, (0, 2))]
+def product(equation: str, call: Call, parts: int, added: int | None = None) -> list[SbpSignature]:
+    """Split like ``equation``; the tensor in slot ``added`` has the attribute of the product."""
+    if added is None:
+        return contraction(equation, call.shapes)
+    shape, result = call.shapes[added], call.outputs[0].shape
+
+    def with_added(one: SbpSignature) -> SbpSignature:
+        (output,) = one.outputs
+        own = aligned(shape, output.dim, result) if output.is_split else partial_sum
+        return replace(one, inputs=(*one.inputs[:added], own, *one.inputs[added:]))
+
+    factors = [*call.shapes[:added], *call.shapes[added + 1 :]]
+    return [with_added(one) for one in contraction(equation, factors)]
 
 
-@compose(*forms("outer", "ger"))
-def outer(input: Tensor, vec2: Tensor) -> Tensor:
-    return input.unsqueeze(1) * vec2
+for names, equation in PRODUCTS.items():
+    register(*forms(*names.split()), any_cuts=True)(partial(product, equation))
+for names, equation in ADDED_PRODUCTS.items():
+    rule = partial(product, equation, added=0)
+    register(*forms(*names.split()), any_float=True, any_cuts=True)(rule)
+    changing = [getattr(Tensor, f"{name}_") for name in names.split()]
+    register(*changing, in_place=True, any_float=True, any_cuts=True)(rule)
+
+
+@register(torch.einsum, any_cuts=True)
+def einsum(call: Call, parts: int) -> list[SbpSignature]:
+    return contraction(call.args[0], call.shapes)
+
+
+@register(
+    *forms("matmul", "mm", "bmm", "mv", "dot", "__matmul__"), torch.linalg.matmul, any_cuts=True
+)
+def matmul(call: Call, parts: int) -> list[SbpSignature]:
+    """Split rows, columns or batch dims; a split of the summed dim gives terms."""
+    left, right = (spec.dims > 1 for spec in call.tensors)
+    row, column = "i" * left, "j" * right
+    equation = f"{'...' * left}{row}k,{'...' * right}k{column}->...{row}{column}"
+    return contraction(equation, call.shapes)
+
+
+def _linear_of_shapes(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    fits = weight.dim() == 2 and input.shape[-1:] == weight.shape[1:]
+    if not fits or input.dtype != weight.dtype:
+        return F.linear(input, weight, bias)
+    return input.new_empty((*input.shape[:-1], weight.shape[0]))
+
+
+on_meta[F.linear] = _linear_of_shapes
+
+
+@register(F.linear, any_cuts=True)
+def linear(call: Call, parts: int) -> list[SbpSignature]:
+    """Split like ``x @ weight.T``; if the result is in terms, the bias must be too."""
+    out = "j" * (call.tensors[1].dims - 1)
+    bias = 2 if len(call.tensors) == 3 else None
+    return product(f"...k,{out}k->...{out}", call, parts, bias)
+
+
+@compose(Tensor.__rmatmul__)
+def swapped_matmul(right: Tensor, left: Tensor) -> Tensor:
+    return torch.matmul(left, right)
 
 
 @compose(*forms("inner"))
@@ -98,11 +155,6 @@ def inner(input: Tensor, other: Tensor) -> Tensor:
     if not input.dim() or not other.dim():
         return input * other
     return tensordot(input, other, ([-1], [-1]))
-
-
-@compose(*forms("vdot"))
-def vdot(input: Tensor, other: Tensor) -> Tensor:
-    return torch.dot(input.conj() if input.is_complex() else input, other)
 
 
 @compose(torch.linalg.vecdot)
@@ -140,60 +192,7 @@ def multi_dot(tensors: Sequence[Tensor], *, out: None = None) -> Tensor:
     return reduce(torch.matmul, tensors)
 
 
-def added(input: Tensor, product: Tensor, beta: float, alpha: float) -> Tensor:
-    """Return ``beta * input + alpha * product``; with ``beta=0``, ``input`` is ignored."""
-    product = product if alpha == 1 else alpha * product
-    if beta == 0:
-        return product
-    return (input if beta == 1 else beta * input) + product
-
-
-@compose(torch.addbmm, Tensor.addbmm)
-def addbmm(
-    input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1
-) -> Tensor:
-    return added(input, torch.einsum("bij,bjk->ik", batch1, batch2), beta, alpha)
-
-
-@compose(torch.addmv, Tensor.addmv)
-def addmv(input: Tensor, mat: Tensor, vec: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    return added(input, mat @ vec, beta, alpha)
-
-
-@compose(torch.addr, Tensor.addr)
-def addr(input: Tensor, vec1: Tensor, vec2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    return added(input, outer(vec1, vec2), beta, alpha)
-
-
-def enter_in_place(method: Any, function: Any) -> None:
-    """Register ``x.method_(...)`` as ``function``, with the result copied to ``x``."""
-
-    @compose(method)
-    def in_place(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return x.copy_(function(x, *args, **kwargs))
-
-
-enter_in_place(Tensor.addbmm_, addbmm)
-enter_in_place(Tensor.addmv_, addmv)
-enter_in_place(Tensor.addr_, addr)
-
-
 @compose(F.bilinear)
 def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     found = torch.einsum("...i,oij,...j->...o", input1, weight, input2)
     return found if bias is None else found + bias
-
-
-@register(F.embedding_bag, any_cuts=True)
-def embedding_bag(call: Call, parts: int) -> list[SbpSignature]:
-    """Split bags of equal length, or the cells of vectors."""
-    if call.get(3, "max_norm") is not None or call.get(7, "sparse", False):
-        raise NotImplementedError(
-            "embedding_bag of global tensors does not support max_norm and sparse; leave them out"
-        )
-    others = len(call.tensors) - 2
-    found = [SbpSignature((broadcast, split(1), *(broadcast,) * others), (split(1),))]
-    if call.tensors[0].dims == 2 and not call.get(5, "scale_grad_by_freq", False):
-        bags = SbpSignature((split(0), broadcast, *(split(0),) * others), (split(0),))
-        found.insert(0, bags)
-    return found

@@ -1,4 +1,7 @@
-"""Elementwise arithmetic, with shape broadcasting."""
+"""Elementwise functions, with shape broadcasting: one table of names.
+
+The functions that change their first tensor, such as ``add_`` and ``__iadd__``, follow from it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gpudist.geometry.layout import Sbp, broadcast, partial_sum, split
 from gpudist.sbp.registry import (
@@ -15,6 +19,7 @@ from gpudist.sbp.registry import (
     Function,
     SbpSignature,
     Slot,
+    compose,
     forms,
     mapped,
     name_of,
@@ -47,46 +52,73 @@ def linear_in(call: Call, slots: Sequence[int]) -> SbpSignature:
     return SbpSignature(inputs, (partial_sum,) * len(call.outputs))
 
 
-def add(call: Call, parts: int) -> list[SbpSignature]:
-    """Split all dims; linear in both tensors together, if neither is a number."""
-    found = list(splits(call))
-    if len(call.tensors) == 2:
-        found.append(linear_in(call, (0, 1)))
-    return found
+def linear_together(*together: tuple[int, ...]) -> Derive:
+    """Return the rule that splits all dims and is linear in each of these groups of tensors.
+
+    Args:
+        together: slots of each group; a group counts if none of its tensors is a number instead.
+    """
+
+    def derive(call: Call, parts: int) -> list[SbpSignature]:
+        groups = (slots for slots in together if max(slots) < len(call.tensors))
+        return [*splits(call), *(linear_in(call, slots) for slots in groups)]
+
+    return derive
 
 
-def multiply(call: Call, parts: int) -> list[SbpSignature]:
-    """Split all dims; linear in one factor at a time."""
-    return [*splits(call), *(linear_in(call, (i,)) for i in range(len(call.tensors)))]
+point_wise = linear_together()
+linear = linear_together((0,))
+add = linear_together((0, 1))
+multiply = linear_together((0,), (1,))
+add_product = linear_together((0, 1), (0, 2))
 
 
 def divide(call: Call, parts: int) -> list[SbpSignature]:
     """Split all dims; linear in the dividend, unless the quotient is rounded."""
-    found = list(splits(call))
     dividend = call.get(0, "input")
-    if isinstance(dividend, Slot) and call.get(2, "rounding_mode") is None:
-        found.append(linear_in(call, (dividend.number,)))
-    return found
+    is_linear = isinstance(dividend, Slot) and call.get(2, "rounding_mode") is None
+    return [*splits(call), *([linear_in(call, (dividend.number,))] if is_linear else [])]
 
 
-def linear(call: Call, parts: int) -> list[SbpSignature]:
-    """Split all dims; linear in the only input."""
-    return [*splits(call), linear_in(call, (0,))]
+def where(call: Call, parts: int) -> Sequence[SbpSignature]:
+    """Split all dims; linear in both alternatives together, if neither is a number."""
+    if len(call.args) + len(call.kwargs) == 1:
+        raise NotImplementedError("where of a condition alone: the number of its cells is unknown")
+    return linear_together((1, 2))(call, parts)
 
 
-def point_wise(call: Call, parts: int) -> list[SbpSignature]:
-    """Split all dims; not linear."""
-    return list(splits(call))
-
-
-POINT_WISE = forms(
-    "abs", "absolute", "exp", "expm1", "log", "log1p", "log2", "log10", "sqrt", "rsqrt",
-    "square", "reciprocal", "sin", "cos", "tan", "tanh", "sinh", "cosh", "asin", "acos", "atan",
-    "sigmoid", "erf", "erfc", "floor", "ceil", "round", "trunc", "sign", "pow", "__rpow__",
-    "__rdiv__", "relu", "relu6", "gelu", "silu", "mish", "elu", "selu", "celu", "leaky_relu",
-    "softplus", "softsign", "hardtanh", "hardsigmoid", "hardswish", "logsigmoid", "tanhshrink",
-    "clamp", "clamp_min", "clamp_max", "maximum", "minimum", "fmod", "remainder", "atan2",
-)  # fmt: skip
+RULES: dict[Derive, str] = {
+    add: "add sub subtract rsub addcdiv lerp __add__ __radd__ __sub__ __rsub__",
+    multiply: "mul multiply __mul__ __rmul__",
+    divide: "div divide true_divide __truediv__ __div__",
+    add_product: "addcmul",
+    linear: "neg negative positive clone deg2rad rad2deg conj_physical resolve_neg",
+    point_wise: """
+        abs absolute acos acosh airy_ai angle arccos arccosh arcsin arcsinh arctan arctan2
+        arctanh asin asinh atan atan2 atanh bessel_j0 bessel_j1 bessel_y0 bessel_y1
+        bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift
+        bitwise_xor ceil celu chebyshev_polynomial_t chebyshev_polynomial_u
+        chebyshev_polynomial_v chebyshev_polynomial_w clamp clamp_max clamp_min clip
+        copysign cos cosh digamma elu entr eq erf erfc erfcx erfinv exp exp2 expit expm1 fix
+        float_power floor floor_divide fmax fmin fmod frac frexp gammainc gammaincc gammaln
+        gcd ge gelu greater greater_equal gt hardshrink hardsigmoid hardswish hardtanh
+        heaviside hermite_polynomial_h hermite_polynomial_he hypot i0 i0e i1 i1e igamma
+        igammac isclose isfinite isinf isnan isneginf isposinf isreal laguerre_polynomial_l
+        lcm ldexp le leaky_relu legendre_polynomial_p less less_equal lgamma log log10 log1p
+        log2 log_ndtr logaddexp logaddexp2 logical_and logical_not logical_or logical_xor
+        logit logsigmoid lt masked_fill maximum minimum mish modified_bessel_i0
+        modified_bessel_i1 modified_bessel_k0 modified_bessel_k1 multigammaln mvlgamma
+        nan_to_num ndtr ndtri ne nextafter not_equal polygamma pow psi reciprocal relu relu6
+        remainder round rsqrt scaled_modified_bessel_k0 scaled_modified_bessel_k1 selu sgn
+        shifted_chebyshev_polynomial_t shifted_chebyshev_polynomial_u
+        shifted_chebyshev_polynomial_v shifted_chebyshev_polynomial_w sigmoid sign signbit
+        silu sin sinc sinh softplus softshrink softsign spherical_bessel_j0 sqrt square tan
+        tanh tanhshrink threshold trunc xlog1py xlogy zeta __and__ __eq__ __floordiv__
+        __ge__ __gt__ __invert__ __le__ __lshift__ __lt__ __mod__ __ne__ __or__ __pow__
+        __rand__ __rdiv__ __rfloordiv__ __rlshift__ __rmod__ __ror__ __rpow__ __rrshift__
+        __rshift__ __rxor__ __xor__
+    """,
+}
 
 
 def _of_single_cells(function: Function, in_place: bool, *args: Any, **kwargs: Any) -> Any:
@@ -110,19 +142,40 @@ def _of_single_cells(function: Function, in_place: bool, *args: Any, **kwargs: A
     return mapped(found, lambda y: torch.empty(shape, dtype=y.dtype, device="meta"))
 
 
-def enter(rule: Derive, functions: Sequence[Function]) -> None:
-    """Register ``rule``; functions whose name ends in one underscore work in place."""
-    for function in functions:
-        name = function.__name__
-        in_place = name.endswith("_") and not name.endswith("__")
-        on_meta[function] = partial(_of_single_cells, function, in_place)
-        if not in_place:
-            ELEMENTWISE.add(function)
-        register(function, in_place=in_place, any_float=True, any_cuts=True)(rule)
+def enter(rule: Derive, functions: Sequence[Function], in_place: bool = False) -> None:
+    """Register ``rule`` for elementwise functions, with the dtypes of single cells."""
+    on_meta.update({one: partial(_of_single_cells, one, in_place) for one in functions})
+    register(*functions, in_place=in_place, any_float=True, any_cuts=True)(rule)
+    if not in_place:
+        ELEMENTWISE.update(functions)
 
 
-enter(add, forms("add", "sub", "subtract", "rsub", "__rsub__", "add_", "sub_", "subtract_"))
-enter(multiply, forms("mul", "multiply", "mul_", "multiply_"))
-enter(divide, forms("div", "divide", "true_divide", "div_", "divide_", "true_divide_"))
-enter(linear, forms("neg", "negative", "positive", "clone", "neg_", "negative_"))
-enter(point_wise, POINT_WISE)
+for rule, names in RULES.items():
+    enter(rule, forms(*names.split()))
+    enter(rule, forms(*names.split(), in_place=True), in_place=True)
+enter(point_wise, [torch.polar])
+enter(where, [torch.where])
+enter(add, [Tensor.copy_], in_place=True)
+enter(point_wise, [Tensor.fill_], in_place=True)
+enter(linear, [Tensor.zero_], in_place=True)
+register(torch.complex, any_cuts=True)(add)
+# Views of complex tensors; they are linear over the real numbers.
+register(
+    *forms("conj", "resolve_conj"),
+    *(torch.real, torch.imag, Tensor.real.__get__, Tensor.imag.__get__),  # pyright: ignore
+    view=True,
+    any_cuts=True,
+)(linear)
+
+
+@register(torch.view_as_real, torch.view_as_complex, view=True, any_cuts=True)
+def pairs(call: Call, parts: int) -> list[SbpSignature]:
+    """Split all dims, except the one that has the two parts of a number."""
+    dims = min(call.tensors[0].dims, call.outputs[0].dims)
+    return [SbpSignature((split(d),), (split(d),)) for d in range(dims)]
+
+
+@compose(Tensor.where)
+def where_method(x: Tensor, condition: Tensor, other: Any) -> Tensor:
+    """Compute ``torch.where``, which takes the condition first."""
+    return torch.where(condition, x, other)

@@ -9,13 +9,11 @@ from torch import Tensor
 
 from gpudist.geometry.layout import NdSbp, broadcast, partial_sum
 from gpudist.sbp.registry import Call, Function, SbpSignature, compose, forms, name_of, register
-from gpudist.sbp.signatures.elementwise import linear_in, splits
+from gpudist.sbp.signatures.elementwise import linear, linear_in, splits
 
-
-@register(torch.zeros_like, torch.empty_like, any_float=True, any_cuts=True)
-def zeros(call: Call, parts: int) -> list[SbpSignature]:
-    """Keep the layout of the input; terms of zero are zeros."""
-    return [*splits(call), linear_in(call, (0,))]
+# Terms of zero are zeros.
+register(torch.zeros_like, torch.empty_like, any_float=True, any_cuts=True)(linear)
+register(*forms("contiguous"), any_cuts=True)(linear)
 
 
 @register(torch.ones_like, torch.full_like, any_float=True, any_cuts=True)
@@ -38,11 +36,6 @@ def cast(call: Call, parts: int) -> list[SbpSignature]:
     if torch.promote_types(call.tensors[0].dtype, call.outputs[0].dtype) == call.outputs[0].dtype:
         found.append(linear_in(call, (0,)))
     return found
-
-
-@register(*forms("contiguous"), any_cuts=True)
-def contiguous(call: Call, parts: int) -> list[SbpSignature]:
-    return [*splits(call), linear_in(call, (0,))]
 
 
 @compose(Tensor.to)

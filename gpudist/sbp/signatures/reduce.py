@@ -92,7 +92,8 @@ def _mean_of_shapes(function: Function, input: torch.Tensor, *args: Any, **kwarg
     return torch.sum(input, *args, **kwargs)
 
 
-for _function in forms("mean"):
+# On meta tensors, torch.nansum keeps the shape if dim is ().
+for _function in forms("mean", "nansum"):
     on_meta[_function] = partial(_mean_of_shapes, _function)
 
 

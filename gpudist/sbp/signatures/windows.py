@@ -27,6 +27,7 @@ from gpudist.sbp.registry import (
     name_of,
     register,
 )
+from gpudist.sbp.signatures.contractions import linear_in_each
 
 CONVOLUTIONS: dict[int, Any] = {1: DistributedConv1d, 2: DistributedConv2d, 3: DistributedConv3d}
 TRANSPOSED: dict[int, Any] = {
@@ -114,16 +115,6 @@ def _whole_groups(call: Call, groups: int, groups_at: int) -> SbpSignature:
         return call.replaced(groups_at, "groups", groups)
 
     return SbpSignature((split(1), *parameters), (split(1),), localize, recut=lambda sizes: None)
-
-
-def linear_in_each(count: int) -> list[SbpSignature]:
-    """Return signatures of a product of ``count`` tensors: terms in one factor give terms."""
-    return [
-        SbpSignature(
-            tuple(partial_sum if i == k else broadcast for i in range(count)), (partial_sum,)
-        )
-        for k in range(count)
-    ]
 
 
 def require_samples(call: Call, has_samples: bool) -> None:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from gpudist.errors import CollectiveTimeout
 from gpudist.transport.background import Background, BackgroundCall
+from gpudist.transport.failure.deadlines import incomplete
 
 T = TypeVar("T")
 
@@ -47,9 +48,8 @@ class StoreAsker:
         if not job.wait(max(_PATIENCE_S, self.deadline_s - time.monotonic())):
             host = "" if self._store_rank is None else f", rank {self._store_rank},"
             raise CollectiveTimeout(
-                f"'{self._doing}' on rank {self._rank} was not complete after {self._timeout_s:g} "
-                f"s: the store of this world does not answer; its host{host} is stopped or cannot "
-                f"be reached"
+                f"{incomplete(self._doing, self._rank, self._timeout_s)}: the store of this world "
+                f"does not answer; its host{host} is stopped or cannot be reached"
             )
         return job.result()
 

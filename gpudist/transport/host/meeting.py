@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from gpudist.errors import CollectiveTimeout, PeerFailure, TransportError
+from gpudist.errors import PeerFailure, TransportError
 from gpudist.transport.failure.asker import StoreAsker
+from gpudist.transport.failure.deadlines import ranks_missing
 from gpudist.transport.host.beacon import Beacon, is_beside
 from gpudist.transport.host.processes import has_ended
 
@@ -145,11 +146,10 @@ class HostMeeting:
                 self._require_alive(missing)
             self._look()
             if time.monotonic() > self._ask.deadline_s:
-                raise CollectiveTimeout(
-                    f"after {self._timeout_s:g} s rank {self._rank} (process {os.getpid()}) is "
-                    f"still missing ranks {missing} of {len(keys)}; check that they are running "
-                    "on the same node"
-                )
+                raise ranks_missing(
+                    f"rank {self._rank} (process {os.getpid()})", self._timeout_s, missing,
+                    len(keys), " on the same node",
+                )  # fmt: skip
             time.sleep(_POLL_S)
 
     def close(self) -> None:

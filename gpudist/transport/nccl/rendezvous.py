@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gpudist.checks.digest import digest_of
-from gpudist.errors import CollectiveTimeout, TransportError
+from gpudist.errors import TransportError
 from gpudist.transport.background import Background
+from gpudist.transport.failure.deadlines import ranks_missing
 from gpudist.transport.host.beacon import Beacon, is_beside
 
 T = TypeVar("T")
@@ -75,11 +76,10 @@ class Rendezvous:
         pause_s, longest_s = _POLL_S, max(_LONGEST_S, self._size / _RANKS_PER_LOOK)
         while self.ask(lambda: self._store.add(arrived, 0)) < self._size:
             if time.monotonic() > deadline_s:
-                raise CollectiveTimeout(
-                    f"after {self._timeout_s:g} s rank {self._rank} (process {os.getpid()}) is "
-                    f"still missing ranks {self._missing()} of {self._size}; check that they are "
-                    "running, with the same world size"
-                )
+                raise ranks_missing(
+                    f"rank {self._rank} (process {os.getpid()})", self._timeout_s, self._missing(),
+                    self._size, ", with the same world size",
+                )  # fmt: skip
             self._pause(pause_s)
             pause_s = min(2 * pause_s, longest_s)
         here = self.ask(lambda: self._store.get(node))

@@ -8,6 +8,7 @@ from typing import Any
 
 from gpudist.errors import TransportError
 from gpudist.transport.failure.channel import Failure
+from gpudist.transport.failure.deadlines import incomplete, last_operations
 from gpudist.transport.failure.store import StoreFailureChannel
 from gpudist.transport.flight_recorder import FlightRecorder
 from gpudist.transport.host.processes import has_ended
@@ -149,17 +150,9 @@ class NcclWatch:
 
     def _expired(self, label: str) -> Failure:
         self._channel.publish_lines(self._rank, self._core.lines(5))
-        reports = [
-            f"  rank {rank}: {'no answer' if lines is None else '; '.join(lines)}"
-            for rank, lines in enumerate(self._channel.collect_lines(self._size))
-        ]
-        return Failure(
-            "CollectiveTimeout",
-            None,
-            f"'{label}' on rank {self._rank} was not complete after {self._timeout_s:g} s; the "
-            f"last operations of each rank (none from one that is stopped or busy elsewhere):\n"
-            + "\n".join(reports),
-        )
+        text = incomplete(label, self._rank, self._timeout_s)
+        everyones = self._channel.collect_lines(self._size)
+        return Failure("CollectiveTimeout", None, f"{text}; {last_operations(everyones)}")
 
 
 def _is_store_gone(failure: Failure) -> bool:

@@ -9,7 +9,7 @@ import torch
 
 from gpudist.compat.distdl.nn.upsampling import torchs_mode_of
 from gpudist.errors import ShapeError
-from gpudist.geometry.windows import InterpolationMode, InterpolationWindow
+from gpudist.geometry.interpolation import InterpolationMode, InterpolationWindow
 from gpudist.nn.windowed.resampling import Resampling, interpolating_step, sum_dtype
 
 _MODES: dict[str, InterpolationMode] = {"nearest": "nearest", "linear": "linear"}
