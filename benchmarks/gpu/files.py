@@ -36,7 +36,7 @@ def machine(commit: str, ranks: int = 1) -> dict[str, str]:
         "links": "; ".join(f"{x.first}-{x.second} {x.kind}" for x in found.links) or UNKNOWN,
         "driver": _said_by("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
         "cuda": torch.version.cuda or UNKNOWN,
-        "cuda of the core": found.cuda.runtime if found.cuda is not None else UNKNOWN,
+        "cuda of the core": found.cuda.compiler if found.cuda is not None else UNKNOWN,
         "torch": torch.__version__,
         "nccl": found.nccl.version if found.nccl is not None else UNKNOWN,
         "gpudist": found.gpudist,

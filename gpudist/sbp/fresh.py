@@ -93,7 +93,7 @@ def _split_for(y: Any, index: Any, value: GlobalTensor) -> None:
     sbp = _attributes(tuple(y.shape), index, value)
     if sbp is None or _references(getattr(y, "_local", y)) != _ALONE:
         return
-    made = block(value, getattr(y, "_local", y), sbp)
+    made: Any = block(value, getattr(y, "_local", y), sbp)
     if isinstance(y, GlobalTensor):
         y._local, y._global_spec = made._local, made._global_spec
         return

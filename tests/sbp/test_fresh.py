@@ -291,10 +291,10 @@ def test_solver_moves_halos_alone(P_world: Partition) -> None:
 
 @distributed(ranks=2, transports=["host"])
 def test_recorded_graphs_gather(P_world: Partition) -> None:
-    alone = Solver()
-    net = gpudist.distribute(alone, grid(P_world, [1, 1, 2, 1]))
+    alone, P_x = Solver(), grid(P_world, [1, 1, 2, 1])
+    net = gpudist.distribute(alone, P_x)
     x = random_like_all(SHAPE, 1).float()
-    block = own_block(x, net.P_x, requires_grad=False)
+    block = own_block(x, P_x, requires_grad=False)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = gpudist.compiled(net, block, backend="eager")(block)

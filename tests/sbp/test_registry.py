@@ -123,7 +123,7 @@ def test_results_with_names_are_repeated(P_world: Partition) -> None:
     assert not x._global_spec.calls
     first = torch.max(x, 1)
     assert len(x._global_spec.calls) == 1
-    again = torch.max(x, 1)
+    again: Any = torch.max(x, 1)
     assert type(again) is type(first) is torch.return_types.max
     torch.testing.assert_close(again.values.full_tensor(), random((4, 3)).max(1).values)
     assert torch.equal(again.indices.full_tensor(), random((4, 3)).max(1).indices)
