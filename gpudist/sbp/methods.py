@@ -404,9 +404,11 @@ def text(x: GlobalTensor, **_: object) -> str:
     """Return a text with the global attributes and this rank's part, without communication."""
     kind = "Parameter" if getattr(x, "_is_param", False) else "GlobalTensor"
     facts = f"shape={list(x.shape)}, sbp={x.sbp!r}, placement={x.placement!r}, dtype={x.dtype}"
-    local = x._local
+    is_outdated = views.is_outdated(x)
+    # To compute the cells of an outdated view would communicate.
+    local = views.source_of(x)._local  # pyright: ignore[reportAttributeAccessIssue]
     if local.requires_grad:
-        node = local.grad_fn
+        node = None if is_outdated else local.grad_fn
         facts += ", requires_grad=True" if node is None else f", grad_fn=<{node.name()}>"
     index = x.placement.partition.index
     if index is None:
@@ -414,7 +416,7 @@ def text(x: GlobalTensor, **_: object) -> str:
     bounds = x.global_layout.box(index).slices
     cells = ", ".join(f"{one.start}:{one.stop}" for one in bounds)
     part = "copy" if x.is_copy_everywhere else "term" if partial_sum in x.sbp else "block"
-    cells = "not computed yet" if views.is_outdated(x) else f"[{cells}]:\n{local.detach()!r}"
+    cells = "not computed yet" if is_outdated else f"[{cells}]:\n{local.detach()!r}"
     return f"{kind}({facts}, this rank's {part} {cells})"
 
 

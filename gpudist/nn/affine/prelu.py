@@ -85,7 +85,6 @@ class DistributedPReLU(ParameterLayer):
 
     def _bind(self, x: torch.Tensor, uses_copies: int) -> tuple[Movement | None, ...]:
         layout = self._agreement(x)
-        self._require_dtype(layout.dtype)
         channels = layout.decomposition.dims[1]
         if self.num_parameters > 1 and channels != self._placed["weight"].blocks[0]:
             raise ShapeError(
@@ -93,4 +92,5 @@ class DistributedPReLU(ParameterLayer):
                 f"{[channels.length(i) for i in range(channels.parts)]}, but the weight has "
                 f"{self.num_parameters} cells in balanced blocks; repartition the input"
             )
+        self._require_dtype(layout.dtype)
         return self.bind_parameters()
