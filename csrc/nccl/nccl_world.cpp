@@ -26,7 +26,7 @@ int64_t aligned(int64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-std::string version_text(int version) {
+std::string cuda_version_text(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
 
@@ -43,8 +43,8 @@ void check_code(const DeviceApi& api, int device) {
                           std::to_string(capability / 10) + "." + std::to_string(capability % 10);
   if (error == kCudaNewerPtx) {
     throw NotBuiltError(gpu + ", whose code the driver makes from PTX of CUDA " +
-                        version_text(compiler) + ", but this driver supports CUDA up to " +
-                        version_text(driver) + ": update the driver");
+                        cuda_version_text(compiler) + ", but this driver supports CUDA up to " +
+                        cuda_version_text(driver) + ": update the driver");
   }
   throw NotBuiltError(gpu +
                       ", for which this build of gpudist has no code: it needs 8.0 or later; use "

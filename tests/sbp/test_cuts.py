@@ -18,6 +18,7 @@ import gpudist
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.sbp import Placement, Sbp, explain, to_global
 from gpudist.sbp.registry import Rule, mapped, name_of, signatures, tensors_in
+from gpudist.sbp.signatures.channel_norms import updating_batch_norm
 from gpudist.sbp.signatures.dropout import dropped
 from gpudist.testing import assert_adjoint
 from gpudist.world.partition import Partition
@@ -64,10 +65,11 @@ REFUSALS = (
     TypeError, RuntimeError, LookupError, ValueError, AttributeError, ArithmeticError, UserWarning,
 )  # fmt: skip
 EVERY = [function for function, entry in signatures.items() if getattr(entry, "any_cuts", False)]
-# Functions with uninitialized values, with other dropped cells than torch's, and with keyword
-# arguments.
+# Functions with uninitialized values, with other dropped cells than torch's, with keyword
+# arguments, and one that changes the running moments it is given.
 OTHERS = (
     torch.empty_like, dropped, torch.stft, torch.Tensor.stft, torch.linalg.solve_triangular,
+    updating_batch_norm,
 )  # fmt: skip
 for function in OTHERS:
     EVERY.remove(function)
