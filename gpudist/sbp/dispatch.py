@@ -215,7 +215,8 @@ def _carry_out(
     scope = current_scope()
     tensors = _on_one_placement(kind, scope, tensors)
     placement = _common_placement(kind, function, tensors)
-    if rule.windows and scope is not None:
+    # A plan's layouts are kept.
+    if rule.windows and scope is not None and scope.pins is None:
         tensors[0] = _cut(kind, scope, tensors[0])
     in_place = (rule.in_place or changes_first(function, slots, named)) and not is_clone
     if in_place and scope is None and not isinstance(tensors[0], kind):

@@ -75,6 +75,18 @@ class _Intercepted(Drawing):
         return result
 
     def _result(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        pins = self.scope.pins
+        name = "" if pins is None else pins.name_if_pinned(func)
+        if pins is None or not name:
+            return self._computed(func, types, args, kwargs)
+        return pins.around(
+            self.scope, name, args, kwargs,
+            lambda args, kwargs: self._computed(func, _types_in(args, kwargs), args, kwargs),
+        )  # fmt: skip
+
+    def _computed(
+        self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         if GlobalParameter in types:
             with self:
                 return GlobalParameter.__torch_function__(func, types, args, kwargs)
@@ -114,6 +126,10 @@ class _Intercepted(Drawing):
             return kind.__torch_function__(func, types, args, kwargs)
 
         return self.whole(call, args, kwargs)
+
+
+def _types_in(args: Any, kwargs: Any) -> set[type]:
+    return {type(x) for x in tensors_in([args, kwargs])}
 
 
 T = torch.Tensor
@@ -369,6 +385,7 @@ def _repeatable(fn: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
 
 def _resuming(fn: Any, scope: Draws, specs: Sequence[GlobalSpec | None]) -> Any:
     draws = scope.draws
+    calls = dict(scope.calls) if isinstance(scope, Scope) else None
 
     def run(*args: Any, **kwargs: Any) -> Any:
         own = specs[len(specs) - len(args) :]
@@ -378,7 +395,7 @@ def _resuming(fn: Any, scope: Draws, specs: Sequence[GlobalSpec | None]) -> Any:
         ]
         if current_draws() is scope and scope.draws == draws:
             return fn(*given, **kwargs)
-        with intercepted(resumed(scope, draws)):
+        with intercepted(resumed(scope, draws, calls)):
             return fn(*given, **kwargs)
 
     return run
