@@ -66,6 +66,9 @@ class _Intercepted(Drawing):
     ) -> Any:
         kwargs = kwargs or {}
         is_fresh = func in FACTORIES and "out" not in kwargs and current_scope() is self.scope
+        if is_fresh and self.scope.pins is not None:
+            # A prescribed layout is not changed.
+            is_fresh = not self.scope.pins.name_if_pinned(func)
         if self.fresh.refs and func not in METADATA:
             is_fresh = self.fresh.used(func, args, kwargs) or is_fresh
         if not is_fresh:

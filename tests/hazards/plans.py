@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections import Counter
 from functools import partial
@@ -36,17 +37,35 @@ def plan_for(case: Case) -> tuple[Plan, Counter[str]]:
         if name != "to_global":
             places.append((row.path, name, seen[row.path, name]))
             seen[row.path, name] += 1
-    for path, name, call in rng.sample(places, min(len(places), rng.randint(PINS, _MOST_PINS))):
+    rng.shuffle(places)
+    wanted = rng.randint(PINS, _MOST_PINS)
+    for path, name, call in places:
         grid = _factored(prod(case.grid), rng)
         sbp = [_attribute(rng) for _ in grid]
         at: Any = rng.choice(("input", "output"))
-        plan.layout(path, sbp, call=call, at=at, function=name, grid=grid)
+        longer = copy.deepcopy(plan)
+        longer.layout(path, sbp, call=call, at=at, function=name, grid=grid)
+        if not _has_dims(case, longer):
+            continue
+        plan = longer
         used = [one for one, n in zip(sbp, grid, strict=True) if n > 1]
         kinds["copies" if not any(one.is_split for one in used) else "blocks"] += 1
         kinds["copies of blocks"] += len({one.is_split for one in used}) > 1
         kinds["channels"] += any(one.dim == 1 for one in used)
         kinds["another grid"] += grid != tuple(n for n in case.grid if n > 1)
+        if len(plan.layouts) == wanted:
+            break
     return plan, kinds
+
+
+def _has_dims(case: Case, plan: Plan) -> bool:
+    """Return whether the pinned tensors have the dims that the plan splits."""
+    try:
+        with in_float64():
+            gpudist.plan_of(made(case.entry()), case.grid, case.shape, plan=plan)
+    except gpudist.ConversionError as error:
+        return "it has no dim" not in str(error)
+    return True
 
 
 def _factored(workers: int, rng: random.Random) -> Grid:
