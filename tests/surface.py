@@ -9,9 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
-from pkgutil import walk_packages
 from types import ModuleType
 from typing import Any
 
@@ -37,8 +35,7 @@ def surface() -> Iterator[str]:
         for name in sorted(room.__all__):
             yield from _lines_of(f"{room.__name__}.{name}", getattr(room, name))
     first: dict[int, str] = {}
-    names = [each.name for each in walk_packages(distdl.__path__, f"{distdl.__name__}.")]
-    for module in (distdl, *map(import_module, names), dtensor):
+    for module in (*distdl.MODULES.values(), dtensor):
         for name, value in sorted(vars(module).items()):
             if not name.startswith("_") and _home(value).startswith("gpudist.compat"):
                 place = f"{module.__name__}.{name}"
