@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from gpudist import ops
-from gpudist.compat.distdl.backends.mpi.buffer import MPIBufferManager
-from gpudist.compat.distdl.backends.mpi.partition import MPICartesianPartition
-from gpudist.compat.distdl.utilities.slicing import range_index
+from gpudist.compat.distdl.adapter import MPIBufferManager
+from gpudist.compat.distdl.partition import MPICartesianPartition
+from gpudist.compat.distdl.slicing import range_index
 from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.boxes import intersection
 from gpudist.world.partition import Partition

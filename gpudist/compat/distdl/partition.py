@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gpudist.compat.distdl.backends.mpi.communicator import PROC_NULL, Communicator, reduced
+from gpudist.compat.distdl.communicator import PROC_NULL, Communicator, reduced
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry.broadcasting import Pairing
 from gpudist.transport.base import ReduceOp

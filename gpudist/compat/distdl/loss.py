@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from gpudist.checks.arguments import Checked
-from gpudist.compat.distdl.backends.mpi.partition import MPICartesianPartition
-from gpudist.compat.distdl.functional import ZeroVolumeCorrectorFunction
-from gpudist.compat.distdl.nn.sum_reduce import SumReduce
+from gpudist.compat.distdl.adapter import make
+from gpudist.compat.distdl.layers import LAYERS
+from gpudist.compat.distdl.partition import MPICartesianPartition
+from gpudist.compat.distdl.tensors import ZeroVolumeCorrectorFunction
 from gpudist.errors import ShapeError
 
 
@@ -43,7 +46,7 @@ class _Loss(Checked, torch.nn.Module):
         root = P_x.create_partition_inclusive([0])
         self.P_0 = root.create_cartesian_topology_partition([1] * P_x.dim)
         self._local_loss = self._torch_loss(reduction="none" if reduction == "none" else "sum")
-        self._sum = SumReduce(P_x, self.P_0, preserve_batch=False)
+        self._sum = LAYERS["SumReduce"](P_x, self.P_0, preserve_batch=False)
 
     def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         if not self.P_x.active:
@@ -66,32 +69,21 @@ class _Loss(Checked, torch.nn.Module):
         return int(self.P_0.active)
 
 
-class DistributedL1Loss(_Loss):
-    __doc__ = _Loss.__doc__
-    _torch_loss = torch.nn.L1Loss
-
-
-class DistributedMSELoss(_Loss):
-    __doc__ = _Loss.__doc__
-    _torch_loss = torch.nn.MSELoss
-
-
-class DistributedPoissonNLLLoss(_Loss):
-    __doc__ = _Loss.__doc__
-    _torch_loss = torch.nn.PoissonNLLLoss
-
-
-class DistributedBCELoss(_Loss):
-    __doc__ = _Loss.__doc__
-    _torch_loss = torch.nn.BCELoss
-
-
-class DistributedBCEWithLogitsLoss(_Loss):
-    __doc__ = _Loss.__doc__
-    _torch_loss = torch.nn.BCEWithLogitsLoss
-
-
-class DistributedKLDivLoss(_Loss):
-    __doc__ = _Loss.__doc__
-    _torch_loss = torch.nn.KLDivLoss
-    _valid_reductions = ("none", "mean", "sum", "batchmean")
+_LOSSES = {
+    "L1Loss": torch.nn.L1Loss,
+    "MSELoss": torch.nn.MSELoss,
+    "PoissonNLLLoss": torch.nn.PoissonNLLLoss,
+    "BCELoss": torch.nn.BCELoss,
+    "BCEWithLogitsLoss": torch.nn.BCEWithLogitsLoss,
+}
+LOSSES: dict[str, Any] = {
+    f"Distributed{name}": make(f"Distributed{name}", _Loss, _torch_loss=loss)
+    for name, loss in _LOSSES.items()
+}
+"""Classes by DistDL's names."""
+LOSSES["DistributedKLDivLoss"] = make(
+    "DistributedKLDivLoss",
+    _Loss,
+    _torch_loss=torch.nn.KLDivLoss,
+    _valid_reductions=(*_Loss._valid_reductions, "batchmean"),
+)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import torch
-
-from gpudist.compat.distdl.backends import mpi
 
 
 class Module(torch.nn.Module):
@@ -17,7 +16,7 @@ class Module(torch.nn.Module):
     sets ``_distdl_is_setup``.
     """
 
-    _distdl_backend = mpi
+    _distdl_backend: ModuleType
 
     def __init__(self) -> None:
         super().__init__()

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gpudist.compat.distdl.nn.upsampling import torchs_mode_of
+from gpudist.compat.distdl.layers import torchs_mode_of
 from gpudist.errors import ShapeError
 from gpudist.geometry.interpolation import InterpolationMode, InterpolationWindow
 from gpudist.nn.windowed.resampling import Resampling, interpolating_step, sum_dtype

@@ -1,4 +1,4 @@
-"""Balanced blocks, and slices, in arrays of integers."""
+"""Balanced blocks, slices, and indices on grids, in arrays of integers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudist.geometry.blocks import balanced_block
+from gpudist.geometry.cartesian import column_major_number, rank_of
 
 Integers = NDArray[np.int64]
 Slices = tuple[slice, ...]
@@ -111,3 +112,46 @@ def assemble_index_filter(
 ) -> tuple[int | None, ...]:
     """Return ``index`` with ``None`` outside ``dims``, or inside them if ``invert``."""
     return tuple(None if (d in dims) == invert else i for d, i in enumerate(index))
+
+
+def cartesian_index_c(shape: Sequence[int], index: Sequence[int]) -> int:
+    """Return the number of ``index`` on a grid of ``shape`` whose last axis runs fastest."""
+    return rank_of(index, shape)
+
+
+def cartesian_index_f(shape: Sequence[int], index: Sequence[int]) -> int:
+    """Return the number of ``index`` on a grid of ``shape`` whose first axis runs fastest."""
+    return column_major_number(index, shape)
+
+
+def compute_subtensor_shapes_balanced(
+    global_tensor_structure: Any, P_tensor_shape: Any
+) -> Integers:
+    """Return the shapes of all balanced blocks.
+
+    Args:
+        global_tensor_structure: object whose ``shape`` is the global shape.
+        P_tensor_shape: shape of the partition.
+    """
+    grid = np.atleast_1d(P_tensor_shape)
+    shapes = [compute_subshape(grid, i, global_tensor_structure.shape) for i in range_index(grid)]
+    return np.array(shapes).reshape(*grid, len(grid))
+
+
+def compute_subtensor_stop_indices(shapes: Integers) -> Integers:
+    """Return the global indices behind all blocks of these ``shapes``."""
+    along = [np.cumsum(shapes[..., d], axis=d) for d in range(shapes.shape[-1])]
+    return np.stack(along, axis=-1)
+
+
+def compute_subtensor_start_indices(shapes: Integers) -> Integers:
+    """Return the first global indices of all blocks of these ``shapes``."""
+    return compute_subtensor_stop_indices(shapes) - shapes
+
+
+def compute_subtensor_intersection_slice(
+    x_start_index: Any, x_stop_index: Any, y_start_index: Any, y_stop_index: Any
+) -> Slices | None:
+    """Return the intersection of two boxes in cells of the first; ``None`` if it is empty."""
+    boxes = (x_start_index, x_stop_index, y_start_index, y_stop_index)
+    return shared_slices(*map(np.atleast_1d, boxes))

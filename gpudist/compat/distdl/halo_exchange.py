@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from gpudist.checks.arguments import Checked
-from gpudist.compat.distdl.backends.mpi.buffer import MPIBufferManager
-from gpudist.compat.distdl.backends.mpi.partition import MPICartesianPartition
+from gpudist.compat.distdl.adapter import MPIBufferManager
+from gpudist.compat.distdl.partition import MPICartesianPartition
 from gpudist.errors import ShapeError
 from gpudist.geometry.blocks import Blocks
 from gpudist.ops import halo_exchange

@@ -139,3 +139,8 @@ class _Mpi:
 
 
 MPI = _Mpi()
+
+
+def print_sequential(comm: Communicator, val: object) -> None:
+    """Print ``val`` of every member of ``comm``, in rank order. Collective."""
+    comm.partition.print_sequential(val)
