@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "core/random_cells.h"
+#include "core/random_body.h"
 #include "launches.h"
 #include "random_case.h"
 #include "runtime.h"
@@ -35,6 +35,29 @@ char* far_memory() {
   static char* const memory = reserve(kFarBytes);
   madvise(memory, kFarBytes, MADV_DONTNEED);
   return memory;
+}
+
+// The number from which `mixed` makes `z`.
+uint64_t unmixed(uint64_t z) {
+  z = (z ^ z >> 31 ^ z >> 62) * 0x319642B2D24D8EC3u;
+  z = (z ^ z >> 27 ^ z >> 54) * 0x96DE1B173F119089u;
+  return z ^ z >> 30 ^ z >> 60;
+}
+
+// A number of a cell at which arithmetic of normal numbers has an edge: the least or the greatest
+// number, a mantissa near the square root of 1/2, or an angle near one that is as near to two
+// quarters of a turn.
+uint64_t edge_number() {
+  constexpr uint64_t kHalfRoot = 0x16A09E667F3BCD, kEighth = uint64_t{1} << 50;
+  const auto nearby = static_cast<uint64_t>(between(-1, 1)), low = random_bits() >> 53;
+  switch (between(0, 3)) {
+    case 0: return 0;
+    case 1: return ~uint64_t{0};
+    case 2: return (kHalfRoot - 1 + nearby) << 11 | low;
+    default:
+      const auto eighths = static_cast<uint64_t>(between(0, 8));
+      return unmixed((eighths * kEighth + nearby) << 11 | low) - randomly::kStep;
+  }
 }
 
 // A block of random cells, with its memory.
@@ -70,6 +93,10 @@ struct Block {
       case 1: cells.key = {nullptr, &words[1], nullptr, words[2]}; break;
       case 2: cells.key = {nullptr, nullptr, &words[2], words[0]}; break;
       default: cells.key = {nullptr, nullptr, nullptr, words[0]};
+    }
+    if (draw == Draw::kNormal && one_of(2)) {
+      const randomly::Key key(cells.key);
+      cells.index = unmixed(unmixed(edge_number()) ^ key.second) - key.first;
     }
     // Some outputs do not begin where a granule does.
     const int64_t skew = one_of(6) ? bytes * between(0, 3) : 0;
@@ -131,18 +158,40 @@ struct Block {
     }
     cells.input = begin + skew;
     const bool has_specials = one_of(3);
-    for_each_offset(0, 0, [&](int64_t at) {
-      put(begin + skew + at * bytes, has_specials && one_of(4));
+    const std::vector<char> drawn = has_specials ? uniform_cells() : std::vector<char>();
+    for_each_offset(0, 0, 0, [&](int64_t at, int64_t output_at) {
+      char* const to = begin + skew + at * bytes;
+      if (!has_specials || !one_of(4)) return put(to);
+      uint64_t bits = special_bits();
+      if (cells.draw == Draw::kBernoulli && !one_of(3)) {
+        // The number that is drawn, or the next.
+        std::memcpy(&bits, &drawn[static_cast<size_t>(output_at * bytes)], bytes);
+        if (one_of(2)) ++bits;
+      }
+      std::memcpy(to, &bits, static_cast<size_t>(bytes));
     });
     add_live(begin, size, "the input");
   }
 
   template <class F>
-  void for_each_offset(size_t d, int64_t offset, F f) {
-    if (d == cells.shape.size()) return f(offset);
+  void for_each_offset(size_t d, int64_t input, int64_t output, const F& f) {
+    if (d == cells.shape.size()) return f(input, output);
     for (int64_t i = 0; i < cells.shape[d]; ++i) {
-      for_each_offset(d + 1, offset + i * cells.input_strides[d], f);
+      for_each_offset(d + 1, input + i * cells.input_strides[d],
+                      output + i * cells.output_strides[d], f);
     }
+  }
+
+  // The uniform numbers of the cells, in the order of the output.
+  std::vector<char> uniform_cells() const {
+    std::vector<char> drawn(static_cast<size_t>(count * bytes));
+    RandomCells uniform = cells;
+    uniform.draw = Draw::kUniform;
+    uniform.input = nullptr;
+    uniform.output = drawn.data();
+    uniform.stores_key = nullptr;
+    for (const RandomArguments& launch : uniform.launches()) draw_on_host(launch);
+    return drawn;
   }
 
   // Bits that are often those of zero, a subnormal number, infinity or NaN.
@@ -158,12 +207,7 @@ struct Block {
   }
 
   // A number between -4 and 4, or a probability.
-  void put(char* at, bool is_special) const {
-    if (is_special) {
-      const uint64_t bits = special_bits();
-      std::memcpy(at, &bits, static_cast<size_t>(bytes));
-      return;
-    }
+  void put(char* at) const {
     const auto step = static_cast<double>(random_bits() >> 11) * 0x1p-53;
     const double value = cells.draw == Draw::kBernoulli ? step : 8 * step - 4;
     const auto narrow = static_cast<float>(value);
