@@ -116,6 +116,8 @@ class Changes:
             if "pred" in one.parts and other in ("add", "sub"):
                 continue
             kind = one.operand_type
+            if other == "rem" and kind.startswith("f"):
+                other = "mul"
             if other in ("shl", "and", "or", "xor") and kind != "pred":
                 kind = f"b{kind[1:]}"
             yield "operator", replace(one, opcode=".".join([other, *one.parts[1:-1], kind]))

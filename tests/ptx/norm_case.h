@@ -66,6 +66,21 @@ struct NormCase {
   Memories memory;
   int multiprocessors;
 
+  Dtype dtype(Part part) const {
+    switch (part) {
+      case kX:
+      case kOfX: return shape.dtype;
+      case kGradient:
+      case kY: return shape.result_dtype;
+      case kWeight:
+      case kBias:
+      case kOfWeight:
+      case kOfBias: return parameter_dtype;
+      case kRunningMean:
+      case kRunningVariance: return running_dtype;
+      default: return Dtype::kFloat64;
+    }
+  }
   int64_t lines() const { return shape.outer * shape.channels; }
   int64_t items() const { return lines() * shape.cells; }
   int64_t statistics() const { return (shape.shares_outer ? 1 : shape.outer) * shape.groups; }

@@ -72,10 +72,12 @@ void move(Memories& memory, Part sums, Part totals) {
 std::string describe(const NormCase& given) {
   const NormShape& shape = given.shape;
   return "walk " + std::to_string(static_cast<int>(shape.walk)) + ", dtype " +
-         std::to_string(static_cast<int>(shape.dtype)) + ", shape [" + std::to_string(shape.outer) +
-         ", " + std::to_string(shape.channels) + ", " + std::to_string(shape.cells) + "], groups " +
-         std::to_string(shape.groups) + " of " + std::to_string(shape.group_size) + " from " +
-         std::to_string(shape.group_offset) + ", mean " + std::to_string(given.mean);
+         std::to_string(static_cast<int>(shape.dtype)) + " to " +
+         std::to_string(static_cast<int>(shape.result_dtype)) + ", shape [" +
+         std::to_string(shape.outer) + ", " + std::to_string(shape.channels) + ", " +
+         std::to_string(shape.cells) + "], groups " + std::to_string(shape.groups) + " of " +
+         std::to_string(shape.group_size) + " from " + std::to_string(shape.group_offset) +
+         ", mean " + std::to_string(given.mean);
 }
 
 const char* name_of(NormPass pass) {
@@ -94,11 +96,7 @@ std::string first_difference(const NormCase& given, const Memories& found,
         std::memcmp(is.data() + bytes, should_be.data() + bytes, kGap) != 0) {
       return "a stray store";
     }
-    const Dtype dtype = part <= kOfX      ? given.shape.dtype
-                        : part < kWeight  ? Dtype::kFloat64
-                        : part <= kOfBias ? given.parameter_dtype
-                                          : given.running_dtype;
-    if (!are_equal(is.data(), should_be.data(), bytes, dtype)) {
+    if (!are_equal(is.data(), should_be.data(), bytes, given.dtype(static_cast<Part>(part)))) {
       return std::string(is.kind()) + " differs from the host's";
     }
   }
