@@ -73,6 +73,11 @@ struct Block {
     cells.dtype = dtype;
     bytes = draw == Draw::kKept ? 1 : item_bytes(dtype);
     const int64_t most = is_large ? 150'000 : 6'000;
+    // Rows of so many cells that their number exceeds 16 bits.
+    if (is_large && one_of(2)) {
+      cells.shape = {2, between(65'600, most / 2)};
+      count = 2 * cells.shape[1];
+    }
     const auto dims = static_cast<size_t>(between(0, kMaxDims + 1));
     for (size_t d = 0; d < dims; ++d) {
       const int64_t extent = one_of(3) ? between(1, most) : between(1, 9);
@@ -97,6 +102,11 @@ struct Block {
     if (draw == Draw::kNormal && one_of(2)) {
       const randomly::Key key(cells.key);
       cells.index = unmixed(unmixed(edge_number()) ^ key.second) - key.first;
+    }
+    // The first cell's number, or the next.
+    if (one_of(2)) {
+      const uint64_t number = randomly::Key(cells.key).number(cells.index);
+      cells.dropped_below = static_cast<int64_t>(number + static_cast<uint64_t>(between(0, 1)));
     }
     // Some outputs do not begin where a granule does.
     const int64_t skew = one_of(6) ? bytes * between(0, 3) : 0;
