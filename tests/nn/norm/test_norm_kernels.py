@@ -10,7 +10,7 @@ import torch
 
 from gpudist import nn
 from gpudist.nn import distributed_module
-from gpudist.nn.norm import kernels
+from gpudist.nn.norm import kernels, lines
 from gpudist.transport.host.core_transport import is_built, what_is_missing
 from gpudist.world.partition import CartesianPartition, Partition
 from tests.doubles.nccl import count
@@ -77,6 +77,7 @@ def both_ways(
 def test_same_as_the_composition(
     P_world: Partition, kind: str, axes: Sequence[int], dtype: torch.dtype
 ) -> None:
+    """Without kernels, the core for CPUs normalizes contiguous float32 blocks."""
     skip_without_core()
     P_x = grid(P_world, axes)
     x, g = (own_block(random_like_all(SHAPE, seed), P_x, requires_grad=False) for seed in (1, 2))
@@ -179,6 +180,7 @@ def test_which_blocks_fit(P_world: Partition) -> None:
     layer = nn.DistributedGroupNorm(P_x, 2, 8)
     x = own_block(random_like_all(SHAPE, 1).float(), P_x, requires_grad=False)
     bound, parameters = layer._bound(x, layer._bind, layer.uses_copies), layer.own_parameters()
+    assert lines.fits(bound, x, parameters)
     for dtype in TOLERANCES:
         assert kernels.fits(bound, x.to(dtype), parameters)
     assert kernels.fits(bound, x.to(memory_format=torch.channels_last), parameters)
