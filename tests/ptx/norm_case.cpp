@@ -183,6 +183,8 @@ NormCase random_norm(uint64_t index) {
   shape.subtracts_mean = !one_of(4);
   set_shape(shape, is_long, index >= kFirstLarge, is_single);
   shape.eps = 1e-3;
+  made.is_single = is_single;
+  made.is_far = one_of(index >= kFirstLarge ? 2 : 25);
   made.has_weight = !one_of(4);
   made.has_bias = made.has_weight && !one_of(4);
   made.has_running = shape.shares_outer && shape.subtracts_mean && !one_of(4);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "core/norm_plan.h"
@@ -61,6 +62,8 @@ struct NormCase {
   Dtype parameter_dtype;
   Dtype running_dtype;
   bool has_weight, has_bias, has_running, is_cumulative;
+  bool is_single;   // takes single cells
+  bool is_far;      // a shape of more cells than 32 bits can number is tried instead
   bool is_extreme;  // results leave the range of normal 16-bit numbers, or are NaN
   double mean;
   Memories memory;
@@ -103,5 +106,8 @@ double value_of(const Memory& memory, int64_t item, Dtype dtype);
 
 // Normalization number `index`; most are small. Draws from `random_bits`.
 NormCase random_norm(uint64_t index);
+
+// Run some blocks of threads of each pass over a block of far more cells; returns the first error.
+std::string run_far_norm(const NormShape& like, bool is_single);
 
 }  // namespace gpudist::ptx
