@@ -97,7 +97,7 @@ class DistributedModule(CheckedModule):
         return super()._call_with_others(args, kwargs)
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        device = "" if self._reads_low else self._device_in_single(args or kwargs.values())
+        device = "" if self._reads_low else self._device_that_widens(args or kwargs.values())
         if not device:
             return super()._called(args, kwargs)
         # Torch casts the input of its layer once; this layer consists of several functions.
@@ -105,8 +105,7 @@ class DistributedModule(CheckedModule):
             single = {name: widened(x) for name, x in kwargs.items()}
             return super()._called(tuple(map(widened, args)), single)
 
-    def _device_in_single(self, inputs: Iterable[Any]) -> str:
-        """Return the device type whose autocast widens 16-bit inputs, ``""`` if none does."""
+    def _device_that_widens(self, inputs: Iterable[Any]) -> str:
         for x in inputs:
             if isinstance(x, torch.Tensor) and x.dtype in LOW and autocast_is_on(x.device):
                 device = x.device.type

@@ -78,7 +78,7 @@ class Norm(ParameterLayer):
         return torch.nn.Parameter(torch.full(shape, value, device=device, dtype=dtype))
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        device = self._device_in_single((input,))
+        device = self._device_that_widens((input,))
         if not device:
             return self._normalized(input)
         with torch.autocast(device, enabled=False):
