@@ -154,7 +154,9 @@ void fill_memory(NormCase& made) {
   if (made.is_extreme && one_of(3)) {
     norming::put_value(memory[kX].data(), between(0, made.items() - 1), dtype, NAN);
   }
-  *reinterpret_cast<int64_t*>(memory[kBatches].data()) = between(1, 9);
+  // Also more than 32 bits hold.
+  const int64_t batches = between(1, 9) + (one_of(2) ? int64_t{1} << 32 : 0);
+  *reinterpret_cast<int64_t*>(memory[kBatches].data()) = batches;
 }
 
 }  // namespace
