@@ -312,17 +312,18 @@ int multiprocessors(int, int* number) {
 
 // Bytes of the block that a pass reads and writes, once each.
 size_t bytes_of(const NormCall& call) {
-  const auto passes = [&]() -> size_t {
+  const NormArguments& given = call.arguments;
+  const size_t of_x = bytes_of_item(given.dtype), of_y = bytes_of_item(given.result_dtype);
+  const auto of_cell = [&]() -> size_t {
     switch (call.pass) {
-      case NormPass::kSums: return 1;
+      case NormPass::kSums: return of_x;
       case NormPass::kNormalize:
-      case NormPass::kGradientSums: return 2;
-      case NormPass::kGradient: return 3;
+      case NormPass::kGradientSums: return of_x + of_y;
+      case NormPass::kGradient: return 2 * of_x + of_y;
       default: return 0;
     }
   }();
-  const NormArguments& given = call.arguments;
-  return passes * given.outer * given.channels * given.cells * bytes_of_item(given.dtype);
+  return of_cell * given.outer * given.channels * given.cells;
 }
 
 int launch_norm(const NormCall& call, DeviceStream stream) {

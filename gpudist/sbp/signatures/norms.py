@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 from gpudist.geometry.boxes import Box
 from gpudist.geometry.layout import Layout, Sbp, broadcast, split
+from gpudist.nn.autocast import ReadsLow
 from gpudist.nn.norm.node import normalized
 from gpudist.nn.norm.normalization import Normalization
 from gpudist.sbp.registry import (
@@ -70,6 +71,19 @@ def bound(by: Normalization, where: Where) -> Normalization:
     return by.bind(where.P, split_by, where.inputs[0], shape, channels, key)
 
 
+def _normalizing(by: Normalization, call: Call) -> Compute:
+    """Return the normalization of the first tensor, of the dtype in ``call`` or of 16 bits."""
+    dtype = call.tensors[0].dtype
+
+    def compute(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        x = tensors[0]
+        return normalized(
+            by, x, parameters_at(call, tensors, 2), None if x.dtype == dtype else dtype
+        )
+
+    return ReadsLow(compute)
+
+
 # --- Layer norm: over the last dims -------------------------------------------------------------
 
 LAYERS = {F.layer_norm: 1e-5, torch.layer_norm: 1e-5, F.rms_norm: None, torch.rms_norm: None}
@@ -105,7 +119,7 @@ def _bind_layer(call: Call, where: Where) -> Compute:
         eps = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
     dims = tuple(range(x.dims - len(cells), x.dims))
     by = bound(Normalization(dims, eps, is_layer, per_channel=False), where)
-    return lambda tensors: normalized(by, tensors[0], parameters_at(call, tensors, 2))
+    return _normalizing(by, call)
 
 
 # --- Group norm: over the channels of a group and all features ----------------------------------
@@ -175,11 +189,7 @@ def _bind_groups(call: Call, where: Where) -> Compute:
         F.group_norm(torch.empty(shape, device="meta"), groups)  # Raises, on every rank alike.
     features, eps = tuple(range(2, call.tensors[0].dims)), call.get(4, "eps", 1e-5)
     by = bound(Normalization(features, eps, group_count=where.call.get(1, "num_groups")), where)
-
-    def compute(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        return normalized(by, tensors[0], parameters_at(call, tensors, 2))
-
-    return compute
+    return _normalizing(by, call)
 
 
 # --- Local response norm: over neighbouring channels --------------------------------------------
