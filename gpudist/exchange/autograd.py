@@ -174,6 +174,10 @@ class _ApplyDeclared(torch.autograd.Function):
         return declared(gradients[0], ctx.adjoint, ctx.declared), None, None
 
 
+# Tensors that a node has saved, ``None`` for those that it had not.
+Saved = Sequence[Any]
+
+
 class Handwritten(Protocol):
     """Operator of one output with a backward of its own, such as one that overlaps messages.
 
@@ -186,11 +190,7 @@ class Handwritten(Protocol):
         ...
 
     def backward(
-        self,
-        gradient: torch.Tensor,
-        inputs: Sequence[Any],
-        kept: Sequence[Any],
-        needs: Sequence[bool],
+        self, gradient: torch.Tensor, inputs: Saved, kept: Saved, needs: Sequence[bool]
     ) -> Sequence[torch.Tensor | None]:
         """Return the gradients of the inputs; those that are not needed may be ``None``."""
         ...
