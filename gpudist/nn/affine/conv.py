@@ -92,10 +92,11 @@ class _DistributedConv(ConvLayer):
     Cost:
         In forward, one group of messages carries the ghost cells of the input and the parameters
         from their owners, two groups if the block is convolved in place; with split channels, a
-        broadcast of the input and a sum-reduce of the output follow. Backward moves the same bytes in the opposite direction. The block is copied
-        next to its ghosts, unless it is convolved in place or no worker needs ghosts. The copy
-        has no zeros that the worker would have on both sides of a dim. Backward keeps it; on a GPU,
-        with ``P_x`` alone and from 4 MiB on, it keeps the block and the ghosts, and copies again.
+        broadcast of the input and a sum-reduce of the output follow. Backward moves the same bytes
+        in the opposite direction. The block is copied next to its ghosts, unless it is convolved in
+        place or no worker needs ghosts. The copy has no zeros that the worker would have on both
+        sides of a dim. Backward keeps it; on a GPU, with ``P_x`` alone and from 4 MiB on, it keeps
+        the block and the ghosts, and copies again for the gradient of the weight.
         Workers at an edge copy the block once more if the padding is reflected or replicated.
 
     Raises:

@@ -111,15 +111,13 @@ class ConvolutionInPlace:
     def _of_block(
         self, gradient: torch.Tensor, x: torch.Tensor, slabs: Saved, weight: Any, needs: Saved
     ) -> Any:
+        if not any(needs[:2]):
+            return None, None
         if self.copy is None or not needs[1]:
-            if not any(needs[:2]):
-                return None, None
             return self.of_own.gradients(gradient, x, weight, needs)
-        of_x = None
-        if needs[0]:
-            of_x = self.of_own.gradients(gradient, x, weight, (True, False))[0]
         copy = self.copy(x, slabs)
-        return of_x, self.of_slab.gradients(gradient, copy, weight, (False, True))[1]
+        of_copy, of_weight = self.of_slab.gradients(gradient, copy, weight, needs)
+        return None if of_copy is None else of_copy[self.copy.own.slices], of_weight
 
 
 def bind_in_place(
