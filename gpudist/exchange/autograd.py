@@ -210,6 +210,16 @@ def apply_handwritten(operator: Handwritten, *inputs: torch.Tensor | None) -> to
     return operator.forward(*inputs)[0]
 
 
+def gradients_of_composed(
+    operator: Handwritten, inputs: Saved, needs: Sequence[bool], gradient: torch.Tensor
+) -> list[torch.Tensor | None]:
+    """Return the gradients of the composition, which are differentiable again."""
+    y = operator.composed(*inputs)
+    needed = list(compress(inputs, needs))
+    found = iter(torch.autograd.grad(y, needed, gradient, create_graph=True))
+    return [next(found) if needed else None for needed in needs]
+
+
 class _ApplyHandwritten(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, operator: Handwritten, *inputs: torch.Tensor | None) -> torch.Tensor:
@@ -228,10 +238,7 @@ class _ApplyHandwritten(torch.autograd.Function):
         needs = ctx.needs_input_grad[1:]
         if not torch.is_grad_enabled():
             return None, *ctx.operator.backward(gradients[0], inputs, kept, needs)
-        y = ctx.operator.composed(*inputs)
-        needed = [x for x, needed in zip(inputs, needs, strict=True) if needed]
-        found = iter(torch.autograd.grad(y, needed, gradients[0], create_graph=True))
-        return None, *(next(found) if needed else None for needed in needs)
+        return None, *gradients_of_composed(ctx.operator, inputs, needs, gradients[0])
 
 
 class _MoveNode(torch.autograd.Function):

@@ -11,6 +11,8 @@ import torch
 
 from gpudist.errors import ShapeError
 from gpudist.exchange.autograd import apply_handwritten, is_eager
+from gpudist.exchange.compiled_nodes import apply_compiled
+from gpudist.exchange.torch_library import is_compiled
 from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.halo import have_faces
 from gpudist.geometry.windows import FoldedWindow, PaddedWindow, Read, SlidingWindow, Window
@@ -206,6 +208,8 @@ class _DistributedConv(ConvLayer):
             return self.affine(bound, x, weight, bias)
         if autocast_is_on(x.device):
             weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
+        if isinstance(by_hand, ConvolutionInPlace) and is_compiled():
+            return apply_compiled(by_hand, x, weight, bias)
         return apply_handwritten(by_hand, x, weight, bias)
 
     def _compute(
@@ -367,7 +371,9 @@ class _BoundConv(BoundAffine):
         trains, way = torch.is_grad_enabled(), self.in_place
         if way is None or (trains and not way.in_training):
             way = self.with_ghosts if trains and not suits_cpu(x) else None
-        if way is None or not is_eager(x) or x.dtype != product_dtype(x):
+        if way is None or not (is_eager(x) or (way is self.in_place and is_compiled())):
+            return None
+        if x.dtype != product_dtype(x):
             return None
         return None if autocast_is_on(x.device) and any(self.parameters) else way
 

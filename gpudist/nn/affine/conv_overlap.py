@@ -8,13 +8,13 @@ computed while these messages are under way.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from gpudist.exchange import Movement, start
+from gpudist.exchange import Movement, output_form, start
 from gpudist.exchange.autograd import Saved
 from gpudist.geometry.boxes import Box, intersection, without
 from gpudist.geometry.halo import from_strip
@@ -57,8 +57,31 @@ class ConvolutionInPlace:
         """Convolution without zeros beyond the cells."""
         return replace(self.of_own, padding=(0,) * len(self.of_own.padding))
 
+    @property
+    def kept_inputs(self) -> Mapping[int, int]:
+        """Whether the weight that backward needs is the input."""
+        return {} if any(self.parameters) else {0: 1}
+
+    def like_results(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> list[torch.Tensor]:
+        """Return tensors like the results of :meth:`forward`."""
+        given = [weight] if bias is None else [weight, bias]
+        weight, *biases = [
+            given if m is None else given.new_empty(m.output_shape)
+            for m, given in zip((*self.parameters, None, None), given, strict=False)
+        ]
+        slabs = [
+            torch.empty(
+                face.output_shape, dtype=x.dtype, device=x.device,
+                memory_format=output_form(face, x.stride()),
+            )
+            for face in self.faces
+        ]  # fmt: skip
+        return [self.of_own(x, weight, *biases), weight, *slabs]
+
     def forward(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Return the output, and the moved weight and slabs that its adjoint needs.
 
