@@ -16,11 +16,11 @@ class Compiled(Handwritten, Protocol):
 
     @property
     def kept_inputs(self) -> Mapping[int, int]:
-        """What backward needs that is an input: its number there, and that of the input."""
+        """Number of each input that backward needs, by its number among what is kept."""
         ...
 
-    def like_results(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
-        """Return tensors like the output and what else backward needs, of tensors without cells."""
+    def like_results(self, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
+        """Return tensors like the output and what else backward needs, of inputs without data."""
         ...
 
 
@@ -80,11 +80,11 @@ def _gradients(
         kept[i] = inputs[number]
     with torch.no_grad():
         found = operator.backward(gradient, inputs, kept, [*needs, False])
-    return [_like(x, y) for x, y in zip(inputs, found, strict=False)]
+    return [_in_format_of(x, y) for x, y in zip(inputs, found, strict=False)]
 
 
-def _like(x: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:
-    """Return the gradient in the memory format of ``x``, which the graph relies on."""
+def _in_format_of(x: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:
+    # The graph relies on this memory format.
     if gradient is None:
         return x.new_empty(0)
     if gradient.stride() == x.stride():

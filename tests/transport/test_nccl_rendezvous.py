@@ -1,4 +1,4 @@
-"""What the ranks of an NCCL world know of each other when all have arrived."""
+"""Name of the GPU that all ranks of an NCCL world have, known once all have arrived."""
 
 from __future__ import annotations
 

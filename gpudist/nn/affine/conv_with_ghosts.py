@@ -80,7 +80,7 @@ class ConvolutionWithGhosts:
         return found
 
     def _unread(self, x: torch.Tensor) -> torch.Tensor:
-        """Return a tensor like the copy, whose values nobody reads."""
+        # Only the shape of the copy is read.
         form = channels_last_form(x) or torch.contiguous_format
         shape = self.halo.output_shape
         return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=form)

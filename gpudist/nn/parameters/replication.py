@@ -194,7 +194,7 @@ def sums_of(
             _bind_sum(holders, dtype, tuple(_cells(replicated[i], gradients[i]) for i in part))
             for part in parts
         ]
-        in_order = {i: _in_order(gradients[i], replicated[i].form) for i in chosen}
+        in_order = {i: _in_memory_order(gradients[i], replicated[i].form) for i in chosen}
         totals = _carried_out(movements, (joined([in_order[i] for i in part]) for part in parts))
         for part, total in zip(parts, totals, strict=True):
             pieces = total.split([gradients[i].numel() for i in part])
@@ -208,8 +208,7 @@ def _cells(parameter: ReplicatedParameter, gradient: torch.Tensor) -> _Cells:
     return parameter.number, gradient.shape, parameter.form is not None
 
 
-def _in_order(x: torch.Tensor, form: torch.memory_format | None) -> torch.Tensor:
-    """Return ``x`` with its dims in the order of memory of a tensor in the format ``form``."""
+def _in_memory_order(x: torch.Tensor, form: torch.memory_format | None) -> torch.Tensor:
     return x if form is None else x.movedim(1, -1)
 
 

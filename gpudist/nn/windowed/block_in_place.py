@@ -68,7 +68,7 @@ def use_in_place(
         return BlockInPlace(padding, (), ())
     if not overlap or layout.dtype not in (_WIDE if with_own else (*_WIDE, *LOW)):
         return None
-    cells = _largest_block(halo, layout)
+    cells = _cells_of_largest_block(halo, layout)
     gpu = None if suits_cpu(x) else rates_of(halo.P_x.wire.gpu)
     sends = any(blocks.parts > 1 for blocks in inputs.dims[2:])
     given = (gpu, layout.dtype.itemsize * cells, count, sends)
@@ -110,8 +110,8 @@ def saves_time(
     return copy_s + ways * hidden_s > ways * faces * gpu.face_s
 
 
-def _largest_block(halo: HaloExchange, layout: BlockLayout) -> int:
-    """Return the cells of the largest block, the same on all ranks; 0 if any block is empty."""
+def _cells_of_largest_block(halo: HaloExchange, layout: BlockLayout) -> int:
+    # The same on all ranks; 0 if any block of the input or output is empty.
     inputs = layout.decomposition.dims
     outputs = [window.outputs(blocks) for blocks, window in zip(inputs, halo.windows, strict=True)]
     cells = [[blocks.length(i) for i in range(blocks.parts)] for blocks in (*inputs, *outputs)]

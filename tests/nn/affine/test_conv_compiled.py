@@ -67,7 +67,7 @@ def test_gradients(P_world: Partition, name: str) -> None:
 
 @distributed(ranks=2, transports=["host"])
 def test_gradients_of_gradients_repeat_the_composition(P_world: Partition) -> None:
-    """As torch.func takes them in a graph."""
+    """torch.func takes them so in a graph."""
     P_x = grid(P_world, [1, 1, 2])
     torch.manual_seed(0)
     layer = DISTRIBUTED[1](P_x, 2, 2, 3, padding=1, dtype=torch.float64)
