@@ -11,7 +11,7 @@ from gpudist.exchange.autograd import Handwritten, gradients_of_composed
 from gpudist.exchange.torch_library import define, handles_of, thing_of
 
 
-class Compiled(Handwritten, Protocol):
+class InGraph(Handwritten, Protocol):
     """Operator whose inputs and results a graph can describe."""
 
     @property
@@ -24,7 +24,7 @@ class Compiled(Handwritten, Protocol):
         ...
 
 
-def apply_compiled(operator: Compiled, *inputs: torch.Tensor | None) -> torch.Tensor:
+def apply_compiled(operator: InGraph, *inputs: torch.Tensor | None) -> torch.Tensor:
     """Return the output of ``operator``, as one operation of the graph that is being traced.
 
     Args:
@@ -36,14 +36,14 @@ def apply_compiled(operator: Compiled, *inputs: torch.Tensor | None) -> torch.Te
 
 
 def _forward(handle: int, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    operator: Compiled = thing_of(handle)
+    operator: InGraph = thing_of(handle)
     with torch.no_grad():
         y, kept = operator.forward(*inputs)
     return [y, *_without(operator.kept_inputs, kept)]
 
 
 def _like_forward(handle: int, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    operator: Compiled = thing_of(handle)
+    operator: InGraph = thing_of(handle)
     y, *kept = operator.like_results(*inputs)
     return [y, *_without(operator.kept_inputs, kept)]
 
@@ -74,7 +74,7 @@ def _backward(ctx: Any, gradients: list[torch.Tensor]) -> tuple[Any, ...]:
 def _gradients(
     handle: int, tensors: Sequence[torch.Tensor], count: int, needs: Sequence[bool]
 ) -> list[torch.Tensor]:
-    operator: Compiled = thing_of(handle)
+    operator: InGraph = thing_of(handle)
     gradient, inputs, kept = tensors[0], tensors[1 : 1 + count], list(tensors[1 + count :])
     for i, number in operator.kept_inputs.items():
         kept[i] = inputs[number]
