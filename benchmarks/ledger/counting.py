@@ -40,7 +40,7 @@ class Counts:
     Attributes:
         launches: kernels, without those of NCCL.
         size_bytes: bytes that they read and write.
-        copied_bytes: those of them with which gpudist copies cells from tensor to tensor.
+        copied_bytes: those of them with which gpudist copies a tensor to another one.
         by_name: both, by the name of the operation.
     """
 

@@ -44,9 +44,9 @@ class Row:
         halos: halo exchanges of the forward.
         split_norms: norms whose statistics are summed over ranks.
         device_bytes: bytes that kernels read and write.
-        copied_bytes: those of them with which gpudist copies cells from tensor to tensor: a block
-            beside its ghosts and its gradient back, in place of a convolution in place, which takes
-            longer for a block of this size.
+        copied_bytes: those of them with which gpudist copies a tensor to another one, with or
+            without adding what arrived: a block beside its ghosts and its gradient back, where the
+            short kernels of a convolution in place take longer; sums of gradients over two ranks.
         moved_bytes: bytes in messages that are sent and received.
         kept_bytes: bytes that autograd keeps for backward, without parameters.
         nccl_groups: groups of NCCL calls.
