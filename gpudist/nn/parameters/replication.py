@@ -23,21 +23,27 @@ from gpudist.exchange.autograd import apply, has_tangents, is_eager, moved
 from gpudist.exchange.torch_library import has_modes, is_recorded
 from gpudist.geometry.broadcasting import plan_all_sum_reduce
 from gpudist.geometry.layout import broadcast
+from gpudist.nn.channels_last import channels_last_form
 from gpudist.nn.parameters.buckets import BUCKET_BYTES, joined, messages
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.nn.tensor_parallel.invariant import copy_once
 from gpudist.ops.shape_agreement import refuse
 from gpudist.world.partition import Partition, kept_by_world
 
+# Number and shape of a parameter, and whether its cells are in the order of channels-last.
+_Cells = tuple[int, tuple[int, ...], bool]
+
 
 class ReplicatedParameter(NamedTuple):
     """A parameter's number, the same on all ranks, and the workers over which to sum its gradient.
 
-    ``None`` stands for this worker alone.
+    ``None`` stands for this worker alone. Gradients are sent in the parameter's memory format,
+    which its ``grad`` has too; ``None`` is contiguous.
     """
 
     number: int
     holders: Partition | None
+    form: torch.memory_format | None = None
 
 
 def holders_of(placement: ParameterPlacement) -> Partition | None:
@@ -84,7 +90,7 @@ def copies_of(
         return copies
     learns = torch.is_grad_enabled()
     replicated = [
-        ReplicatedParameter(i, P)
+        ReplicatedParameter(i, P, channels_last_form(copies[i]))
         for i, P in held
         if (learns and copies[i].requires_grad) or not is_eager()
     ]
@@ -185,17 +191,25 @@ def sums_of(
         assert holders is not None
         parts = messages({i: gradients[i].nbytes for i in chosen}, bucket_bytes)
         movements = [
-            _bind_sum(
-                holders, dtype, tuple((replicated[i].number, gradients[i].shape) for i in part)
-            )
+            _bind_sum(holders, dtype, tuple(_cells(replicated[i], gradients[i]) for i in part))
             for part in parts
         ]
-        totals = _carried_out(movements, (joined([gradients[i] for i in part]) for part in parts))
+        in_order = {i: _in_memory_order(gradients[i], replicated[i].form) for i in chosen}
+        totals = _carried_out(movements, (joined([in_order[i] for i in part]) for part in parts))
         for part, total in zip(parts, totals, strict=True):
             pieces = total.split([gradients[i].numel() for i in part])
             for i, piece in zip(part, pieces, strict=True):
-                sums[i] = piece.view(gradients[i].shape)
+                cells = piece.view(in_order[i].shape)
+                sums[i] = cells if replicated[i].form is None else cells.movedim(-1, 1)
     return tuple(sums)
+
+
+def _cells(parameter: ReplicatedParameter, gradient: torch.Tensor) -> _Cells:
+    return parameter.number, gradient.shape, parameter.form is not None
+
+
+def _in_memory_order(x: torch.Tensor, form: torch.memory_format | None) -> torch.Tensor:
+    return x if form is None else x.movedim(1, -1)
 
 
 def _carried_out(
@@ -209,10 +223,8 @@ def _carried_out(
 
 
 @kept_by_world
-def _bind_sum(
-    holders: Partition, dtype: torch.dtype, parts: tuple[tuple[int, tuple[int, ...]], ...]
-) -> Movement:
-    cells = (sum(prod(shape) for _, shape in parts),)
+def _bind_sum(holders: Partition, dtype: torch.dtype, parts: tuple[_Cells, ...]) -> Movement:
+    cells = (sum(prod(shape) for _, shape, _ in parts),)
     assert holders.rank is not None
     plan = plan_all_sum_reduce(holders.rank, range(holders.size), cells, ("gradients", parts))
     which = f"{len(parts)} gradients (parameters {parts[0][0]} to {parts[-1][0]})"

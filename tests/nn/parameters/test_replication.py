@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 from gpudist.errors import PlanMismatch
 from gpudist.exchange import all_reduce
+from gpudist.exchange.torch_library import Watching
 from gpudist.nn import (
     DistributedBatchNorm2d,
     DistributedEmbedding,
@@ -17,6 +19,7 @@ from gpudist.nn import (
 )
 from gpudist.nn.parameters import buckets
 from gpudist.nn.parameters.parameter_placement import placements
+from gpudist.nn.parameters.replication import copies_of
 from gpudist.world.partition import Partition
 from tests.nn.compare import (
     assert_block_of,
@@ -161,6 +164,31 @@ def test_buckets(P_world: Partition, bucket_bytes: int) -> None:
         messages = {1: 6, 100: 4, 200: 4}[bucket_bytes]
         assert sums == (messages if P_world.transport == "nccl" else 1)
     assert_same_gradients(model, sequential, P_x)
+
+
+@distributed(ranks=2, transports=["loopback", "nccl"])
+def test_gradients_in_channels_last_are_not_reordered(P_world: Partition) -> None:
+    form = torch.channels_last
+    parameters = [torch.ones(4, 3, 3, 2).requires_grad_(), torch.ones(5).requires_grad_()]
+    parameters[0] = parameters[0].detach().contiguous(memory_format=form).requires_grad_()
+    rank = P_world.rank or 0
+    given = torch.arange(72.0).view(4, 3, 3, 2) * (rank + 1)
+    for seed in (given.contiguous(memory_format=form), given):
+        parameters[0].grad = None
+        weight, bias = copies_of(parameters, [P_world, P_world])
+        with _Copies() as copies:
+            torch.autograd.backward([weight, bias], [seed, torch.ones(5)])
+        assert torch.equal(gradient_of(parameters[0]), torch.arange(72.0).view(4, 3, 3, 2) * 3)
+        assert gradient_of(parameters[0]).stride() == parameters[0].stride()
+        assert copies.count == (0 if seed.stride() == parameters[0].stride() else 1)
+
+
+class _Copies(Watching):
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func._overloadpacket.__name__ in ("clone", "copy_", "contiguous")
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam])
