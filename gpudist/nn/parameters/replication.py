@@ -89,7 +89,7 @@ def copies_of(
         return copies
     learns = torch.is_grad_enabled()
     replicated = [
-        ReplicatedParameter(i, P, memory_order(copies[i]))
+        ReplicatedParameter(i, P, None if copies[i].is_contiguous() else _memory_order(copies[i]))
         for i, P in held
         if (learns and copies[i].requires_grad) or not is_eager()
     ]
@@ -211,13 +211,11 @@ def sums_of(
     return tuple(sums)
 
 
-def memory_order(x: torch.Tensor) -> tuple[int, ...] | None:
-    """Return the dims of ``x`` in the order of its memory; ``None`` if it is contiguous or has gaps.
+def _memory_order(x: torch.Tensor) -> tuple[int, ...] | None:
+    """Return the dims of ``x`` in the order of its memory; ``None`` if it has gaps.
 
     A dim of one cell may have any stride, and is the last.
     """
-    if x.is_contiguous():
-        return None
     strides = [0 if n == 1 else stride for n, stride in zip(x.shape, x.stride(), strict=True)]
     order = tuple(sorted(range(x.dim()), key=lambda dim: -strides[dim]))
     return order if x.permute(order).is_contiguous() else None
