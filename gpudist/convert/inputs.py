@@ -243,8 +243,8 @@ _names: WeakKeyDictionary[FunctionType, Callable[[int], str]] = WeakKeyDictionar
 
 def names_by_place(function: Callable[..., Any]) -> Callable[[int], str]:
     """Return a function that maps the position of an argument to its name."""
-    method = function.__func__ if type(function) is MethodType else None
-    # Made once for each forward.
+    own = getattr(function, "__wrapped__", function)
+    method = own.__func__ if type(own) is MethodType else None
     if type(method) is FunctionType and method in _names:
         return _names[method]
     names: list[str] = []

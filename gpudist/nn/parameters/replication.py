@@ -183,8 +183,13 @@ def sums_of(
     deadlock.
     """
     alike: dict[tuple[Partition | None, torch.dtype], list[int]] = {}
+    key, own = None, []
     for i, (parameter, gradient) in enumerate(zip(replicated, gradients, strict=True)):
-        alike.setdefault((parameter.holders, gradient.dtype), []).append(i)
+        # Most have those of the one before, and to hash a partition takes a while.
+        if key is None or parameter.holders is not key[0] or gradient.dtype != key[1]:
+            key = parameter.holders, gradient.dtype
+            own = alike.setdefault(key, [])
+        own.append(i)
     sums = list(gradients)
     # A sum whose memory is not in the parameter's order would be copied into ``grad``.
     blocks = [

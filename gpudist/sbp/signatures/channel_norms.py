@@ -24,7 +24,7 @@ from gpudist.sbp.registry import (
     on_meta,
     register,
 )
-from gpudist.sbp.signatures.norms import bound, parameters_at, result_like, tensor_at
+from gpudist.sbp.signatures.norms import bound, parameters_of, result_like, tensor_at
 
 Moments = tuple[torch.Tensor | None, torch.Tensor | None]
 
@@ -160,12 +160,12 @@ def _bind(call: Call, where: Where) -> Compute:
     updates = call.function is updating_batch_norm
     eps, dtype = call.args[3:5] if returns_moments else (call.args[6 + (not updates)], None)
     by = bound(Normalization(dims, eps), where)
-    alone = call.ready
+    alone, parameters_at = call.ready, parameters_of(call, 1)
     moment_shape = x.shape[:2] if is_instance else x.shape[1:2]
 
     def compute(tensors: Sequence[torch.Tensor]) -> Any:
         x = tensors[0]
-        parameters = parameters_at(call, tensors, 1)
+        parameters = parameters_at(tensors)
         if is_alone(by, x, parameters):
             return alone(tensors)
         if updates:
