@@ -108,6 +108,8 @@ def recalled(
     if call is None or is_explained or _notes.anew or _transforms_active():
         return _derived(kind, function, args, kwargs, first, key, scope)
     if type(call) is _CachedComposite:
+        if scope is not None:
+            return _derived(kind, function, args, kwargs, first, key, scope)
         try:
             return call.function(*args, **kwargs)
         except NotImplementedError:
@@ -340,8 +342,10 @@ def _calls_composite(
     if _any_autocast() or "out" in kwargs:
         return False
     own, named = settled(function, args, kwargs)
-    is_same = own is args and list(named) == list(kwargs)
-    return is_same and all(type(x) is kind for x in _tensors(args, kwargs))
+    if own is not args or list(named) != list(kwargs):
+        return False
+    # Outside of networks, calls of plain tensors with dims are not cached.
+    return all([type(x) is kind or x.dim() > 0 for x in _tensors(args, kwargs)])
 
 
 def _holds_any_number(results: Any) -> bool:
