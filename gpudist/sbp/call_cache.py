@@ -107,7 +107,7 @@ def recalled(
     is_explained = (explained.get() or debug_logs.get(DEBUG, True)) and is_explaining()
     if call is None or is_explained or _notes.anew or _transforms_active():
         return _derived(kind, function, args, kwargs, first, key, scope)
-    if type(call) is _CachedComposite:
+    if isinstance(call, _CachedComposite):
         if scope is not None:
             return _derived(kind, function, args, kwargs, first, key, scope)
         try:
@@ -287,9 +287,8 @@ def _derived(
         args, kwargs = with_copies(scope, function, args, kwargs) or (args, kwargs)
     result, notes = _noted(kind, function, args, kwargs)
     call = _single(function, args, kwargs, result, notes) if first.placement.active else None
-    is_own = scope is None and None not in notes
-    if call is None and is_own and _calls_composite(kind, function, args, kwargs):
-        call = _CachedComposite(signatures[function].function)
+    if call is None and scope is None and None not in notes:
+        call = _composite(kind, function, args, kwargs)
     if call is not None:
         first.calls[key] = call
     return result
@@ -333,19 +332,21 @@ def _single(
     return _CachedCall(movements, compute, spec, specs, holder, alone)
 
 
-def _calls_composite(
+def _composite(
     kind: type[GlobalTensor], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> bool:
-    """Return whether :func:`dispatch` would call a composite function with these arguments."""
-    if not isinstance(signatures.get(function), Composite) or function in ELEMENTWISE:
-        return False
+) -> _CachedComposite | None:
+    """Return the composite that :func:`dispatch` would call with exactly these arguments."""
+    entry = signatures.get(function)
+    if not isinstance(entry, Composite) or function in ELEMENTWISE:
+        return None
     if _any_autocast() or "out" in kwargs:
-        return False
+        return None
     own, named = settled(function, args, kwargs)
     if own is not args or list(named) != list(kwargs):
-        return False
+        return None
     # Outside of networks, calls of plain tensors with dims are not cached.
-    return all([type(x) is kind or x.dim() > 0 for x in _tensors(args, kwargs)])
+    is_cached = all([type(x) is kind or x.dim() > 0 for x in _tensors(args, kwargs)])
+    return _CachedComposite(entry.function) if is_cached else None
 
 
 def _holds_any_number(results: Any) -> bool:

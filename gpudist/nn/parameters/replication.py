@@ -217,10 +217,7 @@ def sums_of(
 
 
 def _memory_order(x: torch.Tensor) -> tuple[int, ...] | None:
-    """Return the dims of ``x`` in the order of its memory; ``None`` if it has gaps.
-
-    A dim of one cell may have any stride, and is the last.
-    """
+    # None if it has gaps. A dim of one cell may have any stride, and is the last.
     strides = [0 if n == 1 else stride for n, stride in zip(x.shape, x.stride(), strict=True)]
     order = tuple(sorted(range(x.dim()), key=lambda dim: -strides[dim]))
     return order if x.permute(order).is_contiguous() else None
