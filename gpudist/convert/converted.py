@@ -123,7 +123,10 @@ class _Whole:
 
     def __init__(self, kind: type[torch.nn.Module], network: torch.nn.Module) -> None:
         self.kind, self.network = kind, network
-        self.__signature__ = inspect.signature(network.forward)
+
+    @property
+    def __wrapped__(self) -> Any:
+        return self.network.forward
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.kind.__call__(self.network, *args, **kwargs)

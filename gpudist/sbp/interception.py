@@ -21,6 +21,7 @@ from gpudist.errors import ConversionError
 from gpudist.exchange.torch_library import is_traced
 from gpudist.geometry.layout import broadcast
 from gpudist.sbp.boxing import declared
+from gpudist.sbp.call_cache import recalled
 from gpudist.sbp.copies import copy_of, needs_copies, require_copies, with_copies
 from gpudist.sbp.drawing import WITHOUT_INDEX, Drawing, may_draw
 from gpudist.sbp.fresh import FACTORIES, FreshTensors
@@ -28,7 +29,7 @@ from gpudist.sbp.functions import apply_to_plain, dispatch_functions
 from gpudist.sbp.global_parameter import GlobalParameter
 from gpudist.sbp.global_spec import GlobalSpec, wrapped
 from gpudist.sbp.global_tensor import GlobalTensor
-from gpudist.sbp.methods import METADATA, entry, gradient_of
+from gpudist.sbp.methods import METADATA, METHODS, entry, gradient_of
 from gpudist.sbp.outer import OuterTensor, made_in, outer, without_cells
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.plain import shared
@@ -50,6 +51,8 @@ from gpudist.sbp.spectrum import Spectrum, computed
 from gpudist.sbp.terms import OF_GRADIENTS, is_users
 from gpudist.sbp.unknown import cut_like, settle, stand_in
 
+_GLOBAL = (GlobalTensor,)
+
 
 class _Intercepted(Drawing):
     def __init__(self, scope: Scope) -> None:
@@ -65,6 +68,9 @@ class _Intercepted(Drawing):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if types == _GLOBAL and func in METADATA:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
         is_fresh = func in FACTORIES and "out" not in kwargs and current_scope() is self.scope
         if is_fresh and self.scope.pins is not None:
             # A prescribed layout is not changed.
@@ -72,6 +78,9 @@ class _Intercepted(Drawing):
         if self.fresh.refs and func not in METADATA:
             is_fresh = self.fresh.used(func, args, kwargs) or is_fresh
         if not is_fresh:
+            if types == _GLOBAL and func not in METHODS and func not in WITHOUT_INDEX:
+                # What the methods below come to, on the path of most calls.
+                return recalled(GlobalTensor, func, args, kwargs)
             return self._result(func, types, args, kwargs)
         result = self._result(func, types, args, kwargs)
         self.fresh.note(result)

@@ -23,27 +23,26 @@ from gpudist.exchange.autograd import apply, has_tangents, is_eager, moved
 from gpudist.exchange.torch_library import has_modes, is_recorded
 from gpudist.geometry.broadcasting import plan_all_sum_reduce
 from gpudist.geometry.layout import broadcast
-from gpudist.nn.channels_last import channels_last_form
 from gpudist.nn.parameters.buckets import BUCKET_BYTES, joined, messages
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.nn.tensor_parallel.invariant import copy_once
 from gpudist.ops.shape_agreement import refuse
 from gpudist.world.partition import Partition, kept_by_world
 
-# Number and shape of a parameter, and whether its cells are in the order of channels-last.
-_Cells = tuple[int, tuple[int, ...], bool]
-
 
 class ReplicatedParameter(NamedTuple):
-    """A parameter's number, the same on all ranks, and the workers over which to sum its gradient.
+    """A parameter whose gradient is summed.
 
-    ``None`` stands for this worker alone. Gradients are sent in the parameter's memory format,
-    which its ``grad`` has too; ``None`` is contiguous.
+    Attributes:
+        number: its number, the same on all ranks.
+        holders: workers over which to sum its gradient; ``None`` if there is only this one.
+        order: its dims in the order of its memory, which that of its gradient and of the sum is;
+            ``None`` if it is contiguous.
     """
 
     number: int
     holders: Partition | None
-    form: torch.memory_format | None = None
+    order: tuple[int, ...] | None
 
 
 def holders_of(placement: ParameterPlacement) -> Partition | None:
@@ -90,7 +89,7 @@ def copies_of(
         return copies
     learns = torch.is_grad_enabled()
     replicated = [
-        ReplicatedParameter(i, P, channels_last_form(copies[i]))
+        ReplicatedParameter(i, P, None if copies[i].is_contiguous() else _memory_order(copies[i]))
         for i, P in held
         if (learns and copies[i].requires_grad) or not is_eager()
     ]
@@ -184,32 +183,48 @@ def sums_of(
     deadlock.
     """
     alike: dict[tuple[Partition | None, torch.dtype], list[int]] = {}
+    key, own = None, []
     for i, (parameter, gradient) in enumerate(zip(replicated, gradients, strict=True)):
-        alike.setdefault((parameter.holders, gradient.dtype), []).append(i)
+        # Most have those of the one before, and to hash a partition takes a while.
+        if key is None or parameter.holders is not key[0] or gradient.dtype != key[1]:
+            key = parameter.holders, gradient.dtype
+            own = alike.setdefault(key, [])
+        own.append(i)
     sums = list(gradients)
+    # A sum whose memory is not in the parameter's order would be copied into ``grad``.
+    blocks = [
+        gradient if parameter.order is None else gradient.permute(parameter.order)
+        for parameter, gradient in zip(replicated, gradients, strict=True)
+    ]
     for (holders, dtype), chosen in alike.items():
         assert holders is not None
         parts = messages({i: gradients[i].nbytes for i in chosen}, bucket_bytes)
         movements = [
-            _bind_sum(holders, dtype, tuple(_cells(replicated[i], gradients[i]) for i in part))
+            _bind_sum(
+                holders,
+                dtype,
+                tuple([(replicated[i].number, blocks[i].shape, replicated[i].order) for i in part]),
+            )
             for part in parts
         ]
-        in_order = {i: _in_memory_order(gradients[i], replicated[i].form) for i in chosen}
-        totals = _carried_out(movements, (joined([in_order[i] for i in part]) for part in parts))
+        totals = _carried_out(movements, (joined([blocks[i] for i in part]) for part in parts))
         for part, total in zip(parts, totals, strict=True):
-            pieces = total.split([gradients[i].numel() for i in part])
+            pieces = total.split([blocks[i].numel() for i in part])
             for i, piece in zip(part, pieces, strict=True):
-                cells = piece.view(in_order[i].shape)
-                sums[i] = cells if replicated[i].form is None else cells.movedim(-1, 1)
+                order, piece = replicated[i].order, piece.view(blocks[i].shape)
+                sums[i] = piece if order is None else piece.permute(_inverse(order))
     return tuple(sums)
 
 
-def _cells(parameter: ReplicatedParameter, gradient: torch.Tensor) -> _Cells:
-    return parameter.number, gradient.shape, parameter.form is not None
+def _memory_order(x: torch.Tensor) -> tuple[int, ...] | None:
+    # None if it has gaps. A dim of one cell may have any stride, and is the last.
+    strides = [0 if n == 1 else stride for n, stride in zip(x.shape, x.stride(), strict=True)]
+    order = tuple(sorted(range(x.dim()), key=lambda dim: -strides[dim]))
+    return order if x.permute(order).is_contiguous() else None
 
 
-def _in_memory_order(x: torch.Tensor, form: torch.memory_format | None) -> torch.Tensor:
-    return x if form is None else x.movedim(1, -1)
+def _inverse(order: tuple[int, ...]) -> list[int]:
+    return sorted(range(len(order)), key=order.__getitem__)
 
 
 def _carried_out(
@@ -223,7 +238,11 @@ def _carried_out(
 
 
 @kept_by_world
-def _bind_sum(holders: Partition, dtype: torch.dtype, parts: tuple[_Cells, ...]) -> Movement:
+def _bind_sum(
+    holders: Partition,
+    dtype: torch.dtype,
+    parts: tuple[tuple[int, tuple[int, ...], tuple[int, ...] | None], ...],
+) -> Movement:
     cells = (sum(prod(shape) for _, shape, _ in parts),)
     assert holders.rank is not None
     plan = plan_all_sum_reduce(holders.rank, range(holders.size), cells, ("gradients", parts))

@@ -42,13 +42,15 @@ def tensor_at(
     return tensors[given.number] if isinstance(given, Slot) else None
 
 
-def parameters_at(
-    call: Call, tensors: Sequence[torch.Tensor], position: int
-) -> list[torch.Tensor | None]:
-    """Return the weight, at ``position``, and the bias after it, or as many as there are."""
-    weight = tensor_at(call, tensors, position, "weight")
-    bias = tensor_at(call, tensors, position + 1, "bias")
-    return [weight, bias][: 2 if bias is not None else weight is not None]
+def parameters_of(call: Call, position: int) -> Compute:
+    """Return a function of the tensors that returns the weight, at ``position``, and the bias.
+
+    It returns as many as there are.
+    """
+    given = call.get(position, "weight"), call.get(position + 1, "bias")
+    slots = [one.number if isinstance(one, Slot) else None for one in given]
+    slots = slots[: 2 if slots[1] is not None else slots[0] is not None]
+    return lambda tensors: [None if i is None else tensors[i] for i in slots]
 
 
 def alike(
@@ -73,13 +75,11 @@ def bound(by: Normalization, where: Where) -> Normalization:
 
 def _normalizing(by: Normalization, call: Call) -> Compute:
     """Return the normalization of the first tensor, of the dtype in ``call`` or of 16 bits."""
-    dtype = call.tensors[0].dtype
+    dtype, parameters = call.tensors[0].dtype, parameters_of(call, 2)
 
     def compute(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         x = tensors[0]
-        return normalized(
-            by, x, parameters_at(call, tensors, 2), None if x.dtype == dtype else dtype
-        )
+        return normalized(by, x, parameters(tensors), None if x.dtype == dtype else dtype)
 
     return ReadsLow(compute)
 

@@ -147,6 +147,21 @@ def test_sums_of_large_and_small_gradients(P_world: Partition) -> None:
     assert_equal_to(layer.bias.grad, torch.full((400,), 5.0, dtype=F64), 1e-10, "bias")
 
 
+@pytest.mark.parametrize("is_large", [False, True])
+@distributed(ranks=2, transports=["loopback", "nccl"])
+def test_a_sum_has_the_memory_order_of_its_parameter(P_world: Partition, is_large: bool) -> None:
+    shape = (16, 32, 25, 25) if is_large else (4, 3, 2, 5)
+    weight = torch.ones(shape).to(memory_format=torch.channels_last).requires_grad_()
+    assert (weight.nbytes > buckets.COPIED_BYTES) == is_large
+    bias = torch.ones(4, requires_grad=True)
+    for given in (weight, weight.detach().contiguous()):
+        gradient = torch.empty_like(given).copy_(random_like_all(shape, 1))
+        copies = copies_of([weight, bias], [P_world, P_world])
+        sums = torch.autograd.grad(copies, (weight, bias), (gradient, bias.detach()))
+        assert sums[0].stride() == weight.stride()
+        assert torch.equal(sums[0], 2 * gradient) and torch.equal(sums[1], 2 * bias)
+
+
 @pytest.mark.parametrize("bucket_bytes", [1, 100, 200])
 @distributed(ranks=4, transports=["loopback", "host", "gloo", "nccl"])
 def test_buckets(P_world: Partition, bucket_bytes: int) -> None:
