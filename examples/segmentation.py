@@ -39,7 +39,7 @@ from gpudist import Partition, checkpoint
 from gpudist.data import BlockSampler, RandomCrops, block_of
 from gpudist.nn import DistributedCrossEntropyLoss
 
-LEVELS, BATCH, CROPS = 3, 2, 8
+LEVELS, BATCH, CROPS = 3, 2, 16
 FORMATS = ("nii", "zarr", "h5", "npy")
 # Time that the other workers wait for rank 0, which trains the sequential network alone.
 TIMEOUT_S = 3600.0
@@ -86,25 +86,25 @@ def write(path: Path, array: np.ndarray[Any, Any]) -> None:
             import h5py
 
             with h5py.File(path, "w") as file:
-                file.create_dataset("cells", data=array, chunks=(16, 16, 16))
+                file.create_dataset("cells", data=array, chunks=True)
         case _:
             np.save(path, array)
 
 
 def write_brain(files: dict[str, StackDataset[Any]], every: int) -> None:
-    """Write every ``every``-th cell of both hemispheres, cut to sides that the network can halve."""
+    """Write every ``every``-th cell of both hemispheres, with sides that the network can halve."""
     volume = brain()
     for part, pair in files.items():
         box = tuple(slice(*region, every) for region in volume.regions[part])
         image, *shares = (np.asarray(x[box], np.int16) for x in (volume.image, *volume.shares))
-        classes = np.argmax([255 - sum(shares), *shares], axis=0)
+        classes = np.argmax(np.stack([255 - np.sum(shares, axis=0), *shares]), axis=0)
         cut = tuple(slice(n - n % (1 << (LEVELS - 1))) for n in image.shape)
         for array, file in zip((image, classes), pair.datasets, strict=True):
             write(file.paths[0], array[cut].astype(np.uint8))
 
 
 def brighten(image: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    return image * torch.empty(()).uniform_(0.8, 1.2, generator=generator)
+    return image * torch.empty(()).uniform_(0.95, 1.05, generator=generator)
 
 
 def train(
@@ -124,7 +124,7 @@ def train(
     criterion: nn.Module = nn.CrossEntropyLoss()
     if is_split:
         network, criterion = gpudist.distribute(network, P_x), DistributedCrossEntropyLoss(P_x)
-    optimizer = torch.optim.SGD(network.parameters(), options.lr, 0.9, nesterov=True)
+    optimizer = torch.optim.Adam(network.parameters(), options.lr)
     if not is_split:
         network.load_state_dict(state[0])
         optimizer.load_state_dict(state[1])
@@ -190,8 +190,8 @@ def read_options() -> argparse.Namespace:
     add("--size", type=int, default=16, help="cells per side of a crop, a multiple of 4")
     add("--width", type=int, default=8, help="channels of the first level, a multiple of 4")
     add("--grid", type=int, nargs=3, help="grid of workers over a volume")
-    add("--epochs", type=int, default=3)
-    add("--lr", type=float, default=0.1, help="of SGD")
+    add("--epochs", type=int, default=5)
+    add("--lr", type=float, default=0.02, help="of Adam")
     add("--seed", type=int, default=0, help="seed of the initial values and the crops")
     add("--dtype", choices=["float32", "float64"], default="float32")
     add("--save", type=Path, metavar="FOLDER", help="write a checkpoint after every epoch")
