@@ -45,7 +45,7 @@ def plan_for(case: Case) -> tuple[Plan, Counter[str]]:
         at: Any = rng.choice(("input", "output"))
         longer = copy.deepcopy(plan)
         longer.layout(path, sbp, call=call, at=at, function=name, grid=grid)
-        if not _has_dims(case, longer):
+        if not _splits_dims_that_exist(case, longer):
             continue
         plan = longer
         used = [one for one, n in zip(sbp, grid, strict=True) if n > 1]
@@ -58,8 +58,7 @@ def plan_for(case: Case) -> tuple[Plan, Counter[str]]:
     return plan, kinds
 
 
-def _has_dims(case: Case, plan: Plan) -> bool:
-    """Return whether the pinned tensors have the dims that the plan splits."""
+def _splits_dims_that_exist(case: Case, plan: Plan) -> bool:
     try:
         with in_float64():
             gpudist.plan_of(made(case.entry()), case.grid, case.shape, plan=plan)
