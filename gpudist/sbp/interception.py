@@ -71,14 +71,16 @@ class _Intercepted(Drawing):
         if types == _GLOBAL and func in METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
+        pins = self.scope.pins
+        is_pinned = pins is not None and pins.name_if_pinned(func) != ""
         is_fresh = func in FACTORIES and "out" not in kwargs and current_scope() is self.scope
-        if is_fresh and self.scope.pins is not None:
-            # A prescribed layout is not changed.
-            is_fresh = not self.scope.pins.name_if_pinned(func)
+        # A prescribed layout is not changed.
+        is_fresh = is_fresh and not is_pinned
         if self.fresh.refs and func not in METADATA:
             is_fresh = self.fresh.used(func, args, kwargs) or is_fresh
         if not is_fresh:
-            if types == _GLOBAL and func not in METHODS and func not in WITHOUT_INDEX:
+            is_operator = types == _GLOBAL and func not in METHODS and func not in WITHOUT_INDEX
+            if is_operator and not is_pinned:
                 # What the methods below come to, on the path of most calls.
                 return recalled(GlobalTensor, func, args, kwargs)
             return self._result(func, types, args, kwargs)
