@@ -203,3 +203,25 @@ def test_work_in_place_on_what_was_moved_reaches_the_original(
             plan.repartition("act", (1, 1, 1, 2))
 
     assert_as_alone(ReadAgain, grid(P_world, [1, 1, 2, 1]), [(1, 2, 6, 8)], edit)
+
+
+class Looking(nn.Module):
+    """Notes the layouts of what it computes."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: Any = torch.cat([x, x.tanh()], 1)
+        z: Any = torch.cat([y, y], 1)
+        made: Any = torch.zeros_like(z)
+        self.seen = [y.sbp, z.sbp, made.sbp]
+        return z
+
+
+@distributed(ranks=2, transports=["loopback"])
+def test_functions_return_the_pinned_layouts_at_every_call(P_world: Partition) -> None:
+    plan = Plan()
+    plan.layout("", split(3), function="cat", call=1, grid=[2])
+    plan.layout("", broadcast, function="zeros_like", grid=[2])
+    net: Any = distribute(Looking(), grid(P_world, [1, 1, 2, 1]), plan)
+    for _ in range(3):
+        net(own_block(torch.ones(1, 2, 6, 4), net.P_x))
+        assert net.seen == [(split(2),), (split(3),), (broadcast,)]
