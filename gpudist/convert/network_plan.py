@@ -168,6 +168,9 @@ class NetworkPlan(Checked):
     def from_text(cls, text: str) -> NetworkPlan:
         """Return the plan that :meth:`to_text` has written.
 
+        Args:
+            text: the text.
+
         Raises:
             ConversionError: the text is not a plan, or of a later version.
         """
@@ -191,12 +194,19 @@ class NetworkPlan(Checked):
         return plan
 
     def save(self, path: str | Path) -> None:
-        """Write the edits to a file of JSON text."""
+        """Write the edits to a file of JSON text.
+
+        Args:
+            path: the file.
+        """
         Path(path).write_text(f"{self.to_text()}\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> NetworkPlan:
         """Return the plan of a file that :meth:`save` has written.
+
+        Args:
+            path: the file.
 
         Raises:
             ConversionError: the file is missing, or holds no plan.
