@@ -171,6 +171,9 @@ class NetworkPlan(Checked):
         Args:
             text: the text.
 
+        Returns:
+            Plan without rows.
+
         Raises:
             ConversionError: the text is not a plan, or of a later version.
         """
@@ -207,6 +210,9 @@ class NetworkPlan(Checked):
 
         Args:
             path: the file.
+
+        Returns:
+            Plan without rows.
 
         Raises:
             ConversionError: the file is missing, or holds no plan.
