@@ -45,7 +45,7 @@ class LiveBytes:
     def add(self, x: torch.Tensor) -> None:
         """Count the storage of ``x`` until its last tensor is freed."""
         storage = x.untyped_storage()
-        if x.is_meta and storage._cdata not in self._numbers:
+        if storage._cdata not in self._numbers:
             self._follow(storage, storage.nbytes())
 
     def number_of(self, x: torch.Tensor) -> int:
