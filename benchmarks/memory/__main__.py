@@ -14,7 +14,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -31,6 +31,7 @@ from benchmarks.ledger.networks import SUBJECTS
 from benchmarks.memory.page import HERE, write_page
 from benchmarks.resident import forget_peak, status_mib
 from benchmarks.worlds import NEW
+from examples.gpt import GPT, Sizes
 from examples.networks import UNet3d
 from gpudist.planning import profile_of
 from gpudist.planning.live_bytes import LiveBytes
@@ -81,26 +82,25 @@ CASES = {
     "ResNet-50": _ledger("ResNet-50", (2, 3, 224, 224), (1, 1, 2, 1), "momentum"),
     "Swin": _ledger("Swin", (4, 3, 224, 112), (1, 1, 2, 1), "adamw"),
     "ViT": _ledger("ViT", (16, 3, 128, 128), (2, 1, 1, 1), "adamw"),
-    "GPT": _ledger("GPT", (16, 128), (2, 1), "adam"),
+    "GPT": Case(lambda: GPT(Sizes(500, 128, 128, 4, 4)), (16, 128), (2, 1), "adam", torch.int64),
     "PlainConvUNet": _ledger("PlainConvUNet", (2, 1, 64, 64, 64), (1, 1, 2, 1, 1), "sgd"),
 }  # fmt: skip
 
 
-def predicted() -> dict[str, Any]:
-    """Return the predictions of all cases on the host, and of the U-Net of an H200."""
+def predicted(names: Sequence[str]) -> Iterator[tuple[str, dict[str, int]]]:
+    """Yield the predictions of cases on the host, and of the U-Net of an H200."""
     host = replace(profile_of("h200"), wire="host")
-    found: dict[str, Any] = {}
-    for name, case in CASES.items():
+    for name in names:
+        case = CASES[name]
         x = torch.empty(case.shape, dtype=case.dtype, device="meta")
         dry = DryNetwork(case.make(), x, host, True, case.optimizer)
         memory = max((dry.rehearse(case.grid, r).memory for r in range(RANKS)),
                      key=lambda one: one.total)  # fmt: skip
-        found[name] = {"total": memory.total, **asdict(memory)}
+        yield name, {"total": memory.total, **asdict(memory)}
     for side in H200_SIDES:
         dry = DryNetwork(UNet3d(1, 3, 16), (1, 1, side, side, side), profile_of("h200"), True, "sgd")
         memory = dry.rehearse((1,) * 5, 0).memory
-        found[f"H200, {side}^3"] = {"total": memory.total, **asdict(memory)}
-    return found
+        yield f"H200, {side}^3", {"total": memory.total, **asdict(memory)}
 
 
 class _Tensors(TorchDispatchMode):
@@ -183,12 +183,13 @@ def main() -> int:
     if what == "page":
         write_page()
         return 0
-    if what == "predict":
-        found = predicted()
-    else:
-        found = {name: measured(name) for name in track(names or list(CASES), transient=True)}
-    path = HERE / f"{what}ed.json".replace("measureed", "measured")
-    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    path = HERE / ("predicted.json" if what == "predict" else "measured.json")
+    found = json.loads(path.read_text()) if path.is_file() else {}
+    names = names or list(CASES)
+    results = predicted(names) if what == "predict" else ((n, measured(n)) for n in names)
+    for name, one in track(results, total=len(names), transient=True):
+        found[name] = one
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

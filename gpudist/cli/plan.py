@@ -130,8 +130,8 @@ def _shape(words: Sequence[str]) -> Any:
         shape = tuple(map(int, extents))
     except ValueError:
         raise ShapeError(
-            f"--shape {' '.join(words)}: give numbers, and a dtype of torch after them if it is "
-            "not that of the parameters, as in 1 1 64 64 or 8 1024 int64"
+            f"--shape {' '.join(words)}: separate numbers by spaces, as in 1 1 64 64; a dtype of "
+            "torch may follow, as in 8 1024 int64"
         ) from None
     return shape if dtype is None else torch.empty(shape, dtype=dtype, device="meta")
 

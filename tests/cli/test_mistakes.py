@@ -76,7 +76,7 @@ def test_help_of_benchmarks_lists_their_subjects(capsys: pytest.CaptureFixture[s
         ([*PLAN, *SMALL, "--profile", str(ROOT)], "neither built in"),
         ([*PLAN, *SMALL, "--optimizer", "nadam"], "invalid choice: 'nadam'"),
         ([*PLAN, *SMALL, "--memory", "0"], "--memory 0: give a positive number of GiB"),
-        ([*PLAN, "--shape", "1", "1", "8x8"], "--shape 1 1 8x8: give numbers, and a dtype"),
+        ([*PLAN, "--shape", "1", "1", "8x8"], "--shape 1 1 8x8: separate numbers"),
         ([*PLAN, *SMALL, "-o", "plan.jpg"], "plan.jpg: the suffix of a picture must be"),
         ([*PLAN, *SMALL, "-o", "/nowhere/plan.png"], "/nowhere/plan.png"),
         (["plan", "nowhere.at_all:make", *SMALL], "No module named 'nowhere'"),
