@@ -22,8 +22,8 @@ import torch
 import torch.nn.functional as F
 from rich.progress import track
 from torch import nn
-from torch.utils._pytree import tree_leaves
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import gpudist
 from benchmarks.environment import ROOT
@@ -98,7 +98,9 @@ def predicted(names: Sequence[str]) -> Iterator[tuple[str, dict[str, int]]]:
                      key=lambda one: one.total)  # fmt: skip
         yield name, {"total": memory.total, **asdict(memory)}
     for side in H200_SIDES:
-        dry = DryNetwork(UNet3d(1, 3, 16), (1, 1, side, side, side), profile_of("h200"), True, "sgd")
+        dry = DryNetwork(
+            UNet3d(1, 3, 16), (1, 1, side, side, side), profile_of("h200"), True, "sgd"
+        )
         memory = dry.rehearse((1,) * 5, 0).memory
         yield f"H200, {side}^3", {"total": memory.total, **asdict(memory)}
 
@@ -141,7 +143,9 @@ def step(P_world: Partition, name: str) -> tuple[int, float]:
     forget_peak()
     run()
     live = LiveBytes()
-    for y in tree_leaves(([*network.parameters()], [*network.buffers()], x, optimizer.state_dict())):
+    for y in tree_leaves(
+        ([*network.parameters()], [*network.buffers()], x, optimizer.state_dict())
+    ):
         if isinstance(y, torch.Tensor):
             y = y.to_local() if isinstance(y, gpudist.GlobalTensor) else y
             live.add(y)

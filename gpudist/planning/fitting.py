@@ -133,7 +133,7 @@ class _Order:
     def __init__(self, numbers: Sequence[int]) -> None:
         self.all = list(numbers)
 
-    def numbers(self, fits: Callable[[int], bool]):  # noqa: ANN201
+    def numbers(self, fits: Callable[[int], bool]):
         """Yield powers of two until one fits, then the numbers below, and then the others."""
         done: list[int] = []
         for n in self.all:

@@ -8,8 +8,8 @@ from typing import Any
 from weakref import ref
 
 import torch
-from torch.utils._pytree import tree_leaves
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from gpudist.transport.dry import META
 
@@ -115,9 +115,7 @@ class _Following(TorchDispatchMode):
         return result
 
 
-def update_bytes(
-    blocks: Iterable[torch.Tensor], optimizer: str, foreach: bool
-) -> tuple[int, int]:
+def update_bytes(blocks: Iterable[torch.Tensor], optimizer: str, foreach: bool) -> tuple[int, int]:
     """Return the bytes of an optimizer's state, and of its temporary tensors at most.
 
     Args:

@@ -311,9 +311,7 @@ class KeptForBackward:
         numbers: numbers of the storages in ``live``.
     """
 
-    def __init__(
-        self, held: Iterable[torch.Tensor] = (), live: LiveBytes | None = None
-    ) -> None:
+    def __init__(self, held: Iterable[torch.Tensor] = (), live: LiveBytes | None = None) -> None:
         self._held = {x.untyped_storage()._cdata for x in held}
         self._kept: dict[int, Any] = {}
         self._live = live

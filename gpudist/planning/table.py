@@ -21,9 +21,7 @@ MEMORY_PARTS = (
 MEMORY_HEADING = ("grid", "memory", *MEMORY_PARTS)
 FIT_HEADING = ("GPUs", "grid", "peak", "fits", "parameters", "activations", "temporary")
 # Of the same number, every text says the same.
-ORIGIN = (
-    "Messages, bytes and memory are counted from a step without data; times are predicted from"
-)
+ORIGIN = "Messages, bytes and memory are counted from a step without data; times are predicted from"
 UNCOUNTED = "Workspaces of convolutions and the device's own memory are not counted."
 
 
@@ -51,9 +49,7 @@ def verdict(advice: Sequence[Advice], profile: Profile) -> str:
     return f"Does not fit on {ranks} ranks: grid {grid} needs {of}. {REMEDY}"
 
 
-REMEDY = (
-    "More ranks, --recompute, --optimizer sgd, --one-owner or a smaller batch reduce it."
-)
+REMEDY = "More ranks, --recompute, --optimizer sgd, --one-owner or a smaller batch reduce it."
 
 
 def fit_verdict(found: Sequence[Fit], memory_gib: float) -> str:

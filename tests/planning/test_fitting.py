@@ -117,7 +117,9 @@ def test_the_command_says_first_whether_it_fits(capsys: pytest.CaptureFixture[st
     printed = capsys.readouterr().out
     assert printed.startswith("Fits on 1 GPU: grid [1, 1, 1, 1] needs ")
     assert max(map(len, printed.splitlines())) <= 80
-    rows = [line.split()[0] for line in printed.splitlines() if "[1," in line and "Fits" not in line]
+    rows = [
+        line.split()[0] for line in printed.splitlines() if "[1," in line and "Fits" not in line
+    ]
     assert rows == [str(n) for n in range(1, 65)]
 
 
