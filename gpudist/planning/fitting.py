@@ -150,7 +150,7 @@ class _Order:
 
 
 def _counted(dry: DryNetwork, grid: Grid) -> Memory:
-    """Return the memory of the first rank or a middle one, whichever needs more."""
+    # A middle rank has the most ghosts; the first has the largest block.
     middle = 0
     for parts in grid:
         middle = middle * parts + parts // 2

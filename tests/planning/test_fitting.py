@@ -84,7 +84,8 @@ def test_recomputed_blocks_keep_their_inputs_alone() -> None:
     expected = torch.autograd.grad(network(x).sum(), [*network.parameters()])
     names = [*network.state_dict()]
     assert [*recompute(network).state_dict()] == names
-    for a, b in zip(torch.autograd.grad(network(x).sum(), [*network.parameters()]), expected):
+    found = torch.autograd.grad(network(x).sum(), [*network.parameters()])
+    for a, b in zip(found, expected, strict=True):
         assert torch.equal(a, b)
 
 
