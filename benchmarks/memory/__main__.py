@@ -4,8 +4,8 @@
     python -m benchmarks.memory measure
     python -m benchmarks.memory page
 
-``predict`` writes ``predicted.json``, which was committed before ``measure`` wrote ``measured.json``.
-``page`` writes RESULTS.md from both, and from the steps measured on one H200.
+``predict`` writes ``predicted.json``, which was committed before ``measure`` wrote
+``measured.json``. ``page`` writes RESULTS.md from both, and from the steps measured on one H200.
 """
 
 from __future__ import annotations
