@@ -114,12 +114,17 @@ fuzz: $(INSTALLED)
 
 # Rules of global tensors on twice the layouts that `make test` draws; then converted modules against
 # the sequential ones: small forwards on all their grids, random modules, and random modules with idioms
-# of hand-written forwards. COUNT=2000 SEED=1 takes about half an hour.
+# of hand-written forwards. COUNT=2000 SEED=1 takes about half an hour. PLANS=1: random modules under
+# random plans instead.
 hazards: $(INSTALLED)
+ifdef PLANS
+	$(PYTHON) -m tests.hazards --plans --count $(COUNT) --seed $(SEED)
+else
 	EVERY=1 $(PYTHON) -m pytest -q tests/sbp
 	$(PYTHON) -m tests.hazards --forwards
 	$(PYTHON) -m tests.hazards --count $(COUNT) --seed $(SEED)
 	$(PYTHON) -m tests.hazards --count $(COUNT) --seed $(SEED) --idioms 3
+endif
 
 # A receiver of batch messages with damaged bytes must refuse them or return a harmless batch.
 fuzz-batch: $(INSTALLED)

@@ -41,17 +41,17 @@ void bind_device_norm(nb::module_& m) {
       .def(
           "__init__",
           [](DeviceNorm* self, const std::string& library, int device, NormWalk walk, Dtype dtype,
-             int64_t outer, int64_t channels, int64_t cells, int64_t groups, int64_t group_size,
-             int64_t group_offset, bool shares_outer, double count, double eps,
+             Dtype result_dtype, int64_t outer, int64_t channels, int64_t cells, int64_t groups,
+             int64_t group_size, int64_t group_offset, bool shares_outer, double count, double eps,
              bool subtracts_mean) {
-            new (self)
-                DeviceNorm(device_api(library.c_str()), device,
-                           NormShape{walk, dtype, outer, channels, cells, groups, group_size,
-                                     group_offset, shares_outer, count, eps, subtracts_mean});
+            new (self) DeviceNorm(
+                device_api(library.c_str()), device,
+                NormShape{walk, dtype, result_dtype, outer, channels, cells, groups, group_size,
+                          group_offset, shares_outer, count, eps, subtracts_mean});
           },
-          "library"_a, "device"_a, "walk"_a, "dtype"_a, "outer"_a, "channels"_a, "cells"_a,
-          "groups"_a, "group_size"_a, "group_offset"_a, "shares_outer"_a, "count"_a, "eps"_a,
-          "subtracts_mean"_a)
+          "library"_a, "device"_a, "walk"_a, "dtype"_a, "result_dtype"_a, "outer"_a, "channels"_a,
+          "cells"_a, "groups"_a, "group_size"_a, "group_offset"_a, "shares_outer"_a, "count"_a,
+          "eps"_a, "subtracts_mean"_a)
       .def_prop_ro("workspace", &DeviceNorm::workspace)
       .def(
           "sums",

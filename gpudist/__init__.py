@@ -28,8 +28,12 @@ else:
                 raise AttributeError(f"module 'gpudist' has no attribute {name!r}")
             if name.isidentifier() and _find_spec(f"gpudist.{name}") is not None:
                 return _import_module(f"gpudist.{name}")
-        names = _import_module("gpudist._names")
-        globals().update({each: getattr(names, each) for each in ("__all__", *names.__all__)})
+        if name == "draw":
+            globals()[name] = _import_module("gpudist.pictures").draw
+        else:
+            names = _import_module("gpudist._names")
+            loaded = {"__all__", *names.__all__} - {"draw"}
+            globals().update({each: getattr(names, each) for each in loaded})
         if name in globals():
             return globals()[name]
         raise _import_module("gpudist.checks.hints").MissingName("gpudist", name)

@@ -5,6 +5,8 @@ They are not all imported with the package, so that the command line starts with
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from gpudist import amp, data, nn, ops, recycling, sbp
 from gpudist.batch import broadcast_batch, stream_batches
 from gpudist.capturing import capture
@@ -42,13 +44,16 @@ from gpudist.ops import (
     sum_scatter,
     zero_volume_tensor,
 )
-from gpudist.pictures import draw
 from gpudist.profiling import profile, record_ranges, stats
 from gpudist.recycling import empty_cache
 from gpudist.sbp import GlobalTensor, to_global
 from gpudist.sbp.interception import draws_by_index
 from gpudist.world.partition import CartesianPartition, Partition
 from gpudist.world.runtime import init
+
+if TYPE_CHECKING:
+    # Loaded when used.
+    from gpudist.pictures import draw
 
 placement = sbp.Placement
 

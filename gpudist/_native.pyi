@@ -332,6 +332,7 @@ class DeviceNorm:
         device: int,
         walk: NormWalk,
         dtype: Dtype,
+        result_dtype: Dtype,
         outer: int,
         channels: int,
         cells: int,

@@ -136,8 +136,10 @@ def test_parts_of_a_sample_have_partitions_of_their_own(P_world: Partition) -> N
         assert torch.equal(found.mask, whole.mask[where[2:]])
     named = {"image": P_x, "label": None}
     samples: Any = [{"image": whole.image, "label": np.arange(3), "name": "a"}]
-    with pytest.raises(KeyError):
+    with pytest.raises(ShapeError, match=r"parts \['image', 'label'\], but .* 'name'\]; give each"):
         block_of(samples, named)[0]
+    with pytest.raises(ShapeError, match=r"parts \[0, 1\], but a sample has a numpy.ndarray"):
+        block_of([whole.image], (P_x, None))[0]
     del samples[0]["name"]
     again = block_of(samples, named)[0]
     assert torch.equal(again["image"], found.image) and again["label"].shape == (3,)

@@ -31,6 +31,10 @@ assert not hasattr(gpudist, "__wrapped__") and not {"torch", "numpy"} & sys.modu
 import gpudist.nn
 assert gpudist.nn.DistributedConv2d.__name__ == "DistributedConv2d"
 assert "gpudist.convert" not in sys.modules
+assert gpudist.distribute and gpudist.plan_of and gpudist.checkpoint
+later = "gpudist.planning", "gpudist.pictures"
+assert not [name for name in sys.modules if name.startswith(later)]
+assert gpudist.draw.__module__ == "gpudist.pictures.draw"
 import torch
 spec = pickle.loads(STORED)
 assert repr(spec) == "split(1)"

@@ -27,6 +27,8 @@ _PASSES = {
     "native_batch_norm_backward": 5,
     "native_layer_norm_backward": 5,
 }
+# Operations that do not read the tensor that they write.
+_OVERWRITES = {"copy_", "fill_", "zero_"}
 # Counters of the doubles, each a kernel of the CUDA half.
 _OWN = ("launch_combine", "launch_norm", "launch_random")
 
@@ -38,11 +40,13 @@ class Counts:
     Attributes:
         launches: kernels, without those of NCCL.
         size_bytes: bytes that they read and write.
+        copied_bytes: those of them with which gpudist copies a tensor to another one.
         by_name: both, by the name of the operation.
     """
 
     launches: int
     size_bytes: int
+    copied_bytes: int
     by_name: dict[str, tuple[int, int]]
 
 
@@ -52,13 +56,15 @@ class Counting(Watching):
     def __init__(self) -> None:
         super().__init__()
         self._by_name: dict[str, tuple[int, int]] = {}
-        self._before = {name: count(name) for name in (*_OWN, "kernel_bytes")}
+        self._copied_bytes = 0
+        self._before = {name: count(name) for name in (*_OWN, "kernel_bytes", "copied_bytes")}
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         for name in _OWN:
             self._add(f"gpudist::{name}", count(name) - self._before[name], 0)
         self._add("gpudist::bytes", 0, count("kernel_bytes") - self._before["kernel_bytes"])
+        self._copied_bytes = count("copied_bytes") - self._before["copied_bytes"]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -66,7 +72,8 @@ class Counting(Watching):
         result = func(*args, **(kwargs or {}))
         name = func._overloadpacket.__name__
         if not (func.is_view or name in FREE):
-            tensors = tree_leaves((args, kwargs, result))
+            given = args[1:] if name in _OVERWRITES else args
+            tensors = tree_leaves((given, kwargs, result))
             sizes = [x.numel() * x.element_size() for x in tensors if isinstance(x, torch.Tensor)]
             size_bytes = _PASSES[name] * max(sizes) if name in _PASSES else sum(sizes)
             self._add(name, 1, size_bytes)
@@ -75,7 +82,7 @@ class Counting(Watching):
     def counts(self) -> Counts:
         """Return everything within the context, which has ended."""
         launches, size_bytes = (sum(pair[i] for pair in self._by_name.values()) for i in (0, 1))
-        return Counts(launches, size_bytes, self._by_name)
+        return Counts(launches, size_bytes, self._copied_bytes, self._by_name)
 
     def _add(self, name: str, launches: int, size_bytes: int) -> None:
         before = self._by_name.get(name, (0, 0))

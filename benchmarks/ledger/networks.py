@@ -47,7 +47,7 @@ class Subject:
     def input(self, size: Size, ranks: int) -> torch.Tensor:
         """Return a rank's block of the input, with random numbers."""
         if self.inputs == 0:
-            return torch.randint(_WORDS, (2, *self.block(size, ranks)))
+            return torch.randint(_WORDS, (_SAMPLES, *self.block(size, ranks)))
         return torch.randn(1, self.inputs, *self.block(size, ranks))
 
     def grid(self, ranks: int) -> list[int]:
@@ -56,6 +56,8 @@ class Subject:
 
 
 _WORDS = 50
+# GPT flattens samples and tokens, which then are split in samples.
+_SAMPLES = 4
 
 
 def _unet(norm: str) -> Callable[[Size], nn.Module]:

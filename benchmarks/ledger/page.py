@@ -34,8 +34,8 @@ def tables(rows: Sequence[Row]) -> str:
 
 def _table(rows: Sequence[Row]) -> str:
     headings = (
-        "network", "ranks", "launches", "halos", "split norms", "MB", "moved MB", "kept MB",
-        "NCCL groups", "host ms",
+        "network", "ranks", "launches", "halos", "split norms", "MB", "copied MB", "moved MB",
+        "kept MB", "NCCL groups", "host ms",
     )  # fmt: skip
     lines = [headings, ("---", *["---:"] * (len(headings) - 1)), *map(_cells, rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -49,6 +49,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         str(row.halos),
         str(row.split_norms),
         f"{row.device_bytes / 1e6:.1f} ({row.device_bytes_sequential / 1e6:.1f})",
+        f"{row.copied_bytes / 1e6:.1f}",
         f"{row.moved_bytes / 1e6:.2f}",
         f"{row.kept_bytes / 1e6:.2f} ({row.kept_bytes_sequential / 1e6:.2f})",
         str(row.nccl_groups),

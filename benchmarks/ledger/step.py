@@ -44,6 +44,9 @@ class Row:
         halos: halo exchanges of the forward.
         split_norms: norms whose statistics are summed over ranks.
         device_bytes: bytes that kernels read and write.
+        copied_bytes: those of them with which gpudist copies a tensor to another one, with or
+            without adding what arrived: a block beside its ghosts and its gradient back, where the
+            short kernels of a convolution in place take longer; sums of gradients over two ranks.
         moved_bytes: bytes in messages that are sent and received.
         kept_bytes: bytes that autograd keeps for backward, without parameters.
         nccl_groups: groups of NCCL calls.
@@ -61,6 +64,7 @@ class Row:
     split_norms: int
     device_bytes: int
     device_bytes_sequential: int
+    copied_bytes: int
     moved_bytes: int
     kept_bytes: int
     kept_bytes_sequential: int
@@ -134,7 +138,7 @@ def count_step(P_world: Partition, name: str, dtype: str, layout: str, timed: in
     return Row(
         name, P_world.size, dtype, layout, counts.launches, sequential.launches,
         _calls(stats, "halo_exchange", "ghosts"), _calls(stats, "moments"),
-        counts.size_bytes, sequential.size_bytes,
+        counts.size_bytes, sequential.size_bytes, counts.copied_bytes,
         stats.total.sent_bytes + stats.total.received_bytes,
         kept, kept_sequential, groups, *host_us,
     )  # fmt: skip

@@ -102,8 +102,8 @@ struct CombineArguments {
 // Run thread `thread` of block `block`, with tables that it can read.
 //
 // Only bytes of destination cells are written, each by exactly one thread. Reads are of whole
-// granules: a granule with at least one cell of a row is read in full, but never beyond the first
-// and the last cell of the row's view, so never outside the tensor.
+// granules: two neighbours for each granule of the destination, but never beyond the first and the
+// last cell of the row's view, so never outside the tensor.
 GPUDIST_HOST_DEVICE inline void combine(const CombineArguments& arguments, const CombineJob* jobs,
                                         const CombineView* views, uint32_t block, uint32_t thread);
 

@@ -183,17 +183,18 @@ GPUDIST_HOST_DEVICE inline Granule load(const char* from, uint32_t bits) {
   return granule;
 }
 
-// Load the pieces of `kViews` summands; all loads are issued before any result is used.
-template <int kItem, int kViews, int kCount>
-GPUDIST_HOST_DEVICE inline void gather(Cursor<kItem> (&cursors)[kViews],
-                                       const RowPiece<kItem> (&pieces)[kCount],
-                                       Granule (&granules)[kViews][kCount]) {
+// Load the pieces of `kViews` summands; all loads are issued before any result is used. `piece(i)`
+// computes the piece of row `i`, and `address(i)` that of its column in the destination.
+template <int kItem, int kViews, int kCount, class Piece, class Address>
+GPUDIST_HOST_DEVICE inline void gather(Cursor<kItem> (&cursors)[kViews], Piece piece,
+                                       Address address, Granule (&granules)[kViews][kCount]) {
   bool may_read_granules = true;
   for (const Cursor<kItem>& cursor : cursors) may_read_granules &= cursor.may_read_granules;
   if (!may_read_granules) {
     for (int v = 0; v < kViews; ++v) {
       for (int i = 0; i < kCount; ++i) {
-        granules[v][i] = load<kItem>(cursors[v].at - pieces[i].skew, pieces[i].bits);
+        const RowPiece<kItem> one = piece(i);
+        granules[v][i] = load<kItem>(cursors[v].at - one.skew, one.bits);
         cursors[v].at += cursors[v].step;
       }
     }
@@ -203,13 +204,11 @@ GPUDIST_HOST_DEVICE inline void gather(Cursor<kItem> (&cursors)[kViews],
   uint32_t shift[kViews][kCount];
   for (int v = 0; v < kViews; ++v) {
     for (int i = 0; i < kCount; ++i) {
-      const char* from = cursors[v].at - pieces[i].skew;
+      const char* from = cursors[v].at - reinterpret_cast<uintptr_t>(address(i)) % 16;
       shift[v][i] = reinterpret_cast<uintptr_t>(from) % 16;
       from -= shift[v][i];
-      const uint32_t bits = pieces[i].bits << (shift[v][i] / kItem);
-      const bool has_low = (bits & kAllItems<kItem>) != 0, has_high = bits > kAllItems<kItem>;
-      low[v][i] = at<Granule>(from + (has_low ? 0 : 16));
-      high[v][i] = at<Granule>(from + (has_high ? 16 : 0));
+      low[v][i] = at<Granule>(from);
+      high[v][i] = at<Granule>(from + 16);
       cursors[v].at += cursors[v].step;
     }
   }
@@ -312,21 +311,21 @@ GPUDIST_HOST_DEVICE inline void make_tile(const CombineThread& thread, uint32_t 
   int row = 0;
   GPUDIST_NOT_UNROLLED
   do {
-    RowPiece pieces[kCount];
-    for (int i = 0; i < kCount; ++i) {
-      pieces[i] = RowPiece(to.at + i * to.step, tile, of_row < of_line ? of_row : of_line);
-      of_line -= job.step_bytes;
-    }
+    const auto address = [&](int i) { return to.at + i * to.step; };
+    const auto piece = [&](int i) {
+      const int32_t left = of_line - i * job.step_bytes;
+      return RowPiece(address(i), tile, of_row < left ? of_row : left);
+    };
     Sum sums[kCount];
     if (kHeld > 1 || thread.summands() > 0) {
       Granule granules[kHeld][kCount];
-      gather(cursors, pieces, granules);
+      gather(cursors, piece, address, granules);
       for (int i = 0; i < kCount; ++i) {
         sums[i].start(granules[0][i]);
         for (int v = 1; v < kHeld; ++v) sums[i].add(granules[v][i]);
       }
     } else {
-      for (int i = 0; i < kCount; ++i) sums[i].start(thread.fill<Sum::kItem>(pieces[i].skew));
+      for (int i = 0; i < kCount; ++i) sums[i].start(thread.fill<Sum::kItem>(piece(i).skew));
     }
     if (kHeld > 1) {
       GPUDIST_NOT_UNROLLED
@@ -334,13 +333,15 @@ GPUDIST_HOST_DEVICE inline void make_tile(const CombineThread& thread, uint32_t 
         Granule granules[1][kCount];
         Cursor other[] = {Cursor(thread, thread.views[v], Tile(job, number))};
         other[0].at += row * other[0].step;
-        gather(other, pieces, granules);
+        gather(other, piece, address, granules);
         for (int i = 0; i < kCount; ++i) sums[i].add(granules[0][i]);
       }
     }
     for (int i = 0; i < kCount; ++i) {
-      store<Sum::kItem>(to.at - pieces[i].skew, pieces[i].bits, sums[i].result());
+      const RowPiece one = piece(0);
+      store<Sum::kItem>(to.at - one.skew, one.bits, sums[i].result());
       to.at += to.step;
+      of_line -= job.step_bytes;
     }
     row += kCount;
   } while (row < job.rows && of_line > -CombineTile::kGranule);
@@ -350,7 +351,7 @@ GPUDIST_HOST_DEVICE inline void make_tile(const CombineThread& thread, uint32_t 
 GPUDIST_HOST_DEVICE inline void make(const CombineThread& thread, uint32_t tile) {
   if (thread.summands() <= 1) {
     return thread.job.unit < 4 ? make_tile<Same<1>, 1, 2>(thread, tile)
-                               : make_tile<Same<4>, 1, 2>(thread, tile);
+                               : make_tile<Same<4>, 1, 4>(thread, tile);
   }
   switch (thread.arguments.dtype) {
     case Dtype::kUint8:

@@ -198,7 +198,10 @@ void CombinePlan::append(const Rows& box, int alignment, int64_t tile_rows,
     for (size_t d = 0; d <= last; ++d) view.stop += (rows.shape[d] - 1) * cells.strides[d];
     view.stop -= (rows.shape[last] - 1) * rows.row_bytes;
     view.step = to_next_row * cells.strides[last];
-    view.reach = (tile_rows - 1) * view.step + 2 * kGranule;
+    // Of words, a row shorter than a granule is read cell by cell: a granule beside it may be in
+    // memory that nothing else reads.
+    const bool is_short = rows.row_bytes < kGranule && job.unit >= 4;
+    view.reach = is_short ? view.stop + 1 : (tile_rows - 1) * view.step + 2 * kGranule;
     view.tile_stride = to_next_tile * cells.strides[last];
     std::copy_n(cells.strides.begin(), last, view.stride);
     table.views.push_back(view);

@@ -82,11 +82,13 @@ struct Float16Pair {
     values[0] = float16_to_float(static_cast<uint16_t>(word));
     values[1] = float16_to_float(static_cast<uint16_t>(word >> 16));
   }
+  // `kMayBeNan`: whether a value may be NaN.
+  template <bool kMayBeNan = true>
   GPUDIST_HOST_DEVICE static uint32_t narrow(const float (&values)[2]) {
 #ifdef __CUDA_ARCH__
     uint32_t word;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(values[1]), "f"(values[0]));
-    return with_nan(word, values, 0x7e00);
+    return kMayBeNan ? with_nan(word, values, 0x7e00) : word;
 #else
     return pair_of(float_to_float16(values[0]), float_to_float16(values[1]));
 #endif
@@ -98,11 +100,13 @@ struct Bfloat16Pair {
     values[0] = bits_as<float>(word << 16);
     values[1] = bits_as<float>(word & 0xffff0000u);
   }
+  // `kMayBeNan`: whether a value may be NaN.
+  template <bool kMayBeNan = true>
   GPUDIST_HOST_DEVICE static uint32_t narrow(const float (&values)[2]) {
 #ifdef __CUDA_ARCH__
     uint32_t word;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(values[1]), "f"(values[0]));
-    return with_nan(word, values, 0x7fc0);
+    return kMayBeNan ? with_nan(word, values, 0x7fc0) : word;
 #else
     return pair_of(float_to_bfloat16(values[0]), float_to_bfloat16(values[1]));
 #endif

@@ -11,35 +11,45 @@ namespace gpudist {
 namespace norming {
 
 // Call `visit(Body{})` with the body of a call.
-template <class Cells, class Visit>
+template <class Cells, class Results, class Visit>
 auto visit_pass(const NormCall& call, const Visit& visit) {
+  using Normalize = Normalized<Cells, Results>;
+  using Gradient = GradientOfX<Cells, Results>;
   const bool by_columns = call.walk == NormWalk::kColumns, of_cells = call.walk == NormWalk::kCells;
   switch (call.pass) {
     case NormPass::kSums:
       return by_columns ? visit(SumsOfColumns<Cells>{}) : visit(SumsOfRows<Cells>{});
     case NormPass::kNormalize:
-      if (by_columns) return visit(MapColumns<Cells, Normalized>{});
-      return of_cells ? visit(MapRows<Cells, true, Normalized>{})
-                      : visit(MapRows<Cells, false, Normalized>{});
+      if (by_columns) return visit(MapColumns<Normalize>{});
+      return of_cells ? visit(MapRows<true, Normalize>{}) : visit(MapRows<false, Normalize>{});
     case NormPass::kGradientSums:
-      if (by_columns) return visit(GradientSumsOfColumns<Cells>{});
-      return of_cells ? visit(GradientSumsOfCells<Cells>{}) : visit(GradientSumsOfRows<Cells>{});
+      if (by_columns) return visit(GradientSumsOfColumns<Cells, Results>{});
+      return of_cells ? visit(GradientSumsOfCells<Cells, Results>{})
+                      : visit(GradientSumsOfRows<Cells, Results>{});
     case NormPass::kGradient:
-      if (by_columns) return visit(MapColumns<Cells, GradientOfX>{});
-      return of_cells ? visit(MapRows<Cells, true, GradientOfX>{})
-                      : visit(MapRows<Cells, false, GradientOfX>{});
+      if (by_columns) return visit(MapColumns<Gradient>{});
+      return of_cells ? visit(MapRows<true, Gradient>{}) : visit(MapRows<false, Gradient>{});
     case NormPass::kFinishSums: return visit(FinishSums{});
     default: return visit(FinishGradientSums{});
   }
 }
 
+using Float16Cells = HalfCells<Float16Pair>;
+using Bfloat16Cells = HalfCells<Bfloat16Pair>;
+
 template <class Visit>
 auto visit_body(const NormCall& call, const Visit& visit) {
-  if (!call.is_wide) return visit_pass<SingleCells>(call, visit);
-  switch (call.arguments.dtype) {
-    case Dtype::kFloat16: return visit_pass<HalfCells<Float16Pair>>(call, visit);
-    case Dtype::kBfloat16: return visit_pass<HalfCells<Bfloat16Pair>>(call, visit);
-    default: return visit_pass<Float32Cells>(call, visit);
+  const NormArguments& a = call.arguments;
+  if (!call.is_wide) return visit_pass<SingleCells, SingleCells>(call, visit);
+  const bool is_widened = a.dtype != a.result_dtype;
+  switch (a.dtype) {
+    case Dtype::kFloat16:
+      return is_widened ? visit_pass<Float16Cells, Float32Cells>(call, visit)
+                        : visit_pass<Float16Cells, Float16Cells>(call, visit);
+    case Dtype::kBfloat16:
+      return is_widened ? visit_pass<Bfloat16Cells, Float32Cells>(call, visit)
+                        : visit_pass<Bfloat16Cells, Bfloat16Cells>(call, visit);
+    default: return visit_pass<Float32Cells, Float32Cells>(call, visit);
   }
 }
 
@@ -48,19 +58,22 @@ struct NormLoads {
   int of_rows, of_columns, of_cells;
 };
 
-template <class Cells>
+template <class Cells, class Results>
 constexpr NormLoads loads_of_cells(NormPass pass) {
   switch (pass) {
     case NormPass::kSums: return {kLoads<Cells>, kLoadsOfColumns, 0};
     case NormPass::kNormalize: return {kLoads<Cells>, kLoads<Cells>, 0};
-    default: return {kLoadsOfTwo, kLoadsOfTwoColumns<Cells>, kLoadsOfCells<Cells>};
+    default:
+      return {kLoadsOfTwo, kLoadsOfTwoColumns<Cells, Results>, kLoadsOfCells<Cells, Results>};
   }
 }
 
-constexpr NormLoads loads_of(NormPass pass, Dtype dtype, bool is_wide) {
-  if (!is_wide) return loads_of_cells<SingleCells>(pass);
-  return dtype == Dtype::kFloat32 ? loads_of_cells<Float32Cells>(pass)
-                                  : loads_of_cells<HalfCells<Float16Pair>>(pass);
+constexpr NormLoads loads_of(NormPass pass, Dtype dtype, Dtype result_dtype, bool is_wide) {
+  if (!is_wide) return loads_of_cells<SingleCells, SingleCells>(pass);
+  if (dtype == Dtype::kFloat32) return loads_of_cells<Float32Cells, Float32Cells>(pass);
+  // Both 16-bit formats have as many.
+  return result_dtype == Dtype::kFloat32 ? loads_of_cells<Float16Cells, Float32Cells>(pass)
+                                         : loads_of_cells<Float16Cells, Float16Cells>(pass);
 }
 
 }  // namespace norming

@@ -1,4 +1,7 @@
 // Cells and parameters in memory, and how many of them a thread loads together.
+//
+// Bodies of kernels take the formats of the block, `Cells`, and of the normalized block, `Results`.
+// A gradient has the format of what it is the gradient by.
 #pragma once
 
 #include "core/half.h"
@@ -98,10 +101,10 @@ constexpr int kLoads = Cells::kWidth == 1 ? 8 : 16 / Cells::kBytes;
 constexpr int kLoadsOfColumns = 4;
 // Of each of two tensors.
 constexpr int kLoadsOfTwo = 4;
-template <class Cells>
-constexpr int kLoadsOfTwoColumns = 8 / Cells::kBytes;
-template <class Cells>
-constexpr int kLoadsOfCells = Cells::kWidth == 1 ? 4 : 8 / Cells::kBytes;
+template <class Cells, class Results>
+constexpr int kLoadsOfTwoColumns = 16 / (Cells::kBytes + Results::kBytes);
+template <class Cells, class Results>
+constexpr int kLoadsOfCells = Cells::kWidth == 1 ? 4 : kLoadsOfTwoColumns<Cells, Results>;
 
 // Parameters of `kWidth` cells.
 template <int kWidth>

@@ -24,7 +24,7 @@ GPUDIST_HOST_DEVICE inline void add_products(const float (&gradients)[kCount][kW
   sums.second += static_cast<double>(second);
 }
 
-template <class Cells>
+template <class Cells, class Results>
 struct GradientSumsOfRows {
   struct Shared {
     Reduction<2> sums;
@@ -32,12 +32,13 @@ struct GradientSumsOfRows {
   };
   static constexpr int kCount = kLoadsOfTwo, kWidth = Cells::kWidth;
   struct Loaded {
-    Batch<Cells, kCount> x, gradient;
+    Batch<Cells, kCount> x;
+    Batch<Results, kCount> gradient;
 
     GPUDIST_HOST_DEVICE void load(const NormArguments& a, int64_t first, int64_t step,
                                   int64_t left) {
       x.load(a.x, first, step, step, left, a.dtype);
-      gradient.load(a.gradient, first, step, step, left, a.dtype);
+      gradient.load(a.gradient, first, step, step, left, a.result_dtype);
     }
   };
 
@@ -62,7 +63,7 @@ struct GradientSumsOfRows {
           float x[kCount][kWidth], gradients[kCount][kWidth];
           for (int k = 0; k < kCount; ++k) {
             Cells::widen(loaded[thread].x.raws[k], a.dtype, x[k]);
-            Cells::widen(loaded[thread].gradient.raws[k], a.dtype, gradients[k]);
+            Results::widen(loaded[thread].gradient.raws[k], a.result_dtype, gradients[k]);
           }
           add_products(gradients, x, valid_groups<kCount>(at.end - i, step), shift, sums);
           i += kCount * step;
@@ -82,9 +83,9 @@ struct GradientSumsOfRows {
   }
 };
 
-template <class Cells>
+template <class Cells, class Results>
 struct GradientSumsOfColumns {
-  static constexpr int kWidth = Cells::kWidth, kCount = kLoadsOfTwoColumns<Cells>;
+  static constexpr int kWidth = Cells::kWidth, kCount = kLoadsOfTwoColumns<Cells, Results>;
   struct Shared {
     Reduction<2 * kWidth> sums;
     float shifts[32 * kWidth];
@@ -108,17 +109,18 @@ struct GradientSumsOfColumns {
         for (int i = 0; i < kWidth; ++i) shifts[i] = shared.shifts[at.x * kWidth + i];
         const int64_t step = at.steps * static_cast<int64_t>(a.channels);
         for (int64_t row = at.begin + at.y; row < at.end; row += kCount * at.steps) {
-          Batch<Cells, kCount> x, gradient;
+          Batch<Cells, kCount> x;
+          Batch<Results, kCount> gradient;
           const int64_t first = (at.outer * a.cells + row) * a.channels + at.column;
           x.load(a.x, first, step, at.steps, at.end - row, a.dtype);
-          gradient.load(a.gradient, first, step, at.steps, at.end - row, a.dtype);
+          gradient.load(a.gradient, first, step, at.steps, at.end - row, a.result_dtype);
           const int valid = valid_groups<kCount>(at.end - row, at.steps);
           float from[kWidth][kCount][1], gradients[kWidth][kCount][1];
           for (int k = 0; k < kCount; ++k) {
             float cells[kWidth];
             Cells::widen(x.raws[k], a.dtype, cells);
             for (int i = 0; i < kWidth; ++i) from[i][k][0] = cells[i];
-            Cells::widen(gradient.raws[k], a.dtype, cells);
+            Results::widen(gradient.raws[k], a.result_dtype, cells);
             for (int i = 0; i < kWidth; ++i) gradients[i][k][0] = cells[i];
           }
           for (int i = 0; i < kWidth; ++i) {
@@ -137,9 +139,9 @@ struct GradientSumsOfColumns {
 
 // Sums over the cells of each line, and over the lines for each cell, in one pass over both
 // tensors: a tile of some lines at a time.
-template <class Cells>
+template <class Cells, class Results>
 struct GradientSumsOfCells {
-  static constexpr int kWidth = Cells::kWidth, kCount = kLoadsOfCells<Cells>;
+  static constexpr int kWidth = Cells::kWidth, kCount = kLoadsOfCells<Cells, Results>;
   static constexpr uint32_t kMostLines = kCount * kThreads;
   struct Shared {
     Reduction<2 * kWidth> sums;
@@ -149,7 +151,8 @@ struct GradientSumsOfCells {
     float lines[2][kMostLines + kMostLines / 2];
   };
   struct State {
-    Batch<Cells, kCount> x, gradient;
+    Batch<Cells, kCount> x;
+    Batch<Results, kCount> gradient;
   };
 
   // Load the cells of a tile that begins with this line, if there is one.
@@ -160,7 +163,7 @@ struct GradientSumsOfCells {
     if (at.column >= a.cells || line >= at.end) return;
     const int64_t first = line * a.cells + at.column, step = at.steps * a.cells;
     state.x.load(a.x, first, step, at.steps, at.end - line, a.dtype);
-    state.gradient.load(a.gradient, first, step, at.steps, at.end - line, a.dtype);
+    state.gradient.load(a.gradient, first, step, at.steps, at.end - line, a.result_dtype);
   }
 
   GPUDIST_HOST_DEVICE static void put_factors(const NormArguments& a,
@@ -202,7 +205,7 @@ struct GradientSumsOfCells {
           if (has_columns) {
             float x[kWidth], gradients[kWidth];
             Cells::widen(state.x.raws[k], a.dtype, x);
-            Cells::widen(state.gradient.raws[k], a.dtype, gradients);
+            Results::widen(state.gradient.raws[k], a.result_dtype, gradients);
             const LineFactors by = shared.factors[line];
             for (int i = 0; i < kWidth; ++i) {
               const float moved = x[i] - by.shift, weighed = gradients[i] * weights[i];

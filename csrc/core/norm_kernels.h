@@ -76,7 +76,8 @@ struct NormArguments {
   uint32_t parts_of_cells;
   uint32_t lanes_of_parameters;
   uint32_t statistic_blocks;
-  Dtype dtype;
+  Dtype dtype;         // of `x` and the gradient by it
+  Dtype result_dtype;  // of the normalized block and `gradient`: `dtype`, or float32
   Dtype parameter_dtype;
   Dtype running_dtype;
   bool shares_outer;  // all outer indices share the statistics of a channel

@@ -35,15 +35,17 @@ GPUDIST_HOST_DEVICE inline const Factors& factor_of(const Factors (&each)[kWidth
   return each[i];
 }
 
+template <class Cells, class Results>
 struct Normalized {
   using Factors = LineFactors;
+  using Written = Results;
   static constexpr bool kMayUpdate = true;
-  template <class Cells>
-  static constexpr int kLoadsOfRows = kLoads<Cells>;
-  template <class Cells>
-  static constexpr int kLoadsOfColumns = kLoads<Cells>;
+  static constexpr int kWidth = Cells::kWidth;
+  static constexpr int kLoadsOfRows = kLoads<Cells>, kLoadsOfColumns = kLoads<Cells>;
 
-  template <class Cells, int kCount>
+  GPUDIST_HOST_DEVICE static Dtype dtype(const NormArguments& a) { return a.result_dtype; }
+
+  template <int kCount>
   struct Loaded {
     Batch<Cells, kCount> x;
 
@@ -52,7 +54,7 @@ struct Normalized {
       x.load(a.x, first, step, distance, left, a.dtype);
     }
     // `cell`: number of the first cell in its line, -1 if parameters do not belong to cells.
-    template <int kWidth, class Each>
+    template <class Each>
     GPUDIST_HOST_DEVICE void get(const NormArguments& a, int k, float (&values)[kWidth],
                                  const Each& factors, int64_t cell = -1) const {
       Cells::widen(x.raws[k], a.dtype, values);
@@ -74,29 +76,33 @@ struct Normalized {
   };
 };
 
+template <class Cells, class Results>
 struct GradientOfX {
   using Factors = GradientFactors;
+  using Written = Cells;
   static constexpr bool kMayUpdate = false;
-  template <class Cells>
+  static constexpr int kWidth = Cells::kWidth;
   static constexpr int kLoadsOfRows = kLoadsOfTwo;
-  template <class Cells>
-  static constexpr int kLoadsOfColumns = kLoadsOfTwoColumns<Cells>;
+  static constexpr int kLoadsOfColumns = kLoadsOfTwoColumns<Cells, Results>;
 
-  template <class Cells, int kCount>
+  GPUDIST_HOST_DEVICE static Dtype dtype(const NormArguments& a) { return a.dtype; }
+
+  template <int kCount>
   struct Loaded {
-    Batch<Cells, kCount> x, gradient;
+    Batch<Cells, kCount> x;
+    Batch<Results, kCount> gradient;
 
     GPUDIST_HOST_DEVICE void load(const NormArguments& a, int64_t first, int64_t step,
                                   int64_t distance, int64_t left) {
       x.load(a.x, first, step, distance, left, a.dtype);
-      gradient.load(a.gradient, first, step, distance, left, a.dtype);
+      gradient.load(a.gradient, first, step, distance, left, a.result_dtype);
     }
-    template <int kWidth, class Each>
+    template <class Each>
     GPUDIST_HOST_DEVICE void get(const NormArguments& a, int k, float (&values)[kWidth],
                                  const Each& factors, int64_t cell = -1) const {
       float from[kWidth];
       Cells::widen(x.raws[k], a.dtype, from);
-      Cells::widen(gradient.raws[k], a.dtype, values);
+      Results::widen(gradient.raws[k], a.result_dtype, values);
       if (cell >= 0 && a.weight != nullptr) {
         float weights[kWidth];
         load_parameters(a.weight, cell, a.parameter_dtype, weights);
@@ -111,13 +117,13 @@ struct GradientOfX {
 };
 
 // A pass that reads cells and writes as many: `Values` computes them from factors of their line.
-template <class Cells, bool kOfCells, class Values>
+template <bool kOfCells, class Values>
 struct MapRows {
   struct Shared {
     typename Values::Factors factors[kThreads];
   };
-  static constexpr int kCount = Values::template kLoadsOfRows<Cells>, kWidth = Cells::kWidth;
-  using Loaded = typename Values::template Loaded<Cells, kCount>;
+  static constexpr int kCount = Values::kLoadsOfRows, kWidth = Values::kWidth;
+  using Loaded = typename Values::template Loaded<kCount>;
 
   template <class Threads>
   GPUDIST_HOST_DEVICE static void run(const NormArguments& a, uint32_t block, Threads threads,
@@ -152,7 +158,7 @@ struct MapRows {
           if (k * step >= at.end - i) break;
           float values[kWidth];
           loaded[thread].get(a, k, values, factors, kOfCells ? i + k * step : -1);
-          Cells::store(a.result, first + i + k * step, a.dtype, values);
+          Values::Written::store(a.result, first + i + k * step, Values::dtype(a), values);
         }
         i += kCount * step;
         if (i < at.end) loaded[thread].load(a, first + i, step, step, at.end - i);
@@ -161,15 +167,15 @@ struct MapRows {
   }
 };
 
-template <class Cells, class Values>
+template <class Values>
 struct MapColumns {
-  static constexpr int kWidth = Cells::kWidth;
+  static constexpr int kWidth = Values::kWidth;
   static constexpr uint32_t kMostColumns = 32 * kWidth;
   struct Shared {
     typename Values::Factors factors[kMostColumns];
   };
-  static constexpr int kCount = Values::template kLoadsOfColumns<Cells>;
-  using Loaded = typename Values::template Loaded<Cells, kCount>;
+  static constexpr int kCount = Values::kLoadsOfColumns;
+  using Loaded = typename Values::template Loaded<kCount>;
 
   template <class Threads>
   GPUDIST_HOST_DEVICE static void run(const NormArguments& a, uint32_t block, Threads threads,
@@ -206,7 +212,8 @@ struct MapColumns {
           if (k * at.steps >= at.end - row) break;
           float values[kWidth];
           loaded[thread].get(a, k, values, factors);
-          Cells::store(a.result, first + k * at.steps * row_items, a.dtype, values);
+          Values::Written::store(a.result, first + k * at.steps * row_items, Values::dtype(a),
+                                 values);
         }
         row += kCount * at.steps;
         if (row < at.end) {

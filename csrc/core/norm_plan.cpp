@@ -61,7 +61,9 @@ int64_t blocks_of(int64_t results, uint32_t lanes) {
 
 NormPlan::NormPlan(const NormShape& shape, uint32_t multiprocessors)
     : shape_(shape), least_blocks_(multiprocessors * kBlocksAtOnce * kTurns) {
-  const bool is_known = shape.dtype == Dtype::kFloat32 || is_narrow(shape.dtype);
+  const bool is_known = shape.result_dtype == Dtype::kFloat32
+                            ? shape.dtype == Dtype::kFloat32 || is_narrow(shape.dtype)
+                            : is_narrow(shape.dtype) && shape.dtype == shape.result_dtype;
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   const bool has_cells = shape.outer >= 1 && shape.channels >= 1 && shape.cells >= 1;
   const bool fits = has_cells && shape.outer <= kMost / shape.channels &&
@@ -107,7 +109,8 @@ NormGrid NormPlan::columns(int64_t outer, int64_t rows, int64_t columns, int64_t
 }
 
 NormGrid NormPlan::grid(NormPass pass, bool is_wide) const {
-  const auto [of_rows, of_columns, of_cells] = norming::loads_of(pass, shape_.dtype, is_wide);
+  const auto [of_rows, of_columns, of_cells] =
+      norming::loads_of(pass, shape_.dtype, shape_.result_dtype, is_wide);
   const int64_t width = is_wide ? kWide : 1;
   if (shape_.walk == NormWalk::kColumns) {
     return columns(shape_.outer, shape_.cells, shape_.channels, width, of_columns, kWarp);
@@ -135,11 +138,13 @@ int64_t NormPlan::workspace() const {
   return most;
 }
 
-bool NormPlan::is_wide(const NormTensors& tensors) const {
+bool NormPlan::is_wide(NormPass pass, const NormTensors& tensors) const {
   const int64_t contiguous = shape_.walk == NormWalk::kColumns ? shape_.channels : shape_.cells;
   const int64_t bytes = kWide * item_bytes(shape_.dtype);
+  const int64_t of_results = kWide * item_bytes(shape_.result_dtype);
+  const int64_t written = pass == NormPass::kNormalize ? of_results : bytes;
   bool is_wide = contiguous % kWide == 0 && is_multiple(tensors.x, bytes) &&
-                 is_multiple(tensors.gradient, bytes) && is_multiple(tensors.result, bytes);
+                 is_multiple(tensors.gradient, of_results) && is_multiple(tensors.result, written);
   if (shape_.walk == NormWalk::kCells) {
     const int64_t of_parameters = kWide * item_bytes(tensors.parameter_dtype);
     is_wide = is_wide && is_multiple(tensors.weight, of_parameters) &&
@@ -152,7 +157,7 @@ NormCall NormPlan::call(NormPass pass, const NormTensors& tensors) const {
   NormCall call{};
   call.pass = pass;
   call.walk = shape_.walk;
-  call.is_wide = is_wide(tensors);
+  call.is_wide = is_wide(pass, tensors);
   NormArguments& a = call.arguments;
   a.x = tensors.x;
   a.gradient = tensors.gradient;
@@ -175,6 +180,7 @@ NormCall NormPlan::call(NormPass pass, const NormTensors& tensors) const {
   a.count = shape_.count;
   a.eps = shape_.eps;
   a.dtype = shape_.dtype;
+  a.result_dtype = shape_.result_dtype;
   a.shares_outer = shape_.shares_outer;
   a.subtracts_mean = shape_.subtracts_mean;
   a.has_parameters_of_cells = shape_.walk == NormWalk::kCells;

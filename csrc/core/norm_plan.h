@@ -8,7 +8,8 @@ namespace gpudist {
 // Properties shared by all blocks of one shape; see NormArguments.
 struct NormShape {
   NormWalk walk;
-  Dtype dtype;
+  Dtype dtype;         // of the block
+  Dtype result_dtype;  // of the normalized block: `dtype`, or float32
   int64_t outer;
   int64_t channels;
   int64_t cells;
@@ -64,7 +65,7 @@ class NormPlan {
   NormCall gradient(const NormTensors& tensors) const;
 
  private:
-  bool is_wide(const NormTensors& tensors) const;
+  bool is_wide(NormPass pass, const NormTensors& tensors) const;
   NormCall call(NormPass pass, const NormTensors& tensors) const;
   NormGrid rows(int64_t width, int64_t loads) const;
   NormGrid columns(int64_t outer, int64_t rows, int64_t columns, int64_t width, int64_t loads,

@@ -159,14 +159,17 @@ GPUDIST_INLINED Value uniform(uint64_t number) {
 }
 
 // Formats of cells: how many there are in a granule, which one thread reads and writes at once.
+// Stores are told whether a value may be NaN.
 struct BoolCells {
   static constexpr int kItems = 4;
   using Value = bool;
   using Granule = uint32_t;
 
+  template <bool>
   GPUDIST_INLINED static void store(char* output, int64_t at, bool value) {
     output[at] = value ? 1 : 0;
   }
+  template <bool>
   GPUDIST_INLINED static Granule pack(const bool (&values)[kItems]) {
     uint32_t word = 0;
     for (int k = 0; k < kItems; ++k) word |= (values[k] ? 1u : 0u) << (8 * k);
@@ -185,12 +188,14 @@ struct PlainCells {
   GPUDIST_INLINED static T load(const char* input, int64_t at) {
     return reinterpret_cast<const T*>(input)[at];
   }
+  template <bool>
   GPUDIST_INLINED static void store(char* output, int64_t at, T value) {
     reinterpret_cast<T*>(output)[at] = value;
   }
   GPUDIST_INLINED static void unpack(const Granule& granule, T (&values)[kItems]) {
     for (int k = 0; k < kItems; ++k) values[k] = granule.items[k];
   }
+  template <bool>
   GPUDIST_INLINED static Granule pack(const T (&values)[kItems]) {
     Granule granule;
     for (int k = 0; k < kItems; ++k) granule.items[k] = values[k];
@@ -209,8 +214,10 @@ struct NarrowCells {
     Pair::widen(reinterpret_cast<const uint16_t*>(input)[at], values);
     return values[0];
   }
+  template <bool kMayBeNan>
   GPUDIST_INLINED static void store(char* output, int64_t at, float value) {
-    reinterpret_cast<uint16_t*>(output)[at] = static_cast<uint16_t>(Pair::narrow({value, 0.0f}));
+    reinterpret_cast<uint16_t*>(output)[at] =
+        static_cast<uint16_t>(Pair::template narrow<kMayBeNan>({value, 0.0f}));
   }
   GPUDIST_INLINED static void unpack(const Granule& granule, float (&values)[kItems]) {
     for (int w = 0; w < Granule::kWords; ++w) {
@@ -219,10 +226,11 @@ struct NarrowCells {
       for (int k = 0; k < 2; ++k) values[2 * w + k] = pair[k];
     }
   }
+  template <bool kMayBeNan>
   GPUDIST_INLINED static Granule pack(const float (&values)[kItems]) {
     Granule granule;
     for (int w = 0; w < Granule::kWords; ++w) {
-      granule.words[w] = Pair::narrow({values[2 * w], values[2 * w + 1]});
+      granule.words[w] = Pair::template narrow<kMayBeNan>({values[2 * w], values[2 * w + 1]});
     }
     return granule;
   }
@@ -233,6 +241,9 @@ using Bfloat16Cells = NarrowCells<Bfloat16Pair, 8>;
 // Whether a draw reads the input.
 template <Draw kDraw>
 constexpr bool kReads = kDraw == Draw::kBernoulli || kDraw == Draw::kScaled;
+// Whether a result may be NaN.
+template <Draw kDraw>
+constexpr bool kMayBeNan = kDraw == Draw::kScaled;
 
 // What becomes of a cell: its value, from the input's and from the cell's number.
 template <Draw kDraw, class Cells>
@@ -267,15 +278,15 @@ struct Cell {
   }
 };
 
-// Index of a cell and its place in the input; how many cells are left in its innermost row.
+// Index of a cell and its place in the input; how many cells are left in its innermost row, which
+// does not end if there is no other.
 struct Place {
   uint64_t index;
   int64_t input = 0;
-  uint32_t left;
+  uint32_t left = ~0u;
 
   GPUDIST_INLINED Place(const RandomArguments& arguments, uint32_t cell) : index(arguments.index) {
     const int32_t outermost = arguments.dims - 1;
-    left = arguments.shape[0].value - cell;
     GPUDIST_NOT_UNROLLED
     for (int d = 0; d < outermost; ++d) {
       const Divisor shape = arguments.shape[d];
@@ -320,7 +331,8 @@ GPUDIST_INLINED void draw_granule(const RandomArguments& arguments, const Key& k
     values[k] = make(values[k], key.number(index));
     index += k + 1 == place.left ? jump : step;
   }
-  reinterpret_cast<Granule*>(arguments.output)[first / kItems] = Cells::pack(values);
+  reinterpret_cast<Granule*>(arguments.output)[first / kItems] =
+      Cells::template pack<kMayBeNan<kDraw>>(values);
 }
 
 template <Draw kDraw, class Cells>
@@ -332,7 +344,8 @@ GPUDIST_INLINED void draw_cell(const RandomArguments& arguments, const Key& key,
     const int64_t at = arguments.moves_granules ? cell : place.input;
     if (arguments.input != nullptr) value = Cells::load(arguments.input, at);
   }
-  Cells::store(arguments.output, cell, make(value, key.number(place.index)));
+  Cells::template store<kMayBeNan<kDraw>>(arguments.output, cell,
+                                          make(value, key.number(place.index)));
 }
 
 // Work of thread `thread` of block `block`: one granule of each of several tiles or, where a tile
@@ -345,9 +358,9 @@ GPUDIST_INLINED void draw_cells(const RandomArguments& arguments, uint32_t block
     *arguments.stores_key = key.first;
   }
   const Cell<kDraw, Cells> make(arguments);
-  uint32_t start = block * arguments.tiles * kTile;
-  GPUDIST_NOT_UNROLLED
-  for (uint32_t tile = 0; tile < arguments.tiles && start < arguments.cells; ++tile) {
+  // Every block has a tile.
+  uint32_t start = block * arguments.tiles * kTile, tile = 0;
+  do {
     const uint32_t stop = start + kTile;
     if (arguments.moves_granules && stop <= arguments.cells) {
       draw_granule<kDraw, Cells>(arguments, key, make, start + thread * Cells::kItems);
@@ -359,7 +372,7 @@ GPUDIST_INLINED void draw_cells(const RandomArguments& arguments, uint32_t block
       }
     }
     start = stop;
-  }
+  } while (++tile < arguments.tiles && start < arguments.cells);
 }
 
 // Call `f` with the draw and the cells of a launch, as types.

@@ -11,6 +11,7 @@ namespace {
 
 using randomly::Cell;
 using randomly::Key;
+using randomly::kMayBeNan;
 using randomly::kReads;
 
 // Enough blocks for every GPU; more of them would only compute the key more often.
@@ -157,6 +158,9 @@ struct DrawRows {
     const Key key(arguments.key);
     if (arguments.stores_key != nullptr) *arguments.stores_key = key.first;
     const Cell<kDraw, Cells> make(arguments);
+    const auto put = [&](uint32_t cell, Value value) __attribute__((always_inline)) {
+      Cells::template store<kMayBeNan<kDraw>>(arguments.output, cell, value);
+    };
     const uint64_t step = arguments.index_stride[0];
     const int64_t stride = arguments.input_stride[0];
     const auto draw_row = [&](uint32_t cell, uint32_t row, uint64_t index,
@@ -183,13 +187,13 @@ struct DrawRows {
         const uint32_t first = cell + start;
         if (step != 0) {
           for (uint32_t k = 0; k < count; ++k) {
-            Cells::store(arguments.output, first + k, make(values[k], numbers[k]));
+            put(first + k, make(values[k], numbers[k]));
           }
         } else {
           // All cells of the row have the same number.
           const uint64_t number = key.number(index);
           for (uint32_t k = 0; k < count; ++k) {
-            Cells::store(arguments.output, first + k, make(values[k], number));
+            put(first + k, make(values[k], number));
           }
         }
       }

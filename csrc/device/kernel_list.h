@@ -41,22 +41,28 @@ constexpr uint32_t kMany = 16384;  // drivers for CUDA 12.1 and later allow 32 K
   GPUDIST_RANDOM_KERNELS_OF(X, scaled, Draw::kScaled)
 
 // X(name, body); the body may contain commas
-#define GPUDIST_NORM_KERNELS_OF(X, cells, Cells)                                             \
-  X(norm_kernel_sums_of_rows_##cells, norming::SumsOfRows<Cells>)                            \
-  X(norm_kernel_sums_of_columns_##cells, norming::SumsOfColumns<Cells>)                      \
-  X(norm_kernel_normalize_rows_##cells, norming::MapRows<Cells, false, norming::Normalized>) \
-  X(norm_kernel_normalize_cells_##cells, norming::MapRows<Cells, true, norming::Normalized>) \
-  X(norm_kernel_normalize_columns_##cells, norming::MapColumns<Cells, norming::Normalized>)  \
-  X(norm_kernel_gradient_sums_of_rows_##cells, norming::GradientSumsOfRows<Cells>)           \
-  X(norm_kernel_gradient_sums_of_cells_##cells, norming::GradientSumsOfCells<Cells>)         \
-  X(norm_kernel_gradient_sums_of_columns_##cells, norming::GradientSumsOfColumns<Cells>)     \
-  X(norm_kernel_gradient_rows_##cells, norming::MapRows<Cells, false, norming::GradientOfX>) \
-  X(norm_kernel_gradient_cells_##cells, norming::MapRows<Cells, true, norming::GradientOfX>) \
-  X(norm_kernel_gradient_columns_##cells, norming::MapColumns<Cells, norming::GradientOfX>)
-#define GPUDIST_NORM_KERNELS(X)                                          \
-  GPUDIST_NORM_KERNELS_OF(X, single, norming::SingleCells)               \
-  GPUDIST_NORM_KERNELS_OF(X, float16, norming::HalfCells<Float16Pair>)   \
-  GPUDIST_NORM_KERNELS_OF(X, bfloat16, norming::HalfCells<Bfloat16Pair>) \
-  GPUDIST_NORM_KERNELS_OF(X, float32, norming::Float32Cells)             \
-  X(norm_kernel_finish_sums, norming::FinishSums)                        \
+#define GPUDIST_NORM_KERNELS_WITH_RESULTS(X, cells, ...)                                           \
+  X(norm_kernel_normalize_rows_##cells, norming::MapRows<false, norming::Normalized<__VA_ARGS__>>) \
+  X(norm_kernel_normalize_cells_##cells, norming::MapRows<true, norming::Normalized<__VA_ARGS__>>) \
+  X(norm_kernel_normalize_columns_##cells, norming::MapColumns<norming::Normalized<__VA_ARGS__>>)  \
+  X(norm_kernel_gradient_sums_of_rows_##cells, norming::GradientSumsOfRows<__VA_ARGS__>)           \
+  X(norm_kernel_gradient_sums_of_cells_##cells, norming::GradientSumsOfCells<__VA_ARGS__>)         \
+  X(norm_kernel_gradient_sums_of_columns_##cells, norming::GradientSumsOfColumns<__VA_ARGS__>)     \
+  X(norm_kernel_gradient_rows_##cells, norming::MapRows<false, norming::GradientOfX<__VA_ARGS__>>) \
+  X(norm_kernel_gradient_cells_##cells, norming::MapRows<true, norming::GradientOfX<__VA_ARGS__>>) \
+  X(norm_kernel_gradient_columns_##cells, norming::MapColumns<norming::GradientOfX<__VA_ARGS__>>)
+#define GPUDIST_NORM_KERNELS_OF(X, cells, Cells)                        \
+  X(norm_kernel_sums_of_rows_##cells, norming::SumsOfRows<Cells>)       \
+  X(norm_kernel_sums_of_columns_##cells, norming::SumsOfColumns<Cells>) \
+  GPUDIST_NORM_KERNELS_WITH_RESULTS(X, cells, Cells, Cells)
+#define GPUDIST_NORM_KERNELS(X)                                                     \
+  GPUDIST_NORM_KERNELS_OF(X, single, norming::SingleCells)                          \
+  GPUDIST_NORM_KERNELS_OF(X, float16, norming::Float16Cells)                        \
+  GPUDIST_NORM_KERNELS_OF(X, bfloat16, norming::Bfloat16Cells)                      \
+  GPUDIST_NORM_KERNELS_OF(X, float32, norming::Float32Cells)                        \
+  GPUDIST_NORM_KERNELS_WITH_RESULTS(X, float16_to_float32, norming::Float16Cells,   \
+                                    norming::Float32Cells)                          \
+  GPUDIST_NORM_KERNELS_WITH_RESULTS(X, bfloat16_to_float32, norming::Bfloat16Cells, \
+                                    norming::Float32Cells)                          \
+  X(norm_kernel_finish_sums, norming::FinishSums)                                   \
   X(norm_kernel_finish_gradient_sums, norming::FinishGradientSums)

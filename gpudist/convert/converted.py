@@ -123,7 +123,10 @@ class _Whole:
 
     def __init__(self, kind: type[torch.nn.Module], network: torch.nn.Module) -> None:
         self.kind, self.network = kind, network
-        self.__signature__ = inspect.signature(network.forward)
+
+    @property
+    def __wrapped__(self) -> Any:
+        return self.network.forward
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.kind.__call__(self.network, *args, **kwargs)
@@ -180,7 +183,8 @@ def convert(
     parameters = conversion.parameters = Parameters(conversion.P_x)
     parameters.follow_network(source, network)
     before = places_of(network)
-    parameters.split_weights = follow(plan, network, conversion.P_x)
+    parameters.split_weights, conversion.scope.pins = follow(plan, network, conversion.P_x)
+    conversion.plan_text = plan.to_text() if plan.layouts or plan.weights else ""
     if parameters.split_weights or not conversion.replicate_parameters:
         parameters.make_global(network, conversion.replicate_parameters)
         parameters.replace([(old, module._parameters[name]) for module, name, old in before])
@@ -198,8 +202,13 @@ def undone(network: Any) -> Any:
     del network.__dict__[_CONVERSION]
     network.__class__ = type(network).__mro__[2]
     for module in network.modules():
-        hooks = module._forward_pre_hooks
-        for number in [i for i, hook in hooks.items() if hook is _refuse_outside or is_edit(hook)]:
-            del hooks[number]
+        for hooks, with_kwargs in (
+            (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
+            (module._forward_hooks, module._forward_hooks_with_kwargs),
+        ):
+            for number, hook in list(hooks.items()):
+                if hook is _refuse_outside or is_edit(hook):
+                    del hooks[number]
+                    with_kwargs.pop(number, None)
         drop_hooks(module)
     return network

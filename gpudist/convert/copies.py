@@ -60,6 +60,7 @@ def require_equal_copies(
     P_x: Partition,
     excepted: Collection[str],
     number: int = 0,
+    plan_text: str = "",
     with_values: bool = True,
 ) -> int:
     """Return the first rank's ``number`` if the workers of ``P_x`` hold equal copies.
@@ -72,6 +73,7 @@ def require_equal_copies(
         P_x: partition of the workers that hold the copies.
         excepted: names of buffers that may differ.
         number: any number of at most 62 bits, sent along.
+        plan_text: the plan's edits, which must be equal as well.
         with_values: whether to compare values too, instead of names, dtypes and shapes alone.
 
     Raises:
@@ -80,7 +82,8 @@ def require_equal_copies(
     is_member = P_x.active and P_x.size > 1
     copies = list(copies_in(network, excepted)) if is_member else []
     numbers = digests_of([copy.tensor for copy in copies]) if with_values else [0] * len(copies)
-    facts = [(copy.text, digest) for copy, digest in zip(copies, numbers, strict=True)]
+    facts = [(f"the plan {plan_text!r}" if plan_text else "no plan", 0)]
+    facts += [(copy.text, digest) for copy, digest in zip(copies, numbers, strict=True)]
     mine = _number_of(digest_of(json.dumps(facts).encode()))
     row = [number, int(is_member), _number_of(P_x.digest), mine]
     rows = P_x.world.allgather_data(row)
@@ -110,6 +113,11 @@ def _difference(found: Mapping[int, tuple[str, list[tuple[str, int]]]]) -> PlanM
     ]
     i, other = next((i, min(ranks)) for i, ranks in enumerate(others) if ranks)
     theirs, mine = ((places[i][rank] or ["no tensor"])[0] for rank in (other, root))
+    if theirs != mine and i == 0:
+        return PlanMismatch(
+            f"{found[root][0]}: rank {other} follows {theirs}, but rank {root} {mine}; pass equal "
+            "plans on every worker"
+        )
     if theirs != mine:
         return PlanMismatch(
             f"{found[root][0]}: rank {other} has {theirs}, but rank {root} has {mine}; build the "
@@ -119,7 +127,7 @@ def _difference(found: Mapping[int, tuple[str, list[tuple[str, int]]]]) -> PlanM
     remedy = "; if the buffer may differ, name it in local_buffers"
     return PlanMismatch(
         f"{found[root][0]}: {mine} of rank {other} differs from that of rank {root}; {count} of "
-        f"{len(places)} tensors differ, on ranks {ranks}. Start with the same values on every "
+        f"{len(places) - 1} tensors differ, on ranks {ranks}. Start with the same values on every "
         "worker: use one seed, load one file, or pass distribute(..., broadcast_parameters=True), "
         f"which sends those of the first worker{remedy if mine.startswith('buffer') else ''}"
     )

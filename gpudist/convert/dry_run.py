@@ -116,7 +116,7 @@ def _added(a: NetworkPlan, b: NetworkPlan) -> NetworkPlan:
         one._replace(sent_bytes=one.sent_bytes + other.sent_bytes)
         for one, other in zip(a.rows, b.rows, strict=True)
     ]
-    return NetworkPlan(rows, a.repartitions, a.weights, a.outputs)
+    return NetworkPlan(rows, a.layouts, a.weights, a.outputs)
 
 
 def _planned(
@@ -163,7 +163,7 @@ def _planned(
         raise ConversionError(
             f"plan_of: the network cannot be planned for these inputs: {_place_of(error)}{why}"
         ) from error
-    return NetworkPlan(record.rows, plan.repartitions, plan.weights, without_wait(outputs))
+    return NetworkPlan(record.rows, plan.layouts, plan.weights, without_wait(outputs))
 
 
 def _without_compiling() -> AbstractContextManager[object]:

@@ -1,8 +1,7 @@
-"""Apply a plan's edits to a converted network: repartitions and split weights."""
+"""Apply a plan's edits to a converted network: layouts and split weights."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,11 +10,12 @@ from torch import nn
 from gpudist.convert.blocks_in_state_dict import keep_blocks
 from gpudist.convert.network_plan import NetworkPlan, Shape, workers_of
 from gpudist.errors import ConversionError
-from gpudist.geometry.layout import NdSbp, broadcast, split
+from gpudist.geometry.layout import broadcast, split
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement, set_placements
 from gpudist.sbp.global_parameter import replacement
 from gpudist.sbp.global_spec import global_spec, wrapped
 from gpudist.sbp.global_tensor import GlobalTensor
+from gpudist.sbp.pins import Pin, PinHook, Pins, PlacedPin
 from gpudist.sbp.placement import Placement
 from gpudist.world.partition import CartesianPartition
 
@@ -30,28 +30,65 @@ def grid_of(
     return members.create_cartesian_topology_partition([shape[a] for a in axes] or [1]), axes
 
 
-def follow(plan: NetworkPlan, network: nn.Module, P_x: CartesianPartition) -> list[SplitWeight]:
+def follow(
+    plan: NetworkPlan, network: nn.Module, P_x: CartesianPartition
+) -> tuple[list[SplitWeight], Pins | None]:
     """Register the hooks of ``plan`` on the modules of ``network``, and split weights.
+
+    Returns:
+        The split weights, and the pins of functions, ``None`` if the plan prescribes no layouts.
 
     Raises:
         ConversionError: on every rank alike, if the plan names a module that does not exist, or an
             edit is impossible.
     """
     modules = dict(network.named_modules(remove_duplicate=False))
-    missing = [path for path in (*plan.repartitions, *plan.weights) if path not in modules]
+    named = (*(pin.path for pin in plan.layouts), *plan.weights)
+    missing = [path for path in dict.fromkeys(named) if path not in modules]
     if missing:
         raise ConversionError(
             f"plan: the network has no modules {missing}; its modules are "
             f"{[path for path in modules if path]}"
         )
-    for path, shape in plan.repartitions.items():
-        P, axes = grid_of(path, shape, P_x)
-        sbp = tuple(split(axis) for axis in axes) or (broadcast,)
-        hook = partial(_move_first, path, shape, Placement.of(P), sbp)
-        modules[path].register_forward_pre_hook(hook)
+    placed = [_placed(pin, P_x) for pin in plan.layouts]
+    by_path: dict[str, list[PlacedPin]] = {}
+    for one in placed:
+        if not one.pin.function:
+            by_path.setdefault(one.pin.path, []).append(one)
+    for path, pins in by_path.items():
+        hook = PinHook(pins)
+        modules[path].register_forward_pre_hook(hook.before, with_kwargs=True)
+        modules[path].register_forward_hook(hook.after, with_kwargs=True)
     for path in plan.weights:
         _refuse_shared(path, modules)
-    return [SplitWeight(path, modules[path], shape, P_x) for path, shape in plan.weights.items()]
+    weights = [SplitWeight(path, modules[path], shape, P_x) for path, shape in plan.weights.items()]
+    return weights, Pins([one for one in placed if one.pin.function]) if placed else None
+
+
+def _placed(pin: Pin, P_x: CartesianPartition) -> PlacedPin:
+    """Return a pin with its workers.
+
+    Raises:
+        ConversionError: the grid or the attributes do not fit the network's workers.
+    """
+    grid = P_x.shape if pin.grid is None else pin.grid
+    sbp = pin.sbp
+    if pin.grid is None and len(sbp) == 1 and not sbp[0].is_split:
+        sbp = sbp * len(grid)
+    if len(sbp) != len(grid):
+        raise ConversionError(
+            f"plan: {pin}, but the network's grid {list(grid)} has {len(grid)} axes; give one "
+            "attribute for each of them, or a grid of its own: layout(..., grid=[...])"
+        )
+    P, axes = grid_of(pin.path, grid, P_x)
+    kept = tuple(sbp[axis] for axis in axes) or (broadcast,)
+    for axis in axes:
+        if (sizes := sbp[axis].sizes) is not None and len(sizes) != grid[axis]:
+            raise ConversionError(
+                f"plan: {pin}: {sbp[axis]!r} has {len(sizes)} sizes, but axis {axis} has "
+                f"{grid[axis]} workers; give one size for each"
+            )
+    return PlacedPin(pin, Placement.of(P), kept)
 
 
 def _refuse_shared(path: str, modules: dict[str, nn.Module]) -> None:
@@ -70,22 +107,7 @@ def _refuse_shared(path: str, modules: dict[str, nn.Module]) -> None:
 
 def is_edit(hook: Any) -> bool:
     """Return whether a hook was registered by :func:`follow`."""
-    return getattr(hook, "func", None) is _move_first or (
-        getattr(hook, "__func__", None) is SplitWeight._move_input
-    )
-
-
-def _move_first(
-    path: str, shape: Shape, placement: Placement, sbp: NdSbp, module: nn.Module, args: Any
-) -> Any:
-    if not args or not isinstance(args[0], GlobalTensor):
-        return None
-    if args[0].dim() != len(shape):
-        raise ConversionError(
-            f"{path}: the plan repartitions the input to a grid of shape {list(shape)}, but the "
-            f"input has shape {list(args[0].shape)}; give one axis for each dim"
-        )
-    return (args[0].to_global(placement, sbp), *args[1:])
+    return isinstance(getattr(hook, "__self__", None), PinHook | SplitWeight)
 
 
 class SplitWeight:

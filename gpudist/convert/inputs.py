@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType, MethodType
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -235,8 +237,16 @@ def _is_captured(x: torch.Tensor) -> bool:
     return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
+# For functions of methods, the names of the arguments after the first one.
+_names: WeakKeyDictionary[FunctionType, Callable[[int], str]] = WeakKeyDictionary()
+
+
 def names_by_place(function: Callable[..., Any]) -> Callable[[int], str]:
     """Return a function that maps the position of an argument to its name."""
+    own = getattr(function, "__wrapped__", function)
+    method = own.__func__ if type(own) is MethodType else None
+    if type(method) is FunctionType and method in _names:
+        return _names[method]
     names: list[str] = []
     rest = "args"
     for name, one in inspect.signature(function).parameters.items():
@@ -244,7 +254,13 @@ def names_by_place(function: Callable[..., Any]) -> Callable[[int], str]:
             rest = name
         elif one.kind is not one.KEYWORD_ONLY and one.kind is not one.VAR_KEYWORD:
             names.append(name)
-    return lambda i: names[i] if i < len(names) else f"{rest}[{i - len(names)}]"
+
+    def name_of(i: int) -> str:
+        return names[i] if i < len(names) else f"{rest}[{i - len(names)}]"
+
+    if type(method) is FunctionType:
+        _names[method] = name_of
+    return name_of
 
 
 def leaves_by_name(

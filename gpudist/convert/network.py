@@ -41,6 +41,7 @@ class Conversion:
         entrance: converts inputs to global tensors.
         scope: scope of the network's calls.
         outputs: specs of the global tensors that the last call returned.
+        plan_text: the edits that the network follows, which ranks compare at the first call.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Conversion:
         self.local_buffers = tuple(local_buffers)
         self.has_agreed = False
         self.outputs: Any = None
+        self.plan_text = ""
         self.parameters = Parameters(self.P_x)
 
     def __deepcopy__(self, memo: Any) -> Conversion:
@@ -74,6 +76,7 @@ class Conversion:
         entrance = Entrance(self.P_x, self.entrance.inputs)
         made = Conversion(entrance, *self.settings, self.replicate_parameters, self.local_buffers)
         made.parameters = copy.deepcopy(self.parameters, memo)
+        made.plan_text, made.scope.pins = self.plan_text, self.scope.pins
         return made
 
     def agree(self, network: torch.nn.Module) -> None:
@@ -84,7 +87,9 @@ class Conversion:
         """
         if not self.has_agreed:
             mine = int(torch.randint(1 << 62, ()).item())
-            self.scope.seed = require_equal_copies(network, self.P_x, self.local_buffers, mine)
+            self.scope.seed = require_equal_copies(
+                network, self.P_x, self.local_buffers, mine, self.plan_text
+            )
             self.has_agreed = True
 
     def __call__(

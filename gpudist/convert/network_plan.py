@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from gpudist.checks.arguments import Checked, checked
 from gpudist.checks.columns import columns
 from gpudist.errors import ConversionError
+from gpudist.geometry.layout import NdSbp, Sbp, split
+from gpudist.sbp.pins import Pin
 from gpudist.sbp.scope import PlanRow
 
 Shape = tuple[int, ...]
+# Key of the version in a plan's text.
+_KIND = "gpudist plan"
 _TITLES = ("path", "function", "in", "out", "sent", "")
 
 
@@ -55,13 +61,13 @@ class NetworkPlan(Checked):
 
     Attributes:
         rows: one row per function called on global tensors.
-        repartitions: grid to which the first argument of a module is moved, by the module's path.
+        layouts: prescribed layouts, in the order in which they are applied.
         weights: grid that splits the weight of a linear layer, by the layer's path.
         outputs: specs of the outputs, nested like them.
     """
 
     rows: list[PlanRow] = field(default_factory=list[PlanRow])
-    repartitions: dict[str, Shape] = field(default_factory=dict[str, Shape])
+    layouts: list[Pin] = field(default_factory=list[Pin])
     weights: dict[str, Shape] = field(default_factory=dict[str, Shape])
     outputs: Any = None
 
@@ -81,6 +87,46 @@ class NetworkPlan(Checked):
         return [row for row in self.rows if f"{row.path}.".startswith(f"{path}." if path else "")]
 
     @checked(ConversionError)
+    def layout(
+        self,
+        path: str,
+        sbp: Sbp | Sequence[Sbp],
+        *,
+        call: int | None = None,
+        at: Literal["input", "output"] = "output",
+        function: str = "",
+        grid: Sequence[int] | None = None,
+    ) -> None:
+        """Prescribe the layout of what a module, or a function in its forward, takes or returns.
+
+        The first global tensor among the arguments, or in the result, is moved there, and every
+        function afterwards keeps its layout where it has a way to. Copies of a tensor that was
+        split cost an all-gather, and their gradients, which are terms, a reduce-scatter; while
+        every tensor is a copy, nothing is sent.
+
+        Args:
+            path: path of the module; empty for the network itself.
+            sbp: one attribute per axis of ``grid``, outer axis first, or ``broadcast`` for all.
+            call: number of the call within a forward, from 0; by default every call.
+            at: ``"input"`` or ``"output"``.
+            function: name of a function that the module's own forward calls, such as ``"cat"`` or
+                ``"add"``; the ``function`` column of a printed plan has the names.
+            grid: another shape of the grid of all workers, or of the first ones; by default the
+                shape of ``P_x``.
+
+        Raises:
+            ConversionError: ``grid`` and ``sbp`` have different lengths.
+        """
+        shape = None if grid is None else tuple(grid)
+        given: NdSbp = (sbp,) * (len(shape) if shape else 1) if isinstance(sbp, Sbp) else tuple(sbp)
+        if shape is not None and len(given) != len(shape):
+            raise ConversionError(
+                f"layout of {path!r}: sbp has {len(given)} attributes, but the grid "
+                f"{list(shape)} has {len(shape)} axes; give one for each axis"
+            )
+        self.layouts.append(Pin(path, given, at, call, function, shape))
+
+    @checked(ConversionError)
     def repartition(self, path: str, shape: Sequence[int]) -> None:
         """Repartition the first argument of a module before each call.
 
@@ -89,7 +135,9 @@ class NetworkPlan(Checked):
             shape: number of workers that split each dim of the argument, one axis per dim; the
                 first workers of the network's partition are used.
         """
-        self.repartitions[path] = tuple(shape)
+        grid = tuple(shape)
+        sbp = tuple(split(dim) for dim in range(len(grid)))
+        self.layouts.append(Pin(path, sbp, "input", grid=grid, dims=len(grid)))
 
     @checked(ConversionError)
     def split_weight(self, path: str, shape: Sequence[int]) -> None:
@@ -102,7 +150,68 @@ class NetworkPlan(Checked):
         """
         self.weights[path] = tuple(shape)
 
+    def to_text(self) -> str:
+        """Return the edits as JSON text, which :meth:`from_text` reads.
+
+        The rows, which follow from a network and the shapes of its inputs, are not part of it.
+        """
+        layouts = [
+            {
+                "path": pin.path, "at": pin.at, "call": pin.call, "function": pin.function,
+                "grid": pin.grid, "dims": pin.dims, "sbp": [_word_of(one) for one in pin.sbp],
+            }
+            for pin in self.layouts
+        ]  # fmt: skip
+        return json.dumps({_KIND: 1, "layouts": layouts, "weights": self.weights}, indent=1)
+
+    @classmethod
+    def from_text(cls, text: str) -> NetworkPlan:
+        """Return the plan that :meth:`to_text` has written.
+
+        Raises:
+            ConversionError: the text is not a plan, or of a later version.
+        """
+        try:
+            found = json.loads(text)
+            if found[_KIND] != 1:
+                raise ConversionError(
+                    f"plan: the text is of version {found[_KIND]!r}, and this release reads 1; "
+                    "update gpudist"
+                )
+            plan = cls(weights={path: tuple(shape) for path, shape in found["weights"].items()})
+            for row in found["layouts"]:
+                row["sbp"] = tuple(_sbp_of(word) for word in row["sbp"])
+                row["grid"] = None if row["grid"] is None else tuple(row["grid"])
+                plan.layouts.append(Pin(**row))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConversionError(
+                f"plan: this text is not a plan ({type(error).__name__}: {error}); write it with "
+                "plan.save(file) or plan.to_text()"
+            ) from error
+        return plan
+
+    def save(self, path: str | Path) -> None:
+        """Write the edits to a file of JSON text."""
+        Path(path).write_text(f"{self.to_text()}\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> NetworkPlan:
+        """Return the plan of a file that :meth:`save` has written.
+
+        Raises:
+            ConversionError: the file is missing, or holds no plan.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConversionError(f"plan: {path} cannot be read: {error}") from error
+        return cls.from_text(text)
+
     def __str__(self) -> str:
+        edits = [f"layout of {pin}" for pin in self.layouts]
+        edits += [f"weight of {path}: on {list(shape)}" for path, shape in self.weights.items()]
+        if not self.rows and edits:
+            return "\n".join(edits)
         return columns([_TITLES, *map(cells_of, self.rows)], left=len(_TITLES))
 
     def __rich__(self) -> Any:
@@ -112,6 +221,16 @@ class NetworkPlan(Checked):
         for row in self.rows:
             table.add_row(*cells_of(row))
         return table
+
+
+def _word_of(one: Sbp) -> Any:
+    if not one.is_split:
+        return one.kind
+    return {"split": one.dim} | ({} if one.sizes is None else {"sizes": one.sizes})
+
+
+def _sbp_of(word: Any) -> Sbp:
+    return split(word["split"], word.get("sizes")) if isinstance(word, dict) else Sbp(word)
 
 
 def workers_of(path: str, shape: Shape, most: int) -> int:

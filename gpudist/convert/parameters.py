@@ -174,7 +174,7 @@ class Parameters:
     def substitutes(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the tensors that replace the parameters in a call, and sum their gradients."""
         dtensor = _if_imported("torch.distributed.tensor", "DTensor")
-        if dtensor is not None and any(isinstance(p, dtensor) for p in parameters):
+        if dtensor is not None and any([isinstance(p, dtensor) for p in parameters]):
             raise ConversionError(
                 "a parameter of a converted network is a DTensor that fully_shard did not make, "
                 "so its gradient would not be summed over the network's workers; shard the "
@@ -185,7 +185,8 @@ class Parameters:
         holders = [
             p.holders if isinstance(p, GlobalParameter) else self.holders for p in parameters
         ]
-        copies: list[Any] = copies_of_owned([block_of(p) for p in parameters], broadcasts)
+        held = [block_of(p) if isinstance(p, GlobalParameter) else p for p in parameters]
+        copies: list[Any] = copies_of_owned(held, broadcasts)
         copies = copies_of(copies, holders)
         blocks = {
             id(own): (weight, name)

@@ -174,6 +174,10 @@ class _ApplyDeclared(torch.autograd.Function):
         return declared(gradients[0], ctx.adjoint, ctx.declared), None, None
 
 
+# Tensors that a node has saved, ``None`` for those that it had not.
+Saved = Sequence[Any]
+
+
 class Handwritten(Protocol):
     """Operator of one output with a backward of its own, such as one that overlaps messages.
 
@@ -186,11 +190,7 @@ class Handwritten(Protocol):
         ...
 
     def backward(
-        self,
-        gradient: torch.Tensor,
-        inputs: Sequence[Any],
-        kept: Sequence[Any],
-        needs: Sequence[bool],
+        self, gradient: torch.Tensor, inputs: Saved, kept: Saved, needs: Sequence[bool]
     ) -> Sequence[torch.Tensor | None]:
         """Return the gradients of the inputs; those that are not needed may be ``None``."""
         ...
@@ -208,6 +208,16 @@ def apply_handwritten(operator: Handwritten, *inputs: torch.Tensor | None) -> to
     if torch.is_grad_enabled() and any([x is not None and x.requires_grad for x in inputs]):
         return apply(_ApplyHandwritten, operator, *inputs)
     return operator.forward(*inputs)[0]
+
+
+def gradients_of_composed(
+    operator: Handwritten, inputs: Saved, needs: Sequence[bool], gradient: torch.Tensor
+) -> list[torch.Tensor | None]:
+    """Return the gradients of the composition, which are differentiable again."""
+    y = operator.composed(*inputs)
+    needed = list(compress(inputs, needs))
+    found = iter(torch.autograd.grad(y, needed, gradient, create_graph=True))
+    return [next(found) if needed else None for needed in needs]
 
 
 class _ApplyHandwritten(torch.autograd.Function):
@@ -228,10 +238,7 @@ class _ApplyHandwritten(torch.autograd.Function):
         needs = ctx.needs_input_grad[1:]
         if not torch.is_grad_enabled():
             return None, *ctx.operator.backward(gradients[0], inputs, kept, needs)
-        y = ctx.operator.composed(*inputs)
-        needed = [x for x, needed in zip(inputs, needs, strict=True) if needed]
-        found = iter(torch.autograd.grad(y, needed, gradients[0], create_graph=True))
-        return None, *(next(found) if needed else None for needed in needs)
+        return None, *gradients_of_composed(ctx.operator, inputs, needs, gradients[0])
 
 
 class _MoveNode(torch.autograd.Function):

@@ -35,10 +35,12 @@ class Face:
         outputs: box in coordinates of the worker's output block; empty if it has no such face.
         plan: plan from the worker's block to a slab of all cells that ``outputs`` read. Nothing is
             moved to padding; own cells are omitted unless ``with_own`` is set.
+        reads: cells of the slab in coordinates of the worker's block.
     """
 
     outputs: Box
     plan: Plan
+    reads: Box
 
 
 class _HaloSegment(NamedTuple):
@@ -86,6 +88,15 @@ class _Axis:
             return start, stop
         first, last = inside(self.inputs, self.outputs, self.window, self.periodic, index)
         return {"left": (start, first), "inside": (first, last), "right": (last, stop)}[part]
+
+    def has(self, side: Part, index: int) -> bool:
+        """Return whether worker ``index`` of this axis has outputs that read ghosts there."""
+        start, stop = self.outputs_of(side, index)
+        return start < stop
+
+    def faces(self, index: int) -> int:
+        """Return on how many sides worker ``index`` of this axis has outputs that read ghosts."""
+        return sum(self.has(side, index) for side in _SIDES)
 
     def needed(self, part: Part, index: int) -> tuple[int, int]:
         """Return the range of cells that the outputs in ``part`` read."""
@@ -193,6 +204,28 @@ def adjoint_in_place(stage: Stage, own: Box) -> Stage:
     )
 
 
+def from_strip(stage: Stage) -> tuple[Stage, Box]:
+    """Return a stage whose input is the smallest box of all cells that it moves, and that box."""
+    boxes = [box for send in stage.sends for box in send.boxes]
+    boxes += [move.source for move in stage.moves]
+    none = (0,) * len(stage.input_shape or ())
+    strip = Box(none, none)
+    if boxes:
+        starts, stops = [box.start for box in boxes], [box.stop for box in boxes]
+        strip = Box(
+            tuple(map(min, zip(*starts, strict=True))), tuple(map(max, zip(*stops, strict=True)))
+        )
+    return replace(
+        stage,
+        input_shape=strip.shape,
+        moves=tuple(Move(m.source.shifted(strip.start), m.destination) for m in stage.moves),
+        sends=tuple(
+            Message(send.peer, tuple(box.shifted(strip.start) for box in send.boxes))
+            for send in stage.sends
+        ),
+    ), strip
+
+
 def plan_halo(
     inputs: Decomposition,
     windows: Sequence[Window],
@@ -267,8 +300,13 @@ def plan_faces(
 
 def have_faces(inputs: Decomposition, windows: Sequence[Window], periodic: Sequence[bool]) -> bool:
     """Return whether any worker reads ghosts, so that :func:`plan_faces` returns a face."""
+    return most_faces(inputs, windows, periodic) > 0
+
+
+def most_faces(inputs: Decomposition, windows: Sequence[Window], periodic: Sequence[bool]) -> int:
+    """Return the number of faces with outputs that a worker has at most."""
     axes = _axes(inputs, windows, (0,) * len(inputs.dims), periodic)
-    return any(_anybody_has(axis, side) for axis in axes for side in _SIDES)
+    return sum(max(map(axis.faces, range(axis.inputs.parts))) for axis in axes)
 
 
 def _axes(
@@ -284,8 +322,7 @@ def _axes(
 
 
 def _anybody_has(axis: _Axis, side: Part) -> bool:
-    ranges = (axis.outputs_of(side, worker) for worker in range(axis.inputs.parts))
-    return any(start < stop for start, stop in ranges)
+    return any(axis.has(side, worker) for worker in range(axis.inputs.parts))
 
 
 def _face(
@@ -301,7 +338,10 @@ def _face(
     outputs = [axis.outputs_of(part, axis.index) for axis, part in of]
     box = Box(tuple(start for start, _ in outputs), tuple(stop for _, stop in outputs))
     origin = [axis.outputs.block(axis.index)[0] for axis in axes]
-    return Face(box.shifted(origin), Plan(key, rank, (stage,)))
+    starts, stops = zip(*[axis.needed(part, axis.index) for axis, part in of], strict=True)
+    owned = [axis.inputs.block(axis.index)[0] for axis in axes]
+    reads = Box(starts, stops).shifted(owned)
+    return Face(box.shifted(origin), Plan(key, rank, (stage,)), reads)
 
 
 def _stage(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -95,6 +96,16 @@ class _KernelState(threading.local):
 _kernels = _KernelState()
 
 
+@dataclass(frozen=True)
+class ReadsLow:
+    """Computation in single precision that widens 16-bit tensors itself, as it reads them."""
+
+    compute: Callable[[Sequence[torch.Tensor]], Any]
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> Any:
+        return self.compute(tensors)
+
+
 def in_dtypes_of_torch(
     compute: Callable[[Sequence[torch.Tensor]], Any], device: str, dtypes: Sequence[torch.dtype]
 ) -> Callable[[Sequence[torch.Tensor]], Any]:
@@ -105,20 +116,22 @@ def in_dtypes_of_torch(
     ``compute`` therefore gets such tensors, and autocast is off.
 
     Args:
-        compute: computes what the function of torch does, of the same tensors.
+        compute: computes what the function of torch does, of the same tensors; as
+            :class:`ReadsLow`, of 16-bit ones too.
         device: type of the device of the tensors, for which autocast is on.
         dtypes: dtypes of the results of torch's function.
     """
     if not any(map(_is_cast, dtypes)):
         return compute
-    in_single = is_wide(dtypes)
+    in_single, reads_low = is_wide(dtypes), isinstance(compute, ReadsLow)
 
     def computed(tensors: Sequence[torch.Tensor]) -> Any:
         if not in_single:
             return cast(compute(tensors), dtypes)
         torch.set_autocast_enabled(device, False)
         try:
-            return cast(compute([widened(x) for x in tensors]), dtypes)
+            given = tensors if reads_low else [widened(x) for x in tensors]
+            return cast(compute(given), dtypes)
         finally:
             torch.set_autocast_enabled(device, True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, ClassVar
 
@@ -85,6 +86,8 @@ class DistributedModule(CheckedModule):
 
     # Attributes shown by ``extra_repr`` in addition to those of torch's layer.
     _shown: ClassVar[tuple[str, ...]] = ()
+    # Whether ``forward`` itself widens 16-bit inputs where autocast computes in single precision.
+    _reads_low: ClassVar[bool] = False
 
     def _call_with_others(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for x in args or kwargs.values():
@@ -94,18 +97,21 @@ class DistributedModule(CheckedModule):
         return super()._call_with_others(args, kwargs)
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        for x in args or kwargs.values():
-            if isinstance(x, torch.Tensor) and x.dtype in LOW and autocast_is_on(x.device):
-                device = x.device.type
-                break
-        else:
-            return super()._called(args, kwargs)
-        if not is_single(type(self), device, x.dtype, torch.get_autocast_dtype(device)):
+        device = "" if self._reads_low else self._device_that_widens(args or kwargs.values())
+        if not device:
             return super()._called(args, kwargs)
         # Torch casts the input of its layer once; this layer consists of several functions.
         with torch.autocast(device, enabled=False):
             single = {name: widened(x) for name, x in kwargs.items()}
             return super()._called(tuple(map(widened, args)), single)
+
+    def _device_that_widens(self, inputs: Iterable[Any]) -> str:
+        for x in inputs:
+            if isinstance(x, torch.Tensor) and x.dtype in LOW and autocast_is_on(x.device):
+                device = x.device.type
+                low = torch.get_autocast_dtype(device)
+                return device if is_single(type(self), device, x.dtype, low) else ""
+        return ""
 
     def extra_repr(self) -> str:
         """Return the text of torch's layer of the same name, followed by the partitions' shapes."""

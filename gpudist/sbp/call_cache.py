@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from logging import DEBUG
 from types import EllipsisType, NoneType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,12 +13,14 @@ import torch
 
 from gpudist.exchange import Movement
 from gpudist.sbp import views
+from gpudist.sbp.arguments import settled
 from gpudist.sbp.copies import require_copies, standing_for, with_copies
 from gpudist.sbp.dispatch import Noted, boxed, dispatch
-from gpudist.sbp.explain import is_explaining
-from gpudist.sbp.global_spec import GlobalSpec, global_spec, wrapped
-from gpudist.sbp.registry import Compute, Rule, signatures
+from gpudist.sbp.explain import debug_logs, explained, is_explaining
+from gpudist.sbp.global_spec import GlobalSpec, global_spec, make_wrapper, wrapped
+from gpudist.sbp.registry import Composite, Compute, Rule, signatures
 from gpudist.sbp.scope import Scope, current_scope
+from gpudist.sbp.signatures.elementwise import ELEMENTWISE
 
 if TYPE_CHECKING:
     from gpudist.sbp.global_tensor import GlobalTensor
@@ -54,6 +57,12 @@ class _CachedCall(NamedTuple):
     noted: Noted
 
 
+class _CachedComposite(NamedTuple):
+    """Function that stands for another one, and calls operators with entries of their own."""
+
+    function: Any
+
+
 class _Notes(threading.local):
     """Per-thread state.
 
@@ -63,7 +72,7 @@ class _Notes(threading.local):
     """
 
     def __init__(self) -> None:
-        self.open: list[list[Noted]] = []
+        self.open: list[list[Noted | None]] = []
         self.anew = 0
 
 
@@ -94,9 +103,18 @@ def recalled(
             require_copies(scope, function, (*args, *kwargs.values()))
         return _noted(kind, function, args, kwargs)[0]
     first, key, local, scope = matched
-    call: _CachedCall | None = first.calls.get(key)
-    if call is None or _notes.anew or is_explaining() or _transforms_active():
+    call: _CachedCall | _CachedComposite | None = first.calls.get(key)
+    is_explained = (explained.get() or debug_logs.get(DEBUG, True)) and is_explaining()
+    if call is None or is_explained or _notes.anew or _transforms_active():
         return _derived(kind, function, args, kwargs, first, key, scope)
+    if isinstance(call, _CachedComposite):
+        if scope is not None:
+            return _derived(kind, function, args, kwargs, first, key, scope)
+        try:
+            return call.function(*args, **kwargs)
+        except NotImplementedError:
+            # Computed on whole tensors instead.
+            return _derived(kind, function, args, kwargs, first, key, scope)
     movements, compute, spec, specs, holder, noted = call
     if spec is None and not specs and _must_check_change(kind, args[0]):
         return _derived(kind, function, args, kwargs, first, key, scope)
@@ -118,8 +136,10 @@ def recalled(
             (result,) = result
         if result.dtype != spec.dtype:
             spec = _of_dtype(spec, result.dtype)
-        y = wrapped(kind, result, spec)
-        if noted.is_view:
+        # As wrapped() does, without its call.
+        y: Any = make_wrapper(kind, spec.shape, dtype=spec.dtype, device=result.device)
+        y._local, y._global_spec = result, spec
+        if noted.is_view and (noted.is_copy or "_view" in args[0].__dict__):
             views.note(y, function, args, kwargs, noted.call, noted.is_copy, None)
         if _notes.open:
             _notes.open[-1].append(noted._replace(inputs=_tensors(args, kwargs), results=[y]))
@@ -174,7 +194,9 @@ def _key_of(
             elif type_of in _FACTS:
                 key += (type_of, x)
             elif type_of is float:
-                key += (float, _key_of_float(function, x))
+                # 0.0 and -0.0 compare equal, but may give different results.
+                any_float = getattr(signatures.get(function), "any_float", False)
+                key += (float, None if any_float else x or repr(x))
             elif type_of in _SEQUENCES:
                 part = _key_of_parts(kind, x, local)
                 if part is None:
@@ -209,14 +231,6 @@ def _key_of(
     return first, tuple(key), local, replacing
 
 
-def _key_of_float(function: Any, x: float) -> float | str | None:
-    entry = signatures.get(function)
-    if isinstance(entry, Rule) and entry.any_float:
-        return None
-    # 0.0 and -0.0 compare equal, but may give different results.
-    return x or repr(x)
-
-
 def _key_of_parts(
     kind: type[GlobalTensor], parts: Any, local: list[torch.Tensor]
 ) -> tuple[Any, ...] | None:
@@ -242,9 +256,9 @@ def _key_of_parts(
 
 def _noted(
     kind: type[GlobalTensor], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, list[Noted]]:
+) -> tuple[Any, list[Noted | None]]:
     """Derive a new call, and return its result and the operators it consists of."""
-    notes: list[Noted] = []
+    notes: list[Noted | None] = []
     _notes.open.append(notes)
     try:
         result = dispatch(kind, function, args, kwargs, notes)
@@ -266,31 +280,48 @@ def _derived(
 ) -> Any:
     """Derive a new call, and cache it if it is a single operator on its own tensors.
 
-    Calls that draw random numbers are cached if their rule draws anew whenever it computes.
+    A composite of several operators is cached as a function to call. Calls that draw random numbers
+    are cached if their rule draws anew whenever it computes.
     """
     if scope is not None:
         args, kwargs = with_copies(scope, function, args, kwargs) or (args, kwargs)
     result, notes = _noted(kind, function, args, kwargs)
-    if len(notes) != 1 or not first.placement.active:
-        return result
-    (noted,) = notes
+    call = _single(function, args, kwargs, result, notes) if first.placement.active else None
+    if call is None and scope is None and None not in notes:
+        call = _composite(kind, function, args, kwargs)
+    if call is not None:
+        first.calls[key] = call
+    return result
+
+
+def _single(
+    function: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    result: Any,
+    notes: list[Noted | None],
+) -> _CachedCall | None:
+    """Return the call to cache if it is a single operator on its own tensors."""
+    noted = notes[0] if len(notes) == 1 else None
+    if noted is None:
+        return None
     entry = signatures[noted.function]
     draws_anew = isinstance(entry, Rule) and entry.draws_anew and function is noted.function
     if isinstance(entry, Rule) and not (entry.replicable or draws_anew):
-        return result
+        return None
     given = _tensors(args, kwargs)
     if len(given) != len(noted.inputs) or any(
         a is not b for a, b in zip(given, noted.inputs, strict=True)
     ):
-        return result
+        return None
     is_one = isinstance(result, torch.Tensor)
     results = (result,) if is_one else result
     if noted.results:
         is_all = _holds_any_number(results) and len(results) == len(noted.results)
         if not is_all or any(a is not b for a, b in zip(results, noted.results, strict=True)):
-            return result
+            return None
     elif result is not args[0]:
-        return result
+        return None
     compute = noted.prepared.compute
     if compute is None and (function is not noted.function or len(given) < len(noted.inputs)):
         compute = noted.prepared.derivation.with_arguments(noted.call).local.ready
@@ -298,8 +329,24 @@ def _derived(
     spec = specs[0] if is_one and specs else None
     alone = noted._replace(inputs=(), results=())
     movements, holder = noted.prepared.movements, type(results)
-    first.calls[key] = _CachedCall(movements, compute, spec, specs, holder, alone)
-    return result
+    return _CachedCall(movements, compute, spec, specs, holder, alone)
+
+
+def _composite(
+    kind: type[GlobalTensor], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> _CachedComposite | None:
+    """Return the composite that :func:`dispatch` would call with exactly these arguments."""
+    entry = signatures.get(function)
+    if not isinstance(entry, Composite) or function in ELEMENTWISE:
+        return None
+    if _any_autocast() or "out" in kwargs:
+        return None
+    own, named = settled(function, args, kwargs)
+    if own is not args or list(named) != list(kwargs):
+        return None
+    # Outside of networks, calls of plain tensors with dims are not cached.
+    is_cached = all([type(x) is kind or x.dim() > 0 for x in _tensors(args, kwargs)])
+    return _CachedComposite(entry.function) if is_cached else None
 
 
 def _holds_any_number(results: Any) -> bool:

@@ -78,7 +78,7 @@ def dispatch(
     function: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    noted: list[Noted] | None = None,
+    noted: list[Noted | None] | None = None,
 ) -> Any:
     """Execute ``function`` by its entry in the table.
 
@@ -90,7 +90,8 @@ def dispatch(
         function: function of torch.
         args: positional arguments.
         kwargs: keyword arguments.
-        noted: list to which the operator is appended, if one rule handled it.
+        noted: list to which each operator is appended that a rule handles, and ``None`` if the
+            entry does not support these arguments.
 
     Raises:
         NotImplementedError: the function has no entry.
@@ -129,6 +130,8 @@ def dispatch(
     except NotImplementedError as error:
         if scope is None:
             raise
+        if noted is not None:
+            noted.append(None)
         return gathered(kind, scope, function, args, kwargs, str(error))
 
 
@@ -208,14 +211,15 @@ def _carry_out(
     function: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    noted: list[Noted] | None = None,
+    noted: list[Noted | None] | None = None,
     is_clone: bool = False,
 ) -> Any:
     slots, named, tensors = as_call(function, args, kwargs)
     scope = current_scope()
     tensors = _on_one_placement(kind, scope, tensors)
     placement = _common_placement(kind, function, tensors)
-    if rule.windows and scope is not None:
+    # A plan's layouts are kept.
+    if rule.windows and scope is not None and scope.pins is None:
         tensors[0] = _cut(kind, scope, tensors[0])
     in_place = (rule.in_place or changes_first(function, slots, named)) and not is_clone
     if in_place and scope is None and not isinstance(tensors[0], kind):

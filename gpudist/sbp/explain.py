@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 logger = logging.getLogger("gpudist.sbp")
-_open: ContextVar[tuple[list[str], ...]] = ContextVar("explained", default=())
+# What the logger found before for each level. An empty cache is unknown.
+debug_logs: dict[int, bool] = logger._cache  # pyright: ignore
+explained: ContextVar[tuple[list[str], ...]] = ContextVar("explained", default=())
 
 
 @contextmanager
@@ -20,22 +22,23 @@ def explain() -> Iterator[list[str]]:
     DEBUG.
     """
     lines: list[str] = []
-    token = _open.set((*_open.get(), lines))
+    token = explained.set((*explained.get(), lines))
     try:
         yield lines
     finally:
-        _open.reset(token)
+        explained.reset(token)
 
 
 def is_explaining() -> bool:
-    """Return whether any context or logger collects the lines."""
-    # On the path of every call: what the logger found before costs no call of Python's.
-    logs = logger._cache.get(logging.DEBUG)  # pyright: ignore
-    return bool(_open.get()) or (logger.isEnabledFor(logging.DEBUG) if logs is None else logs)
+    """Return whether any context or logger collects the lines.
+
+    It is false if ``explained`` is empty and ``debug_logs`` says so.
+    """
+    return bool(explained.get()) or logger.isEnabledFor(logging.DEBUG)
 
 
 def say(line: str) -> None:
     """Append a line to every open collection, and log it."""
     logger.debug(line)
-    for lines in _open.get():
+    for lines in explained.get():
         lines.append(line)

@@ -49,12 +49,12 @@ def global_spec(
     return found.made(key, lambda: GlobalSpec(placement, sbp, shape, dtype))
 
 
-_make: Any = torch.Tensor._make_wrapper_subclass  # pyright: ignore
+make_wrapper: Any = torch.Tensor._make_wrapper_subclass  # pyright: ignore
 
 
 def wrapped(kind: type[_Wrapper], local: torch.Tensor, how: GlobalSpec) -> _Wrapper:
     """Wrap this rank's part as a global tensor with the given spec."""
-    wrapper: Any = _make(kind, how.shape, dtype=how.dtype, device=local.device)
+    wrapper: Any = make_wrapper(kind, how.shape, dtype=how.dtype, device=local.device)
     wrapper._local = local
     wrapper._global_spec = how
     return wrapper

@@ -21,6 +21,7 @@ from gpudist.errors import ConversionError
 from gpudist.exchange.torch_library import is_traced
 from gpudist.geometry.layout import broadcast
 from gpudist.sbp.boxing import declared
+from gpudist.sbp.call_cache import recalled
 from gpudist.sbp.copies import copy_of, needs_copies, require_copies, with_copies
 from gpudist.sbp.drawing import WITHOUT_INDEX, Drawing, may_draw
 from gpudist.sbp.fresh import FACTORIES, FreshTensors
@@ -28,7 +29,7 @@ from gpudist.sbp.functions import apply_to_plain, dispatch_functions
 from gpudist.sbp.global_parameter import GlobalParameter
 from gpudist.sbp.global_spec import GlobalSpec, wrapped
 from gpudist.sbp.global_tensor import GlobalTensor
-from gpudist.sbp.methods import METADATA, entry, gradient_of
+from gpudist.sbp.methods import METADATA, METHODS, entry, gradient_of
 from gpudist.sbp.outer import OuterTensor, made_in, outer, without_cells
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.plain import shared
@@ -50,6 +51,8 @@ from gpudist.sbp.spectrum import Spectrum, computed
 from gpudist.sbp.terms import OF_GRADIENTS, is_users
 from gpudist.sbp.unknown import cut_like, settle, stand_in
 
+_GLOBAL = (GlobalTensor,)
+
 
 class _Intercepted(Drawing):
     def __init__(self, scope: Scope) -> None:
@@ -65,16 +68,37 @@ class _Intercepted(Drawing):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if types == _GLOBAL and func in METADATA:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
         is_fresh = func in FACTORIES and "out" not in kwargs and current_scope() is self.scope
+        if is_fresh and self.scope.pins is not None:
+            # A prescribed layout is not changed.
+            is_fresh = not self.scope.pins.name_if_pinned(func)
         if self.fresh.refs and func not in METADATA:
             is_fresh = self.fresh.used(func, args, kwargs) or is_fresh
         if not is_fresh:
+            if types == _GLOBAL and func not in METHODS and func not in WITHOUT_INDEX:
+                # What the methods below come to, on the path of most calls.
+                return recalled(GlobalTensor, func, args, kwargs)
             return self._result(func, types, args, kwargs)
         result = self._result(func, types, args, kwargs)
         self.fresh.note(result)
         return result
 
     def _result(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        pins = self.scope.pins
+        name = "" if pins is None else pins.name_if_pinned(func)
+        if pins is None or not name:
+            return self._computed(func, types, args, kwargs)
+        return pins.around(
+            self.scope, name, args, kwargs,
+            lambda args, kwargs: self._computed(func, _types_in(args, kwargs), args, kwargs),
+        )  # fmt: skip
+
+    def _computed(
+        self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         if GlobalParameter in types:
             with self:
                 return GlobalParameter.__torch_function__(func, types, args, kwargs)
@@ -114,6 +138,10 @@ class _Intercepted(Drawing):
             return kind.__torch_function__(func, types, args, kwargs)
 
         return self.whole(call, args, kwargs)
+
+
+def _types_in(args: Any, kwargs: Any) -> set[type]:
+    return {type(x) for x in tensors_in([args, kwargs])}
 
 
 T = torch.Tensor
@@ -369,6 +397,7 @@ def _repeatable(fn: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
 
 def _resuming(fn: Any, scope: Draws, specs: Sequence[GlobalSpec | None]) -> Any:
     draws = scope.draws
+    calls = dict(scope.calls) if isinstance(scope, Scope) else None
 
     def run(*args: Any, **kwargs: Any) -> Any:
         own = specs[len(specs) - len(args) :]
@@ -378,7 +407,7 @@ def _resuming(fn: Any, scope: Draws, specs: Sequence[GlobalSpec | None]) -> Any:
         ]
         if current_draws() is scope and scope.draws == draws:
             return fn(*given, **kwargs)
-        with intercepted(resumed(scope, draws)):
+        with intercepted(resumed(scope, draws, calls)):
             return fn(*given, **kwargs)
 
     return run

@@ -95,6 +95,7 @@ from gpudist.geometry.boxes import Box
 from gpudist.geometry.layout import NdSbp, split
 from gpudist.nn.autocast import LOW, ShapeOnDevice, device_of
 from gpudist.sbp.trees import mapped, tensors_in
+from gpudist.sbp.unneeded_compiler import call_shape_functions_directly
 from gpudist.world.partition import CartesianPartition
 
 Function = Callable[..., Any]
@@ -239,6 +240,7 @@ class Call:
 
     @cached_property
     def _results(self) -> Any:
+        call_shape_functions_directly()
         # Modes that count or record calls must not see this one.
         with outside_torch(), torch.no_grad():
             metas: list[torch.Tensor] = [

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 from weakref import ref
 
 import torch
@@ -17,6 +17,9 @@ from gpudist.geometry.layout import Layout
 from gpudist.nn.random.replays import Replays
 from gpudist.sbp.placement import Placement
 from gpudist.world.partition import Partition
+
+if TYPE_CHECKING:
+    from gpudist.sbp.pins import Pins
 
 Unknown = Literal["gather", "refuse"]
 
@@ -107,6 +110,8 @@ class Scope(Draws):
         record: receives a row for each function, if given.
         applying: number of functions of the user, on full tensors, whose forward is running.
         plain_backwards: number of backwards from plain tensors, whose gradients are full.
+        pins: layouts that a plan prescribes for functions; ``None`` if it prescribes no layouts.
+        calls: number of calls so far of the modules and functions that have pins.
     """
 
     placement: Placement
@@ -127,6 +132,14 @@ class Scope(Draws):
     record: Record | None = None
     applying: int = 0
     plain_backwards: int = 0
+    pins: Pins | None = None
+    calls: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+
+    def count_call(self, place: tuple[str, str]) -> int:
+        """Count a call of a pinned module or function, and return its number in this forward."""
+        number = self.calls.get(place, 0)
+        self.calls[place] = number + 1
+        return number
 
     def seen(self, layout: Layout, itemsize: int) -> None:
         """Update the largest block by the first worker's block, which every rank can compute."""
@@ -143,8 +156,12 @@ def mixed(seed: int, draw: int) -> int:
 AnyDraws = TypeVar("AnyDraws", bound=Draws)
 
 
-def resumed(scope: AnyDraws, draws: int) -> AnyDraws:
-    """Return a copy of the scope with ``draws`` draws done, for a recomputation."""
+def resumed(
+    scope: AnyDraws, draws: int, calls: dict[tuple[str, str], int] | None = None
+) -> AnyDraws:
+    """Return a copy of the scope with ``draws`` draws and ``calls`` done, for a recomputation."""
+    if isinstance(scope, Scope):
+        return replace(scope, draws=draws, calls=dict(calls or {}))
     return replace(scope, draws=draws)
 
 
@@ -188,6 +205,7 @@ def started(scope: Scope) -> Scope:
             function.next += 1
     for function in noting:
         function.starts.append(draws)
+    scope.calls = {}
     return scope if draws == scope.draws else resumed(scope, draws)
 
 

@@ -102,7 +102,7 @@ def cut_like(y: GlobalTensor, like: GlobalTensor | None) -> GlobalTensor:
     dims = [one.dim for one in like.sbp if one.is_split]
     if any(y.shape[d] != like.shape[d] for d in dims):
         return y
-    return y.to_global(sbp=like.sbp)
+    return y.to_global(like.placement, like.sbp)
 
 
 def _workers(x: GlobalTensor) -> int:

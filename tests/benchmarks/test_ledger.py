@@ -50,6 +50,14 @@ def test_a_small_unet_launches_few_kernels_beside_the_sequential_one() -> None:
         assert row.launches <= most, row
 
 
+def test_a_large_unet_moves_few_bytes_beside_its_copies_of_blocks() -> None:
+    rows = [row for row in read_rows() if row.network == "U-Net, group norm, 128^3"]
+    assert {row.dtype for row in rows} == {"float32", "bfloat16"}
+    for row in rows:
+        most = 1.15 * row.device_bytes_sequential + row.moved_bytes
+        assert row.device_bytes - row.copied_bytes <= most, row
+
+
 def test_the_kernels_of_gpudist_count_within_the_context_only() -> None:
     with RankPool(2, 60.0) as pool:
         launches = pool.run(2, _launches_of_a_norm, (), {}, 60.0, "nccl")
@@ -80,6 +88,18 @@ def test_kernels_count_and_views_do_not() -> None:
     found = counting.counts()
     assert found.launches == 1
     assert found.size_bytes == 2 * 18 * 4
+
+
+def test_a_tensor_that_is_overwritten_is_not_read() -> None:
+    x = torch.ones(4, 6)
+    with Counting() as counting:
+        torch.empty_like(x).copy_(x)
+        x.zero_()
+        x.add_(1)
+    by_name = counting.counts().by_name
+    assert {name: size for name, (_, size) in by_name.items() if size} == {
+        "copy_": 2 * 96, "zero_": 96, "add_": 2 * 96
+    }  # fmt: skip
 
 
 def test_norms_count_with_the_passes_of_their_kernels() -> None:

@@ -1,5 +1,6 @@
 """Layers with DistDL's arguments against torch's."""
 
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,5 +1,6 @@
 """Programs in the manner of DistDL's users: only their imports name gpudist."""
 
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 from typing import Any

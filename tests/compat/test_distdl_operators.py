@@ -1,5 +1,6 @@
 """Operators with DistDL's arguments, on blocks that change from call to call."""
 
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 from collections.abc import Sequence

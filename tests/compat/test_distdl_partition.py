@@ -1,5 +1,6 @@
 """Partitions and communicators with DistDL's attributes."""
 
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import subprocess
@@ -207,6 +208,7 @@ sys.path.insert(0, {root!r})
 import gpudist.compat.distdl as distdl
 from gpudist.compat.distdl import MPI
 from gpudist.compat.distdl.backends.mpi.partition import MPIPartition
+from gpudist.errors import PartitionError
 from tests.compat.test_distdl_partition import OfMpi4py
 MPI.COMM_WORLD.Barrier()
 P_world = distdl.backend.backend.Partition(MPI.COMM_WORLD)
@@ -214,7 +216,7 @@ assert (P_world.rank, P_world.size) == (MPI.COMM_WORLD.rank, 2) and MPI.COMM_WOR
 assert MPIPartition(OfMpi4py(P_world.rank, 2)) == P_world
 try:
     MPIPartition(OfMpi4py(0, 1))
-except distdl.backends.mpi.partition.PartitionError as error:
+except PartitionError as error:
     assert "rank 0 of 1" in str(error)
 else:
     raise AssertionError("a part of the world was taken for the world")

@@ -1,5 +1,6 @@
 """Helpers for shapes, indices and slices, with the numbers that DistDL defines."""
 
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import numpy as np

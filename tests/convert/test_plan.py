@@ -197,7 +197,7 @@ def test_edits_that_do_not_fit_the_input(P_world: Partition) -> None:
     plan = Plan()
     plan.repartition("conv2", (2, 1))
     net: Any = distribute(LeNet5(), grid(P_world, [1, 1, 2, 1]), plan)
-    with pytest.raises(ConversionError, match=r"conv2: .* \[2, 1\], but the input has shape"):
+    with pytest.raises(ConversionError, match=r"conv2, input: .* \[2, 1\], but the input"):
         net(torch.ones(4, 1, 14, 28))
 
 

@@ -89,3 +89,25 @@ def test_not_gathered_above_the_limit(P_world: Partition) -> None:
         warnings.simplefilter("ignore")
         _, counts, _ = net(block)
     assert_equal_to(counts.full_tensor(), alone(x)[1], 0.0, "counts")
+
+
+class Bits(nn.Module):
+    """Views floats as integers, which the entry of ``view`` does not support."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(torch.int64).remainder(7)
+
+
+@distributed(ranks=2, transports=["host"])
+def test_a_function_with_an_entry_is_gathered_at_every_call_that_it_does_not_support(
+    P_world: Partition,
+) -> None:
+    P_x = grid(P_world, [1, 1, 2, 1])
+    network = distribute(Bits(), P_x, inputs={"x": "block"})
+    for seed in range(3):
+        whole = random_like_all(SHAPE, seed)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found = network(own_block(whole, P_x)).full_tensor()
+        assert torch.equal(found, Bits()(whole))
+        assert len(caught) == (seed == 0 and P_world.rank == 0)

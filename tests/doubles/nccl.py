@@ -149,8 +149,8 @@ def count(call: str) -> int:
 
     Also counts NCCL's ``mem_alloc`` and ``mem_free``, and launches that write nothing unless the
     world has failed: ``launch_that_only_looks``, and ``wide_launch_that_only_looks`` for several
-    blocks. ``kernel_bytes`` are the bytes that kernels read and write; ``nccl_group`` counts groups
-    with operations.
+    blocks. ``kernel_bytes`` are the bytes that kernels read and write, ``copied_bytes`` those of
+    them that copy cells from tensor to tensor; ``nccl_group`` counts groups with operations.
     """
     return nccl().gpudist_double_count(call.encode())
 

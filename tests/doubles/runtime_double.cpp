@@ -228,9 +228,27 @@ struct Launch {
 
   // Bytes that the jobs read and write.
   size_t bytes() const {
+    return bytes_of([](const CombineJob&) { return true; });
+  }
+
+  // Bytes of jobs that copy cells of the input, and add others to them, into a tensor.
+  size_t copied_bytes() const {
+    const auto is = [&](const CombineView& view, Buffer buffer) { return view.buffer == buffer; };
+    return bytes_of([&](const CombineJob& job) {
+      const CombineView* const first = views + job.first_view;
+      return is(*first, Buffer::kOutput) &&
+             std::any_of(first + 1, first + 1 + std::max<int>(0, job.summands),
+                         [&](const auto& view) { return is(view, Buffer::kInput); });
+    });
+  }
+
+  template <typename Counts>
+  size_t bytes_of(const Counts& counts) const {
     return std::accumulate(jobs, jobs + arguments.job_count, size_t{0},
-                           [](size_t sum, const CombineJob& job) {
-                             if (job.summands == CombineJob::kAlreadyThere) return sum;
+                           [&](size_t sum, const CombineJob& job) {
+                             if (job.summands == CombineJob::kAlreadyThere || !counts(job)) {
+                               return sum;
+                             }
                              const size_t lines = job.tiles / job.columns.value / job.line.value;
                              return sum + lines * job.line_bytes * (1 + job.summands);
                            });
@@ -268,7 +286,10 @@ int launch_combine(const CombineArguments& arguments, DeviceStream stream) {
     count_call("launch_that_only_looks");
     if (arguments.blocks > 1) count_call("wide_launch_that_only_looks");
   }
-  if (now.has_tables()) count_call("kernel_bytes", now.bytes());
+  if (now.has_tables()) {
+    count_call("kernel_bytes", now.bytes());
+    count_call("copied_bytes", now.copied_bytes());
+  }
   enqueue(stream, [arguments, tables, views_offset] {
     Launch launch{arguments, arguments.jobs, arguments.views};
     if (!tables->empty()) {
@@ -312,17 +333,18 @@ int multiprocessors(int, int* number) {
 
 // Bytes of the block that a pass reads and writes, once each.
 size_t bytes_of(const NormCall& call) {
-  const auto passes = [&]() -> size_t {
+  const NormArguments& given = call.arguments;
+  const size_t of_x = bytes_of_item(given.dtype), of_y = bytes_of_item(given.result_dtype);
+  const auto of_cell = [&]() -> size_t {
     switch (call.pass) {
-      case NormPass::kSums: return 1;
+      case NormPass::kSums: return of_x;
       case NormPass::kNormalize:
-      case NormPass::kGradientSums: return 2;
-      case NormPass::kGradient: return 3;
+      case NormPass::kGradientSums: return of_x + of_y;
+      case NormPass::kGradient: return 2 * of_x + of_y;
       default: return 0;
     }
   }();
-  const NormArguments& given = call.arguments;
-  return passes * given.outer * given.channels * given.cells * bytes_of_item(given.dtype);
+  return of_cell * given.outer * given.channels * given.cells;
 }
 
 int launch_norm(const NormCall& call, DeviceStream stream) {

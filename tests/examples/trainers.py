@@ -1,4 +1,4 @@
-"""Start an example that uses other packages, with 4 workers.
+"""Start an example that uses other packages.
 
 ``python -m tests.examples.trainers FILE ARGUMENTS`` is ``python FILE ARGUMENTS`` for packages that
 import torchvision, whose wheel cannot load its operators beside a torch for the CPU.
@@ -19,7 +19,7 @@ from tests import warm
 from tests.zoo.operators import declare_missing_operators
 
 ROOT = Path(__file__).resolve().parents[2]
-LAUNCH = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+LAUNCH = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
 def needs(*packages: str) -> None:
@@ -29,14 +29,14 @@ def needs(*packages: str) -> None:
         pytest.skip(f"not installed: {', '.join(missing)}", allow_module_level=True)
 
 
-def train(example: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+def train(example: str, *arguments: object, ranks: int = 4) -> subprocess.CompletedProcess[str]:
     """Run an example of the folder ``examples`` as a user does."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "COLUMNS": "80"}
     script = f"examples/{example}.py"
     program = ["-m", "tests.examples.trainers", script]
     return subprocess.run(
-        [warm.python(script), *LAUNCH, *program, *map(str, arguments)],
+        [warm.python(script), *LAUNCH, str(ranks), *program, *map(str, arguments)],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
 

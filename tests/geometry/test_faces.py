@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from math import prod
 
@@ -99,6 +100,14 @@ def test_slab_and_own_block_are_what_the_face_reads(case):
     assert halo.have_faces(inputs, chosen, periodic) == bool(per_rank[0])
     for own in zip(*per_rank, strict=True):
         slabs = carry_out([face.plan for face in own], blocks)
+        from_strips = [halo.from_strip(face.plan.stages[0]) for face in own]
+        plans = [
+            replace(face.plan, stages=(stage,))
+            for face, (stage, _) in zip(own, from_strips, strict=True)
+        ]
+        strips = [b[strip.slices] for b, (_, strip) in zip(blocks, from_strips, strict=True)]
+        for slab, again in zip(slabs, carry_out(plans, strips), strict=True):
+            np.testing.assert_array_equal(slab, again)
         for index, face, slab in zip(workers, own, slabs, strict=True):
             outputs = global_outputs(face, output_block(inputs, chosen, index))
             ranges = needed_by(inputs, chosen, outputs)

@@ -19,6 +19,7 @@ import torch
 
 from tests.hazards.forwards import ENTRIES
 from tests.hazards.judge import Verdict, judge
+from tests.hazards.plans import judged, plan_for
 from tests.hazards.random_modules import Case, draw, shrunk
 from tests.pool import close_pool
 
@@ -39,20 +40,27 @@ def main() -> int:
         finally:
             close_pool()
     numbers = range(options.first, options.first + options.count)
-    return _random(options.seed, numbers, options.idioms)
+    return _random(options.seed, numbers, options.idioms, options.plans)
 
 
-def _random(seed: int, numbers: range, idioms: int) -> int:
+def _random(seed: int, numbers: range, idioms: int, with_plans: bool = False) -> int:
     found: Counter[str] = Counter()
+    pinned: Counter[str] = Counter()
     reasons: dict[str, list[str]] = {}
     for number in _with_progress(numbers):
         case = draw(seed, number, idioms)
-        verdict = case.judge()
+        if with_plans:
+            verdict, kinds = judged(case)
+            pinned += kinds
+        else:
+            verdict = case.judge()
         found[verdict.how] += 1
         if verdict.how == "refused":
             reasons.setdefault(_without_numbers(verdict.text), []).append(case.name)
         elif verdict.how != "right":
-            _report(case, verdict)
+            _report(case, verdict, with_plans)
+    if pinned:
+        print("pinned:", ", ".join(f"{count} {kind}" for kind, count in sorted(pinned.items())))
     if reasons:
         print("refused:")
     for text, names in sorted(reasons.items(), key=lambda item: -len(item[1])):
@@ -61,7 +69,10 @@ def _random(seed: int, numbers: range, idioms: int) -> int:
     return 1 if found["wrong"] or found["failed"] else 0
 
 
-def _report(case: Case, verdict: Verdict) -> None:
+def _report(case: Case, verdict: Verdict, with_plan: bool) -> None:
+    if with_plan:
+        print(f"{verdict.how}: {case.name}: {verdict.text}\n{plan_for(case)[0]}\n{case}\n")
+        return
     small = shrunk(case, lambda candidate: candidate.judge().how == verdict.how)
     print(f"{verdict.how}: {case.name}: {verdict.text}\n{small}\n", flush=True)
 
@@ -120,6 +131,9 @@ def _options() -> argparse.Namespace:
         "--idioms", type=int, default=0, metavar="N",
         help="modules with at least N idioms of hand-written forwards: hooks, early returns, ...",
     )  # fmt: skip
+    parser.add_argument(
+        "--plans", action="store_true", help="each module under a plan with at least 3 pins"
+    )
     parser.add_argument("--forwards", action="store_true", help="small forwards, on all grids")
     parser.add_argument("--only", nargs="*", default=(), help="names of forwards")
     return parser.parse_args()

@@ -124,8 +124,11 @@ class Converted:
         }
         said = {e.name: self._said(e) for e in entry.inputs if len(e.letters) == axes}
         said = {name: words for name, words in said.items() if words is not None}
-        distribute: Any = gpudist.distribute
-        self.network: nn.Module = entry.after(distribute(made(entry), P_x, inputs=said))
+        self.network: nn.Module = entry.after(self.distributed(made(entry), said))
+
+    def distributed(self, network: nn.Module, said: Any) -> nn.Module:
+        """Convert the network, given what is said of its inputs."""
+        return gpudist.distribute(network, self.P_x, inputs=said)
 
     def _said(self, each: Input) -> str | tuple[int, ...] | None:
         """Return the argument of ``distribute`` for an input that has a dim for each axis."""

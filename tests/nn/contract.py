@@ -210,8 +210,7 @@ def adjoint(pair: Pair) -> None:
     v = torch.randn_like(x)
     (back,) = torch.autograd.grad(y, x, w, create_graph=True)
     right = (v * back).sum()
-    if not back.requires_grad:
-        raise Untold("its gradient does not depend on its output's")
+    assert back.requires_grad, f"{pair.row.name}: a gradient does not depend on the output's"
     (moved,) = torch.autograd.grad(right, w)
     left = (moved * w).sum().item() / (1 if y.dim() else pair.P_x.size)
     pairs = pair.P_x.allreduce_data([left, right.item()])

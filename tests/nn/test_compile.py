@@ -52,6 +52,21 @@ def pads(P_world: Partition) -> Made:
     return layers, (own_block(random_like_all((2, 2, 4, 3), 1), P_x),)
 
 
+def resampling(P_world: Partition) -> Made:
+    """Rank 0 has no outputs of the last interpolation, rank 1 no part."""
+    P_x = grid(P_world, [1, 1, 3, 1], [3, 2, 0])
+    layers = torch.nn.Sequential(
+        nn.DistributedUpsample(P_x, (9, 17)),
+        nn.DistributedUpsample(P_x, (6, 12), mode="bilinear", align_corners=True),
+        nn.DistributedPixelUnshuffle(P_x, 2),
+        nn.DistributedChannelShuffle(P_x, 4),
+        nn.DistributedPixelShuffle(P_x, 2),
+        nn.DistributedUpsample(P_x, (2, 7), mode="area"),
+        torch.nn.Tanh(),
+    )
+    return layers, (own_block(random_like_all((2, 2, 5, 4), 1), P_x),)
+
+
 def softmaxes(P_world: Partition) -> Made:
     """Rank 3 has no cells, rank 2 no part."""
     P_x = grid(P_world, [1, 3], [0, 1, 3])
@@ -188,6 +203,7 @@ def losses(P_world: Partition) -> Made:
         conv_on_one_partition,
         convs_with_copied_padding,
         pads,
+        resampling,
         softmaxes,
         conv_with_split_channels,
         transposed_conv,

@@ -29,8 +29,9 @@ using namespace gpudist;
 
 // Far more than any thread takes.
 constexpr uint64_t kMostSteps = 1'000'000;
-// Number of small launches tried per mutant (more if more of them execute it), and of large ones.
-constexpr size_t kMostTried = 1500, kMostLarge = 24;
+// Small launches tried per mutant, as a part of all (more if more of them execute it), and the
+// number of large ones.
+constexpr size_t kPartTried = 4, kMostLarge = 24;
 
 // For every kernel and instruction, the launches that execute it.
 using Executing = std::vector<std::vector<std::vector<uint32_t>>>;
@@ -126,7 +127,7 @@ void run_mutant(size_t k, size_t at, const std::string& text, uint64_t count, ui
       ++tried;
     }
   };
-  try_more(count, kMostTried);
+  try_more(count, count / kPartTried);
   try_more(ptx::kFirstLarge, tried + kMostLarge);
   std::printf("%zu\t%s\n", tried, wrong.c_str());
   std::fflush(stdout);

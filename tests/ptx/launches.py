@@ -20,7 +20,9 @@ LEAST_COVERED = 0.98
 SOURCES = {
     "combine_kernels": [HERE / "random_launch.cpp", ROOT / "tests" / "csrc" / "combine_cases.cpp"],
     "random_cells": [HERE / "random_draw.cpp"],
-    "norm_kernels": [HERE / f"{name}.cpp" for name in ("random_norm", "norm_case", "norm_loops")],
+    "norm_kernels": [
+        HERE / f"{name}.cpp" for name in ("random_norm", "norm_case", "norm_loops", "far_norm")
+    ],
 }
 # Numbers of launches of `make ptx`. A normalization is six of them, of more cells.
 COUNT, NORMALIZATIONS = 50_000, 5_000

@@ -276,6 +276,12 @@ struct Execution {
   uint32_t lane_counted = ~0u, block_counted = ~0u;
 };
 
+void count_rounded(Thread& thread, double value) {
+  uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(bits));
+  thread.execution->counts.rounded += bits;
+}
+
 void fault(const Instruction& at, const Thread& thread, const std::string& what) {
   std::ostringstream text;
   text << what << "; kernel " << thread.execution->kernel.name << ", PTX line " << at.line << " ("

@@ -73,6 +73,8 @@ struct Counts {
   std::vector<uint64_t> threads;
   // Per warp: the count of the lane that executed it most often. Not counted if empty.
   std::vector<uint64_t> warps;
+  // Sum of the bits of all float64 values that were rounded to float32, modulo 2^64.
+  uint64_t rounded = 0;
 };
 
 struct Launch {

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sysconfig
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tests.ptx.build import KERNELS, compiled_kernels, nvcc
@@ -18,6 +19,7 @@ _PTXAS = re.compile(
     re.DOTALL,
 )
 _SECTION = re.compile(r"^\s*\.section\s+\.text\.(\w+)", re.MULTILINE)
+_INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)\s*([^;]*);")
 _OPCODE = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)")
 
 
@@ -73,11 +75,37 @@ def resources(architecture: int, name: str = KERNELS[0]) -> dict[str, Resources]
     return made
 
 
-def opcodes(architecture: int, name: str = KERNELS[0]) -> dict[str, list[str]]:
-    """Return the opcodes of each kernel's machine code, in their order."""
+def _bodies(architecture: int, name: str) -> dict[str, str]:
     cubin = compiled_kernels(architecture, name) / f"sm_{architecture}.cubin"
     command = [tool("nvdisasm"), str(cubin)]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     _, *parts = _SECTION.split(text)
-    bodies = zip(parts[::2], parts[1::2], strict=True)
-    return {kernel: _OPCODE.findall(body) for kernel, body in bodies}
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def opcodes(architecture: int, name: str = KERNELS[0]) -> dict[str, list[str]]:
+    """Return the opcodes of each kernel's machine code, in their order."""
+    return {kernel: _OPCODE.findall(body) for kernel, body in _bodies(architecture, name).items()}
+
+
+def most_loads_in_flight(architecture: int, name: str = KERNELS[0]) -> dict[str, int]:
+    """Return how many loads of 16 bytes a kernel issues before it uses the result of one."""
+    return {kernel: max(_in_flight(body)) for kernel, body in _bodies(architecture, name).items()}
+
+
+def _in_flight(body: str) -> Iterator[int]:
+    loads, waited_for = 0, set[int]()
+    for opcode, operands in _INSTRUCTION.findall(body):
+        is_load = opcode.startswith("LDG.E") and ".128" in opcode
+        # A load has its result first and then its address, of two registers.
+        read = operands.partition(",")[2] if is_load else operands
+        used = {int(number) for number in re.findall(r"\bR(\d+)", read)}
+        if is_load:
+            used |= {number + 1 for number in used}
+        if used & waited_for or opcode.startswith(("BRA", "BRX", "EXIT")):
+            loads, waited_for = 0, set()
+        if is_load:
+            loads += 1
+            first = int(operands.partition(",")[0].removeprefix("R"))
+            waited_for |= set(range(first, first + 4))
+        yield loads

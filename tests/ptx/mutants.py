@@ -60,20 +60,6 @@ _BOUNDARIES = {"lt": "le", "le": "lt", "gt": "ge", "ge": "gt"}
 _NARROWER = {"64": "32", "32": "16", "16": "8"}
 _COMMUTATIVE = ("add", "mul", "and", "or", "xor", "min", "max")
 _OFFSET = re.compile(r"\+(-?\d+)\]")
-# Instructions that are not changed, by the reason: their pattern, and those of instructions that
-# tell the kernels.
-_UNSEEN = {
-    # 16 bits do not show the last terms of a series, nor which quarter of a turn is taken as the
-    # nearest: the series hold for a whole one to 6e-13. The kernel of float64 cells has the same
-    # lines.
-    "float64 of normal numbers in 16 bits": (
-        re.compile(r"(add|sub|mul|mov|neg|selp)\S*\.f64 .*|add\.s64 .*, 1125899906842624;"),
-        (
-            re.compile(r"cvt\.rn\.b?f16x2\.f32 .*"),
-            re.compile(r"mul\.lo\.s64 .*, -7723592293110705685;"),
-        ),
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -130,6 +116,8 @@ class Changes:
             if "pred" in one.parts and other in ("add", "sub"):
                 continue
             kind = one.operand_type
+            if other == "rem" and kind.startswith("f"):
+                other = "mul"
             if other in ("shl", "and", "or", "xor") and kind != "pred":
                 kind = f"b{kind[1:]}"
             yield "operator", replace(one, opcode=".".join([other, *one.parts[1:-1], kind]))
@@ -253,17 +241,6 @@ def changed_bits(one: Instruction, other: Instruction) -> int:
     return (1 << width) - 1 if one.operation == "ld" and one.operand_type[0] in "ub" else -1
 
 
-def _reason_unseen(kernel: Kernel, original: Instruction) -> str:
-    """Return why an instruction is not changed; empty if it is."""
-    for reason, (instruction, marks) in _UNSEEN.items():
-        texts = list(map(str, kernel.instructions))
-        if instruction.fullmatch(str(original)) and all(
-            any(map(mark.fullmatch, texts)) for mark in marks
-        ):
-            return reason
-    return ""
-
-
 class Sample:
     """Mutants drawn at random, and how many draws were left out, by reason."""
 
@@ -292,10 +269,7 @@ class Sample:
                 continue
             change, instruction = found
             original = kernels[k].instructions[index]
-            if reason := _reason_unseen(kernels[k], original):
-                self.left_out[reason] += 1
-            else:
-                mutants.append(Mutant(k, index, change, original, instruction))
+            mutants.append(Mutant(k, index, change, original, instruction))
         return mutants
 
 

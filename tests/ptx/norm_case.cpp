@@ -14,9 +14,20 @@ namespace {
 
 constexpr NormWalk kWalks[] = {NormWalk::kRows, NormWalk::kColumns, NormWalk::kCells};
 constexpr Dtype kDtypes[] = {Dtype::kFloat32, Dtype::kFloat16, Dtype::kBfloat16};
-// Each walk takes four cells of each dtype together, or single ones of any dtype.
-constexpr uint64_t kKinds = 3 * 4;
-static_assert(kLaunchClasses % kKinds == 0);
+// Each walk takes four cells of each dtype together, or single ones of any dtype; results of 16-bit
+// cells may be float32.
+struct Kind {
+  Dtype dtype;  // of wide cells
+  bool is_single, is_widened;
+};
+constexpr Kind kKinds[] = {
+    {Dtype::kFloat32, false, false},  {Dtype::kFloat16, false, false},
+    {Dtype::kBfloat16, false, false}, {Dtype::kFloat32, true, false},
+    {Dtype::kFloat32, false, false},  {Dtype::kFloat16, false, true},
+    {Dtype::kBfloat16, false, true},  {Dtype::kFloat32, true, true},
+};
+constexpr uint64_t kClasses = std::size(kWalks) * std::size(kKinds);
+static_assert(kLaunchClasses % kClasses == 0);
 constexpr int64_t kThreads = NormArguments::kThreads;
 
 void fill(Memory& memory, int64_t count, Dtype dtype, double mean, double deviation) {
@@ -82,7 +93,9 @@ void set_shape(NormShape& shape, bool is_long, bool is_large, bool is_single) {
   if (!is_long) {
     set_short(shape, is_large);
   } else {
-    const auto loads = norming::loads_of(NormPass::kNormalize, shape.dtype, !is_single).of_rows;
+    const auto loads =
+        norming::loads_of(NormPass::kNormalize, shape.dtype, shape.result_dtype, !is_single)
+            .of_rows;
     set_long(shape, is_single ? 1 : 4, loads);
   }
   int64_t& contiguous = shape.walk == NormWalk::kColumns ? shape.channels : shape.cells;
@@ -102,9 +115,11 @@ void make_memory(NormCase& made, bool is_single) {
     made.memory.emplace_back(items * bytes, moves ? bytes : 0, kind);
   };
   const int64_t item = item_bytes(made.shape.dtype), parameter = item_bytes(made.parameter_dtype);
-  for (const char* kind : {"x", "the gradient", "y", "the gradient of x"}) {
-    add(made.items(), item, true, kind);
-  }
+  const int64_t result = item_bytes(made.shape.result_dtype);
+  add(made.items(), item, true, "x");
+  add(made.items(), result, true, "the gradient");
+  add(made.items(), result, true, "y");
+  add(made.items(), item, true, "the gradient of x");
   for (const char* kind : {"the sums", "the totals", "the gradient sums", "the gradient totals"}) {
     add(made.width() * made.statistics(), 8, false, kind);
   }
@@ -125,7 +140,7 @@ void fill_memory(NormCase& made) {
   Memories& memory = made.memory;
   const Dtype dtype = made.shape.dtype;
   fill(memory[kX], made.items(), dtype, made.mean, 1);
-  fill(memory[kGradient], made.items(), dtype, 0.25, 1);
+  fill(memory[kGradient], made.items(), made.shape.result_dtype, 0.25, 1);
   const auto fill_scaled = [&](Part part, int64_t count, Dtype of_part) {
     const double scale = !made.is_extreme ? 1 : one_of(2) ? 1e-6 : 6e4;
     if (memory[part].bytes() > 0) fill(memory[part], count, of_part, scale, scale);
@@ -139,7 +154,9 @@ void fill_memory(NormCase& made) {
   if (made.is_extreme && one_of(3)) {
     norming::put_value(memory[kX].data(), between(0, made.items() - 1), dtype, NAN);
   }
-  *reinterpret_cast<int64_t*>(memory[kBatches].data()) = between(1, 9);
+  // Also more than 32 bits hold.
+  const int64_t batches = between(1, 9) + (one_of(2) ? int64_t{1} << 32 : 0);
+  *reinterpret_cast<int64_t*>(memory[kBatches].data()) = batches;
 }
 
 }  // namespace
@@ -158,20 +175,24 @@ NormCase random_norm(uint64_t index) {
   NormCase made{};
   NormShape& shape = made.shape;
   shape.walk = kWalks[index % 3];
-  const uint64_t kind = index / 3 % 4, turn = index / kKinds;
-  const bool is_single = kind == 3, is_long = turn % 4 == 3;
-  shape.dtype = kDtypes[is_single ? turn % 3 : kind];
-  made.parameter_dtype = kDtypes[turn % 3];
+  const auto [dtype, is_single, is_widened] = kKinds[index / 3 % std::size(kKinds)];
+  const uint64_t turn = index / kClasses;
+  const bool is_long = turn % 4 == 3;
+  shape.dtype = is_single ? kDtypes[turn % 3] : dtype;
+  shape.result_dtype = is_widened ? Dtype::kFloat32 : shape.dtype;
+  made.parameter_dtype = kDtypes[(turn + turn / 3) % 3];
   made.running_dtype = kDtypes[between(0, 2)];
   shape.subtracts_mean = !one_of(4);
   set_shape(shape, is_long, index >= kFirstLarge, is_single);
   shape.eps = 1e-3;
+  made.is_single = is_single;
+  made.is_far = one_of(index >= kFirstLarge ? 2 : 25);
   made.has_weight = !one_of(4);
   made.has_bias = made.has_weight && !one_of(4);
   made.has_running = shape.shares_outer && shape.subtracts_mean && !one_of(4);
   made.is_cumulative = one_of(2);
   made.is_extreme = one_of(8);
-  made.mean = one_of(3) ? 1e3 : one_of(2) ? 3 : 0;
+  made.mean = one_of(3) ? 1e4 : one_of(2) ? 3 : 0;
   made.multiprocessors = is_long ? 1 : static_cast<int>(between(1, 3));
   // Values of a group of full size; other workers have as many cells.
   shape.count = static_cast<double>(2 * shape.cells * shape.group_size *

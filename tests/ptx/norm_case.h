@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "core/norm_plan.h"
@@ -61,11 +62,28 @@ struct NormCase {
   Dtype parameter_dtype;
   Dtype running_dtype;
   bool has_weight, has_bias, has_running, is_cumulative;
+  bool is_single;   // takes single cells
+  bool is_far;      // a shape of more cells than 32 bits can number is tried instead
   bool is_extreme;  // results leave the range of normal 16-bit numbers, or are NaN
   double mean;
   Memories memory;
   int multiprocessors;
 
+  Dtype dtype(Part part) const {
+    switch (part) {
+      case kX:
+      case kOfX: return shape.dtype;
+      case kGradient:
+      case kY: return shape.result_dtype;
+      case kWeight:
+      case kBias:
+      case kOfWeight:
+      case kOfBias: return parameter_dtype;
+      case kRunningMean:
+      case kRunningVariance: return running_dtype;
+      default: return Dtype::kFloat64;
+    }
+  }
   int64_t lines() const { return shape.outer * shape.channels; }
   int64_t items() const { return lines() * shape.cells; }
   int64_t statistics() const { return (shape.shares_outer ? 1 : shape.outer) * shape.groups; }
@@ -88,5 +106,8 @@ double value_of(const Memory& memory, int64_t item, Dtype dtype);
 
 // Normalization number `index`; most are small. Draws from `random_bits`.
 NormCase random_norm(uint64_t index);
+
+// Run some blocks of threads of each pass over a block of far more cells; returns the first error.
+std::string run_far_norm(const NormShape& like, bool is_single);
 
 }  // namespace gpudist::ptx

@@ -17,10 +17,21 @@ class NormLoops {
   std::string compare(const Memories& memory);
 
  private:
+  // Exact moments of the values of a statistic.
+  struct Moments {
+    double count = 0, sum = 0, mean = 0;
+    double squares = 0;  // around the mean
+  };
+
+  // Call `add(moments, x)` for every cell.
+  template <class Add>
+  void each_cell(const Add& add);
+  std::string compare_sums(const Memory& found) const;
   void run(const Memories& memory);
 
   const NormCase& given_;
-  std::vector<double> sums_, y_, of_sums_, of_x_, of_weight_, of_bias_;
+  std::vector<Moments> moments_;
+  std::vector<double> y_, of_sums_, of_x_, of_weight_, of_bias_;
   double largest_term_ = 0;  // of the gradient of x, where its terms may cancel
 };
 

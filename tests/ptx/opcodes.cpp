@@ -176,7 +176,7 @@ void put_conversions(Table& table) {
   });
   table["rcp.f64"] = {unary<double, reciprocal>, 2};
   table["cvt.f64.f32"] = {convert<double, float>, 2};
-  table["cvt.rn.f32.f64"] = {convert<float, double>, 2};
+  table["cvt.rn.f32.f64"] = {round_to_float, 2};
   table["cvt.f32.f16"] = {convert_by<float, uint16_t, widen_half>, 2};
   table["cvt.rn.f16.f32"] = {convert_by<uint16_t, float, narrow_half>, 2};
   table["cvt.rn.f16x2.f32"] = {narrow_two<narrow_half>, 3};

@@ -267,6 +267,12 @@ const Instruction* convert(const Instruction& at, Thread& thread) {
   return done(at, thread, static_cast<To>(source<From>(at, thread, 1)));
 }
 
+inline const Instruction* round_to_float(const Instruction& at, Thread& thread) {
+  const auto value = source<double>(at, thread, 1);
+  count_rounded(thread, value);
+  return done(at, thread, static_cast<float>(value));
+}
+
 template <class To, class From, To (*F)(From)>
 const Instruction* convert_by(const Instruction& at, Thread& thread) {
   return done(at, thread, F(source<From>(at, thread, 1)));

@@ -2,10 +2,13 @@
 
 #include <sys/mman.h>
 
+#include <cmath>
+#include <cstring>
 #include <stdexcept>
 #include <utility>
 #include <vector>
 
+#include "core/norm_cells.h"
 #include "runtime.h"
 
 namespace gpudist::ptx {
@@ -17,6 +20,11 @@ std::string fault_text;
 
 void check(int error, const char* what) {
   if (error != 0) throw std::runtime_error(std::string(what) + " was refused");
+}
+
+bool is_nan(const char* items, int64_t item, Dtype dtype) {
+  return std::isnan(dtype == Dtype::kFloat64 ? reinterpret_cast<const double*>(items)[item]
+                                             : norming::value_at(items, item, dtype));
 }
 
 }  // namespace
@@ -49,6 +57,16 @@ char* reserve(int64_t bytes) {
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (made == MAP_FAILED) throw std::runtime_error("no addresses for cells that lie far apart");
   return static_cast<char*>(made);
+}
+
+bool are_equal(const char* found, const char* expected, int64_t bytes, Dtype dtype) {
+  if (std::memcmp(found, expected, static_cast<size_t>(bytes)) == 0) return true;
+  const int64_t size = item_bytes(dtype);
+  for (int64_t i = 0; i < bytes / size; ++i) {
+    const bool same = std::memcmp(found + i * size, expected + i * size, size) == 0;
+    if (!same && !(is_nan(found, i, dtype) && is_nan(expected, i, dtype))) return false;
+  }
+  return true;
 }
 
 std::string fault_of(int refusal) {

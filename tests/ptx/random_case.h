@@ -7,6 +7,7 @@
 #include <random>
 #include <string>
 
+#include "core/box.h"
 #include "device/device_api.h"
 
 namespace gpudist {
@@ -29,6 +30,9 @@ void add_live(const void* begin, int64_t bytes, const char* kind);
 
 // Pages of which only touched ones take memory.
 char* reserve(int64_t bytes);
+
+// Whether items of a float dtype are bitwise equal, except that any NaN equals any other.
+bool are_equal(const char* found, const char* expected, int64_t bytes, Dtype dtype);
 
 // Return the first error of the launch that began. `refusal` is its error code; throws if it is not
 // zero.

@@ -3,14 +3,16 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "core/random_cells.h"
+#include "core/random_body.h"
 #include "launches.h"
 #include "random_case.h"
+#include "runtime.h"
 
 namespace gpudist {
 
@@ -35,6 +37,29 @@ char* far_memory() {
   return memory;
 }
 
+// The number from which `mixed` makes `z`.
+uint64_t unmixed(uint64_t z) {
+  z = (z ^ z >> 31 ^ z >> 62) * 0x319642B2D24D8EC3u;
+  z = (z ^ z >> 27 ^ z >> 54) * 0x96DE1B173F119089u;
+  return z ^ z >> 30 ^ z >> 60;
+}
+
+// A number of a cell at which arithmetic of normal numbers has an edge: the least or the greatest
+// number, a mantissa near the square root of 1/2, or an angle near one that is as near to two
+// quarters of a turn.
+uint64_t edge_number() {
+  constexpr uint64_t kHalfRoot = 0x16A09E667F3BCD, kEighth = uint64_t{1} << 50;
+  const auto nearby = static_cast<uint64_t>(between(-1, 1)), low = random_bits() >> 53;
+  switch (between(0, 3)) {
+    case 0: return 0;
+    case 1: return ~uint64_t{0};
+    case 2: return (kHalfRoot - 1 + nearby) << 11 | low;
+    default:
+      const auto eighths = static_cast<uint64_t>(between(0, 8));
+      return unmixed((eighths * kEighth + nearby) << 11 | low) - randomly::kStep;
+  }
+}
+
 // A block of random cells, with its memory.
 struct Block {
   RandomCells cells;
@@ -48,6 +73,11 @@ struct Block {
     cells.dtype = dtype;
     bytes = draw == Draw::kKept ? 1 : item_bytes(dtype);
     const int64_t most = is_large ? 150'000 : 6'000;
+    // Rows of so many cells that their number exceeds 16 bits.
+    if (is_large && one_of(2)) {
+      cells.shape = {2, between(65'600, most / 2)};
+      count = 2 * cells.shape[1];
+    }
     const auto dims = static_cast<size_t>(between(0, kMaxDims + 1));
     for (size_t d = 0; d < dims; ++d) {
       const int64_t extent = one_of(3) ? between(1, most) : between(1, 9);
@@ -60,12 +90,23 @@ struct Block {
     for (uint64_t& word : words) word = random_bits();
     cells.dropped_below = static_cast<int64_t>(random_bits());
     cells.factor = static_cast<double>(between(1, 64)) / 16;
+    // All cells are dropped.
+    if (one_of(12)) cells.factor = std::numeric_limits<double>::infinity();
     if (one_of(2)) cells.stores_key = &words[3];
     switch (between(0, 3)) {
       case 0: cells.key = {&words[0], &words[1], nullptr, words[2]}; break;
       case 1: cells.key = {nullptr, &words[1], nullptr, words[2]}; break;
       case 2: cells.key = {nullptr, nullptr, &words[2], words[0]}; break;
       default: cells.key = {nullptr, nullptr, nullptr, words[0]};
+    }
+    if (draw == Draw::kNormal && one_of(2)) {
+      const randomly::Key key(cells.key);
+      cells.index = unmixed(unmixed(edge_number()) ^ key.second) - key.first;
+    }
+    // The first cell's number, or the next.
+    if (one_of(2)) {
+      const uint64_t number = randomly::Key(cells.key).number(cells.index);
+      cells.dropped_below = static_cast<int64_t>(number + static_cast<uint64_t>(between(0, 1)));
     }
     // Some outputs do not begin where a granule does.
     const int64_t skew = one_of(6) ? bytes * between(0, 3) : 0;
@@ -126,16 +167,53 @@ struct Block {
       throw std::runtime_error("the far memory is too small");
     }
     cells.input = begin + skew;
-    for_each_offset(0, 0, [&](int64_t at) { put(begin + skew + at * bytes); });
+    const bool has_specials = one_of(3);
+    const std::vector<char> drawn = has_specials ? uniform_cells() : std::vector<char>();
+    for_each_offset(0, 0, 0, [&](int64_t at, int64_t output_at) {
+      char* const to = begin + skew + at * bytes;
+      if (!has_specials || !one_of(4)) return put(to);
+      uint64_t bits = special_bits();
+      if (cells.draw == Draw::kBernoulli && !one_of(3)) {
+        // The number that is drawn, or the next.
+        std::memcpy(&bits, &drawn[static_cast<size_t>(output_at * bytes)], bytes);
+        if (one_of(2)) ++bits;
+      }
+      std::memcpy(to, &bits, static_cast<size_t>(bytes));
+    });
     add_live(begin, size, "the input");
   }
 
   template <class F>
-  void for_each_offset(size_t d, int64_t offset, F f) {
-    if (d == cells.shape.size()) return f(offset);
+  void for_each_offset(size_t d, int64_t input, int64_t output, const F& f) {
+    if (d == cells.shape.size()) return f(input, output);
     for (int64_t i = 0; i < cells.shape[d]; ++i) {
-      for_each_offset(d + 1, offset + i * cells.input_strides[d], f);
+      for_each_offset(d + 1, input + i * cells.input_strides[d],
+                      output + i * cells.output_strides[d], f);
     }
+  }
+
+  // The uniform numbers of the cells, in the order of the output.
+  std::vector<char> uniform_cells() const {
+    std::vector<char> drawn(static_cast<size_t>(count * bytes));
+    RandomCells uniform = cells;
+    uniform.draw = Draw::kUniform;
+    uniform.input = nullptr;
+    uniform.output = drawn.data();
+    uniform.stores_key = nullptr;
+    for (const RandomArguments& launch : uniform.launches()) draw_on_host(launch);
+    return drawn;
+  }
+
+  // Bits that are often those of zero, a subnormal number, infinity or NaN.
+  uint64_t special_bits() const {
+    const uint64_t exponent = cells.dtype == Dtype::kFloat64   ? 0x7ffull << 52
+                              : cells.dtype == Dtype::kFloat32 ? 0x7f800000
+                              : cells.dtype == Dtype::kFloat16 ? 0x7c00
+                                                               : 0x7f80;
+    uint64_t bits = random_bits();
+    if (one_of(2)) bits = one_of(2) ? bits | exponent : bits & ~exponent;
+    const uint64_t fraction = (exponent & -exponent) - 1;
+    return one_of(3) ? bits & ~fraction : bits;
   }
 
   // A number between -4 and 4, or a probability.
@@ -150,6 +228,23 @@ struct Block {
     if (is_narrow(cells.dtype)) std::memcpy(at, &half, sizeof(half));
   }
 };
+
+uint64_t rounded() {
+  uint64_t sum = 0;
+  for (const Counts& of_kernel : counts()) sum += of_kernel.rounded;
+  return sum;
+}
+
+// Sum of the bits of the float64 numbers from which cells of other dtypes are rounded. Most errors
+// of their last digits do not change a cell of 16 bits.
+uint64_t sum_of_bits(RandomCells cells, int64_t count) {
+  std::vector<uint64_t> numbers(static_cast<size_t>(count));
+  cells.dtype = Dtype::kFloat64;
+  cells.output = reinterpret_cast<char*>(numbers.data());
+  cells.stores_key = nullptr;
+  for (const RandomArguments& launch : cells.launches()) draw_on_host(launch);
+  return std::accumulate(numbers.begin(), numbers.end(), uint64_t{0});
+}
 
 }  // namespace
 
@@ -172,6 +267,7 @@ std::string run_launch(uint64_t seed, uint64_t index) {
   std::memcpy(block.output.data(), expected.data(),
               static_cast<size_t>(block.cells.output - block.output.data()));
   block.words[3] = 0;
+  const uint64_t rounded_before = rounded();
   for (RandomArguments& launch : launches) {
     // More tiles for each block than such small launches have.
     const uint32_t tiles = launch.blocks * launch.tiles;
@@ -182,7 +278,16 @@ std::string run_launch(uint64_t seed, uint64_t index) {
   }
   const std::string which = ", draw " + std::to_string(static_cast<int>(block.cells.draw)) +
                             " of dtype " + std::to_string(static_cast<int>(block.cells.dtype));
-  if (block.output != expected) return "cells that are not those of plain loops" + which;
+  const RandomCells& cells = block.cells;
+  const char* const drawn = expected.data() + (cells.output - block.output.data());
+  const bool is_same = cells.draw == Draw::kKept
+                           ? block.output == expected
+                           : are_equal(cells.output, drawn, block.count * block.bytes, cells.dtype);
+  if (!is_same) return "cells that are not those of plain loops" + which;
+  if (cells.draw == Draw::kNormal && cells.dtype != Dtype::kFloat64 &&
+      rounded() - rounded_before != sum_of_bits(cells, block.count)) {
+    return "numbers before rounding that are not those of plain loops" + which;
+  }
   if (block.cells.stores_key == nullptr) words[3] = 0;
   if (!std::equal(words, words + 4, block.words)) return "a key that is not that of loops" + which;
   return "";

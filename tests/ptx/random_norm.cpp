@@ -1,6 +1,5 @@
 // Random normalizations: the compiled kernels against the same bodies on the host, to the bit, and
 // both against loops in float64.
-#include <cmath>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -73,29 +72,18 @@ void move(Memories& memory, Part sums, Part totals) {
 std::string describe(const NormCase& given) {
   const NormShape& shape = given.shape;
   return "walk " + std::to_string(static_cast<int>(shape.walk)) + ", dtype " +
-         std::to_string(static_cast<int>(shape.dtype)) + ", shape [" + std::to_string(shape.outer) +
-         ", " + std::to_string(shape.channels) + ", " + std::to_string(shape.cells) + "], groups " +
-         std::to_string(shape.groups) + " of " + std::to_string(shape.group_size) + " from " +
-         std::to_string(shape.group_offset) + ", mean " + std::to_string(given.mean);
+         std::to_string(static_cast<int>(shape.dtype)) + " to " +
+         std::to_string(static_cast<int>(shape.result_dtype)) + ", shape [" +
+         std::to_string(shape.outer) + ", " + std::to_string(shape.channels) + ", " +
+         std::to_string(shape.cells) + "], groups " + std::to_string(shape.groups) + " of " +
+         std::to_string(shape.group_size) + " from " + std::to_string(shape.group_offset) +
+         ", mean " + std::to_string(given.mean);
 }
 
 const char* name_of(NormPass pass) {
   constexpr const char* kNames[] = {"sums",          "finished sums",          "normalize",
                                     "gradient sums", "finished gradient sums", "gradient"};
   return kNames[static_cast<int>(pass)];
-}
-
-// Whether all items are equal, or NaN on both sides.
-bool are_equal(const Memory& found, const Memory& expected, Dtype dtype) {
-  const int64_t bytes = item_bytes(dtype);
-  for (int64_t i = 0; i < found.bytes() / bytes; ++i) {
-    const int64_t at = i * bytes;
-    if (std::memcmp(found.data() + at, expected.data() + at, bytes) == 0) continue;
-    const bool are_nan =
-        std::isnan(value_of(found, i, dtype)) && std::isnan(value_of(expected, i, dtype));
-    if (!are_nan) return false;
-  }
-  return true;
 }
 
 std::string first_difference(const NormCase& given, const Memories& found,
@@ -108,12 +96,7 @@ std::string first_difference(const NormCase& given, const Memories& found,
         std::memcmp(is.data() + bytes, should_be.data() + bytes, kGap) != 0) {
       return "a stray store";
     }
-    if (std::memcmp(is.data(), should_be.data(), bytes) == 0) continue;
-    const Dtype dtype = part <= kOfX      ? given.shape.dtype
-                        : part < kWeight  ? Dtype::kFloat64
-                        : part <= kOfBias ? given.parameter_dtype
-                                          : given.running_dtype;
-    if (part == kBatches || !are_equal(is, should_be, dtype)) {
+    if (!are_equal(is.data(), should_be.data(), bytes, given.dtype(static_cast<Part>(part)))) {
       return std::string(is.kind()) + " differs from the host's";
     }
   }
@@ -125,6 +108,7 @@ std::string first_difference(const NormCase& given, const Memories& found,
 std::string run_launch(uint64_t seed, uint64_t index) {
   begin_launch(seed, index);
   NormCase given = random_norm(index);
+  if (given.is_far) return run_far_norm(given.shape, given.is_single);
   Memories& device = given.memory;
   Memories host = device;
   NormLoops loops(given);

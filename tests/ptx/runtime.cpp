@@ -38,7 +38,7 @@ std::vector<Counts> no_counts() {
   std::vector<Counts> made;
   for (const Kernel& kernel : kernels()) {
     const std::vector<uint64_t> none(kernel.instructions.size());
-    made.push_back({none, none});
+    made.push_back({none, none, 0});
   }
   return made;
 }
@@ -119,6 +119,7 @@ void carry_out(const Kernel& kernel, const void* parameter, uint32_t blocks, uin
   Counts& all = counts()[static_cast<size_t>(&kernel - kernels().data())];
   for (size_t i = 0; i < executed.threads.size(); ++i) all.threads[i] += executed.threads[i];
   for (size_t i = 0; i < executed.warps.size(); ++i) all.warps[i] += executed.warps[i];
+  all.rounded += executed.rounded;
 }
 
 }  // namespace

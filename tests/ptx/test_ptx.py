@@ -282,3 +282,13 @@ def test_machine_code_moves_wide_lanes_and_keeps_to_registers(architecture: int,
             assert wide, f"{kernel} has no {access}.E.128 on sm_{architecture}"
         in_local_memory = [one for one in code if one.partition(".")[0] in ("LDL", "STL")]
         assert not in_local_memory, (kernel, architecture, in_local_memory)
+
+
+def test_copies_load_four_rows_before_one_is_used():
+    """A row of the destination's alignment lies in two granules of its source."""
+    try:
+        found = machine_code.most_loads_in_flight(90)
+    except NoTool as error:
+        pytest.skip(str(error))
+    assert len(found) == KERNEL_COUNTS[KERNELS[0]]
+    assert min(found.values()) >= 8, found

@@ -21,6 +21,9 @@ enum class Space { kGeneric, kParameter, kGlobal, kShared };
 // Check an access and return its address in host memory. Throws Fault.
 uint64_t checked(const Instruction& at, Thread& thread, Space space, bool is_store, uint32_t bytes);
 
+// Count a float64 value that is rounded to float32.
+void count_rounded(Thread& thread, double value);
+
 [[noreturn]] void fault(const Instruction& at, const Thread& thread, const std::string& what);
 
 }  // namespace gpudist::ptx

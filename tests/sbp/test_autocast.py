@@ -220,7 +220,7 @@ ON_GPUS: dict[str, Any] = {
 }
 
 
-class _OnGpus(Placement):
+class OnGpus(Placement):
     """Placement of CPUs under the autocast of GPUs."""
 
     autocast = "cuda"  # pyright: ignore
@@ -229,7 +229,7 @@ class _OnGpus(Placement):
 @distributed(ranks=2, transports=("loopback",))
 def test_functions_on_split_dims_follow_the_lists_of_the_gpu(P_world: Partition) -> None:
     """Compositions over several workers have the dtype that torch's function has on a GPU."""
-    placement = _OnGpus("cpu", [0, 1], P_world)
+    placement = OnGpus("cpu", [0, 1], P_world)
     single = {"softmax", "softmin", "layer norm", "group norm", "norm", "cosine"}
     x: Any = global_of(random((4, 6)).bfloat16(), placement, (S(1),))
     for name, function in ON_GPUS.items():

@@ -12,10 +12,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from benchmarks.ledger.counting import Counting
 from gpudist.geometry.boxes import Box
+from gpudist.nn.random import cells, drop
 from gpudist.nn.random.cells import normal_by_index, uniform_by_index
 from gpudist.sbp import Placement, explain
 from gpudist.sbp.scope import Scope, entered
+from gpudist.transport.host.core_transport import is_built, what_is_missing
 from gpudist.world.partition import Partition
 from tests.pool import distributed
 from tests.sbp.compare import global_of
@@ -59,6 +62,62 @@ def test_same_on_any_layout(P_world: Partition, name: str) -> None:
         for one, other in zip(values, found[0], strict=True):
             torch.testing.assert_close(one, other, rtol=1e-14, atol=1e-14)
     assert not torch.equal(found[0][0], found[0][1])
+
+
+# Passes over the block of torch's kernels on a GPU: in its dtype, and of the mask of dropout.
+PASSES: dict[str, tuple[int, int]] = {
+    "dropout": (2, 1), "uniform": (1, 0), "normal": (1, 0), "bernoulli": (2, 0),
+}  # fmt: skip
+DRAWS: dict[str, Callable[[Any], Any]] = {
+    "dropout": FUNCTIONS["dropout"],
+    "uniform": torch.rand_like,
+    "normal": torch.randn_like,
+    "bernoulli": torch.bernoulli,
+}
+
+
+def costs(call: Callable[[], Any]) -> tuple[int, int]:
+    """Return the launches and bytes of a call on a GPU, where each native draw is one kernel."""
+    draws: list[int] = []
+    draw = cells.draw
+
+    def drawing(kind: str, output: torch.Tensor, *args: Any, **named: Any) -> None:
+        passes = 1 if named.get("input") is None else 2
+        draws.append(passes * output.numel() * output.element_size())
+        draw(kind, output, *args, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (cells, drop):
+            patch.setattr(module, "draw", drawing)
+        with Counting() as counting:
+            call()
+    counts = counting.counts()
+    return counts.launches + len(draws), counts.size_bytes + sum(draws)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@distributed(ranks=2, transports=("nccl",))
+def test_costs_of_a_draw_on_a_gpu(P_world: Partition, dtype: torch.dtype) -> None:
+    """At most 3 launches, and 1.2 times the bytes of torch's kernel, forward and backward."""
+    if not is_built():
+        pytest.skip(what_is_missing())
+    placement = Placement("cpu", [0, 1], P_world)
+    x: Any = global_of(random((8, 64, 32)).sigmoid().to(dtype), placement, (S(1),))
+    for name, function in DRAWS.items():
+        of_block, of_mask = PASSES[name]
+        least = of_block * dtype.itemsize * x.numel() / 2
+        most = 1.2 * (least + of_mask * x.numel() / 2)
+        leaf = x.detach().requires_grad_(name == "dropout")
+        # The step of a network: its draws share a seed, which ranks agree on once.
+        with entered(Scope(placement)):
+            y = function(leaf)
+            found = [costs(lambda function=function, leaf=leaf: function(leaf))]
+        if name == "dropout":
+            g = torch.ones_like(y)
+            found.append(costs(lambda y=y, leaf=leaf, g=g: torch.autograd.grad(y, leaf, g)))
+        for launches, size_bytes in found:
+            assert 1 <= launches <= 3, (name, launches)
+            assert least <= size_bytes <= most, (name, size_bytes, least, most)
 
 
 @distributed(ranks=2, transports=("loopback",))

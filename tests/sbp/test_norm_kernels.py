@@ -12,9 +12,11 @@ from gpudist.sbp import Placement
 from gpudist.world.partition import Partition
 from tests.doubles.nccl import count
 from tests.nn.norm.test_norm_kernels import skip_without_core
+from tests.nn.norm.test_norm_lines import LargeTensors
 from tests.pool import distributed
 from tests.sbp.compare import global_of
 from tests.sbp.parts import B, S, random
+from tests.sbp.test_autocast import OnGpus, autocast_of_gpus
 
 
 @distributed(ranks=2, transports=["nccl"])
@@ -34,6 +36,29 @@ def test_running_moments(P_world: Partition) -> None:
     torch.testing.assert_close(found.full_tensor(), expected, rtol=1e-5, atol=1e-5)
     for mine, other in zip(running, moments, strict=True):
         torch.testing.assert_close(mine.full_tensor(), other, rtol=1e-5, atol=1e-5)
+
+
+@distributed(ranks=2, transports=["nccl"])
+def test_autocast_of_gpus_converts_no_block(P_world: Partition) -> None:
+    """It computes group and layer norm in float32, of 16-bit blocks that the kernels read."""
+    skip_without_core()
+    placement = OnGpus("cpu", [0, 1], P_world)
+    x = random((2, 6, 8, 5)).bfloat16()
+    found: Any
+    gradient: Any
+    leaf: Any = global_of(x, placement, (S(2),)).requires_grad_()
+    for norm in (lambda x: F.group_norm(x, 2), lambda x: F.layer_norm(x, [8, 5])):
+        whole = x.float().requires_grad_()
+        expected, found, gradient = norm(whole), None, None
+        for _ in range(2):
+            with autocast_of_gpus(torch.bfloat16), LargeTensors(x.numel() // 2) as large:
+                found = norm(leaf)
+                (gradient,) = torch.autograd.grad(found, leaf, found.detach())
+        assert found.dtype == torch.float32 and gradient.dtype == torch.bfloat16
+        assert large.made == 2
+        torch.testing.assert_close(found.full_tensor(), expected, rtol=1e-5, atol=1e-5)
+        expected.backward(expected.detach())
+        torch.testing.assert_close(gradient.full_tensor().float(), whole.grad, rtol=1e-2, atol=1e-2)
 
 
 class _Norm(torch.nn.Module):

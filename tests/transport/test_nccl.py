@@ -106,7 +106,8 @@ def test_complex_numbers_have_a_sum_alone(P_world: Partition, in_rank_order: boo
         (SUM, torch.float32, True),
         (SUM, torch.int16, False),
         (BROADCAST, torch.int16, True),
-        (Collective("all_reduce", (0, 1), 0, True), torch.float32, False),
+        (Collective("all_reduce", (0, 1), 0, True), torch.float32, True),
+        (Collective("reduce", (0, 1), 0, True), torch.float32, False),
     ],
 )
 def test_whose_collective(collective: Collective, dtype: torch.dtype, expected: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -85,6 +86,31 @@ def test_no_large_launch_only_looks_for_a_failure(name: str) -> None:
         assert counted["wide_launch_that_only_looks"] == 0, counted
         assert counted["launch_combine"] <= 2, counted
         assert counted["copy"] == 0, counted
+
+
+def halo_launches(transport: Transport, grid: tuple[int, ...]) -> list[int]:
+    """Return the launches of a halo exchange and of its adjoint, and the copies of both."""
+    P_x = runtime.world_of(transport).create_cartesian_topology_partition([1, *grid])
+    halo = ops.HaloExchange(P_x, halo=[(1, 1)] * len(grid))
+    clear()
+    counts = []
+    for _ in range(2):  # the first call binds
+        x = torch.ones([2] + [6] * len(grid), requires_grad=True)
+        before, copied = count("launch_combine"), count("copy")
+        y = halo(x)
+        between = count("launch_combine")
+        y.sum().backward()
+        counts = [between - before, count("launch_combine") - between]
+        counts.append(count("copy") - copied)
+    assert violations() == []
+    return counts
+
+
+@pytest.mark.parametrize("grid", [(2, 1, 1), (2, 2, 1)])
+def test_ghosts_and_the_own_block_are_written_by_one_launch(grid: tuple[int, ...]) -> None:
+    """The first launch packs; the second writes the padded block, or adds all of an adjoint."""
+    for counts in results("nccl", math.prod(grid), halo_launches, grid):
+        assert counts[0] <= 2 and counts[1] <= 2 and counts[2] == 0, counts
 
 
 def questions(transport: Transport, in_flight: int) -> int:

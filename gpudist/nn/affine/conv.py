@@ -10,7 +10,9 @@ from typing import Literal, overload
 import torch
 
 from gpudist.errors import ShapeError
-from gpudist.exchange.autograd import is_eager
+from gpudist.exchange.autograd import apply_handwritten, is_eager
+from gpudist.exchange.compiled_nodes import apply_compiled
+from gpudist.exchange.torch_library import is_compiled
 from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.halo import have_faces
 from gpudist.geometry.windows import FoldedWindow, PaddedWindow, Read, SlidingWindow, Window
@@ -31,13 +33,15 @@ from gpudist.nn.affine.conv_channels import (
     require_input_channels,
 )
 from gpudist.nn.affine.conv_layer import ConvLayer
-from gpudist.nn.affine.conv_overlap import ConvolutionInPlace
+from gpudist.nn.affine.conv_overlap import ConvolutionInPlace, bind_in_place
 from gpudist.nn.affine.conv_with_ghosts import ConvolutionWithGhosts, bind_with_ghosts
-from gpudist.nn.autocast import autocast_is_on
+from gpudist.nn.affine.local_conv import LocalConvolution
+from gpudist.nn.autocast import autocast_is_on, product_dtype
 from gpudist.nn.channels_last import channels_last_form, in_form
+from gpudist.nn.kernel_choice import suits_cpu
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.partitions import partitions_lead
-from gpudist.nn.windowed.block_in_place import convolves_in_place, use_in_place
+from gpudist.nn.windowed.block_in_place import use_in_place
 from gpudist.nn.windowed.edge_padding import (
     EdgePadding,
     bind_edge_padding,
@@ -74,12 +78,13 @@ class _DistributedConv(ConvLayer):
         global_shape: global shape of a balanced input; saves the agreement on its blocks.
         shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
         overlap: whether to convolve the local block in place and its ghosts separately, where that
-            is possible and faster: on a CPU if the largest block has at least 1 MiB, on a GPU
-            without gradients and with at least 40 MB a face. It is possible with
-            ``P_x`` alone, in float32 and float64, with zero or circular padding, outside of
-            autocast and torch.compile, and unless ``nested``. No block may be empty, and every
-            block must need the same padding on both sides, as with odd kernels if outputs are
-            partitioned like inputs. Results differ by rounding only.
+            is possible and faster: on a CPU if the largest block has at least 1 MiB, on a GPU if
+            the copy and the wait for ghosts take longer than the few short kernels of each face.
+            It is possible with ``P_x`` alone, with zero or circular padding, outside of
+            torch.compile, and unless ``nested``; under autocast, for an input in the dtype of the
+            products, if no parameter moves. No block may be empty, and every block must need the
+            same padding on both sides, as with odd kernels if outputs are partitioned like inputs.
+            Results differ by rounding only.
         nested: exchange ghosts dim by dim, with two neighbours each, instead of with all neighbours
             at once; ``None``: see :func:`~gpudist.halo_exchange`. Results are identical.
         replicate_parameters: keep a copy of each parameter block on every worker that uses it.
@@ -88,11 +93,12 @@ class _DistributedConv(ConvLayer):
 
     Cost:
         In forward, one group of messages carries the ghost cells of the input and the parameters
-        from their owners; with split channels, a broadcast of the input and a sum-reduce of the
-        output follow. Backward moves the same bytes in the opposite direction. The block is copied
-        next to its ghosts, unless it is convolved in place or no worker needs ghosts. The copy
-        has no zeros that the worker would have on both sides of a dim. Backward keeps it; on a GPU,
-        with ``P_x`` alone and from 4 MiB on, it keeps the block and the ghosts, and copies again.
+        from their owners, two groups if the block is convolved in place; with split channels, a
+        broadcast of the input and a sum-reduce of the output follow. Backward moves the same bytes
+        in the opposite direction. The block is copied next to its ghosts, unless it is convolved in
+        place or no worker needs ghosts. The copy has no zeros that the worker would have on both
+        sides of a dim. Backward keeps it; on a GPU, with ``P_x`` alone and from 4 MiB on, it keeps
+        the block and the ghosts, and copies again for the gradient of the weight.
         Workers at an edge copy the block once more if the padding is reflected or replicated.
 
     Raises:
@@ -197,16 +203,14 @@ class _DistributedConv(ConvLayer):
     def convolve(
         self, bound: _BoundConv, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        if (
-            bound.in_place is not None
-            and is_eager(x)
-            and not autocast_is_on(x.device)
-            and convolves_in_place(x)
-        ):
-            return bound.in_place(x, weight, bias)
-        if bound.with_ghosts is not None and bound.with_ghosts.fits(x):
-            return bound.with_ghosts(x, weight, bias)
-        return self.affine(bound, x, weight, bias)
+        by_hand = bound.by_hand(x)
+        if by_hand is None:
+            return self.affine(bound, x, weight, bias)
+        if autocast_is_on(x.device):
+            weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
+        if isinstance(by_hand, ConvolutionInPlace) and is_compiled():
+            return apply_compiled(by_hand, x, weight, bias)
+        return apply_handwritten(by_hand, x, weight, bias)
 
     def _compute(
         self,
@@ -297,19 +301,9 @@ class _DistributedConv(ConvLayer):
         if not use.faces:
             block = replace(bound.block, padding=use.padding)
             return replace(bound, block=block, halo=None, with_ghosts=None)
-        return replace(
-            bound,
-            in_place=ConvolutionInPlace(
-                use.faces,
-                tuple((slice(None), slice(None), *cells[2:]) for cells in use.outputs),
-                bound.parameters,
-                use.padding,
-                self.stride,
-                self.dilation,
-                self.groups,
-                partial(self.affine, bound),
-            ),
-        )
+        convolution = LocalConvolution(self.stride, use.padding, self.dilation, self.groups)
+        given = bound.parameters, convolution, partial(self.affine, bound)
+        return replace(bound, in_place=bind_in_place(use, *given, copies=not suits_cpu(x)))
 
     def _block(
         self, shape: Sequence[int], padding: tuple[int, ...] | None = None
@@ -368,6 +362,20 @@ class _BoundConv(BoundAffine):
     in_place: ConvolutionInPlace | None = None
     with_ghosts: ConvolutionWithGhosts | None = None
     edge_padding: EdgePadding | None = None
+
+    def by_hand(self, x: torch.Tensor) -> ConvolutionInPlace | ConvolutionWithGhosts | None:
+        """Return the convolution with a backward of its own that suits ``x``, on all ranks alike.
+
+        Under autocast, the block must have the dtype of the product, and no parameter may move.
+        """
+        trains, way = torch.is_grad_enabled(), self.in_place
+        if way is None or (trains and not way.in_training):
+            way = self.with_ghosts if trains and not suits_cpu(x) else None
+        if way is None or not (is_eager(x) or (way is self.in_place and is_compiled())):
+            return None
+        if x.dtype != product_dtype(x):
+            return None
+        return None if autocast_is_on(x.device) and any(self.parameters) else way
 
     @property
     def alone(self) -> Callable[..., torch.Tensor] | None:

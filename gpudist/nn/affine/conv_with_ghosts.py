@@ -7,28 +7,24 @@ the gradient of the block where it lies: ghosts are added into it in place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
-from gpudist.exchange import Movement, add_into
-from gpudist.exchange.autograd import apply_handwritten, is_eager
+from gpudist.exchange import Movement
+from gpudist.exchange.autograd import Saved
 from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.boxes import Box, intersection, uncovered
 from gpudist.geometry.halo import adjoint_in_place, covers_own_cells, needed_range
 from gpudist.geometry.windows import Window
+from gpudist.nn.affine.block_copy import BlockCopy, Convolution, bind_block_copy
 from gpudist.nn.affine.local_conv import LocalConvolution
-from gpudist.nn.autocast import autocast_is_on, product_dtype
 from gpudist.nn.channels_last import channels_last_form, in_form
-from gpudist.nn.kernel_choice import suits_cpu
-from gpudist.nn.parameters.parameter_layer import move_those
+from gpudist.nn.parameters.parameter_layer import adjoints_of, move_gradients, move_those
 
 # Smallest block whose copy is made again. Below, the launches cost more than the memory is worth.
 SMALLEST_BLOCK_BYTES = 4 << 20
-
-Convolution = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | None"], torch.Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +34,7 @@ class ConvolutionWithGhosts:
     Attributes:
         halo: movement of the block to the copy beside its ghosts.
         adjoint: the adjoint of ``halo`` within the copy, for :func:`add_into`.
-        own: the block's cells in the copy.
-        ghosts, padding: disjoint boxes of all other cells of the copy, received ones and zeros.
+        copy: the copy, made from the block and its ghosts.
         parameters: movements of the weight and, if there is one, of the bias; ``None`` for a
             parameter that is already local.
         convolution: convolution of the copy.
@@ -48,96 +43,47 @@ class ConvolutionWithGhosts:
 
     halo: Movement
     adjoint: Movement
-    own: Box
-    ghosts: tuple[Box, ...]
-    padding: tuple[Box, ...]
+    copy: BlockCopy
     parameters: tuple[Movement | None, ...]
     convolution: LocalConvolution
     composed: Convolution
 
-    def fits(self, x: torch.Tensor) -> bool:
-        """Return whether this way suits ``x``: with gradients, on a GPU.
-
-        Under autocast, the block must have the dtype of the product, and no parameter may move.
-        """
-        return (
-            torch.is_grad_enabled()
-            and not suits_cpu(x)
-            and is_eager(x)
-            and x.dtype == product_dtype(x)
-            and not (autocast_is_on(x.device) and any(self.parameters))
-        )
-
-    def __call__(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Return the local block of the output; the call is a single autograd node.
-
-        Adjoint:
-            The adjoint of the composition, in the same messages. The gradient of a contiguous
-            block is a view of the gradient of its copy.
-
-        Cost:
-            Each pass copies the block once. Backward keeps the block, which torch would keep too,
-            and the ghosts.
-        """
-        if autocast_is_on(x.device):
-            weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
-        return apply_handwritten(self, x, weight, bias)
-
     def forward(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Return the output, and the moved weight and ghosts that its adjoint needs."""
+        """Return the output, and the moved weight and ghosts that its adjoint needs.
+
+        Each pass copies the block once. Backward keeps the block, which torch would keep too, and
+        the ghosts.
+        """
         given = [x, weight] if bias is None else [x, weight, bias]
         block, weight, *biases = move_those((self.halo, *self.parameters), given)
         block = in_form(block, channels_last_form(x))
-        ghosts = [block[box.slices].clone() for box in self.ghosts]
+        ghosts = [block[place.slices].clone() for _, _, place in self.copy.ghosts]
         return self.convolution(block, weight, *biases), [weight, *ghosts]
 
     def backward(
-        self,
-        gradient: torch.Tensor,
-        inputs: Sequence[Any],
-        kept: Sequence[torch.Tensor],
-        needs: Sequence[bool],
+        self, gradient: torch.Tensor, inputs: Saved, kept: Saved, needs: Sequence[bool]
     ) -> list[torch.Tensor | None]:
-        """Return the gradients of the block, the weight and the bias; ``None`` if not needed."""
-        x, (weight, *ghosts) = inputs[0], kept
-        block = self._beside(x, ghosts, is_read=needs[1])
-        of_block, *found = self.convolution.all_gradients(gradient, block, weight, needs)
-        moving: list[tuple[Movement, torch.Tensor, torch.Tensor | None]] = []
-        in_place = needs[0] and of_block.is_contiguous()
-        if needs[0]:
-            adjoint = self.adjoint if in_place else self.halo.T
-            moving.append((adjoint, of_block, of_block if in_place else None))
-        owned: list[int] = []
-        for i, movement in enumerate(self.parameters):
-            if movement is not None and needs[1 + i]:
-                moving.append((movement.T, found[i], None))
-                owned.append(i)
-        arrived: Sequence[torch.Tensor] = []
-        if moving:
-            arrived = add_into(*zip(*moving, strict=True))
-        for i, part in zip(owned, arrived[len(moving) - len(owned) :], strict=True):
-            found[i] = part
-        if needs[0]:
-            of_block = of_block[self.own.slices] if in_place else arrived[0]
-        return [of_block, *found]
+        """Return the gradients of the block, the weight and the bias; ``None`` if not needed.
 
-    def _beside(self, x: torch.Tensor, ghosts: list[torch.Tensor], is_read: bool) -> torch.Tensor:
-        """Return the copy of the block beside its ghosts, or one whose values nobody reads."""
+        The gradient of a contiguous block is a view of the gradient of its copy.
+        """
+        x, (weight, *ghosts) = inputs[0], kept
+        block = self.copy(x, ghosts) if needs[1] else self._unread(x)
+        of_block, *found = self.convolution.all_gradients(gradient, block, weight, needs)
+        in_place = needs[0] and of_block.is_contiguous()
+        adjoints = (self.adjoint if in_place else self.halo.T, *adjoints_of(self.parameters))
+        found = move_gradients(adjoints, (of_block, *found), of_block if in_place else None)
+        if in_place:
+            found[0] = of_block[self.copy.own.slices]
+        return found
+
+    def _unread(self, x: torch.Tensor) -> torch.Tensor:
+        # Only the shape of the copy is read.
         form = channels_last_form(x) or torch.contiguous_format
-        block = torch.empty(
-            self.halo.output_shape, dtype=x.dtype, device=x.device, memory_format=form
-        )
-        if is_read:
-            block[self.own.slices].copy_(x)
-            for box, cells in zip(self.ghosts, ghosts, strict=True):
-                block[box.slices].copy_(cells)
-            for box in self.padding:
-                block[box.slices].zero_()
-        return block
+        shape = self.halo.output_shape
+        return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=form)
 
 
 def bind_with_ghosts(
@@ -175,10 +121,11 @@ def bind_with_ghosts(
     )  # fmt: skip
     filled = [box for message in stage.receives for box in message.boxes]
     filled += [move.destination for move in stage.moves if move.destination != own]
-    ghosts: list[Box] = []
-    padding: list[Box] = []
-    for box in uncovered(halo.output_shape, [own]):
-        (ghosts if any(intersection(box, part) for part in filled) else padding).append(box)
-    return ConvolutionWithGhosts(
-        halo, adjoint, own, tuple(ghosts), tuple(padding), parameters, convolution, composed
-    )
+    ghosts = [
+        box
+        for box in uncovered(halo.output_shape, [own])
+        if any(intersection(box, part) for part in filled)
+    ]
+    places = [(i, Box.whole(box.shape), box) for i, box in enumerate(ghosts)]
+    copy = bind_block_copy(P, halo.dtype, own, halo.output_shape, places)
+    return ConvolutionWithGhosts(halo, adjoint, copy, parameters, convolution, composed)

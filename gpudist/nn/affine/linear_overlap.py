@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from gpudist.exchange import InFlight, Movement, start
-from gpudist.exchange.autograd import apply_handwritten, is_eager, move
+from gpudist.exchange.autograd import Saved, apply_handwritten, is_eager, move
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
@@ -127,11 +126,7 @@ class _OfGathered:
         return y, blocks
 
     def backward(
-        self,
-        gradient: torch.Tensor,
-        inputs: Sequence[Any],
-        kept: Sequence[torch.Tensor],
-        needs: Sequence[bool],
+        self, gradient: torch.Tensor, inputs: Saved, kept: Saved, needs: Sequence[bool]
     ) -> list[torch.Tensor | None]:
         parts = self.products.blocks(gradient)
         of_x, under_way = None, []
@@ -162,11 +157,7 @@ class _Scattered:
         return y, ()
 
     def backward(
-        self,
-        gradient: torch.Tensor,
-        inputs: Sequence[Any],
-        kept: Sequence[torch.Tensor],
-        needs: Sequence[bool],
+        self, gradient: torch.Tensor, inputs: Saved, kept: Saved, needs: Sequence[bool]
     ) -> list[torch.Tensor | None]:
         x, weight = inputs
         gradient = gradient.contiguous()

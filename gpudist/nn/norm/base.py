@@ -39,6 +39,8 @@ class Norm(ParameterLayer):
         replicate_parameters: whether every worker holds the parameter blocks it uses.
     """
 
+    _reads_low = True
+
     def __init__(
         self,
         P_x: CartesianPartition,
@@ -76,10 +78,17 @@ class Norm(ParameterLayer):
         return torch.nn.Parameter(torch.full(shape, value, device=device, dtype=dtype))
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        device = self._device_that_widens((input,))
+        if not device:
+            return self._normalized(input)
+        with torch.autocast(device, enabled=False):
+            return self._normalized(input, torch.float32)
+
+    def _normalized(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         if not self.P_x.active:
-            return input.clone()
-        bound = self._bound(input, self._bind, self.uses_copies)
-        return normalized(bound, input, self.own_parameters())
+            return x.to(dtype or x.dtype, copy=True)
+        bound = self._bound(x, self._bind, self.uses_copies)
+        return normalized(bound, x, self.own_parameters(), dtype)
 
     def _named(
         self, parameters: Sequence[torch.Tensor]

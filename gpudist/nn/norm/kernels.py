@@ -49,13 +49,19 @@ class _BoundKernels(NamedTuple):
     stream: Callable[[], int]
 
 
-def fits(normalization: Normalization, x: torch.Tensor, parameters: Parameters) -> bool:
-    """Return whether the kernels can normalize this block."""
+def fits(
+    normalization: Normalization,
+    x: torch.Tensor,
+    parameters: Parameters,
+    dtype: torch.dtype | None = None,
+) -> bool:
+    """Return whether the kernels can normalize this block into ``dtype``, by default its own."""
     return (
         (normalization.total is not None or _is_large(normalization, x))
         and (_HAS_CUDA if x.device.type == "cuda" else normalization.device_library != "")
         and is_eager(x)
         and x.dtype in _DTYPES
+        and dtype in (None, x.dtype, torch.float32)
         and x.numel() > 0
         and (x.numel() <= _MOST_LINES or _has_few_lines(normalization, x))
         and _are_alike(parameters)
@@ -79,14 +85,14 @@ class ByKernels(Summing):
         self, x: torch.Tensor, *parameters: torch.Tensor
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         by = self.normalization
-        norm, size, current = _bound(by, x)
+        norm, size, current = _bound(by, x, self.dtype)
         stream, at_x = current(), x.data_ptr()
         sums = torch.empty(by.sums_shape(x.shape), dtype=torch.float64, device=x.device)
         workspace = torch.empty(size, dtype=torch.float64, device=x.device)
         norm.sums(at_x, sums.data_ptr(), workspace.data_ptr(), stream)
         self.totals, moved = by.move(sums, parameters)
         moved = [parameter.contiguous() for parameter in moved]
-        y = torch.empty_like(x)
+        y = torch.empty_like(x, dtype=self.dtype)
         running = _addresses_of_running(self.running)
         norm.normalize(
             at_x, self.totals.data_ptr(), _addresses(moved), y.data_ptr(), running, stream
@@ -104,7 +110,7 @@ class ByKernels(Summing):
         needs: Sequence[bool],
     ) -> list[torch.Tensor | None]:
         by, x, totals = self.normalization, inputs[0], kept[0]
-        norm, size, current = _bound(by, x)
+        norm, size, current = _bound(by, x, self.dtype)
         gradient = gradient.contiguous() if x.is_contiguous() else _by_columns(gradient)
         of_sums = torch.empty_like(totals)
         workspace = torch.empty(size, dtype=torch.float64, device=x.device)
@@ -184,15 +190,17 @@ def _addresses_of_running(running: Running | None) -> tuple[int, int, int, float
     return mean.data_ptr(), variance.data_ptr(), batches, momentum, _DTYPES[mean.dtype]
 
 
-def _bound(normalization: Normalization, x: torch.Tensor) -> _BoundKernels:
-    key = (x.dtype, x.device, x.is_contiguous())
+def _bound(
+    normalization: Normalization, x: torch.Tensor, dtype: torch.dtype | None
+) -> _BoundKernels:
+    key = (x.dtype, dtype, x.device, x.is_contiguous())
     found = normalization.native.get(key)
     if found is None:
-        found = normalization.native[key] = _bind(normalization, x)
+        found = normalization.native[key] = _bind(normalization, x, dtype or x.dtype)
     return found
 
 
-def _bind(by: Normalization, x: torch.Tensor) -> _BoundKernels:
+def _bind(by: Normalization, x: torch.Tensor, dtype: torch.dtype) -> _BoundKernels:
     assert _native is not None
     is_gpu = x.device.type == "cuda"
     device = x.device.index if is_gpu else 0
@@ -211,8 +219,8 @@ def _bind(by: Normalization, x: torch.Tensor) -> _BoundKernels:
         groups, size, offset = by.group_count, by.group_size, by.group_offset
     norm = _native.DeviceNorm(
         "" if is_gpu else by.device_library,
-        device, walk, _DTYPES[x.dtype], outer, channels, cells, groups, size, offset, shares_outer,
-        max(1, by.cells), by.eps, by.subtracts_mean,
+        device, walk, _DTYPES[x.dtype], _DTYPES[dtype], outer, channels, cells, groups, size,
+        offset, shares_outer, max(1, by.cells), by.eps, by.subtracts_mean,
     )  # fmt: skip
     return _BoundKernels(norm, norm.workspace, _stream_of(x.device))
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gpudist.exchange.autograd import apply_handwritten, is_eager
+from gpudist.nn.autocast import widened
 from gpudist.nn.norm import kernels, lines
 from gpudist.nn.norm.normalization import Normalization, Parameters, Running, Summing
 
@@ -76,11 +77,24 @@ def is_alone(normalization: Normalization, x: torch.Tensor, parameters: Paramete
 
 
 def normalized(
-    normalization: Normalization, x: torch.Tensor, parameters: Parameters
+    normalization: Normalization,
+    x: torch.Tensor,
+    parameters: Parameters,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Normalize a block, by torch's kernel if it has cells and shares no statistics."""
-    if kernels.fits(normalization, x, parameters):
-        return apply_handwritten(kernels.ByKernels(normalization), x, *parameters)
+    """Normalize a block, by torch's kernel if it has cells and shares no statistics.
+
+    Args:
+        dtype: dtype of the result if it is not the block's: the single precision in which autocast
+            computes. The kernels widen the cells that they read; for others the block is widened.
+    """
+    if dtype is not None:
+        parameters = [widened(p) for p in parameters]
+    if kernels.fits(normalization, x, parameters, dtype):
+        by = kernels.ByKernels(normalization, dtype=dtype)
+        return apply_handwritten(by, x, *parameters)
+    if dtype is not None:
+        x = x.to(dtype)
     if normalization.total is None and x.numel():
         return normalization.alone(x, parameters)
     return normalize(normalization, x, parameters).y

@@ -353,17 +353,24 @@ class Summing:
     Attributes:
         totals: sums over all workers, as a constant; set by ``forward``, like ``shift``.
         shift: shift of each statistic, which was subtracted from the summed values; ``None`` for 0.
+        dtype: dtype of the normalized block; ``None`` for the block's.
     """
 
     totals: torch.Tensor
     shift: torch.Tensor | None = None
 
-    def __init__(self, normalization: Normalization, running: Running | None = None) -> None:
+    def __init__(
+        self,
+        normalization: Normalization,
+        running: Running | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         self.normalization = normalization
         self.running = running
+        self.dtype = dtype
 
     def composed(self, x: torch.Tensor, *parameters: torch.Tensor | None) -> torch.Tensor:
-        return self.normalization.compose(x, parameters).y
+        return self.normalization.compose(x.to(self.dtype or x.dtype), parameters).y
 
 
 def _added(y: torch.Tensor, term: torch.Tensor) -> torch.Tensor:

@@ -34,6 +34,8 @@ class RunningNorm(Norm):
     workers hold zero-volume tensors.
     """
 
+    _reads_low = False
+
     def __init__(
         self,
         P_x: CartesianPartition,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import compress
 from math import prod
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gpudist.errors import ShapeError
-from gpudist.exchange import Movement
+from gpudist.exchange import Movement, add_into
 from gpudist.exchange.autograd import move
 from gpudist.exchange.torch_library import is_compiled, is_traced
 from gpudist.nn.autocast import autocast_is_on
@@ -156,3 +156,34 @@ def move_those(
         return tensors
     moved = iter(move(moving, tuple(compress(tensors, movements))))
     return [x if m is None else next(moved) for m, x in zip(movements, tensors, strict=True)]
+
+
+def adjoints_of(parameters: Sequence[Movement | None]) -> list[Movement | None]:
+    """Return the adjoints of the movements of a weight and, if there is one, of a bias."""
+    return [None if m is None else m.T for m in (*parameters, None)][:2]
+
+
+def move_gradients(
+    movements: Sequence[Movement | None],
+    gradients: Sequence[torch.Tensor | None],
+    into: torch.Tensor | None = None,
+) -> list[torch.Tensor | None]:
+    """Move gradients back to where their values came from, all in flight together.
+
+    Args:
+        movements: movements of one stage; ``None`` for a value that was not moved.
+        gradients: gradients of the moved values; ``None`` if it is not needed.
+        into: tensor to which the first gradient is added; ``None`` for a new tensor.
+
+    Returns:
+        The gradients; those without a movement as they are.
+    """
+    found = list(gradients)
+    targets = (into, *[None] * (len(found) - 1))
+    pairs = enumerate(zip(movements, gradients, strict=True))
+    moving = [i for i, (m, g) in pairs if m is not None and g is not None]
+    if moving:
+        given: list[Any] = [[one[i] for i in moving] for one in (movements, gradients, targets)]
+        for i, moved in zip(moving, add_into(*given), strict=True):
+            found[i] = moved
+    return found

@@ -10,7 +10,6 @@ import torch
 from gpudist.cache import Cache
 from gpudist.errors import ConventionError
 from gpudist.nn.parameters.gradient_graph import Convention, Made, Node
-from gpudist.nn.parameters.replication import ReplicatedParameter
 from gpudist.nn.parameters.uses import Ranks, UsedParameters, tensors_of
 from gpudist.nn.tensor_parallel.region import TensorRegion
 from gpudist.ops.shape_agreement import refuse
@@ -93,7 +92,7 @@ class PlainSums:
         sums = self._known[key]
         copies_node.unknown = sums.unknown
         copies_node.replicated = tuple(
-            ReplicatedParameter(parameter.number, sums.holders.get(i, parameter.holders))
+            parameter._replace(holders=sums.holders.get(i, parameter.holders))
             for i, parameter in enumerate(copies_node.replicated)
         )
 

@@ -31,13 +31,18 @@ from gpudist.world.partition import Partition, kept_by_world
 
 
 class ReplicatedParameter(NamedTuple):
-    """A parameter's number, the same on all ranks, and the workers over which to sum its gradient.
+    """A parameter whose gradient is summed.
 
-    ``None`` stands for this worker alone.
+    Attributes:
+        number: its number, the same on all ranks.
+        holders: workers over which to sum its gradient; ``None`` if there is only this one.
+        order: its dims in the order of its memory, which that of its gradient and of the sum is;
+            ``None`` if it is contiguous.
     """
 
     number: int
     holders: Partition | None
+    order: tuple[int, ...] | None
 
 
 def holders_of(placement: ParameterPlacement) -> Partition | None:
@@ -84,7 +89,7 @@ def copies_of(
         return copies
     learns = torch.is_grad_enabled()
     replicated = [
-        ReplicatedParameter(i, P)
+        ReplicatedParameter(i, P, None if copies[i].is_contiguous() else _memory_order(copies[i]))
         for i, P in held
         if (learns and copies[i].requires_grad) or not is_eager()
     ]
@@ -178,24 +183,48 @@ def sums_of(
     deadlock.
     """
     alike: dict[tuple[Partition | None, torch.dtype], list[int]] = {}
+    key, own = None, []
     for i, (parameter, gradient) in enumerate(zip(replicated, gradients, strict=True)):
-        alike.setdefault((parameter.holders, gradient.dtype), []).append(i)
+        # Most have those of the one before, and to hash a partition takes a while.
+        if key is None or parameter.holders is not key[0] or gradient.dtype != key[1]:
+            key = parameter.holders, gradient.dtype
+            own = alike.setdefault(key, [])
+        own.append(i)
     sums = list(gradients)
+    # A sum whose memory is not in the parameter's order would be copied into ``grad``.
+    blocks = [
+        gradient if parameter.order is None else gradient.permute(parameter.order)
+        for parameter, gradient in zip(replicated, gradients, strict=True)
+    ]
     for (holders, dtype), chosen in alike.items():
         assert holders is not None
         parts = messages({i: gradients[i].nbytes for i in chosen}, bucket_bytes)
         movements = [
             _bind_sum(
-                holders, dtype, tuple((replicated[i].number, gradients[i].shape) for i in part)
+                holders,
+                dtype,
+                tuple([(replicated[i].number, blocks[i].shape, replicated[i].order) for i in part]),
             )
             for part in parts
         ]
-        totals = _carried_out(movements, (joined([gradients[i] for i in part]) for part in parts))
+        totals = _carried_out(movements, (joined([blocks[i] for i in part]) for part in parts))
         for part, total in zip(parts, totals, strict=True):
-            pieces = total.split([gradients[i].numel() for i in part])
+            pieces = total.split([blocks[i].numel() for i in part])
             for i, piece in zip(part, pieces, strict=True):
-                sums[i] = piece.view(gradients[i].shape)
+                order, piece = replicated[i].order, piece.view(blocks[i].shape)
+                sums[i] = piece if order is None else piece.permute(_inverse(order))
     return tuple(sums)
+
+
+def _memory_order(x: torch.Tensor) -> tuple[int, ...] | None:
+    # None if it has gaps. A dim of one cell may have any stride, and is the last.
+    strides = [0 if n == 1 else stride for n, stride in zip(x.shape, x.stride(), strict=True)]
+    order = tuple(sorted(range(x.dim()), key=lambda dim: -strides[dim]))
+    return order if x.permute(order).is_contiguous() else None
+
+
+def _inverse(order: tuple[int, ...]) -> list[int]:
+    return sorted(range(len(order)), key=order.__getitem__)
 
 
 def _carried_out(
@@ -210,9 +239,11 @@ def _carried_out(
 
 @kept_by_world
 def _bind_sum(
-    holders: Partition, dtype: torch.dtype, parts: tuple[tuple[int, tuple[int, ...]], ...]
+    holders: Partition,
+    dtype: torch.dtype,
+    parts: tuple[tuple[int, tuple[int, ...], tuple[int, ...] | None], ...],
 ) -> Movement:
-    cells = (sum(prod(shape) for _, shape in parts),)
+    cells = (sum(prod(shape) for _, shape, _ in parts),)
     assert holders.rank is not None
     plan = plan_all_sum_reduce(holders.rank, range(holders.size), cells, ("gradients", parts))
     which = f"{len(parts)} gradients (parameters {parts[0][0]} to {parts[-1][0]})"

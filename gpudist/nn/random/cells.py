@@ -225,11 +225,14 @@ def _draws_on(device: torch.device) -> bool:
 
 def draws_natively(output: torch.Tensor, kind: str = "") -> bool:
     """Return whether the native core can draw a new tensor of this dtype and device."""
-    return (
-        (output.dtype == torch.bool if kind == "kept" else output.dtype in _NATIVE_DTYPES)
-        and _draws_on(output.device)
-        and not is_recorded(output)
-    )
+    is_drawn = output.dtype == torch.bool if kind == "kept" else output.dtype in _NATIVE_DTYPES
+    return is_drawn and _draws_on(output.device) and not is_recorded(output)
+
+
+def changes_natively(x: torch.Tensor) -> bool:
+    """Return whether the native core can draw which floats of ``x`` to change, and change them."""
+    is_drawn = x.is_floating_point() and x.dtype in _NATIVE_DTYPES
+    return is_drawn and _draws_on(x.device) and has_memory(x)
 
 
 def draw(

@@ -14,7 +14,7 @@ import torch
 from gpudist.exchange.autograd import apply
 from gpudist.exchange.torch_library import constant_when_traced, outside_torch
 from gpudist.geometry.boxes import Box
-from gpudist.nn.random.cells import Cells, Key, draw, draws_natively, has_memory, kept_by_key
+from gpudist.nn.random.cells import Cells, Key, changes_natively, draw, kept_by_key
 
 # Scale of SELU times its alpha; outputs of SELU are above the negative of this product.
 _ALPHA = 1.7580993408473766
@@ -56,7 +56,7 @@ def drop_by_index(
 def _drop(x: torch.Tensor, key: Key, cells: Cells, p: float) -> torch.Tensor:
     # Where few numbers are drawn, torch's conversions of float16 on a CPU are faster.
     is_slow = x.dtype == torch.float16 and len(cells.shape) < x.dim() and x.device.type == "cpu"
-    if is_slow or not (has_memory(x) and draws_natively(x) and x.is_floating_point()):
+    if is_slow or not changes_natively(x):
         return drop_cells(x, _beside(kept_by_key(key, cells, p, x.device), x), p)
     if x.requires_grad and torch.is_grad_enabled():
         return apply(_Drop, x, key, cells, p)

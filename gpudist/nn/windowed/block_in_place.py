@@ -8,7 +8,9 @@ from math import prod
 import torch
 
 from gpudist.exchange import Movement, bind
-from gpudist.geometry.halo import have_faces, own_paddings, plan_faces
+from gpudist.geometry.halo import Face, most_faces, own_paddings, plan_faces
+from gpudist.nn.autocast import LOW
+from gpudist.nn.gpu_rates import GpuRates, rates_of
 from gpudist.nn.kernel_choice import suits_cpu
 from gpudist.ops.halo_exchange import HaloExchange
 from gpudist.ops.shape_agreement import BlockLayout
@@ -16,9 +18,7 @@ from gpudist.ops.shape_agreement import BlockLayout
 # Measured with one thread: computing the faces separately costs more than copying a block of
 # 256 KiB, and less than copying one of 1 MiB.
 SMALLEST_BLOCK_BYTES = 1 << 20
-# Measured on an H200: what a face costs in launches and thin kernels, and the rate of a copy.
-_FACE_S, _COPIED_BYTES_PER_S = 20e-6, 4e12
-_DTYPES = (torch.float32, torch.float64)
+_WIDE = (torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,15 @@ class BlockInPlace:
         faces: movements of the cells that each face reads into a slab: ghosts alone, or with local
             cells. Empty if no worker needs ghosts.
         outputs: slices of the output block with the outputs of each face.
+        planned: plan of each face.
+        in_training: whether it is also faster with gradients.
     """
 
     padding: tuple[int, ...]
     faces: tuple[Movement, ...]
     outputs: tuple[tuple[slice, ...], ...]
+    planned: tuple[Face, ...] = ()
+    in_training: bool = True
 
 
 def use_in_place(
@@ -51,53 +55,64 @@ def use_in_place(
         layout: layout of the input.
         x: local block.
         overlap: whether faces may be computed separately, if that is faster.
-        with_own: whether slabs include local cells.
+        with_own: whether slabs include local cells. Gradients of such slabs are added to the
+            block's, which 16-bit dtypes are not.
     """
     inputs, index = layout.decomposition, halo.P_x.index
     assert index is not None
     padding = own_paddings(inputs, halo.windows, index)
     if padding is None:
         return None
-    if not have_faces(inputs, halo.windows, halo.periodic):
+    count = most_faces(inputs, halo.windows, halo.periodic)
+    if count == 0:
         return BlockInPlace(padding, (), ())
-    if not overlap:
+    if not overlap or layout.dtype not in (_WIDE if with_own else (*_WIDE, *LOW)):
+        return None
+    cells = _cells_of_largest_block(halo, layout)
+    gpu = None if suits_cpu(x) else rates_of(halo.P_x.wire.gpu)
+    sends = any(blocks.parts > 1 for blocks in inputs.dims[2:])
+    given = (gpu, layout.dtype.itemsize * cells, count, sends)
+    if cells == 0 or not saves_time(*given, trains=False):
         return None
     faces = plan_faces(inputs, halo.windows, index, halo.periodic, with_own)
-    if not _costs_less(halo, layout, least_block_bytes(suits_cpu(x), len(faces))):
-        return None
     label = f"ghosts on {list(halo.P_x.shape)} of {list(inputs.shape)}"
     fill = halo.padding_value
     movements = [
         bind(face.plan, halo.P_x, f"{label}, face {i}", layout.dtype, x.shape, x.dtype, fill=fill)
         for i, face in enumerate(faces)
     ]
-    return BlockInPlace(padding, tuple(movements), tuple(face.outputs.slices for face in faces))
+    outputs = tuple(face.outputs.slices for face in faces)
+    trains = saves_time(*given, trains=True)
+    return BlockInPlace(padding, tuple(movements), outputs, faces, trains)
 
 
-def least_block_bytes(on_cpu: bool, faces: int) -> int:
-    """Return the size of the smallest block that is used in place, with this number of faces.
+def saves_time(
+    gpu: GpuRates | None, block_bytes: int, faces: int, sends: bool, trains: bool
+) -> bool:
+    """Return whether faces cost less than a copy of the block in forward, and the wait for ghosts.
 
-    On a GPU, faces must cost less than the copy that they save: 40 MB a face.
+    Backward copies the block either way, if the weight learns. The arguments are equal on all
+    ranks.
+
+    Args:
+        gpu: rates of the GPUs; ``None`` for a CPU, where messages do not move by themselves.
+        block_bytes: size of the largest block.
+        faces: number of faces of a worker at most.
+        sends: whether ghosts come from other workers, during the computation of the block.
+        trains: whether there is a backward.
     """
-    if on_cpu or SMALLEST_BLOCK_BYTES == 0:
-        return SMALLEST_BLOCK_BYTES
-    return int(faces * _FACE_S * _COPIED_BYTES_PER_S / 2)
+    if gpu is None or SMALLEST_BLOCK_BYTES == 0:
+        return block_bytes >= SMALLEST_BLOCK_BYTES
+    ways = 2 if trains else 1
+    copy_s = 2 * block_bytes / gpu.copied_bytes_per_s
+    # The block's own computation takes at least as long as a copy.
+    hidden_s = min(gpu.message_s, copy_s) if sends else 0.0
+    return copy_s + ways * hidden_s > ways * faces * gpu.face_s
 
 
-def convolves_in_place(x: torch.Tensor) -> bool:
-    """Return whether a block that is large enough is also convolved in place.
-
-    With gradients, not on a GPU: on an H200, the thin gradients of the faces' weights made a
-    convolution and its backward take 1.3 to 2.2 times as long as next to a copy, at any size.
-    """
-    return suits_cpu(x) or SMALLEST_BLOCK_BYTES == 0 or not torch.is_grad_enabled()
-
-
-# The same on all ranks; false if a block of the input or output is empty, and for dtypes that are
-# summed in another dtype.
-def _costs_less(halo: HaloExchange, layout: BlockLayout, least_bytes: int) -> bool:
+def _cells_of_largest_block(halo: HaloExchange, layout: BlockLayout) -> int:
+    # The same on all ranks; 0 if any block of the input or output is empty.
     inputs = layout.decomposition.dims
     outputs = [window.outputs(blocks) for blocks, window in zip(inputs, halo.windows, strict=True)]
     cells = [[blocks.length(i) for i in range(blocks.parts)] for blocks in (*inputs, *outputs)]
-    largest_bytes = prod(map(max, cells[: len(inputs)])) * layout.dtype.itemsize
-    return layout.dtype in _DTYPES and min(map(min, cells)) > 0 and largest_bytes >= least_bytes
+    return prod(map(max, cells[: len(inputs)])) if min(map(min, cells)) > 0 else 0

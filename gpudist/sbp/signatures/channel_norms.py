@@ -14,8 +14,17 @@ from gpudist.nn.norm import kernels
 from gpudist.nn.norm.node import is_alone, normalize
 from gpudist.nn.norm.normalization import Normalization, Running
 from gpudist.nn.norm.strides import gradient_as_laid_out
-from gpudist.sbp.registry import Call, Compute, SbpSignature, Where, compose, on_meta, register
-from gpudist.sbp.signatures.norms import bound, parameters_at, result_like, tensor_at
+from gpudist.sbp.registry import (
+    Call,
+    Compute,
+    SbpSignature,
+    Where,
+    compose,
+    name_of,
+    on_meta,
+    register,
+)
+from gpudist.sbp.signatures.norms import bound, parameters_of, result_like, tensor_at
 
 Moments = tuple[torch.Tensor | None, torch.Tensor | None]
 
@@ -108,8 +117,10 @@ on_meta[instance_norm_and_moments] = partial(_of_shapes, 2)
 
 def carried_out(function: Any, *args: Any) -> Any:
     """Execute ``function`` by its rule; at least one argument must be a global tensor."""
-    first = next(x for x in args if hasattr(x, "_local"))
-    return type(first).__torch_function__(function, (), args)
+    for first in args:
+        if hasattr(first, "_local"):
+            return type(first).__torch_function__(function, (), args)
+    raise TypeError(f"{name_of(function)}: no argument is a global tensor")
 
 
 def _is_normalized(call: Call) -> bool:
@@ -149,12 +160,12 @@ def _bind(call: Call, where: Where) -> Compute:
     updates = call.function is updating_batch_norm
     eps, dtype = call.args[3:5] if returns_moments else (call.args[6 + (not updates)], None)
     by = bound(Normalization(dims, eps), where)
-    alone = call.ready
+    alone, parameters_at = call.ready, parameters_of(call, 1)
     moment_shape = x.shape[:2] if is_instance else x.shape[1:2]
 
     def compute(tensors: Sequence[torch.Tensor]) -> Any:
         x = tensors[0]
-        parameters = parameters_at(call, tensors, 1)
+        parameters = parameters_at(tensors)
         if is_alone(by, x, parameters):
             return alone(tensors)
         if updates:

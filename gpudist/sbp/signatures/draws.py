@@ -130,7 +130,8 @@ def bernoulli(input: Tensor, p: float | None = None, **given: Any) -> Tensor:
     """Draw ones with the probabilities of the input, or with probability ``p``."""
     if given.get("generator") is not None:
         raise NotImplementedError("with a generator, the numbers depend on the order of all cells")
-    return _ones(input.detach(), input.detach() if p is None else p)
+    x = input.detach()
+    return _ones(x, x if p is None else p)
 
 
 @compose(Tensor.bernoulli_)

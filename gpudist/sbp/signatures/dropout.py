@@ -20,11 +20,12 @@ from gpudist.sbp.signatures.channel_norms import carried_out
 from gpudist.world.partition import CartesianPartition
 
 
-def next_draw() -> None:
-    """Count one draw of the converted network, on every rank alike."""
+def next_draw() -> Draws | None:
+    """Count one draw of the converted network, on every rank alike, and return its state."""
     draws = current_draws()
     if draws is not None:
         draws.draws += 1
+    return draws
 
 
 def seed_and_number_of(draws: Draws, device: torch.device) -> tuple[int, int | Tensor]:
@@ -99,8 +100,7 @@ def drop(
         raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
     if not training or p == 0:
         return input if inplace else input.clone()
-    next_draw()
-    draws = current_draws()
+    draws = next_draw()
     if p == 1:
         found = input * 0.0
     elif hasattr(input, "placement"):

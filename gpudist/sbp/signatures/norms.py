@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 from gpudist.geometry.boxes import Box
 from gpudist.geometry.layout import Layout, Sbp, broadcast, split
+from gpudist.nn.autocast import ReadsLow
 from gpudist.nn.norm.node import normalized
 from gpudist.nn.norm.normalization import Normalization
 from gpudist.sbp.registry import (
@@ -41,13 +42,15 @@ def tensor_at(
     return tensors[given.number] if isinstance(given, Slot) else None
 
 
-def parameters_at(
-    call: Call, tensors: Sequence[torch.Tensor], position: int
-) -> list[torch.Tensor | None]:
-    """Return the weight, at ``position``, and the bias after it, or as many as there are."""
-    weight = tensor_at(call, tensors, position, "weight")
-    bias = tensor_at(call, tensors, position + 1, "bias")
-    return [weight, bias][: 2 if bias is not None else weight is not None]
+def parameters_of(call: Call, position: int) -> Compute:
+    """Return a function of the tensors that returns the weight, at ``position``, and the bias.
+
+    It returns as many as there are.
+    """
+    given = call.get(position, "weight"), call.get(position + 1, "bias")
+    slots = [one.number if isinstance(one, Slot) else None for one in given]
+    slots = slots[: 2 if slots[1] is not None else slots[0] is not None]
+    return lambda tensors: [None if i is None else tensors[i] for i in slots]
 
 
 def alike(
@@ -68,6 +71,17 @@ def bound(by: Normalization, where: Where) -> Normalization:
     key = ("a global tensor", where.call.shapes, where.sbps)
     split_by = [one.dim for one in sbp]
     return by.bind(where.P, split_by, where.inputs[0], shape, channels, key)
+
+
+def _normalizing(by: Normalization, call: Call) -> Compute:
+    """Return the normalization of the first tensor, of the dtype in ``call`` or of 16 bits."""
+    dtype, parameters = call.tensors[0].dtype, parameters_of(call, 2)
+
+    def compute(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        x = tensors[0]
+        return normalized(by, x, parameters(tensors), None if x.dtype == dtype else dtype)
+
+    return ReadsLow(compute)
 
 
 # --- Layer norm: over the last dims -------------------------------------------------------------
@@ -105,7 +119,7 @@ def _bind_layer(call: Call, where: Where) -> Compute:
         eps = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
     dims = tuple(range(x.dims - len(cells), x.dims))
     by = bound(Normalization(dims, eps, is_layer, per_channel=False), where)
-    return lambda tensors: normalized(by, tensors[0], parameters_at(call, tensors, 2))
+    return _normalizing(by, call)
 
 
 # --- Group norm: over the channels of a group and all features ----------------------------------
@@ -175,11 +189,7 @@ def _bind_groups(call: Call, where: Where) -> Compute:
         F.group_norm(torch.empty(shape, device="meta"), groups)  # Raises, on every rank alike.
     features, eps = tuple(range(2, call.tensors[0].dims)), call.get(4, "eps", 1e-5)
     by = bound(Normalization(features, eps, group_count=where.call.get(1, "num_groups")), where)
-
-    def compute(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        return normalized(by, tensors[0], parameters_at(call, tensors, 2))
-
-    return compute
+    return _normalizing(by, call)
 
 
 # --- Local response norm: over neighbouring channels --------------------------------------------

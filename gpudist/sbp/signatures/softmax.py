@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from gpudist.geometry.layout import split
 from gpudist.nn.norm.softmax import largest_of_block, softmax_of_lines
-from gpudist.sbp.registry import Call, SbpSignature, Where, compose, forms, on_meta, register
+from gpudist.sbp.registry import Call, SbpSignature, Where, compose, forms, register
 from gpudist.sbp.signatures.across import axes_that_split, largest, total
 
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
@@ -29,10 +29,6 @@ def _dim(call: Call) -> int:
             f"{given})"
         )
     return given % most
-
-
-# Torch imports its compiler for the logarithm of a meta tensor's softmax.
-on_meta.update(zip(forms("log_softmax"), forms("softmax"), strict=True))
 
 
 @register(*forms("softmax", "log_softmax"), any_cuts=True)

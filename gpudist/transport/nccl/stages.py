@@ -31,13 +31,13 @@ Strategy = Callable[[Collective, torch.dtype], bool]
 
 
 def collectives_by_nccl(collective: Collective, dtype: torch.dtype) -> bool:
-    """Return whether NCCL supports a collective for ``dtype`` and it has more than two members.
+    """Return whether NCCL supports a collective for ``dtype``, and messages are not as good.
 
-    Between two ranks, messages move the same bytes, and their sums are in ascending rank order and,
-    for 16-bit floats, in float32.
+    Between two ranks, a broadcast or a reduction is one message. An all-reduce moves the bytes that
+    two messages move and gives the bits of their sum, without a second pass over the memory.
     """
     knows = collective.kind == "broadcast" or dtype in REDUCED or dtype in REAL_OF
-    return knows and len(collective.members) > 2
+    return knows and (len(collective.members) > 2 or collective.kind == "all_reduce")
 
 
 def collectives_by_messages(collective: Collective, dtype: torch.dtype) -> bool:

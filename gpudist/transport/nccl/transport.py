@@ -134,10 +134,12 @@ class NcclTransport(Transport):
         self.compares_every_call = checks
         self.stream = stream_of(device)
         self.same_node = True
+        gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
         if size == 1:
+            self.gpu = gpu
             return
         try:
-            self._join()
+            self._join(gpu)
         except BaseException:
             self.close()
             raise
@@ -408,11 +410,12 @@ class NcclTransport(Transport):
             if call.after is not None:
                 call.after()
 
-    def _join(self) -> None:
+    def _join(self, gpu: str) -> None:
         """Wait for the other ranks, watch those on this node, and create the world communicator."""
         world = tuple(range(self.size))
         try:
-            here = self._rendezvous.arrive()
+            here = self._rendezvous.arrive(gpu)
+            self.gpu = self._rendezvous.gpu
             self.same_node = self._rendezvous.is_seen and len(here) == self.size - 1
             if here and (call := forbidden_call()):
                 logger.warning(

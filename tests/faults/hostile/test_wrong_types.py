@@ -135,7 +135,7 @@ GOOD: dict[Any, Callable[[Context], Any]] = {
     "distributed": lambda c: gpudist.distribute(torch.nn.ReLU(), c.P),
     "fits": lambda c: True,
     "global_shape": lambda c: [4, 4],
-    "grid": lambda c: (1,),
+    **dict.fromkeys(("grid", "RandomCrops.size"), lambda c: (1,)),
     "kind": lambda c: "broadcast",
     "kwargs": lambda c: {},
     "layer": lambda c: nn.DistributedSoftmax(c.P, 1),

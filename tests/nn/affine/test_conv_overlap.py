@@ -187,7 +187,7 @@ def test_a_block_without_ghosts_is_never_copied(P_world: Partition, window: Any)
 
 
 @distributed(ranks=4)
-def test_one_group_of_messages_each_way_and_no_copy(P_world: Partition) -> None:
+def test_ghosts_are_one_group_each_way_and_parameters_another_one(P_world: Partition) -> None:
     def operations() -> int:
         return P_world.wire.recorder.count
 
@@ -200,12 +200,13 @@ def test_one_group_of_messages_each_way_and_no_copy(P_world: Partition) -> None:
         y.sum().backward()
         before = operations()
         y = layer(x)
-        assert operations() == before + 1
-        y.sum().backward()
         assert operations() == before + 2
-        assert "adjoint of ghosts" in P_world.wire.recorder.lines(last=1)[0]
+        y.sum().backward()
+        assert operations() == before + 4
+        assert "adjoint of ghosts" in P_world.wire.recorder.lines(last=2)[0]
         layer(x.detach()).sum().backward()
-        assert "ghosts" not in P_world.wire.recorder.lines(last=1)[0]
+        assert operations() == before + 7
+        assert "adjoint of ghosts" not in P_world.wire.recorder.lines(last=1)[0]
         with torch.no_grad():
             assert layer(x).grad_fn is None
 
@@ -360,20 +361,30 @@ def test_gradients_of_any_strides(P_world: Partition) -> None:
     assert has_faces(layer)
 
 
+@pytest.mark.parametrize("replicate", [True, False])
 @distributed(ranks=2, transports=["loopback"])
-def test_other_dtypes_and_autocast_take_the_copy(P_world: Partition) -> None:
+def test_autocast(P_world: Partition, replicate: bool) -> None:
+    """A block in the dtype of the products is used in place, unless parameters move in another."""
     P_x = grid(P_world, [1, 1, 2])
-    with blocks_of_any_size():
-        narrow = DistributedConv1d(P_x, 2, 3, 3, padding=1, dtype=torch.bfloat16)
-        narrow(torch.randn(2, 2, 8, dtype=torch.bfloat16)).sum().backward()
-        assert not has_faces(narrow)
-        layer = DistributedConv1d(P_x, 2, 3, 3, padding=1)
-        with torch.autocast("cpu", torch.bfloat16):
-            y = layer(torch.randn(2, 2, 8, requires_grad=True))
-        assert y.dtype == torch.bfloat16
-        y.sum().backward()
-        assert gradient_of(layer.weight).dtype == torch.float32
-        assert has_faces(layer)
+    torch.manual_seed(P_world.rank or 0)
+    x = torch.randn(2, 2, 8)
+    for dtype in (torch.bfloat16, torch.float32):
+        results: list[list[torch.Tensor]] = []
+        for overlap in (True, False):
+            torch.manual_seed(1)
+            options: Any = {"replicate_parameters": replicate, "overlap": overlap}
+            layer = DistributedConv1d(P_x, 2, 3, 3, padding=1, **options)
+            block = x.to(dtype).requires_grad_()
+            with blocks_of_any_size(), torch.autocast("cpu", torch.bfloat16):
+                y = layer(block)
+            is_in_place = overlap and replicate and dtype == torch.bfloat16
+            assert ("Handwritten" in type(y.grad_fn).__name__) == is_in_place
+            assert y.dtype == torch.bfloat16
+            y.sum().backward()
+            assert gradient_of(layer.weight).dtype == torch.float32
+            results.append([y, gradient_of(block), *map(gradient_of, layer.parameters())])
+        for ours, copied in zip(*results, strict=True):
+            torch.testing.assert_close(ours, copied, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("agreement", [{"shape": "dynamic"}, {"global_shape": (2, 3, 8, 6)}])

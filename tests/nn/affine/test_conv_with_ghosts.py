@@ -1,9 +1,9 @@
-"""Keeping ghosts alone gives the numbers of the composition, and keeps no copy of the block."""
+"""Convolutions as on a GPU give the numbers of the composition, and keep no copy of the block."""
 
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ import torch
 from torch.autograd import forward_ad
 
 from examples.networks import UNet3d
+from gpudist.exchange.torch_library import Watching
 from gpudist.nn.affine import conv_with_ghosts
 from gpudist.nn.kernel_choice import as_on_gpu
 from gpudist.planning.hardware import profile_of
@@ -18,6 +19,7 @@ from gpudist.planning.rehearsal import DryNetwork, KeptForBackward
 from gpudist.world.partition import Partition
 from tests.nn.affine.conv_cases import DISTRIBUTED
 from tests.nn.compare import grid
+from tests.nn.in_place import blocks_of_any_size, has_faces
 from tests.pool import distributed
 
 
@@ -38,18 +40,20 @@ def _layer(P_x: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any
 
 
 def _results(
-    P_x: Any, x: torch.Tensor, arguments: tuple[Any, ...], options: dict[str, Any], least: int
+    P_x: Any, x: torch.Tensor, arguments: tuple[Any, ...], options: dict[str, Any], way: str
 ) -> list[torch.Tensor]:
-    """Output, gradients, and gradients of gradients; of blocks of at least so many bytes anew."""
+    """Output, gradients, and gradients of gradients."""
     layer = _layer(P_x, arguments, options)
     x = x.detach().requires_grad_()
-    with _made_again(least):
+    in_place = blocks_of_any_size() if way == "in place" else nullcontext()
+    with in_place, _made_again(0 if way == "with ghosts" else 1 << 40):
         y = layer(x.clone(memory_format=torch.preserve_format))
         learning = [x, *layer.parameters()]
         seed = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape).requires_grad_()
         first = torch.autograd.grad(y, learning, seed, create_graph=True)
         plain = torch.autograd.grad(layer(x), learning, seed.detach())
-        assert _keeps_ghosts(layer) == (least == 0)
+        assert _keeps_ghosts(layer) == (way == "with ghosts")
+        assert has_faces(layer) == (way == "in place")
         squares: Any = sum(g.float().square().sum() for g in first)
         again = torch.autograd.grad(squares, [*learning, seed], materialize_grads=True)
     return [y, *plain, *first, *again]
@@ -81,9 +85,50 @@ def test_results_are_those_of_the_composition(
     x = torch.randn(block, dtype=options.get("dtype", torch.float32))
     if len(block) == 4:
         x = x.contiguous(memory_format=form)
-    found, expected = (_results(P_x, x, arguments, options, least) for least in (0, 1 << 40))
-    for y, z in zip(found, expected, strict=True):
-        torch.testing.assert_close(y, z)
+    expected = _results(P_x, x, arguments, options, "composed")
+    # In place, a 16-bit output and gradient are rounded before ghosts are added, and after that.
+    narrow = 2e-2 if x.dtype.itemsize == 2 else None
+    for way, bound in (("with ghosts", None), ("in place", narrow)):
+        found = _results(P_x, x, arguments, options, way)
+        for y, z in zip(found, expected, strict=True):
+            torch.testing.assert_close(y, z, rtol=bound, atol=bound)
+
+
+@distributed(ranks=4, transports=["nccl"])
+def test_slabs_are_sent_before_the_gradients_of_the_block(P_world: Partition) -> None:
+    """On a GPU, one gradient of the weight is computed, from a copy of the block."""
+    P_x = grid(P_world, [1, 1, 4, 1])
+    x = torch.randn(2, 3, 6, 8, requires_grad=True)
+    runs: list[list[torch.Tensor]] = []
+    with blocks_of_any_size(), as_on_gpu():
+        layer = _layer(P_x, (3, 4, 3, 1, 1), {"replicate_parameters": True})
+        parameters = list(layer.parameters())
+        for _ in range(2):
+            y = layer(x)
+            with _Backwards(P_world) as seen:
+                runs.append(list(torch.autograd.grad(y, [x, *parameters], torch.ones_like(y))))
+    faces = 1 if P_world.rank in (0, 3) else 2
+    sent = seen.found[0][2] + 1
+    assert seen.found == [
+        *[((2, 3, 3, 10), [True, False], sent - 1)] * faces,
+        ((2, 3, 8, 10), [True, True], sent),
+    ]
+    for once, again in zip(*runs, strict=True):
+        assert torch.equal(once, again)
+
+
+class _Backwards(Watching):
+    """Notes the shapes of convolutions' inputs, their gradients, and the messages before."""
+
+    def __init__(self, P_world: Partition) -> None:
+        super().__init__()
+        self.found: list[tuple[tuple[int, ...], list[bool], int]] = []
+        self._recorder = P_world.wire.recorder
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._overloadpacket.__name__ == "convolution_backward":
+            self.found.append((tuple(args[1].shape), args[-1][:2], self._recorder.count))
+        return func(*args, **(kwargs or {}))
 
 
 @distributed(ranks=2, transports=["host"])

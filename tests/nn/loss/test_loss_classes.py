@@ -94,16 +94,6 @@ def test_probabilities(P_world: Partition, case: str) -> None:
     check_probabilities(P_x, x_shape, weight=weight, label_smoothing=0.3)
 
 
-@pytest.mark.parametrize("case", ["both", "classes, empty"])
-@distributed(ranks=6)
-def test_on_every_transport(P_world: Partition, case: str) -> None:
-    shape, ranks, x_shape = GRIDS[case]
-    P_x = grid(P_world, shape, ranks)
-    check_indices("CrossEntropyLoss", P_x, x_shape, ignored=[1], label_smoothing=0.1)
-    check_indices("NLLLoss", P_x, x_shape, ignored=[1])
-    check_probabilities(P_x, x_shape)
-
-
 @pytest.mark.parametrize("shape", [(3, 1), (1, 3), (2, 2)])
 @distributed(ranks=5, transports=["loopback"])
 def test_ignored_targets(P_world: Partition, shape: tuple[int, int]) -> None:

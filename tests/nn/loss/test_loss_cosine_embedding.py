@@ -36,13 +36,6 @@ def test_cosine(P_world: Partition, case: str) -> None:
             check(P_x, sequential, loss, tensors, learned=2)
 
 
-@distributed(ranks=3)
-def test_on_every_transport(P_world: Partition) -> None:
-    P_x = grid(P_world, [1, 2], [2, 0])
-    loss = nn.DistributedCosineEmbeddingLoss(P_x)
-    check(P_x, torch.nn.CosineEmbeddingLoss(), loss, rows((5, 3)), learned=2)
-
-
 @distributed(ranks=5, transports=["loopback"])
 def test_uneven_blocks_and_none(P_world: Partition) -> None:
     P_x = grid(P_world, [2, 2])

@@ -82,15 +82,6 @@ def test_reductions(P_world: Partition, kind: str, case: str) -> None:
         check(P_x, sequential, loss, element.tensors(x_shape), learned=element.learned)
 
 
-@pytest.mark.parametrize("kind", ["mse", "bce, logits", "kl", "gauss"])
-@distributed(ranks=4)
-def test_on_every_transport(P_world: Partition, kind: str) -> None:
-    element = ELEMENTS[kind]
-    P_x = grid(P_world, [1, 3], [3, 2, 0])
-    sequential, loss = element.both(P_x)
-    check(P_x, sequential, loss, element.tensors((4, 5)), learned=element.learned)
-
-
 @pytest.mark.parametrize("sizes", [{0: [4, 0]}, {0: [1, 3], 1: [5, 0]}])
 @distributed(ranks=5, transports=["loopback"])
 def test_uneven_blocks(P_world: Partition, sizes: Cut) -> None:

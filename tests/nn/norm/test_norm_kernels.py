@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from gpudist import nn
-from gpudist.nn.norm import kernels
+from gpudist.nn import distributed_module
+from gpudist.nn.norm import kernels, lines
 from gpudist.transport.host.core_transport import is_built, what_is_missing
 from gpudist.world.partition import CartesianPartition, Partition
 from tests.doubles.nccl import count
@@ -76,6 +77,7 @@ def both_ways(
 def test_same_as_the_composition(
     P_world: Partition, kind: str, axes: Sequence[int], dtype: torch.dtype
 ) -> None:
+    """Without kernels, the core for CPUs normalizes contiguous float32 blocks."""
     skip_without_core()
     P_x = grid(P_world, axes)
     x, g = (own_block(random_like_all(SHAPE, seed), P_x, requires_grad=False) for seed in (1, 2))
@@ -125,6 +127,52 @@ def test_memory_and_derivatives_beyond_the_first(P_world: Partition, kind: str) 
             torch.testing.assert_close(found, derivative(), rtol=1e-4, atol=1e-5)
 
 
+@contextmanager
+def autocast_in_single(low: torch.dtype) -> Iterator[None]:
+    """Autocast that computes every layer in float32, as that of GPUs computes group norm."""
+    with pytest.MonkeyPatch.context() as patch, torch.autocast("cpu", low):
+        patch.setattr(distributed_module, "is_single", lambda *_: True)
+        yield
+
+
+@pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["group", "layer", "RMS"])
+@distributed(ranks=2, transports=["nccl"])
+def test_autocast_in_single_precision_converts_no_block(
+    P_world: Partition, kind: str, low: torch.dtype
+) -> None:
+    """The output and its gradient are float32; kernels read and write 16 bits of the block."""
+    skip_without_core()
+    axes = (1, 1, 2, 1)
+    P_x = grid(P_world, axes)
+    x = own_block(random_like_all(SHAPE, 1).to(low), P_x, requires_grad=False)
+    g = own_block(random_like_all(SHAPE, 2).float(), P_x, requires_grad=False)
+
+    def second(layer: torch.nn.Module) -> torch.Tensor:
+        leaf = x.clone().requires_grad_()
+        (first,) = torch.autograd.grad(layer(leaf), leaf, g, create_graph=True)
+        return torch.autograd.grad(first.float().square().sum(), leaf)[0]
+
+    with autocast_in_single(low):
+        with without_kernels():
+            expected, _ = both_ways(made(kind, P_world, axes), x, g)
+            expected.append(second(made(kind, P_world, axes)))
+        layer = made(kind, P_world, axes)
+        layer(x)
+        before = count("kernel_bytes")
+        with LargeTensors(x.numel()) as large:
+            found, launches = both_ways(layer, x, g)
+        kernel_bytes = count("kernel_bytes") - before
+        found.append(second(layer))
+    assert found[0].dtype == torch.float32 and found[1].dtype == low
+    assert large.made == 2 and all(many <= 3 for many in launches)
+    # Sums, the output, sums of gradients, the gradient.
+    assert kernel_bytes - x.numel() * (2 + 6 + 6 + 8) in range(8000)
+    for mine, other in zip(found, expected, strict=True):
+        tolerance = TOLERANCES[mine.dtype] * max([1.0, *other.abs().flatten().tolist()])
+        torch.testing.assert_close(mine, other, rtol=0, atol=tolerance)
+
+
 @distributed(ranks=2, transports=["nccl"])
 def test_which_blocks_fit(P_world: Partition) -> None:
     skip_without_core()
@@ -132,10 +180,13 @@ def test_which_blocks_fit(P_world: Partition) -> None:
     layer = nn.DistributedGroupNorm(P_x, 2, 8)
     x = own_block(random_like_all(SHAPE, 1).float(), P_x, requires_grad=False)
     bound, parameters = layer._bound(x, layer._bind, layer.uses_copies), layer.own_parameters()
+    assert lines.fits(bound, x, parameters)
     for dtype in TOLERANCES:
         assert kernels.fits(bound, x.to(dtype), parameters)
     assert kernels.fits(bound, x.to(memory_format=torch.channels_last), parameters)
     assert not kernels.fits(bound, x.mT.contiguous().mT, parameters)
+    assert kernels.fits(bound, x.half(), parameters, torch.float32)
+    assert not kernels.fits(bound, x, parameters, torch.float64)
     assert not kernels.fits(bound, x.double(), parameters)
     assert not kernels.fits(bound, x[:0], parameters)
     assert not kernels.fits(bound, x, [p.double() for p in parameters])

@@ -109,7 +109,7 @@ def test_large_means_in_float64(P_world: Partition, kind: str) -> None:
 
 @pytest.mark.parametrize("mean", [0.0, 1e4])
 @pytest.mark.parametrize("kind", ["batch", "group", "instance", "layer"])
-@distributed(ranks=2, transports=["loopback"])
+@distributed(ranks=2, transports=["loopback", "nccl"])
 def test_as_accurate_as_torch(P_world: Partition, kind: str, mean: float) -> None:
     """Errors in float32 are at most twice those of torch's layer, forward and backward."""
     P_x = grid(P_world, [1, 1, 1, 2])

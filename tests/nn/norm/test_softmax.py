@@ -55,15 +55,6 @@ def test_values_and_gradients(P_world: Partition, kind: str, case: str) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@distributed(ranks=5)
-def test_on_every_transport(P_world: Partition, kind: str) -> None:
-    """The batch may change: it is not split."""
-    P_x = grid(P_world, (1, 3), [4, 0, 2])
-    sequential, layer = layers(kind, P_x, 1)
-    assert_same_as_sequential(lambda: sequential, lambda: layer, P_x, P_x, (3, 7), batches=[1, 4])
-
-
 @pytest.mark.parametrize("shape", [(1, 2, 2, 1), (2, 3, 1, 1), (2, 1, 2)])
 @distributed(ranks=6, transports=["loopback"])
 def test_of_images(P_world: Partition, shape: tuple[int, ...]) -> None:
@@ -183,20 +174,6 @@ def of_softmax(P_world: Partition) -> Callable[[torch.Tensor], torch.Tensor]:
     P_x = grid(P_world, (1, 2), [2, 0])
     softmax, log_softmax = nn.DistributedSoftmax(P_x, 1), nn.DistributedLogSoftmax(P_x, 1)
     return lambda x: softmax(x.sin()) * log_softmax(x)
-
-
-@distributed(ranks=3, transports=["host"])
-def test_compiled(P_world: Partition) -> None:
-    function = of_softmax(P_world)
-    torch.compiler.reset()
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-    results: list[tuple[torch.Tensor, torch.Tensor | None]] = []
-    for each in (compiled, function):
-        x = own_block(random_like_all((2, 5), 1), grid(P_world, (1, 2), [2, 0]))
-        y = each(x)
-        y.pow(2).sum().backward()
-        results.append((y.detach(), x.grad))
-    torch.testing.assert_close(results[0], results[1], rtol=1e-12, atol=1e-12)
 
 
 @distributed(ranks=3, transports=["host"])

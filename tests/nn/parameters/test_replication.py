@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 from gpudist.errors import PlanMismatch
 from gpudist.exchange import all_reduce
+from gpudist.exchange.torch_library import Watching
 from gpudist.nn import (
     DistributedBatchNorm2d,
     DistributedEmbedding,
@@ -17,6 +19,7 @@ from gpudist.nn import (
 )
 from gpudist.nn.parameters import buckets
 from gpudist.nn.parameters.parameter_placement import placements
+from gpudist.nn.parameters.replication import copies_of
 from gpudist.world.partition import Partition
 from tests.nn.compare import (
     assert_block_of,
@@ -144,6 +147,21 @@ def test_sums_of_large_and_small_gradients(P_world: Partition) -> None:
     assert_equal_to(layer.bias.grad, torch.full((400,), 5.0, dtype=F64), 1e-10, "bias")
 
 
+@pytest.mark.parametrize("is_large", [False, True])
+@distributed(ranks=2, transports=["loopback", "nccl"])
+def test_a_sum_has_the_memory_order_of_its_parameter(P_world: Partition, is_large: bool) -> None:
+    shape = (16, 32, 25, 25) if is_large else (4, 3, 2, 5)
+    weight = torch.ones(shape).to(memory_format=torch.channels_last).requires_grad_()
+    assert (weight.nbytes > buckets.COPIED_BYTES) == is_large
+    bias = torch.ones(4, requires_grad=True)
+    for given in (weight, weight.detach().contiguous()):
+        gradient = torch.empty_like(given).copy_(random_like_all(shape, 1))
+        copies = copies_of([weight, bias], [P_world, P_world])
+        sums = torch.autograd.grad(copies, (weight, bias), (gradient, bias.detach()))
+        assert sums[0].stride() == weight.stride()
+        assert torch.equal(sums[0], 2 * gradient) and torch.equal(sums[1], 2 * bias)
+
+
 @pytest.mark.parametrize("bucket_bytes", [1, 100, 200])
 @distributed(ranks=4, transports=["loopback", "host", "gloo", "nccl"])
 def test_buckets(P_world: Partition, bucket_bytes: int) -> None:
@@ -161,6 +179,31 @@ def test_buckets(P_world: Partition, bucket_bytes: int) -> None:
         messages = {1: 6, 100: 4, 200: 4}[bucket_bytes]
         assert sums == (messages if P_world.transport == "nccl" else 1)
     assert_same_gradients(model, sequential, P_x)
+
+
+@distributed(ranks=2, transports=["loopback", "nccl"])
+def test_gradients_in_channels_last_are_not_reordered(P_world: Partition) -> None:
+    form = torch.channels_last
+    parameters = [torch.ones(4, 3, 3, 2).requires_grad_(), torch.ones(5).requires_grad_()]
+    parameters[0] = parameters[0].detach().contiguous(memory_format=form).requires_grad_()
+    rank = P_world.rank or 0
+    given = torch.arange(72.0).view(4, 3, 3, 2) * (rank + 1)
+    for seed in (given.contiguous(memory_format=form), given):
+        parameters[0].grad = None
+        weight, bias = copies_of(parameters, [P_world, P_world])
+        with _Copies() as copies:
+            torch.autograd.backward([weight, bias], [seed, torch.ones(5)])
+        assert torch.equal(gradient_of(parameters[0]), torch.arange(72.0).view(4, 3, 3, 2) * 3)
+        assert gradient_of(parameters[0]).stride() == parameters[0].stride()
+        assert copies.count == (0 if seed.stride() == parameters[0].stride() else 1)
+
+
+class _Copies(Watching):
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func._overloadpacket.__name__ in ("clone", "copy_", "contiguous")
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam])

@@ -115,14 +115,6 @@ def test_every_window_3d(
 
 
 @pytest.mark.parametrize("kind", DISTRIBUTED)
-@distributed(ranks=9)
-def test_on_every_transport(P_world: Partition, kind: str) -> None:
-    P_x = grid(P_world, [1, 1, 2, 2], [8, 2, 1, 0])
-    check(kind, P_x, 3, 2, 1, shape=(2, 3, 7, 6), batches=[1, 2])
-    check(kind, grid(P_world, [2, 2, 2, 1]), 3, 2, 1, shape=(3, 3, 7, 6))
-
-
-@pytest.mark.parametrize("kind", DISTRIBUTED)
 @pytest.mark.parametrize(
     "shape", [(2, 1, 1), (1, 2, 1), (1, 4, 2), (2, 2, 2), (4, 1, 2), (1, 1, 1)]
 )

@@ -90,14 +90,6 @@ def test_3d(P_world: Partition, kind: str, outputs: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", DISTRIBUTED)
-@distributed(ranks=5)
-def test_on_every_transport(P_world: Partition, kind: str) -> None:
-    P_x = grid(P_world, [1, 1, 2, 2], [4, 2, 1, 0])
-    for size in (1, (3, 2)):
-        check(kind, P_x, size, (2, 3, 7, 6))
-
-
-@pytest.mark.parametrize("kind", DISTRIBUTED)
 @distributed(ranks=4, transports=["loopback"])
 def test_uneven_and_empty_blocks(P_world: Partition, kind: str) -> None:
     for sizes in ([6, 0, 1, 2], [0, 0, 0, 9], [1, 1, 6, 1], [0, 5, 4, 0]):

@@ -43,14 +43,6 @@ def test_norms_and_windows(P_world: Partition, norm: float) -> None:
                 check(P_x, norm, *window, x=positive((3, 2, 8)), ceil_mode=ceil_mode)
 
 
-@pytest.mark.parametrize("norm", [2, 3])
-@distributed(ranks=5)
-def test_on_every_transport(P_world: Partition, norm: float) -> None:
-    P_x = grid(P_world, [1, 1, 2, 2], [4, 2, 1, 0])
-    check(P_x, norm, 3, (1, 2), x=positive((2, 2, 7, 6)))
-    check(grid(P_world, [1, 1, 1, 2, 2]), norm, 2, x=positive((1, 2, 4, 5, 6)), ceil_mode=True)
-
-
 @distributed(ranks=2, transports=["loopback"])
 def test_zeros_have_the_gradient_of_torch(P_world: Partition) -> None:
     check(grid(P_world, [1, 1, 2]), 1, 3, 1, x=torch.zeros(1, 1, 8, dtype=torch.float64))

@@ -80,12 +80,6 @@ def test_every_dim_3d(P_world: Partition, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@distributed(ranks=4)
-def test_on_every_transport(P_world: Partition, kind: str) -> None:
-    check(P_world, kind, (2, 3, 5, 7), [1, 1, 2, 2], (2, 4, 1, 0), ranks=[3, 1, 0, 2])
-
-
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sizes", [[6, 2], [1, 7], [8, 0], [0, 8]])
 @distributed(ranks=3, transports=["loopback"])
 def test_uneven_and_empty_blocks(P_world: Partition, kind: str, sizes: list[int]) -> None:

@@ -13,12 +13,9 @@ from gpudist.errors import PartitionError, ShapeError
 from gpudist.world.partition import CartesianPartition, Partition
 from tests.nn.compare import (
     Cut,
-    assert_block_of,
     assert_same_as_sequential,
-    gradient_of,
     grid,
     own_block,
-    own_slices,
     random_like_all,
 )
 from tests.pool import distributed
@@ -59,14 +56,6 @@ def test_every_partition(P_world: Partition, factor: int, shape: tuple[int, ...]
         groups = channels * factor * factor
         check("PixelShuffle", P_x, factor, (2, groups, *features))
         check("PixelUnshuffle", P_x, factor, (2, channels, *(factor * n for n in features)))
-
-
-@distributed(ranks=9)
-def test_on_every_transport(P_world: Partition) -> None:
-    P_x = grid(P_world, [1, 2, 2, 2], [8, 7, 2, 1, 0, 3, 5, 4])
-    check("PixelShuffle", P_x, 2, (2, 12, 3, 5))
-    check("PixelUnshuffle", P_x, 2, (2, 3, 6, 10))
-    check("ChannelShuffle", grid(P_world, [2, 1, 2, 2]), 2, (3, 6, 3, 5))
 
 
 @distributed(ranks=4, transports=LOOPBACK)
@@ -147,52 +136,3 @@ def test_what_makes_no_sense_is_refused_on_every_rank(P_world: Partition) -> Non
         nn.DistributedPixelUnshuffle(P_x, 2)(x)
     with pytest.raises(ShapeError, match="dim 1: the global extent 6 is not a multiple of 4"):
         nn.DistributedChannelShuffle(P_x, 4)(x)
-
-
-def networks(P_x: CartesianPartition) -> tuple[torch.nn.Module, torch.nn.Module]:
-    """Return networks for multiples of 4 channels that can be differentiated twice."""
-    names = ["PixelShuffle", "PixelUnshuffle", "ChannelShuffle"]
-    layers: list[torch.nn.Module] = []
-    blocks: list[torch.nn.Module] = []
-    for name in names:
-        layers += [getattr(torch.nn, name)(2), torch.nn.Tanh()]
-        blocks += [getattr(nn, f"Distributed{name}")(P_x, 2), torch.nn.Tanh()]
-    return torch.nn.Sequential(*layers), torch.nn.Sequential(*blocks)
-
-
-@distributed(ranks=5)
-def test_double_backward(P_world: Partition) -> None:
-    P_x = grid(P_world, [1, 1, 4, 1], [4, 2, 1, 0])
-    whole = random_like_all((2, 4, 5, 3), 1).requires_grad_()
-    block = own_block(whole, P_x)
-    for model, x in zip(networks(P_x), (whole, block), strict=True):
-        (gradient,) = torch.autograd.grad(model(x).pow(3).sum(), x, create_graph=True)
-        gradient.pow(2).sum().backward()
-    where = own_slices(whole.shape, P_x)
-    assert_block_of(block.grad, gradient_of(whole), where, "gradient of the penalty")
-
-
-@distributed(ranks=3, transports=["host"])
-def test_forward_mode(P_world: Partition) -> None:
-    P_x = grid(P_world, [1, 1, 2, 1], [2, 0])
-    whole, tangent = random_like_all((2, 4, 5, 3), 1), random_like_all((2, 4, 5, 3), 2)
-    sequential, layers = networks(P_x)
-    expected = torch.func.jvp(sequential, (whole,), (tangent,))[1]
-    x, t = (own_block(y, P_x, requires_grad=False) for y in (whole, tangent))
-    actual = torch.func.jvp(layers, (x,), (t,))[1]
-    assert_block_of(actual, expected, own_slices(expected.shape, P_x), "tangent", 1e-12)
-
-
-@distributed(ranks=4, transports=["host"], timeout_s=120)
-def test_compiled(P_world: Partition) -> None:
-    P_x = grid(P_world, [1, 1, 3, 1], [3, 2, 0])
-    block = own_block(random_like_all((2, 4, 5, 3), 1), P_x)
-    layers = networks(P_x)[1]
-    torch.compiler.reset()
-    results: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for function in (layers, torch.compile(layers, fullgraph=True, backend="aot_eager")):
-        x = block.detach().clone().requires_grad_()
-        y = function(x)
-        y.pow(2).sum().backward()
-        results.append((y.detach(), gradient_of(x)))
-    torch.testing.assert_close(results[1], results[0], rtol=1e-12, atol=1e-12)

@@ -91,14 +91,6 @@ def test_every_mode_3d(P_world: Partition, mode: str, way: dict[str, Any]) -> No
     check(P_x, (1, 2, 5, 6, 3), mode=mode, **way)
 
 
-@pytest.mark.parametrize("mode", ["nearest", "bilinear", "area"])
-@distributed(ranks=9)
-def test_on_every_transport(P_world: Partition, mode: str) -> None:
-    P_x = grid(P_world, [1, 1, 2, 2], [8, 2, 1, 0])
-    check(P_x, (2, 3, 7, 6), batches=[1, 2], mode=mode, size=(10, 5))
-    check(grid(P_world, [2, 2, 2, 1]), (3, 3, 7, 6), mode=mode, scale_factor=2)
-
-
 @pytest.mark.parametrize("mode", ["nearest", "linear", "area"])
 @pytest.mark.parametrize("shape", [(2, 1, 1), (1, 2, 1), (1, 4, 2), (2, 2, 2), (4, 1, 2)])
 @distributed(ranks=9, transports=LOOPBACK)
@@ -341,29 +333,3 @@ def test_double_backward(P_world: Partition) -> None:
         gradient.pow(2).sum().backward()
     where = own_slices(whole.shape, P_x)
     assert_block_of(block.grad, gradient_of(whole), where, "gradient of the penalty")
-
-
-@distributed(ranks=3, transports=["host"])
-def test_forward_mode(P_world: Partition) -> None:
-    P_x = grid(P_world, [1, 1, 1, 2], [2, 0])
-    whole, tangent = random_like_all((2, 2, 5, 4), 1), random_like_all((2, 2, 5, 4), 2)
-    sequential, layers = networks(P_x)
-    expected = torch.func.jvp(sequential, (whole,), (tangent,))[1]
-    x, t = (own_block(y, P_x, requires_grad=False) for y in (whole, tangent))
-    actual = torch.func.jvp(layers, (x,), (t,))[1]
-    assert_block_of(actual, expected, own_slices(expected.shape, P_x), "tangent", 1e-12)
-
-
-@distributed(ranks=4, transports=["host"], timeout_s=120)
-def test_compiled(P_world: Partition) -> None:
-    P_x = grid(P_world, [1, 1, 3, 1], [3, 2, 0])
-    block = own_block(random_like_all((2, 2, 5, 4), 1), P_x)
-    layers = networks(P_x)[1]
-    torch.compiler.reset()
-    results: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for function in (layers, torch.compile(layers, fullgraph=True, backend="aot_eager")):
-        x = block.detach().clone().requires_grad_()
-        y = function(x)
-        y.pow(2).sum().backward()
-        results.append((y.detach(), gradient_of(x)))
-    torch.testing.assert_close(results[1], results[0], rtol=1e-12, atol=1e-12)

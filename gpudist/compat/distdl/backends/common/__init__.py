@@ -1,1 +1,0 @@
-"""Name under which DistDL's fork keeps its partitions."""

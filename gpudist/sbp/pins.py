@@ -1,0 +1,186 @@
+"""Layouts that a plan prescribes, of what modules and functions of a network take and return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from gpudist.errors import ConversionError
+from gpudist.geometry.layout import NdSbp, broadcast
+from gpudist.sbp import views
+from gpudist.sbp.global_tensor import GlobalTensor
+from gpudist.sbp.outer import OuterTensor
+from gpudist.sbp.placement import Placement
+from gpudist.sbp.registry import name_of
+from gpudist.sbp.scope import Scope, current_scope, place_of_call
+
+End = Literal["input", "output"]
+
+
+@dataclass(frozen=True)
+class Pin:
+    """Layout that a plan prescribes for one tensor of a network.
+
+    The tensor is the first global one among the arguments, or in the result.
+
+    Attributes:
+        path: path of the module, or of the module whose forward calls the function.
+        sbp: one attribute per axis of ``grid``, outer axis first.
+        at: whether the tensor is an argument or a result.
+        call: number of the call within a forward of the network; ``None`` for every call.
+        function: name of the function, such as ``"cat"``; empty for the module itself.
+        grid: shape of the grid, on the first workers of the network; ``None`` for the network's.
+        dims: number of dims that the tensor must have; ``None`` for any.
+    """
+
+    path: str
+    sbp: NdSbp
+    at: End = "output"
+    call: int | None = None
+    function: str = ""
+    grid: tuple[int, ...] | None = None
+    dims: int | None = None
+
+    def __str__(self) -> str:
+        """Describe the pin in a line."""
+        where = f"{self.path or 'the network'}"
+        where += f", {self.function}" if self.function else ""
+        where += "" if self.call is None else f", call {self.call}"
+        on = "" if self.grid is None else f" on {list(self.grid)}"
+        return f"{where}, {self.at}: ({', '.join(map(repr, self.sbp))}){on}"
+
+
+@dataclass(frozen=True)
+class PlacedPin:
+    """A pin on the workers of a network.
+
+    Attributes:
+        pin: the pin.
+        placement: workers, without axes of one worker.
+        sbp: attributes along the axes of the placement.
+    """
+
+    pin: Pin
+    placement: Placement
+    sbp: NdSbp
+
+    def moved(self, tree: Any) -> Any:
+        """Return ``tree`` with its first global tensor in the pinned layout.
+
+        Raises:
+            ConversionError: the tensor does not have the dims that the pin splits.
+        """
+        leaves, how = tree_flatten(tree, is_leaf=lambda x: isinstance(x, torch.Size))
+        for i, x in enumerate(leaves):
+            if isinstance(x, (GlobalTensor, OuterTensor)):
+                leaves[i] = self._moved(x)
+                return tree if leaves[i] is x else tree_unflatten(leaves, how)
+        return tree
+
+    def _moved(self, x: GlobalTensor | OuterTensor) -> torch.Tensor:
+        dims = [one.dim for one in self.sbp if one.dim >= x.dim()]
+        if dims or self.pin.dims not in (None, x.dim()):
+            raise ConversionError(
+                f"plan: {self.pin}, but the {self.pin.at} has shape {list(x.shape)}; "
+                + (f"it has no dim {dims[0]}" if dims else "give one axis for each dim")
+            )
+        if isinstance(x, OuterTensor):
+            if all(one == broadcast for one in self.sbp):
+                return x
+            # Further uses of what is not made yet must see what becomes of this tensor in place.
+            base: Any = x.changed()
+        else:
+            base = x
+        target = self.placement.layout(self.sbp, tuple(base.shape))
+        if base.placement == self.placement and base.global_layout == target:
+            return base
+
+        def make() -> GlobalTensor:
+            return base.to_global(self.placement, self.sbp)
+
+        made = make()
+        # In torch, what the network changes in place here is the tensor itself.
+        vars(base)["_has_views"] = True
+        views.link(made, views.EmulatedView(base, make, base.copy_, True))
+        return made
+
+
+class Pins:
+    """The pins of a network's functions.
+
+    Args:
+        pins: pins of functions.
+    """
+
+    def __init__(self, pins: Sequence[PlacedPin]) -> None:
+        self._by_name: dict[str, list[PlacedPin]] = {}
+        for one in pins:
+            self._by_name.setdefault(one.pin.function, []).append(one)
+        self._names: dict[Any, str] = {}
+        self._is_busy = False
+
+    def __deepcopy__(self, memo: Any) -> Pins:
+        return self
+
+    def name_if_pinned(self, function: Any) -> str:
+        """Return the short name of a function that has pins, else an empty text."""
+        if self._is_busy or not self._by_name:
+            return ""
+        name = self._names.get(function)
+        if name is None:
+            short = name_of(function).rpartition(".")[2]
+            name = self._names[function] = short if short in self._by_name else ""
+        return name
+
+    def around(
+        self, scope: Scope, name: str, args: Any, kwargs: Any, compute: Callable[[Any, Any], Any]
+    ) -> Any:
+        """Call ``compute(args, kwargs)`` with the pinned layouts of the function ``name``."""
+        self._is_busy = True
+        try:
+            path = place_of_call(scope)[0]
+            number = scope.count_call((path, name))
+            own = [one for one in self._by_name[name] if one.pin.path == path]
+            own = [one for one in own if one.pin.call in (None, number)]
+            for one in own:
+                if one.pin.at == "input":
+                    args, kwargs = one.moved((args, kwargs))
+            result = compute(args, kwargs)
+            for one in own:
+                if one.pin.at == "output":
+                    result = one.moved(result)
+            return result
+        finally:
+            self._is_busy = False
+
+
+class PinHook:
+    """Hook that moves what a module takes or returns to the pinned layouts, within a network."""
+
+    def __init__(self, pins: Sequence[PlacedPin]) -> None:
+        self.pins = pins
+
+    def __deepcopy__(self, memo: Any) -> PinHook:
+        return self
+
+    def before(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        """Move the first global tensor among the arguments, as a hook before the forward."""
+        return self._moved("input", (args, kwargs))
+
+    def after(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        """Move the first global tensor in the result, as a hook after the forward."""
+        return self._moved("output", output)
+
+    def _moved(self, at: End, tree: Any) -> Any:
+        scope = current_scope()
+        if scope is None:
+            return tree
+        number = scope.count_call((self.pins[0].pin.path, at))
+        for one in self.pins:
+            if one.pin.at == at and one.pin.call in (None, number):
+                tree = one.moved(tree)
+        return tree

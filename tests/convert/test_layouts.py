@@ -1,0 +1,205 @@
+"""Layouts that a plan prescribes: of modules, of functions between them, on grids factored anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from gpudist import ConversionError, Plan, PlanMismatch, distribute, plan_of, sequential
+from gpudist.sbp import broadcast, split
+from gpudist.world.partition import Partition
+from tests.convert.training import assert_as_alone
+from tests.hazards.plans import judged
+from tests.hazards.random_modules import draw
+from tests.nn.compare import grid, own_block
+from tests.pool import distributed
+
+RANDOM = 30
+
+
+class Skipping(nn.Module):
+    """A U-Net of two levels, with a batch norm, work in place, and a block called twice."""
+
+    def __init__(self, recomputes: bool = False) -> None:
+        super().__init__()
+        self.recomputes = recomputes
+        self.down = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4))
+        self.bottom = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU())
+        self.up = nn.Conv2d(8, 2, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a = F.relu(self.down(x), inplace=True)
+        b = F.max_pool2d(a, 2)
+        for _ in range(2):
+            if self.recomputes:
+                made: Any = checkpoint(self.bottom, b, use_reentrant=False)
+                b = made + b
+            else:
+                b = self.bottom(b) + b
+        return self.up(torch.cat([a, F.interpolate(b, scale_factor=2.0)], 1))
+
+
+def whole_bottom(plan: Plan) -> None:
+    """Split samples over two workers, and give each pair of workers the whole of theirs."""
+    plan.layout("bottom", [split(0), broadcast], at="input", call=0, grid=[2, 2])
+    plan.layout("", [split(0), split(2)], function="interpolate", at="input", grid=[2, 2])
+
+
+PLANS: dict[str, Callable[[Plan], None]] = {
+    "whole bottom": whole_bottom,
+    "whole everywhere": lambda plan: plan.layout("bottom", broadcast, at="input"),
+    "in place afterwards": lambda plan: plan.layout("down", [split(0), split(3)], grid=[2, 2]),
+    "channels": lambda plan: plan.layout("", split(1), function="cat", at="output", grid=[4]),
+    "second call": lambda plan: plan.layout("bottom", split(3), call=1, grid=[4]),
+    "fewer workers": lambda plan: plan.layout("up", split(0), at="input", grid=[2]),
+    "uneven": lambda plan: plan.layout("up", split(2, [5, 0, 2, 5]), grid=[4]),
+}
+
+
+@pytest.mark.parametrize("recomputes", [False, True])
+@pytest.mark.parametrize("case", PLANS)
+@distributed(ranks=4, transports=["loopback"])
+def test_computes_what_the_network_alone_computes(
+    P_world: Partition, case: str, recomputes: bool
+) -> None:
+    P_x = grid(P_world, [1, 1, 2, 2])
+    shapes = [(3, 2, 12, 8)]
+    assert_as_alone(lambda: Skipping(recomputes), P_x, shapes, PLANS[case])
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("number", range(RANDOM))
+def test_random_modules_under_random_plans(number: int) -> None:
+    case = draw(5, number)
+    verdict, _ = judged(case)
+    assert verdict.how in ("right", "refused"), f"{verdict}\n{case}"
+
+
+def _pool_to_itself(x: torch.Tensor) -> torch.Tensor:
+    return F.max_pool2d(x, 3, 1, 1)
+
+
+class Stretch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bottom = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.GroupNorm(1, 2), nn.ReLU())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _pool_to_itself(self.bottom(x))
+
+
+def test_nothing_is_sent_among_copies() -> None:
+    """Entering a stretch of copies costs an all-gather; leaving it, nothing."""
+    plan = Plan()
+    plan.layout("bottom", broadcast, at="input")
+    plan.layout("bottom", [broadcast, broadcast, split(2), broadcast])
+    rows = plan_of(Stretch(), (1, 1, 4, 1), (1, 2, 16, 8), plan=plan).rows
+    sent = {(row.path, row.function.rpartition(".")[2]): row.sent_bytes for row in rows}
+    block = 2 * 4 * 8 * 4
+    within = ("conv2d", "group_norm", "relu")
+    assert [sent[f"bottom.{i}", name] for i, name in enumerate(within)] == [0, 0, 0]
+    entering, leaving = [row.sent_bytes for row in rows if row.function == "to_global"]
+    assert entering == 3 * block and leaving == 0
+
+
+def test_saved_plans_are_equal(tmp_path: Path) -> None:
+    plan = Plan()
+    whole_bottom(plan)
+    plan.layout("up", split(2, [5, 7]), grid=[2])
+    plan.repartition("down", (2, 1, 1, 1))
+    plan.split_weight("head", (1, 2, 1))
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+    assert str(plan).splitlines()[0] == (
+        "layout of bottom, call 0, input: (split(0), broadcast) on [2, 2]"
+    )
+    for text, reason in (("{}", "is not a plan"), ('{"gpudist plan": 9}', "version 9")):
+        with pytest.raises(ConversionError, match=reason):
+            Plan.from_text(text)
+    with pytest.raises(ConversionError, match="cannot be read"):
+        Plan.load(tmp_path / "other.json")
+
+
+REFUSED: dict[str, tuple[Callable[[Plan], None], str]] = {
+    "no such module": (lambda plan: plan.layout("head", broadcast), r"no modules \['head'\]"),
+    "axes": (
+        lambda plan: plan.layout("up", [split(0), broadcast]),
+        r"up, output: .* \[1, 1, 2, 1\] has 4 axes; give one attribute for each",
+    ),
+    "sizes": (
+        lambda plan: plan.layout("up", split(2, [3, 4, 5]), grid=[2]),
+        "has 3 sizes, but axis 0 has 2 workers",
+    ),
+    "workers": (lambda plan: plan.layout("up", split(0), grid=[3]), "needs 3 workers"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_plans_that_are_refused(case: str) -> None:
+    edit, message = REFUSED[case]
+    plan = Plan()
+    edit(plan)
+    with pytest.raises(ConversionError, match=message):
+        plan_of(Skipping(), (1, 1, 2, 1), (1, 2, 12, 8), plan=plan)
+
+
+def test_pins_need_the_dims_of_the_tensor() -> None:
+    plan = Plan()
+    plan.layout("", split(4), function="cat", grid=[2])
+    with pytest.raises(ConversionError, match=r"cat, output: .* it has no dim 4"):
+        plan_of(Skipping(), (1, 1, 2, 1), (1, 2, 12, 8), plan=plan)
+    with pytest.raises(ConversionError, match="sbp has 1 attributes, but the grid"):
+        plan.layout("up", [split(0)], grid=[2, 2])
+
+
+@distributed(ranks=2, transports=["loopback"])
+def test_ranks_must_follow_equal_plans(P_world: Partition) -> None:
+    plan = Plan()
+    plan.layout("up", split(P_world.rank or 0), grid=[2])
+    P_x = grid(P_world, [1, 1, 2, 1])
+    net: Any = distribute(Skipping(), P_x, plan)
+    with pytest.raises(PlanMismatch, match="pass equal plans on every worker"):
+        net(own_block(torch.ones(1, 2, 12, 8), P_x).float())
+
+
+@distributed(ranks=2, transports=["loopback"])
+def test_the_sequential_network_has_no_pins(P_world: Partition) -> None:
+    plan = Plan()
+    plan.layout("up", split(0), grid=[2])
+    net = sequential(distribute(Skipping(), grid(P_world, [1, 1, 2, 1]), plan))
+    assert net is not None
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
+
+
+class ReadAgain(nn.Module):
+    """Work in place whose effect is read through the tensor that was passed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 2, 3, padding=1)
+        self.act = nn.ReLU(inplace=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.conv(x)
+        return self.act(y) + 2 * y
+
+
+@pytest.mark.parametrize("is_layout", [True, False])
+@distributed(ranks=2, transports=["loopback"])
+def test_work_in_place_on_what_was_moved_reaches_the_original(
+    P_world: Partition, is_layout: bool
+) -> None:
+    def edit(plan: Plan) -> None:
+        if is_layout:
+            plan.layout("act", split(3), at="input", grid=[2])
+        else:
+            plan.repartition("act", (1, 1, 1, 2))
+
+    assert_as_alone(ReadAgain, grid(P_world, [1, 1, 2, 1]), [(1, 2, 6, 8)], edit)

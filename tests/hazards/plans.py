@@ -1,0 +1,95 @@
+"""Random modules under random plans: layouts pinned at their functions, on grids factored anew."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import Counter
+from functools import partial
+from math import prod
+from typing import Any
+
+from torch import nn
+
+import gpudist
+from gpudist import Plan
+from gpudist.geometry.layout import Sbp, broadcast, split
+from gpudist.world.partition import CartesianPartition
+from tests.hazards.entries import Entry, Grid
+from tests.hazards.judge import in_float64
+from tests.hazards.random_modules import Case
+from tests.hazards.subjects import Converted, made
+
+PINS = 3
+_MOST_PINS = 6
+
+
+def plan_for(case: Case) -> tuple[Plan, Counter[str]]:
+    """Return a plan with at least ``PINS`` pins, drawn by the case's name, and what it pins."""
+    rng = random.Random(f"plan of {case.name}")
+    plan, kinds = Plan(), Counter[str]()
+    with in_float64():
+        rows = gpudist.plan_of(made(case.entry()), case.grid, case.shape).rows
+    seen = Counter[tuple[str, str]]()
+    places: list[tuple[str, str, int]] = []
+    for row in rows:
+        name = row.function.rpartition(".")[2]
+        if name != "to_global":
+            places.append((row.path, name, seen[row.path, name]))
+            seen[row.path, name] += 1
+    rng.shuffle(places)
+    wanted = rng.randint(PINS, _MOST_PINS)
+    for path, name, call in places:
+        grid = _factored(prod(case.grid), rng)
+        sbp = [_attribute(rng) for _ in grid]
+        at: Any = rng.choice(("input", "output"))
+        longer = copy.deepcopy(plan)
+        longer.layout(path, sbp, call=call, at=at, function=name, grid=grid)
+        if not _splits_dims_that_exist(case, longer):
+            continue
+        plan = longer
+        used = [one for one, n in zip(sbp, grid, strict=True) if n > 1]
+        kinds["copies" if not any(one.is_split for one in used) else "blocks"] += 1
+        kinds["copies of blocks"] += len({one.is_split for one in used}) > 1
+        kinds["channels"] += any(one.dim == 1 for one in used)
+        kinds["another grid"] += grid != tuple(n for n in case.grid if n > 1)
+        if len(plan.layouts) == wanted:
+            break
+    return plan, kinds
+
+
+def _splits_dims_that_exist(case: Case, plan: Plan) -> bool:
+    try:
+        with in_float64():
+            gpudist.plan_of(made(case.entry()), case.grid, case.shape, plan=plan)
+    except gpudist.ConversionError as error:
+        return "it has no dim" not in str(error)
+    return True
+
+
+def _factored(workers: int, rng: random.Random) -> Grid:
+    return rng.choice({4: [(4,), (2, 2)], 6: [(6,), (2, 3), (3, 2)]}.get(workers, [(workers,)]))
+
+
+def _attribute(rng: random.Random) -> Sbp:
+    return rng.choice((broadcast, broadcast, split(0), split(1), split(2), split(2)))
+
+
+class Planned(Converted):
+    """A network converted under a plan."""
+
+    def __init__(self, plan: Plan, entry: Entry, P_x: CartesianPartition | None) -> None:
+        # A world of one, which judges random numbers, has no other grids.
+        self.plan = plan if P_x is not None and P_x.size > 1 else None
+        super().__init__(entry, P_x)
+
+    def distributed(self, network: nn.Module, said: Any) -> nn.Module:
+        assert self.P_x is not None
+        return gpudist.distribute(network, self.P_x, self.plan, inputs=said)
+
+
+def judged(case: Case) -> tuple[Any, Counter[str]]:
+    """Return the verdict on a case under its plan, and what the plan pins."""
+    plan, kinds = plan_for(case)
+    subject: Any = partial(Planned, plan)
+    return case.judge(subject), kinds
