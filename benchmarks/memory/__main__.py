@@ -22,7 +22,6 @@ import torch
 import torch.nn.functional as F
 from rich.progress import track
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import gpudist
@@ -33,6 +32,7 @@ from benchmarks.resident import forget_peak, status_mib
 from benchmarks.worlds import NEW
 from examples.gpt import GPT, Sizes
 from examples.networks import UNet3d
+from gpudist.exchange.torch_library import Watching
 from gpudist.planning import profile_of
 from gpudist.planning.live_bytes import LiveBytes
 from gpudist.planning.rehearsal import DryNetwork
@@ -105,8 +105,12 @@ def predicted(names: Sequence[str]) -> Iterator[tuple[str, dict[str, int]]]:
         yield f"H200, {side}^3", {"total": memory.total, **asdict(memory)}
 
 
-class _Tensors(TorchDispatchMode):
-    """Mode that follows the storages of all tensors that operations read or make."""
+class _Tensors(Watching):
+    """Mode that follows the storages of all tensors that operations read or make.
+
+    Under a mode of torch that records, layers would compute in steps that torch can differentiate,
+    and keep more tensors than they do in training.
+    """
 
     def __init__(self, live: LiveBytes) -> None:
         super().__init__()

@@ -35,8 +35,8 @@ class Fit(Checked):
         memory: memory of the worker that needs most.
         fits: whether it is at most the memory of a worker.
         is_counted: whether a step on this grid was rehearsed; otherwise, activations, temporary
-            tensors and staging are those of the nearest counted number, times the ratio of the
-            estimates.
+            tensors and staging are those of the nearest counted number above 1, times the ratio of
+            the estimates.
     """
 
     ranks: int
@@ -103,7 +103,7 @@ def fits(
     for done, ranks in enumerate(order.numbers(lambda n: n in counted and counted[n].fits)):
         if progress is not None:
             progress(f"{ranks} workers", done, len(order.all))
-        if counted and time.monotonic() - start_s > limit_s:
+        if len(counted) > 1 and time.monotonic() - start_s > limit_s:
             break
         for grid in ranked[ranks]:
             try:
@@ -162,7 +162,8 @@ def _counted(dry: DryNetwork, grid: Grid) -> Memory:
 def _estimated(
     dry: DryNetwork, ranks: int, grid: Grid, counted: dict[int, Fit], limit: float
 ) -> Fit:
-    near = counted[min(counted, key=lambda n: (abs(n - ranks), n))]
+    # A worker alone keeps no inputs with ghosts.
+    near = counted[min(counted, key=lambda n: (n == 1, abs(n - ranks), n))]
     ratio = _cells(dry, grid) / max(1, _cells(dry, near.grid))
     of = near.memory
     scaled = (ceil(n * ratio) for n in (of.activations, of.temporary, of.staging))

@@ -44,9 +44,10 @@ class LiveBytes:
 
     def add(self, x: torch.Tensor) -> None:
         """Count the storage of ``x`` until its last tensor is freed."""
-        storage = x.untyped_storage()
-        if storage._cdata not in self._numbers:
-            self._follow(storage, storage.nbytes())
+        # Tensors in layouts of oneDNN have no storage, and no views.
+        one: Any = x if x.is_mkldnn else x.untyped_storage()
+        if one._cdata not in self._numbers:
+            self._follow(one, x.nbytes if x.is_mkldnn else one.nbytes())
 
     def number_of(self, x: torch.Tensor) -> int:
         """Return the number of the storage of ``x``; -1 if it is not followed."""
@@ -64,10 +65,10 @@ class LiveBytes:
             found[kind_of.get(number, -1)] += nbytes
         return found
 
-    def _follow(self, storage: torch.UntypedStorage, nbytes: int) -> None:
-        key, number = storage._cdata, len(self._references)
+    def _follow(self, one: Any, nbytes: int) -> None:
+        key, number = one._cdata, len(self._references)
         self._numbers[key] = number
-        self._references.append(ref(storage, lambda _: self._free(key, number, nbytes)))
+        self._references.append(ref(one, lambda _: self._free(key, number, nbytes)))
         self._change(number, nbytes)
 
     def _free(self, key: int, number: int, nbytes: int) -> None:

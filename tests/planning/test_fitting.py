@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from gpudist.cli import main
+from gpudist.cli import main, plan
 from gpudist.errors import ShapeError
 from gpudist.planning import Memory, fits, profile_of, recompute, smallest
 from gpudist.planning.live_bytes import LiveBytes, update_bytes
@@ -22,9 +23,14 @@ KIB = 1 / 2**20
 PROFILE = profile_of("h100")
 
 
-def blocks() -> nn.Module:
+def blocks(layers: int = 1) -> nn.Module:
+    """Return four blocks, each of so many convolutions and their activations."""
+
+    def pair() -> tuple[nn.Module, nn.Module]:
+        return nn.Conv2d(4, 4, 3, padding=1), nn.ReLU()
+
     return nn.Sequential(
-        *(nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.ReLU()) for _ in range(4))
+        *(nn.Sequential(*(x for _ in range(layers) for x in pair())) for _ in range(4))
     )
 
 
@@ -37,8 +43,8 @@ class Masked(nn.Module):
         return self.embed(x) * mask.unsqueeze(-1)
 
 
-def memory_of(optimizer: str = "sgd", **how: bool) -> Memory:
-    network = recompute(blocks()) if how else blocks()
+def memory_of(optimizer: str = "sgd", network: nn.Module | None = None) -> Memory:
+    network = network or blocks()
     return DryNetwork(network, SHAPE, PROFILE, True, optimizer).rehearse((1, 1, 1, 1), 0).memory
 
 
@@ -77,7 +83,10 @@ def test_the_peak_of_a_step_is_that_of_its_tensors() -> None:
 
 
 def test_recomputed_blocks_keep_their_inputs_alone() -> None:
-    assert memory_of(recompute=True).total < 0.75 * memory_of().total
+    """Kept are the inputs of four blocks, the loss's tensor, and three results of one block."""
+    cells = 4 * 64 * 64 * 4
+    assert memory_of(network=blocks(3)).activations == 14 * cells
+    assert memory_of(network=recompute(blocks(3))).activations == 8 * cells
     x = torch.randn(1, 4, 8, 8)
     torch.manual_seed(0)
     network = blocks()
@@ -92,20 +101,22 @@ def test_recomputed_blocks_keep_their_inputs_alone() -> None:
 def test_the_smallest_number_and_a_grid_for_each_are_found_in_time() -> None:
     start_s = time.process_time()
     alone = memory_of("adam").total
-    found = fits(blocks(), SHAPE, 0.4 * alone / 2**30, most=64)
-    assert time.process_time() - start_s < allowed_s(60.0)
-    assert [one.ranks for one in found] == [*range(1, 65)]
+    found = fits(blocks(), SHAPE, 0.4 * alone / 2**30, most=12)
+    assert time.process_time() - start_s < allowed_s(12.0)
+    assert [one.ranks for one in found] == [*range(1, 13)]
     best = smallest(found)
-    assert best is not None and best.is_counted and 2 < best.ranks <= 4
+    # A worker of several also keeps inputs with ghosts.
+    assert best is not None and best.is_counted and 3 <= best.ranks <= 6
     assert all(not one.fits and one.is_counted for one in found if one.ranks < best.ranks)
     assert all(torch.Size(one.grid).numel() == one.ranks for one in found)
 
 
 def test_numbers_that_time_does_not_allow_are_estimated() -> None:
     found = fits(blocks(), SHAPE, 1.0, most=8, limit_s=0.0)
-    assert [one.is_counted for one in found] == [True] + 7 * [False]
-    (counted,) = [one for one in fits(blocks(), SHAPE, 1.0, most=2) if one.ranks == 2]
-    assert found[1].memory.total == pytest.approx(counted.memory.total, rel=0.2)
+    assert [one.is_counted for one in found] == 2 * [True] + 6 * [False]
+    counted = fits(blocks(), SHAPE, 1.0, most=4)[-1]
+    assert counted.ranks == 4 and counted.is_counted
+    assert found[3].memory.total == pytest.approx(counted.memory.total, rel=0.2)
 
 
 def command(*words: str) -> list[str]:
@@ -124,9 +135,15 @@ def test_the_command_says_first_whether_it_fits(capsys: pytest.CaptureFixture[st
     assert rows == [str(n) for n in range(1, 65)]
 
 
-def test_too_little_memory_says_what_helps(capsys: pytest.CaptureFixture[str]) -> None:
+def test_too_little_memory_says_what_helps(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "fits", partial(fits, most=2))
     assert main(command("--memory", str(KIB), "--json")) == 0
-    assert not any(one["fits"] for one in json.loads(capsys.readouterr().out))
+    assert [one["fits"] for one in json.loads(capsys.readouterr().out)] == [False, False]
+    assert main(command("--memory", str(KIB))) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed.startswith("Does not fit on 1 to 2 GPUs") and "--recompute" in printed
     assert main(command("--memory", str(KIB), "--ranks", "2")) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert printed.startswith("Does not fit on 2 ranks") and "--recompute" in printed
