@@ -184,6 +184,7 @@ def _cells(dry: DryNetwork, grid: Grid) -> int:
     )  # fmt: skip
 
 
+@checked()
 def smallest(found: Sequence[Fit]) -> Fit | None:
     """Return the result with the fewest workers whose memory suffices."""
     return next((one for one in found if one.fits), None)
