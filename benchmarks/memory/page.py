@@ -31,7 +31,7 @@ processes, so pages of earlier ones may be used again.
 
 A first measurement recorded operations by a mode under which layers compute in steps that torch can differentiate, and keep
 more than in training: predictions of the two U-Nets seemed 20 and 24 % too low. That measurement is replaced, the predictions
-are those made before it.{old}
+are those made before it.
 
 ## One NVIDIA H200
 
@@ -67,10 +67,8 @@ def page() -> str:
     ]
     gpu_rows = [(n, f"{p:.1f}", f"{m:.1f}", f"{p / m:.3f}") for n, p, m in gpu]
     heading = ("network", "predicted MiB", "live MiB", "predicted / live", "resident MiB")
-    old = [name for name, one in measured.items() if one.get("recorded")]
-    words = f" Still of the first: {', '.join(old)}." if old else ""
     other = ("cells", "predicted MiB", "measured MiB", "predicted / measured")
-    return _TEXT.format(cpu=_table(heading, cpu_rows), gpu=_table(other, gpu_rows), old=words)
+    return _TEXT.format(cpu=_table(heading, cpu_rows), gpu=_table(other, gpu_rows))
 
 
 def write_page() -> None:
