@@ -24,8 +24,7 @@ measurement; no number in it is fitted to one.
 
 Live is the peak of the bytes of all tensors in the second step, on the rank that needs more. Resident is the peak of the
 process above the memory after its imports; it also has Python's objects, the workspaces of kernels, gpudist's
-cache of freed memory, and the sequential network that was converted. The networks ran one after another in the same
-processes, so pages of earlier ones may be used again.
+cache of freed memory, and the sequential network that was converted. Each network ran in processes of its own.
 
 {cpu}
 
