@@ -82,38 +82,40 @@ rates of this machine for gpudist plan, and needs no checkout.
 
 def _add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--network", required=True, metavar="MODULE:NAME",
-        help="a torch module, a list of layers, or a function that makes one")  # fmt: skip
-    add(
-        "--shape",
-        required=True,
-        type=extent,
-        nargs="+",
-        metavar="N",
-        help="global shape of its input",
-    )
-    add("--ranks", required=True, type=int, help="workers, all of which are used")
+    add("network", metavar="NETWORK",
+        help="MODULE:NAME or FILE.py:NAME of a torch module, a list of layers, or a function "
+        "that makes one")  # fmt: skip
+    add("--shape", required=True, nargs="+", action="append", metavar="N",
+        help="global shape of its input, repeated for each further input; a dtype may follow, "
+        "as in 8 1024 int64")  # fmt: skip
+    add("--ranks", type=int,
+        help="plan for so many workers; otherwise say on how many it fits, 1 to 64")  # fmt: skip
+    add("--memory", type=float, metavar="GIB", help="memory of a worker (that of the profile)")
     add("--profile", default="h100",
         help="h100, h200, a100, pcie, or a file that gpudist bench profile wrote")  # fmt: skip
     add("--best", type=int, help="number of partitions to plan (8, or all for up to 4 ranks)")
     add("--every-rank", action="store_true",
         help="rehearse all ranks, for exact totals; takes proportionally longer")  # fmt: skip
-    add("--optimizer-slots", type=int, default=2,
-        help="tensors that the optimizer keeps per parameter: 2 for Adam, 0 for SGD")  # fmt: skip
+    add("--optimizer", default="adam", choices=("adam", "adamw", "momentum", "rmsprop", "sgd"),
+        help="whose state counts as memory")  # fmt: skip
+    add("--recompute", action="store_true",
+        help="recompute every block in backward, as gpudist.planning.recompute does")  # fmt: skip
     add("--output", "-o", type=Path, help="picture of the planned partitions: .svg, .png or .pdf")
     add("--one-owner", action="store_true", help="keep each parameter on one worker, not on all")
 
 
 PLAN = Command(
     "plan",
-    "find a fast partition of a network",
+    "say on how many GPUs a network fits, or find a fast partition",
     """\
-Rehearse a training step of a network on the Cartesian partitions of its input, and print them with
-messages, memory and predicted times, the fastest first. Above 4 ranks, a quick estimate chooses 8.
-Says which numbers were validated. No other process is started and no tensor is made.
+Rehearse a training step of a network on partitions of its input. Without --ranks, print the
+smallest number of GPUs on which it fits, and the grid and memory for each number from 1 to 64.
+With --ranks, print messages, memory and predicted times, the fastest grid first; above 4 ranks, a
+quick estimate chooses 8. No other process is started and no tensor is made.
 
-  gpudist plan --network mynet:make --shape 1 1 256 256 256 --ranks 64
-  gpudist plan --network mynet:make --shape 8 3 512 512 --ranks 4 -o plan.svg""",
+  gpudist plan net.py:make --shape 1 1 512 512 512 --memory 80
+  gpudist plan net.py:make --shape 1 1 256 256 256 --ranks 64
+  gpudist plan mynet:make --shape 8 3 512 512 --ranks 4 -o plan.svg""",
     _add_plan_arguments,
 )
 

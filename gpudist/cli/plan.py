@@ -7,58 +7,89 @@ import importlib
 import sys
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from textwrap import fill
 from typing import Any
 
+import torch
 from torch import nn
 
 from gpudist.cli.command import print_json
 from gpudist.cli.progress import Progress
-from gpudist.cli.tables import print_columns, print_text
+from gpudist.cli.tables import print_columns
 from gpudist.errors import ShapeError
 from gpudist.pictures.draw import require_picture, save
 from gpudist.planning.advice import Advice, plan
+from gpudist.planning.fitting import Fit, fits
 from gpudist.planning.hardware import Profile, profile_of
 from gpudist.planning.picture import picture_of
 from gpudist.planning.table import (
+    FIT_HEADING,
     MEMORY_HEADING,
     MESSAGE_HEADING,
+    ORIGIN,
     TIME_HEADING,
+    UNCOUNTED,
     choice,
-    evidence,
     facts,
+    fit_facts,
+    fit_rows,
+    fit_verdict,
     memory_rows,
     message_rows,
     time_rows,
+    verdict,
 )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the best partitions."""
+    """Print the verdict, and the grids that fit or the fastest."""
     if arguments.output is not None:
         require_picture(arguments.output)
+        if arguments.ranks is None:
+            raise ShapeError("--output draws partitions of a number of workers; give --ranks")
     profile = profile_of(arguments.profile)
+    if arguments.memory is not None:
+        if arguments.memory <= 0:
+            raise ShapeError(f"--memory {arguments.memory:g}: give a positive number of GiB")
+        profile = replace(profile, memory_gib=arguments.memory)
     network = _network(arguments.network)
+    shapes = [_shape(words) for words in arguments.shape]
+    how: dict[str, Any] = dict(
+        replicate_parameters=not arguments.one_owner, optimizer=arguments.optimizer,
+        recompute=arguments.recompute, progress=Progress(),
+    )  # fmt: skip
     # Rehearsals of all partitions give the same warnings, from lines that are not the user's.
     with warnings.catch_warnings(record=True) as caught:
-        advice = plan(
-            network, arguments.shape, arguments.ranks, profile,
-            best=arguments.best, replicate_parameters=not arguments.one_owner,
-            optimizer_slots=arguments.optimizer_slots, every_rank=arguments.every_rank,
-            progress=Progress(),
-        )  # fmt: skip
+        if arguments.ranks is None:
+            found = fits(network, shapes, profile=profile, **how)
+        else:
+            advice = plan(
+                network, shapes, arguments.ranks, profile,
+                best=arguments.best, every_rank=arguments.every_rank, **how,
+            )  # fmt: skip
     for text in dict.fromkeys(str(warning.message) for warning in caught):
         print(f"gpudist plan: warning: {text}", file=sys.stderr)
+    if arguments.ranks is None:
+        if arguments.json:
+            print_json([fit_facts(one) for one in found])
+        else:
+            _show_fits(found, profile)
+        return 0
     if arguments.output is not None:
         words = f"{arguments.network}, {arguments.shape} on {arguments.ranks} ranks, {profile.name}"
         save(picture_of(advice, words), arguments.output)
     if arguments.json:
-        print_json([{**facts(one), **evidence(advice, profile)} for one in advice])
+        print_json([facts(one) for one in advice])
     else:
         _show(advice, profile)
     return 0
 
 
 def _show(advice: Sequence[Advice], profile: Profile) -> None:
+    _print(verdict(advice, profile))
+    print()
     for heading, rows in (
         (TIME_HEADING, time_rows(advice)),
         (MESSAGE_HEADING, message_rows(advice)),
@@ -66,35 +97,67 @@ def _show(advice: Sequence[Advice], profile: Profile) -> None:
     ):
         print_columns(heading, rows)
         print()
-    print_text(choice(advice))
-    print_text(f"Times are predictions from: {profile.source}.")
-    for kind, names in evidence(advice, profile).items():
-        if names:
-            print_text(f"{kind.capitalize()}: {', '.join(names)}.")
+    _print(choice(advice))
+    _print(f"{ORIGIN}: {profile.source}. {UNCOUNTED}")
     if not all(one.is_total for one in advice):
-        print_text("<= is a bound, as if all ranks sent as much as the busiest; see --every-rank.")
+        _print("<= is a bound, as if all ranks sent as much as the busiest; see --every-rank.")
+
+
+def _show_fits(found: Sequence[Fit], profile: Profile) -> None:
+    _print(fit_verdict(found, profile.memory_gib))
+    print()
+    print_columns(FIT_HEADING, fit_rows(found))
+    print()
+    _print(
+        "Memory is counted from a step without data. Parameters include gradients and optimizer, "
+        f"temporary tensors include staging. {UNCOUNTED}"
+    )
+    if not all(one.is_counted for one in found):
+        _print("~ is estimated from the nearest number that was counted.")
+
+
+def _print(text: str) -> None:
+    print(fill(text, 80, break_long_words=False, break_on_hyphens=False))
+
+
+def _shape(words: Sequence[str]) -> Any:
+    """Return a shape, or a tensor without data if a dtype follows it."""
+    *extents, last = words
+    dtype = getattr(torch, last, None)
+    if not isinstance(dtype, torch.dtype):
+        dtype, extents = None, [*words]
+    try:
+        shape = tuple(map(int, extents))
+    except ValueError:
+        raise ShapeError(
+            f"--shape {' '.join(words)}: separate numbers by spaces, as in 1 1 64 64; a dtype of "
+            "torch may follow, as in 8 1024 int64"
+        ) from None
+    return shape if dtype is None else torch.empty(shape, dtype=dtype, device="meta")
 
 
 def _network(name: str) -> Any:
-    """Import ``module:name``, and call it if it is a function or a class."""
-    module, _, attribute = name.partition(":")
-    sys.path.insert(0, "")
+    """Import ``module:name`` or ``file.py:name``, and call it if it is a function or a class."""
+    module, colon, attribute = name.rpartition(":")
+    if not colon:
+        raise ShapeError(f"{name}: give the network as MODULE:NAME or FILE.py:NAME")
+    path = Path(module)
+    folder = str(path.resolve().parent) if path.suffix == ".py" else ""
+    sys.path.insert(0, folder)
     try:
-        found: Any = importlib.import_module(module)
+        found: Any = importlib.import_module(path.stem if folder else module)
         for part in attribute.split("."):
             found = getattr(found, part)
     # A user's module may raise any exception during its import.
     except Exception as error:
         words = f"{type(error).__name__}: {error}"
-        raise ShapeError(f"--network {name}: {words}; give it as MODULE:NAME") from error
+        raise ShapeError(f"{name}: {words}; give it as MODULE:NAME or FILE.py:NAME") from error
     finally:
-        sys.path.remove("")
+        sys.path.remove(folder)
     made = found if isinstance(found, (nn.Module, list, tuple)) else _called(name, found)
     layers: Any = [made] if isinstance(made, nn.Module) else made
     if not isinstance(layers, (list, tuple)) or not all(isinstance(x, nn.Module) for x in layers):
-        raise ShapeError(
-            f"--network {name} is {type(made).__name__}, not a torch module or a list of layers"
-        )
+        raise ShapeError(f"{name} is {type(made).__name__}, not a torch module or a list of layers")
     return made
 
 
@@ -102,6 +165,4 @@ def _called(name: str, make: Any) -> Any:
     try:
         return make()
     except Exception as error:
-        raise ShapeError(
-            f"--network {name}: called without arguments, it fails: {error}"
-        ) from error
+        raise ShapeError(f"{name}: called without arguments, it fails: {error}") from error

@@ -220,16 +220,27 @@ def _place_of(error: Exception) -> str:
 def converted_for(
     network: nn.Module,
     P_x: CartesianPartition,
-    global_shape: Sequence[int],
+    inputs: Sequence[torch.Tensor],
     replicate_parameters: bool = True,
-) -> Any:
-    """Return a copy without data, converted for its only input, without agreement among ranks."""
+) -> tuple[Any, list[torch.Tensor]]:
+    """Convert a copy without data, without agreement among ranks.
+
+    Args:
+        network: network.
+        P_x: partition of the first input.
+        inputs: tensors with the global shapes of the inputs.
+        replicate_parameters: see :func:`distribute`.
+
+    Returns:
+        The converted network, and this rank's blocks of the inputs.
+    """
     made = without_cells(network)
-    (name, *_), _ = names_of_entries(network, ["forward"])
-    entrance = Entrance(P_x, {name: tuple(global_shape)})
-    conversion = Conversion(entrance, "gather", None, replicate_parameters)
+    name_of = names_by_place(network.forward)
+    kinds: dict[str, Any] = {}
+    blocks = [_block(name_of(i), x, P_x, kinds) for i, x in enumerate(inputs)]
+    conversion = Conversion(Entrance(P_x, kinds), "gather", None, replicate_parameters)
     conversion.has_agreed = True
-    return convert(made, conversion, ["forward"], NetworkPlan(), network)
+    return convert(made, conversion, ["forward"], NetworkPlan(), network), blocks
 
 
 def _wholes(

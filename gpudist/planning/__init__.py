@@ -2,6 +2,7 @@
 
 from gpudist.planning.advice import Advice, plan
 from gpudist.planning.clock import Phase
+from gpudist.planning.fitting import Fit, fits, smallest
 from gpudist.planning.hardware import (
     BUILT_IN,
     CollectiveRates,
@@ -12,6 +13,7 @@ from gpudist.planning.hardware import (
 )
 from gpudist.planning.measuring import measured_profile
 from gpudist.planning.picture import picture_of
+from gpudist.planning.recompute import recompute
 from gpudist.planning.rehearsal import Memory, Rehearsal
 
 __all__ = [
@@ -19,13 +21,17 @@ __all__ = [
     "Advice",
     "CollectiveRates",
     "ConvolutionRate",
+    "Fit",
     "Link",
     "Memory",
     "Phase",
     "Profile",
     "Rehearsal",
+    "fits",
     "measured_profile",
     "picture_of",
     "plan",
     "profile_of",
+    "recompute",
+    "smallest",
 ]

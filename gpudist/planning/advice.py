@@ -6,13 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import nn
 
 from gpudist.checks.arguments import Checked, checked
+from gpudist.convert.dry_run import without_cells
 from gpudist.errors import GpudistError, ShapeError
 from gpudist.planning.grids import Grid, estimate_s, grids, imbalance, representative_ranks
 from gpudist.planning.hardware import Profile, profile_of
+from gpudist.planning.live_bytes import OPTIMIZERS
+from gpudist.planning.recompute import recompute as recomputed
 from gpudist.planning.rehearsal import DryNetwork, Memory, Rehearsal
 
 Progress = Callable[[str, int, int], None]
@@ -75,13 +80,14 @@ class Advice(Checked):
 @checked()
 def plan(
     network: nn.Module | Sequence[nn.Module],
-    global_shape: Sequence[int],
+    global_shape: Sequence[int] | torch.Tensor | Sequence[Sequence[int] | torch.Tensor],
     ranks: int,
     profile: str | Path | Profile = "h100",
     *,
     best: int | None = None,
     replicate_parameters: bool = True,
-    optimizer_slots: int = 2,
+    optimizer: str = "adam",
+    recompute: bool = False,
     every_rank: bool = False,
     progress: Progress | None = None,
 ) -> list[Advice]:
@@ -93,14 +99,16 @@ def plan(
 
     Args:
         network: network of torch modules, or a list of layers called one after the other.
-        global_shape: global shape of its only input.
+        global_shape: global shape of its input, or a tensor that has the shape and dtype; of
+            several inputs, a list of these.
         ranks: number of workers, all of which are used.
         profile: profile of the machine: ``"h100"``, ``"h200"``, ``"a100"``, ``"pcie"``, or a file
             that ``gpudist bench profile`` wrote.
         best: number of partitions to plan, chosen by a quick estimate; by default 8, or all for at
             most 4 ranks.
         replicate_parameters: see :func:`gpudist.distribute`.
-        optimizer_slots: number of tensors that the optimizer keeps for each parameter.
+        optimizer: ``"adam"``, ``"adamw"``, ``"momentum"``, ``"rmsprop"`` or ``"sgd"``.
+        recompute: whether every block of the network is recomputed; see :func:`recompute`.
         every_rank: whether to rehearse all ranks of each partition, for exact totals; otherwise one
             or two ranks represent all, if there are more than 4.
         progress: function called with the next item, the number of finished items, and the total.
@@ -115,26 +123,16 @@ def plan(
     Raises:
         ShapeError: if the network cannot be converted for any partition; the error says why.
     """
-    if not isinstance(network, nn.Module):
-        network = nn.Sequential(*network)
     if not isinstance(profile, Profile):
         profile = profile_of(profile)
     if ranks < 1 or (best is not None and best < 1):
         asked = f"{ranks} ranks" if ranks < 1 else f"the best {best} partitions"
         raise ShapeError(f"planning needs at least one rank and one partition, not {asked}")
-    if optimizer_slots < 0:
-        raise ShapeError(
-            f"optimizer_slots is {optimizer_slots}; it must be at least 0 tensors per parameter"
-        )
-    if not global_shape or min(global_shape) < 1:
-        raise ShapeError(
-            f"the input of shape {list(global_shape)} has no cells; give positive extents"
-        )
     if progress is not None:
         progress("dims that can be cut", 0, 1)
-    dry = DryNetwork(network, global_shape, profile, replicate_parameters, optimizer_slots)
+    dry = dry_network(network, global_shape, profile, replicate_parameters, optimizer, recompute)
     refusals: dict[int, str] = {}
-    axes = _axes(dry, refusals)
+    axes = axes_of(dry, refusals)
     found = sorted(grids(ranks, dry.global_shape, axes), key=lambda g: estimate_s(dry, g))
     if best is None and ranks > 4:
         best = 8
@@ -162,6 +160,36 @@ def plan(
     return [replace(one, candidates=candidates) for one in ranked]
 
 
+def dry_network(
+    network: nn.Module | Sequence[nn.Module],
+    global_shape: Any,
+    profile: Profile,
+    replicate_parameters: bool,
+    optimizer: str,
+    is_recomputed: bool,
+) -> DryNetwork:
+    """Return the network without data, after a check of the arguments.
+
+    Raises:
+        ShapeError: an argument is wrong.
+    """
+    if not isinstance(network, nn.Module):
+        network = nn.Sequential(*network)
+    if optimizer not in OPTIMIZERS:
+        raise ShapeError(f"no optimizer {optimizer!r}; the planner has {', '.join(OPTIMIZERS)}")
+    shapes = global_shape
+    if isinstance(shapes, torch.Tensor) or all(isinstance(n, int) for n in shapes):
+        shapes = [shapes]
+    for x in shapes:
+        shape = list(x.shape if isinstance(x, torch.Tensor) else x)
+        if not shape or min(shape) < 1:
+            raise ShapeError(f"the input of shape {shape} has no cells; give positive extents")
+    if is_recomputed:
+        network = recomputed(without_cells(network))
+    first, *others = shapes
+    return DryNetwork(network, first, profile, replicate_parameters, optimizer, others)
+
+
 def advice_on(dry: DryNetwork, grid: Sequence[int], every_rank: bool = False) -> Advice:
     """Predict the cost of a step on one partition.
 
@@ -187,7 +215,7 @@ def _too_many(ranks: int, extents: Sequence[int]) -> str:
     )
 
 
-def _axes(dry: DryNetwork, refusals: dict[int, str]) -> list[int]:
+def axes_of(dry: DryNetwork, refusals: dict[int, str]) -> list[int]:
     """Return the dims that can be cut, found by trying each on two workers."""
     axes: list[int] = []
     shape = dry.global_shape

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import flop_registry
 from gpudist.checks.arguments import Checked
 from gpudist.exchange.torch_library import Watching
 from gpudist.planning.hardware import Link, Profile
+from gpudist.planning.live_bytes import LiveBytes
 from gpudist.transport.dry import Posted, SharedCollective, Traffic
 
 # Positions of the weight, the groups, the transposed flag and the stride among the arguments.
@@ -103,11 +104,13 @@ class Clock:
         profile: profile of the machine.
         rank: world rank of this rank.
         phase: phase to add to.
+        staging_bytes: bytes of the messages of one group at most, sent and received.
     """
 
     profile: Profile
     rank: int
     phase: Phase = field(default_factory=Phase)
+    staging_bytes: int = 0
     _wire_free_s: float = 0.0
 
     def begin(self) -> Phase:
@@ -138,6 +141,8 @@ class Clock:
         phase.received_bytes += sum(message.size_bytes for message in traffic.receives)
         phase.collectives += len(traffic.collectives)
         phase.collective_bytes += sum(shared.size_bytes for shared in traffic.collectives)
+        moved = sum(message.size_bytes for message in (*traffic.sends, *traffic.receives))
+        self.staging_bytes = max(self.staging_bytes, moved)
         copies_s = self._copies(traffic)
         levels_s, collectives_s = self._messages_s(traffic), self._collectives_s(traffic)
         transfer_s = levels_s + collectives_s
@@ -248,11 +253,17 @@ def _group_s(link: Link, sends: Sequence[Posted], receives: Sequence[Posted]) ->
 
 
 class Kernels(Watching):
-    """Mode that reports every torch operation that runs a kernel to a clock."""
+    """Mode that reports every torch operation that runs a kernel to a clock.
 
-    def __init__(self, clock: Clock) -> None:
+    Args:
+        clock: clock.
+        live: counter of the results' bytes.
+    """
+
+    def __init__(self, clock: Clock, live: LiveBytes | None = None) -> None:
         super().__init__()
         self._clock = clock
+        self._live = live
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -261,6 +272,9 @@ class Kernels(Watching):
         result = func(*args, **kwargs)
         packet = func._overloadpacket
         outputs = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
+        if self._live is not None:
+            for x in outputs:
+                self._live.add(x)
         if not outputs or func.is_view or packet.__name__ in _FREE:
             return result
         flops_of: Callable[..., int] | None = flop_registry.get(packet)

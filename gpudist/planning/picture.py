@@ -31,6 +31,8 @@ MEMORY = {
     "gradients": "#cab2d6",
     "optimizer": "#ff7f00",
     "activations": "#fdbf6f",
+    "temporary": "#b15928",
+    "staging": "#999999",
 }
 
 Bars = Sequence[tuple[str, Sequence[float], str]]
@@ -73,7 +75,7 @@ def _times(one: Advice) -> tuple[str, Sequence[float], str]:
 
 def _memory(one: Advice) -> tuple[str, Sequence[float], str]:
     memory = one.memory
-    parts = (memory.parameters, memory.gradients, memory.optimizer, memory.activations)
+    parts = [getattr(memory, name) for name in MEMORY]
     return str(list(one.grid)), parts, bytes_of(memory.total)
 
 

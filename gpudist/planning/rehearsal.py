@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from math import prod
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import nn
@@ -16,11 +17,11 @@ from gpudist.checks.arguments import Checked
 from gpudist.convert.converted import Converted
 from gpudist.convert.dry_run import converted_for, without_cells
 from gpudist.errors import GpudistError, ShapeError
-from gpudist.geometry.blocks import Decomposition
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.planning.clock import Clock, Kernels, Phase
 from gpudist.planning.hardware import Profile
 from gpudist.planning.layer_inputs import misfit
+from gpudist.planning.live_bytes import LiveBytes, StandInLoss, update_bytes
 from gpudist.sbp.global_parameter import block_of
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.transport.dry import META, DryTransport
@@ -29,26 +30,27 @@ from gpudist.world.partition import Partition
 
 @dataclass(frozen=True)
 class Memory(Checked):
-    """Bytes that a rank holds at the end of a forward, before its backward.
+    """Bytes of a rank's tensors when they are most in a training step.
 
     Attributes:
-        parameters: bytes of the rank's own parameters.
+        parameters: bytes of the rank's own parameters and buffers.
         optimizer: bytes of the optimizer's state for them.
-        activations: bytes saved for backward, including the input and ghosts.
+        activations: bytes of the input and of what is saved for backward, including ghosts.
+        gradients: bytes of the parameters' gradients that exist then.
+        temporary: bytes of all other tensors, such as gradients of activations and padded copies.
+        staging: bytes of the transport's memory for packed and received cells.
     """
 
     parameters: int
     optimizer: int
     activations: int
-
-    @property
-    def gradients(self) -> int:
-        """Bytes of gradients, equal to those of parameters."""
-        return self.parameters
+    gradients: int = 0
+    temporary: int = 0
+    staging: int = 0
 
     @property
     def total(self) -> int:
-        return self.parameters + self.gradients + self.optimizer + self.activations
+        return sum(astuple(self))
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Rehearsal(Checked):
         rank: world rank of this rank.
         forward: messages, operations and times of the forward.
         backward: messages, operations and times of the backward.
-        memory: bytes that the rank holds between the two.
+        memory: bytes of the rank's tensors at their peak.
         input_s: seconds to read the rank's block of the input, while the previous step runs.
     """
 
@@ -97,10 +99,11 @@ class DryNetwork:
 
     Args:
         network: network of torch modules; not modified, and its weights are not copied.
-        global_shape: global shape of its input.
+        global_shape: global shape of its input, or a tensor that has the shape and dtype.
         profile: profile of the machine.
         replicate_parameters: see :func:`gpudist.distribute`.
-        optimizer_slots: number of tensors that the optimizer keeps per parameter; 2 for Adam.
+        optimizer: name of the optimizer, as in ``OPTIMIZERS``.
+        others: shapes of further inputs, or tensors that have the shape and dtype.
 
     Raises:
         ShapeError: if the network cannot be called with such an input, or is already distributed.
@@ -117,30 +120,37 @@ class DryNetwork:
         global_shape: Sequence[int],
         profile: Profile,
         replicate_parameters: bool = True,
-        optimizer_slots: int = 2,
+        optimizer: str = "adam",
+        others: Sequence[Sequence[int] | torch.Tensor] = (),
     ) -> None:
         _require_sequential(network)
         self.network = without_cells(network)
-        self.global_shape = tuple(global_shape)
         self.profile = profile
         self._replicates = replicate_parameters
-        self._slots = optimizer_slots
+        self._optimizer = optimizer
         self._dtype = next((p.dtype for p in network.parameters()), torch.float32)
+        self._inputs = [self._whole(x) for x in (global_shape, *others)]
+        self.global_shape = tuple(self._inputs[0].shape)
         self.layers: list[tuple[int, tuple[int, ...]]] = []
         self._unfinished: tuple[nn.Module, tuple[int, ...]] | None = None
         clock = Clock(profile, 0)
         try:
-            x = torch.empty(self.global_shape, dtype=self._dtype, device=META)
             with Kernels(clock), torch.device(META), torch.no_grad(), self._watched():
-                self.network(x)
+                self.network(*self._inputs)
         # The user's network may raise any exception.
         except Exception as error:
+            shapes = " and ".join(str(list(x.shape)) for x in self._inputs)
             raise ShapeError(
-                f"the network cannot be called with an input of shape {list(self.global_shape)}: "
+                f"the network cannot be called with an input of shape {shapes}: "
                 f"{self._in_layer() or error}"
             ) from error
         self.sequential = clock.phase
         self.itemsize = self._dtype.itemsize
+
+    def _whole(self, x: Sequence[int] | torch.Tensor) -> torch.Tensor:
+        if isinstance(x, torch.Tensor):
+            return torch.empty_like(x, device=META)
+        return torch.empty(tuple(x), dtype=self._dtype, device=META)
 
     def rehearse(self, grid: Sequence[int], rank: int) -> Rehearsal:
         """Rehearse a forward and a backward of ``rank`` with its input on ``grid``.
@@ -151,19 +161,46 @@ class DryNetwork:
             GpudistError: if the network cannot be converted for this partition, or the planner
                 cannot follow it.
         """
-        network, x, clock = self._converted(grid, rank)
+        network, inputs, clock = self._converted(grid, rank)
         blocks = [block_of(p) for p in network.parameters()]
-        kept = KeptForBackward(blocks)
+        held = [*blocks, *map(block_of, network.buffers())]
+        live = LiveBytes(held)
+        kept = KeptForBackward(held, live)
+        for x in inputs:
+            live.add(x)
+        entered = [live.number_of(x) for x in inputs]
         with _explained(grid, rank), torch.device(META):
             # Makes the layers, which only the first call does.
-            network(x)
-            with Kernels(clock):
-                forward, backward = self._step(network, x, clock, kept)
-        parameters = sum(block.nbytes for block in blocks)
-        memory = Memory(parameters, self._slots * parameters, kept.nbytes)
+            network(*inputs)
+            with Kernels(clock, live):
+                forward, backward = self._step(network, inputs, clock, kept)
+        memory = self._memory(network, blocks, held, live, [*kept.numbers, *entered], clock)
+        x = inputs[0]
         gbps = self.profile.input_gbps
         input_s = x.numel() * x.element_size() / (gbps * 1e9) if gbps else 0.0
         return Rehearsal(rank, forward, backward, memory, input_s)
+
+    def _memory(
+        self, network: nn.Module, blocks: Sequence[torch.Tensor], held: Sequence[torch.Tensor],
+        live: LiveBytes, saved: Sequence[int], clock: Clock,
+    ) -> Memory:  # fmt: skip
+        """Return the memory at the peak: of forward and backward, or of the update if it is more.
+
+        Optimizers of torch update all parameters together on GPUs, with temporary tensors.
+        """
+        on_gpu = self.profile.wire == "nccl"
+        learned = [block for block in blocks if block.requires_grad]
+        state_bytes, update_bytes_ = update_bytes(learned, self._optimizer, on_gpu)
+        gradients = [block_of(p.grad) for p in network.parameters() if p.grad is not None]
+        numbers = [live.number_of(x) for x in gradients]
+        own_bytes = sum(x.nbytes for x in held)
+        staging = clock.staging_bytes if on_gpu else 0
+        active, summed, temporary = live.at_peak(saved, numbers)
+        after = sum(x.nbytes for x in gradients)
+        if live.now_bytes + update_bytes_ <= live.peak_bytes:
+            return Memory(own_bytes, state_bytes, active, summed, temporary, staging)
+        inputs = live.now_bytes - after
+        return Memory(own_bytes, state_bytes, inputs, after, update_bytes_, staging)
 
     def require_forward(self, grid: Sequence[int]) -> None:
         """Run a forward of the first rank with its input on ``grid``.
@@ -171,35 +208,34 @@ class DryNetwork:
         Raises:
             GpudistError: as :meth:`rehearse`, if the forward is the reason.
         """
-        network, x, _ = self._converted(grid, 0)
+        network, inputs, _ = self._converted(grid, 0)
         with _explained(grid, 0), torch.device(META):
-            network(x)
+            network(*inputs)
 
-    def _converted(self, grid: Sequence[int], rank: int) -> tuple[Any, torch.Tensor, Clock]:
-        """Return the network of one rank, its block of the input, and the clock of its wire."""
+    def _converted(self, grid: Sequence[int], rank: int) -> tuple[Any, list[torch.Tensor], Clock]:
+        """Return the network of one rank, its blocks of the inputs, and the clock of its wire."""
         clock = Clock(self.profile, rank)
         wire = DryTransport(
             rank, prod(grid), clock, lambda shape, *_: tuple(shape), self.profile.wire
         )
         P_x = Partition(wire, range(prod(grid))).create_cartesian_topology_partition(grid)
-        network = converted_for(
-            self.network, P_x, self.global_shape, replicate_parameters=self._replicates
+        network, inputs = converted_for(
+            self.network, P_x, self._inputs, replicate_parameters=self._replicates
         )
-        assert P_x.index is not None
-        block = Decomposition.balanced(self.global_shape, grid).block(P_x.index)
-        return network, torch.empty(block.shape, dtype=self._dtype, device=META), clock
+        return network, inputs, clock
 
     def _step(
-        self, network: nn.Module, x: torch.Tensor, clock: Clock, kept: KeptForBackward
+        self, network: nn.Module, inputs: list[torch.Tensor], clock: Clock, kept: KeptForBackward
     ) -> tuple[Phase, Phase]:
         forward = clock.begin()
         with kept:
-            y = network(x)
+            y = network(*inputs)
+            parts = [t.to_local() for t in tree_leaves(y) if isinstance(t, GlobalTensor)]
+            losses: list[Any] = [StandInLoss.apply(t) for t in parts if t.requires_grad]
+        del y, parts
         clock.called(len(self.layers))
         backward = clock.begin()
-        parts = [t.to_local() for t in tree_leaves(y) if isinstance(t, GlobalTensor)]
-        outputs = [t for t in parts if t.requires_grad]
-        torch.autograd.backward(outputs, [torch.empty_like(t) for t in outputs])
+        torch.autograd.backward(losses, [torch.empty_like(t) for t in losses])
         clock.called(len(self.layers))
         return forward, backward
 
@@ -268,11 +304,18 @@ class KeptForBackward:
 
     Args:
         held: tensors whose storages do not count, such as parameters.
+        live: counter that follows the storages.
+
+    Attributes:
+        nbytes: bytes of all that was kept.
+        numbers: numbers of the storages in ``live``.
     """
 
-    def __init__(self, held: Iterable[torch.Tensor] = ()) -> None:
+    def __init__(self, held: Iterable[torch.Tensor] = (), live: LiveBytes | None = None) -> None:
         self._held = {x.untyped_storage()._cdata for x in held}
-        self._kept: dict[int, torch.UntypedStorage] = {}
+        self._kept: dict[int, Any] = {}
+        self._live = live
+        self.nbytes, self.numbers = 0, set[int]()
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda x: x)
 
     def __enter__(self) -> None:
@@ -283,11 +326,12 @@ class KeptForBackward:
 
     def _keep(self, x: torch.Tensor) -> torch.Tensor:
         storage = x.untyped_storage()
-        if storage._cdata not in self._held:
-            self._kept[storage._cdata] = storage
+        known = self._kept.get(storage._cdata, lambda: None)()
+        if storage._cdata not in self._held and known is None:
+            # Another storage may get the address of one that was freed.
+            self._kept[storage._cdata] = ref(storage)
+            self.nbytes += storage.nbytes()
+            if self._live is not None:
+                self.numbers.add(self._live.number_of(x))
         # The tensor itself would keep the node that saves it alive for ever, if it is its result.
         return x.detach()
-
-    @property
-    def nbytes(self) -> int:
-        return sum(storage.nbytes() for storage in self._kept.values())

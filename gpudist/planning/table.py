@@ -10,18 +10,19 @@ from typing import Any
 from gpudist.checks.columns import columns
 from gpudist.planning.advice import Advice
 from gpudist.planning.clock import Phase
+from gpudist.planning.fitting import Fit, smallest
 from gpudist.planning.hardware import Profile
 
 TIME_HEADING = ("grid", "step", "no overlap", "forward", "backward", "imbalance")
 MESSAGE_HEADING = ("grid", "messages", "sent", "collectives", "all messages", "all sent")
-MEMORY_HEADING = (
-    "grid", "memory", "parameters", "gradients", "optimizer", "activations",
+MEMORY_PARTS = (
+    "parameters", "gradients", "optimizer", "activations", "temporary", "staging",
 )  # fmt: skip
-
-# Up to so many ranks, tests compare counts with those of real steps, and benchmarks times.
-COMPARED_RANKS = 4
-COUNTS = ("messages", "bytes", "collectives", "memory")
-TIMES = ("times",)
+MEMORY_HEADING = ("grid", "memory", *MEMORY_PARTS)
+FIT_HEADING = ("GPUs", "grid", "peak", "fits", "parameters", "activations", "temporary")
+# Of the same number, every text says the same.
+ORIGIN = "Messages, bytes and memory are counted from a step without data; times are predicted from"
+UNCOUNTED = "Workspaces of convolutions and the device's own memory are not counted."
 
 
 def choice(advice: Sequence[Advice]) -> str:
@@ -35,19 +36,55 @@ def choice(advice: Sequence[Advice]) -> str:
     )
 
 
-def evidence(advice: Sequence[Advice], profile: Profile) -> dict[str, list[str]]:
-    """Names of the numbers that were compared with real steps of such a size, and of the others.
+def verdict(advice: Sequence[Advice], profile: Profile) -> str:
+    """Sentence that says whether a step fits, on the fastest grid that does."""
+    fit = [one for one in advice if one.fits is not False]
+    best = fit[0] if fit else min(advice, key=lambda one: one.memory_bytes)
+    grid, peak, ranks = list(best.grid), bytes_of(best.memory_bytes), prod(best.grid)
+    if best.fits is None:
+        return f"Best grid for {ranks} ranks: {grid}, {peak} on a rank at the peak."
+    of = f"{peak} of {profile.memory_gib:g} GiB"
+    if fit:
+        return f"Fits on {ranks} ranks: grid {grid} needs {of} on each at the peak."
+    return f"Does not fit on {ranks} ranks: grid {grid} needs {of}. {REMEDY}"
 
-    Counts were compared over host and gloo. Times were compared with a profile that was measured
-    on the same machine, by as many ranks.
-    """
-    ranks = prod(advice[0].grid)
-    is_small = ranks <= COMPARED_RANKS
-    validated = [*COUNTS] if is_small and profile.wire != "nccl" else []
-    if is_small and profile.measured_on == ranks:
-        validated += TIMES
-    extrapolated = [name for name in (*COUNTS, *TIMES) if name not in validated]
-    return {"validated": validated, "extrapolated": extrapolated}
+
+REMEDY = "More ranks, --recompute, --optimizer sgd, --one-owner or a smaller batch reduce it."
+
+
+def fit_verdict(found: Sequence[Fit], memory_gib: float) -> str:
+    """Sentence that says whether a step fits, and on how many workers."""
+    best = smallest(found)
+    if best is None:
+        least = min(found, key=lambda one: one.memory.total)
+        return (
+            f"Does not fit on 1 to {found[-1].ranks} GPUs of {memory_gib:g} GiB: the least is "
+            f"{bytes_of(least.memory.total)} on each of {least.ranks}. {REMEDY}"
+        )
+    number = f"{best.ranks} GPU{'s' if best.ranks > 1 else ''}"
+    words = f"{bytes_of(best.memory.total)} of {memory_gib:g} GiB on each at the peak"
+    return f"Fits on {number}: grid {list(best.grid)} needs {words}."
+
+
+def fit_rows(found: Sequence[Fit]) -> list[tuple[str, ...]]:
+    """Return the rows under ``FIT_HEADING``; estimates are marked by ``~``."""
+    return [
+        (
+            str(one.ranks),
+            str(list(one.grid)).replace(" ", ""),
+            ("" if one.is_counted else "~") + bytes_of(one.memory.total),
+            "yes" if one.fits else "no",
+            bytes_of(one.memory.parameters + one.memory.gradients + one.memory.optimizer),
+            bytes_of(one.memory.activations),
+            bytes_of(one.memory.temporary + one.memory.staging),
+        )
+        for one in found
+    ]
+
+
+def fit_facts(one: Fit) -> dict[str, Any]:
+    """Return the values for one number of workers, in bytes, for JSON."""
+    return {**asdict(one), "memory_bytes": one.memory.total}
 
 
 def time_rows(advice: Sequence[Advice]) -> list[tuple[str, ...]]:
@@ -79,7 +116,7 @@ def facts(one: Advice) -> dict[str, Any]:
         "serial_seconds": one.slowest.seconds(overlapped=False),
         "overlapped_seconds": one.slowest.seconds(overlapped=True),
         "memory_bytes": one.memory_bytes,
-        "memory": {**asdict(one.memory), "gradients": one.memory.gradients},
+        "memory": asdict(one.memory),
         "imbalance": one.imbalance,
         "fits": one.fits,
         "candidates": one.candidates,
@@ -125,7 +162,7 @@ def _message_row(one: Advice) -> tuple[str, ...]:
 
 def _memory_row(one: Advice) -> tuple[str, ...]:
     memory = one.memory
-    parts = (memory.parameters, memory.gradients, memory.optimizer, memory.activations)
+    parts = [getattr(memory, name) for name in MEMORY_PARTS]
     whole = bytes_of(memory.total) + (" too much" if one.fits is False else "")
     return str(list(one.grid)), whole, *map(bytes_of, parts)
 

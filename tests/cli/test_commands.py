@@ -254,7 +254,7 @@ def test_no_progress_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_an_error_erases_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    plan = ["plan", "--network", "torch.nn:ReLU", "--shape", "2", "--ranks", "3"]
+    plan = ["plan", "torch.nn:ReLU", "--shape", "2", "--ranks", "3"]
     assert main(plan) == 2
     assert "gpudist: loading torch" not in terminal.getvalue()
     shown, error = terminal.getvalue().split("gpudist plan: error: ")

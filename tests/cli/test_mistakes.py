@@ -21,7 +21,7 @@ from tests.cli.test_env import ROOT
 
 SMALL = ["--shape", "1", "1", "8", "8", "--ranks", "2"]
 NETWORK = "tests.planning.test_advice:two_convolutions"
-PLAN = ["plan", "--network", NETWORK]
+PLAN = ["plan", NETWORK]
 
 
 def status_of(arguments: list[str]) -> int:
@@ -74,16 +74,18 @@ def test_help_of_benchmarks_lists_their_subjects(capsys: pytest.CaptureFixture[s
         ([*PLAN, *SMALL, "--best", "0"], "the best 0 partitions"),
         ([*PLAN, *SMALL, "--profile", "v100"], "neither built in"),
         ([*PLAN, *SMALL, "--profile", str(ROOT)], "neither built in"),
-        ([*PLAN, *SMALL, "--optimizer-slots", "-1"], "optimizer_slots is -1; it must be"),
+        ([*PLAN, *SMALL, "--optimizer", "nadam"], "invalid choice: 'nadam'"),
+        ([*PLAN, *SMALL, "--memory", "0"], "--memory 0: give a positive number of GiB"),
+        ([*PLAN, "--shape", "1", "1", "8x8"], "--shape 1 1 8x8: separate numbers"),
         ([*PLAN, *SMALL, "-o", "plan.jpg"], "plan.jpg: the suffix of a picture must be"),
         ([*PLAN, *SMALL, "-o", "/nowhere/plan.png"], "/nowhere/plan.png"),
-        (["plan", "--network", "nowhere.at_all:make", *SMALL], "No module named 'nowhere'"),
-        (["plan", "--network", "json:nothing", *SMALL], "has no attribute 'nothing'"),
-        (["plan", "--network", "json", *SMALL], "MODULE:NAME"),
-        (["plan", "--network", "", *SMALL], "MODULE:NAME"),
-        (["plan", "--network", "json:decoder", *SMALL], "called without arguments, it fails"),
-        (["plan", "--network", "os:getpid", *SMALL], "is int, not a torch module"),
-        (["plan", "--network", "broken:make", *SMALL], "ZeroDivisionError"),
+        (["plan", "nowhere.at_all:make", *SMALL], "No module named 'nowhere'"),
+        (["plan", "json:nothing", *SMALL], "has no attribute 'nothing'"),
+        (["plan", "json", *SMALL], "MODULE:NAME"),
+        (["plan", "", *SMALL], "MODULE:NAME"),
+        (["plan", "json:decoder", *SMALL], "called without arguments, it fails"),
+        (["plan", "os:getpid", *SMALL], "is int, not a torch module"),
+        (["plan", "broken:make", *SMALL], "ZeroDivisionError"),
         (
             ["draw", "--shape", "0", "--grid", "2", "-o", "a.jpg"],
             "a.jpg: the suffix of a picture must be",

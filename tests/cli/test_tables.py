@@ -63,7 +63,7 @@ def advice(grid: Grid) -> Advice:
 def test_plan(kind: str, grid: Grid, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "plan", lambda *_, **__: [advice(grid)])
     shown = output(kind, monkeypatch)
-    assert main(["plan", "--network", "torch.nn:ReLU", "--shape", "1", "--ranks", "1"]) == 0
+    assert main(["plan", "torch.nn:ReLU", "--shape", "1", "--ranks", "1"]) == 0
     lines = lines_of(shown)
     tables = [line for line in lines if line.startswith(("grid", str(list(grid))))]
     assert max(map(len, tables)) <= WIDTH

@@ -41,10 +41,12 @@ def test_labels_can_be_read(count: int) -> None:
 def test_bars_are_as_long_as_times_and_memory() -> None:
     shown = advice(memory_gib=1e-3)
     figure = picture_of(shown, "a network")
-    for axes, wholes in zip(
-        figure.axes, ([a.seconds for a in shown], [a.memory.total for a in shown]), strict=True
+    for axes, wholes, legend in zip(
+        figure.axes,
+        ([a.seconds for a in shown], [a.memory.total for a in shown]),
+        (len(TIMES), len(MEMORY)),
+        strict=True,
     ):
-        legend = len(TIMES)
         bars = [p.get_width() for p in axes.patches if isinstance(p, Rectangle)][:-legend]
         found = [sum(bars[i : i + legend]) for i in range(0, len(bars), legend)]
         assert found == pytest.approx([LENGTH_IN * w / max(wholes) for w in wholes])

@@ -35,7 +35,26 @@ def attention(
     enable_gqa: bool,
 ) -> Tensor:
     """Compute the attention of plain tensors, without dropout."""
+    if query.is_meta and type(query) is Tensor and query.dim() == 4:
+        return _fused(query, key, value, mask, is_causal, scale)
     return attend(query, key, value, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+def _fused(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: Any
+) -> Tensor:
+    """Compute attention without data by a kernel that keeps no weights, as devices have.
+
+    Torch has none for ``meta``, whose weights of all pairs would be counted as memory.
+    """
+    if key.shape[1] != query.shape[1]:
+        key, value = (_for_groups(x, query.shape[1] // x.shape[1]) for x in (key, value))
+    bias = None
+    if mask is not None:
+        bias = mask if mask.is_floating_point() else mask.to(query.dtype)
+        bias = bias.expand(*query.shape[:3], key.shape[2])
+    efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+    return efficient(query, key, value, bias, True, 0.0, is_causal, scale=scale)[0]
 
 
 @register(attention, any_cuts=True)

@@ -149,6 +149,8 @@ GOOD: dict[Any, Callable[[Context], Any]] = {
     "optimizer": lambda c: c.optimizer,
     "path": lambda c: c.path,
     "rehearsed": lambda c: (c.rehearsal,),
+    "Fit.ranks": lambda c: 1,
+    "found": lambda c: [planning.Fit(1, (1,), c.rehearsal.memory, True, True)],
     "remain": lambda c: [True] * c.dims,
     "rows": lambda c: [],
     "shape": lambda c: c.P.shape,

@@ -1,0 +1,1 @@
+"""Predicted memory of training steps beside the memory of real ones."""

@@ -1,0 +1,190 @@
+"""Find the grids on which a training step fits into the memory of a number of workers."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, replace
+from math import ceil, prod
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from gpudist.checks.arguments import Checked, checked
+from gpudist.errors import GpudistError, ShapeError
+from gpudist.planning.advice import Progress, axes_of, dry_network
+from gpudist.planning.grids import Grid, grids, imbalance
+from gpudist.planning.hardware import Profile, profile_of
+from gpudist.planning.rehearsal import DryNetwork, Memory
+
+# Grids of a number that are tried, if the conversion refuses those before.
+_TRIED = 3
+
+
+@dataclass(frozen=True)
+class Fit(Checked):
+    """Memory of a training step on a number of workers, on the grid that needs the least.
+
+    The grid is the first by an estimate, which adds the blocks of all layers with their ghosts.
+
+    Attributes:
+        ranks: number of workers.
+        grid: shape of the partition of the input.
+        memory: memory of the worker that needs most.
+        fits: whether it is at most the memory of a worker.
+        is_counted: whether a step on this grid was rehearsed; otherwise, activations, temporary
+            tensors and staging are those of the nearest counted number above 1, times the ratio of
+            the estimates.
+    """
+
+    ranks: int
+    grid: Grid
+    memory: Memory
+    fits: bool
+    is_counted: bool
+
+
+@checked()
+def fits(
+    network: nn.Module | Sequence[nn.Module],
+    global_shape: Sequence[int] | torch.Tensor | Sequence[Sequence[int] | torch.Tensor],
+    memory_gib: float = 0.0,
+    profile: str | Path | Profile = "h100",
+    *,
+    most: int = 64,
+    replicate_parameters: bool = True,
+    optimizer: str = "adam",
+    recompute: bool = False,
+    limit_s: float = 40.0,
+    progress: Progress | None = None,
+) -> list[Fit]:
+    """Return, for each number of workers, the grid that fits best, and its memory at the peak.
+
+    A training step of one or two workers is rehearsed on tensors without data, and the bytes of the
+    tensors that are alive are counted. Workspaces of convolutions, and the memory that a device
+    needs before the first tensor, are not counted.
+
+    Args:
+        network, global_shape, replicate_parameters, optimizer, recompute: as for :func:`plan`.
+        memory_gib: memory of a worker in GiB; by default the profile's.
+        profile: profile of the machine.
+        most: largest number of workers.
+        limit_s: seconds after which the remaining numbers are estimated. Those up to the smallest
+            that fits come first.
+        progress: function called with the next item, the number of finished items, and the total.
+
+    Returns:
+        A value per number of workers that has a grid, ascending.
+
+    Raises:
+        ShapeError: the network cannot be called, or converted for any number of workers.
+    """
+    if not isinstance(profile, Profile):
+        profile = profile_of(profile)
+    limit = (memory_gib or profile.memory_gib) * 2**30
+    if limit <= 0 or most < 1:
+        raise ShapeError(
+            f"fits: {memory_gib} GiB and {most} workers; give the memory of a worker (--memory), "
+            "and at least one worker"
+        )
+    dry = dry_network(network, global_shape, profile, replicate_parameters, optimizer, recompute)
+    refusals: dict[int, str] = {}
+    axes = axes_of(dry, refusals)
+    ranked = {
+        ranks: sorted(grids(ranks, dry.global_shape, axes), key=lambda g: _cells(dry, g))[:_TRIED]
+        for ranks in range(1, most + 1)
+    }
+    counted: dict[int, Fit] = {}
+    failures: list[str] = []
+    start_s = time.monotonic()
+    order = _Order([n for n, found in ranked.items() if found])
+    for done, ranks in enumerate(order.numbers(lambda n: n in counted and counted[n].fits)):
+        if progress is not None:
+            progress(f"{ranks} workers", done, len(order.all))
+        if len(counted) > 1 and time.monotonic() - start_s > limit_s:
+            break
+        for grid in ranked[ranks]:
+            try:
+                memory = _counted(dry, grid)
+            except GpudistError as error:
+                failures.append(f"{list(grid)}: {error}")
+                continue
+            counted[ranks] = Fit(ranks, grid, memory, memory.total <= limit, True)
+            break
+        else:
+            ranked[ranks] = []
+    if progress is not None:
+        progress("", len(order.all), len(order.all))
+    if not counted:
+        raise ShapeError(f"the network cannot be rehearsed on any grid: {'; '.join(failures[:3])}")
+    found = [
+        counted.get(n) or _estimated(dry, n, ranked[n][0], counted, limit)
+        for n in order.all
+        if ranked[n]
+    ]
+    return found
+
+
+class _Order:
+    """Order in which numbers are counted: the smallest that fits is found and confirmed first."""
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self.all = list(numbers)
+
+    def numbers(self, fits: Callable[[int], bool]):
+        """Yield powers of two until one fits, then the numbers below, and then the others."""
+        done: list[int] = []
+        for n in self.all:
+            if n & (n - 1) == 0:
+                done.append(n)
+                yield n
+                if fits(n):
+                    break
+        below = [n for n in self.all if n not in done and (not done or n < done[-1])]
+        powers = [n for n in self.all if n & (n - 1) == 0 and n not in done]
+        others = [n for n in self.all if n not in {*done, *below, *powers}]
+        # Multiples of large powers of two are those that machines have.
+        yield from (*reversed(below), *powers, *sorted(others, key=lambda n: (-(n & -n), n)))
+
+
+def _counted(dry: DryNetwork, grid: Grid) -> Memory:
+    # A middle rank has the most ghosts; the first has the largest block.
+    middle = 0
+    for parts in grid:
+        middle = middle * parts + parts // 2
+    last = prod(grid) - 1
+    chosen = {middle} if middle != last and imbalance(dry, grid) == 1 else {0, middle}
+    return max((dry.rehearse(grid, r).memory for r in sorted(chosen)), key=lambda m: m.total)
+
+
+def _estimated(
+    dry: DryNetwork, ranks: int, grid: Grid, counted: dict[int, Fit], limit: float
+) -> Fit:
+    # A worker alone keeps no inputs with ghosts.
+    near = counted[min(counted, key=lambda n: (n == 1, abs(n - ranks), n))]
+    ratio = _cells(dry, grid) / max(1, _cells(dry, near.grid))
+    of = near.memory
+    scaled = (ceil(n * ratio) for n in (of.activations, of.temporary, of.staging))
+    activations, temporary, staging = scaled
+    memory = replace(of, activations=activations, temporary=temporary, staging=staging)
+    return Fit(ranks, grid, memory, sum(astuple(memory)) <= limit, False)
+
+
+def _cells(dry: DryNetwork, grid: Grid) -> int:
+    """Return the cells of the largest blocks of all layers' inputs, with ghosts."""
+    return sum(
+        times * prod(
+            ceil(n / parts) + (width if parts > 1 else 0)
+            for n, parts in zip(shape, grid, strict=True)
+        )
+        for (width, shape), times in Counter(dry.layers).items()
+        if len(shape) == len(grid)
+    )  # fmt: skip
+
+
+@checked()
+def smallest(found: Sequence[Fit]) -> Fit | None:
+    """Return the result with the fewest workers whose memory suffices."""
+    return next((one for one in found if one.fits), None)
