@@ -117,7 +117,7 @@ class DryNetwork:
     def __init__(
         self,
         network: nn.Module,
-        global_shape: Sequence[int],
+        global_shape: Sequence[int] | torch.Tensor,
         profile: Profile,
         replicate_parameters: bool = True,
         optimizer: str = "adam",
