@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -180,10 +181,11 @@ def measured(name: str) -> dict[str, Any]:
 
 
 def main() -> int:
-    if len(sys.argv) < 2 or sys.argv[1] not in ("predict", "measure", "page", "world"):
-        print(__doc__, file=sys.stderr)
-        return 2
-    what, *names = sys.argv[1:]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description=__doc__)
+    parser.add_argument("what", choices=("predict", "measure", "page", "world"))
+    parser.add_argument("names", nargs="*", help="networks; by default all")
+    options = parser.parse_args()
+    what, names = options.what, options.names
     if what == "world":
         # Ranks import it by the name of this module.
         from benchmarks.memory.__main__ import step as named

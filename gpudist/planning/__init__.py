@@ -1,6 +1,7 @@
 """Predict how fast partitions are from plans, before any worker is started."""
 
 from gpudist.planning.advice import Advice, plan
+from gpudist.planning.block_checkpoints import recompute
 from gpudist.planning.clock import Phase
 from gpudist.planning.fitting import Fit, fits, smallest
 from gpudist.planning.hardware import (
@@ -13,7 +14,6 @@ from gpudist.planning.hardware import (
 )
 from gpudist.planning.measuring import measured_profile
 from gpudist.planning.picture import picture_of
-from gpudist.planning.recompute import recompute
 from gpudist.planning.rehearsal import Memory, Rehearsal
 
 __all__ = [

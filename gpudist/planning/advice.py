@@ -14,10 +14,10 @@ from torch import nn
 from gpudist.checks.arguments import Checked, checked
 from gpudist.convert.dry_run import without_cells
 from gpudist.errors import GpudistError, ShapeError
+from gpudist.planning.block_checkpoints import recompute as recomputed
 from gpudist.planning.grids import Grid, estimate_s, grids, imbalance, representative_ranks
 from gpudist.planning.hardware import Profile, profile_of
 from gpudist.planning.live_bytes import OPTIMIZERS
-from gpudist.planning.recompute import recompute as recomputed
 from gpudist.planning.rehearsal import DryNetwork, Memory, Rehearsal
 
 Progress = Callable[[str, int, int], None]

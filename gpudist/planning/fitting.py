@@ -186,5 +186,12 @@ def _cells(dry: DryNetwork, grid: Grid) -> int:
 
 @checked()
 def smallest(found: Sequence[Fit]) -> Fit | None:
-    """Return the result with the fewest workers whose memory suffices."""
+    """Return the result with the fewest workers whose memory suffices.
+
+    Args:
+        found: results of :func:`fits`, the fewest workers first.
+
+    Returns:
+        The first result that fits, or ``None``.
+    """
     return next((one for one in found if one.fits), None)

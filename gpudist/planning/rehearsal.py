@@ -150,7 +150,13 @@ class DryNetwork:
     def _whole(self, x: Sequence[int] | torch.Tensor) -> torch.Tensor:
         if isinstance(x, torch.Tensor):
             return torch.empty_like(x, device=META)
-        return torch.empty(tuple(x), dtype=self._dtype, device=META)
+        try:
+            return torch.empty(tuple(x), dtype=self._dtype, device=META)
+        except (RuntimeError, TypeError) as error:
+            raise ShapeError(
+                f"the network cannot be called with an input of shape {list(x)}: torch has no "
+                "tensors of that many cells"
+            ) from error
 
     def rehearse(self, grid: Sequence[int], rank: int) -> Rehearsal:
         """Rehearse a forward and a backward of ``rank`` with its input on ``grid``.
