@@ -163,41 +163,43 @@ struct DrawRows {
     };
     const uint64_t step = arguments.index_stride[0];
     const int64_t stride = arguments.input_stride[0];
-    const auto draw_row = [&](uint32_t cell, uint32_t row, uint64_t index,
-                              int64_t input) __attribute__((always_inline)) {
-      for (uint32_t start = 0; start < row; start += kTogether) {
-        const uint32_t count = std::min(kTogether, row - start);
-        uint64_t numbers[kTogether];
-        Value values[kTogether] = {};
-        if (step != 0) {
-          for (uint32_t k = 0; k < count; ++k) numbers[k] = key.number(index + (start + k) * step);
-        }
-        if constexpr (kReads<kDraw>) {
-          const int64_t from = input + start * stride;
-          if (arguments.input == nullptr) {
-            std::fill_n(values, count, make.factor);
-          } else if (stride == 1) {
-            for (uint32_t k = 0; k < count; ++k) values[k] = Cells::load(arguments.input, from + k);
-          } else {
-            for (uint32_t k = 0; k < count; ++k) {
-              values[k] = Cells::load(arguments.input, from + k * stride);
-            }
-          }
-        }
-        const uint32_t first = cell + start;
-        if (step != 0) {
-          for (uint32_t k = 0; k < count; ++k) {
-            put(first + k, make(values[k], numbers[k]));
-          }
-        } else {
-          // All cells of the row have the same number.
-          const uint64_t number = key.number(index);
-          for (uint32_t k = 0; k < count; ++k) {
-            put(first + k, make(values[k], number));
-          }
-        }
-      }
-    };
+    const auto draw_row = [&](uint32_t cell, uint32_t row, uint64_t index, int64_t input)
+                              __attribute__((always_inline)) {
+                                for (uint32_t start = 0; start < row; start += kTogether) {
+                                  const uint32_t count = std::min(kTogether, row - start);
+                                  uint64_t numbers[kTogether];
+                                  Value values[kTogether] = {};
+                                  if (step != 0) {
+                                    for (uint32_t k = 0; k < count; ++k)
+                                      numbers[k] = key.number(index + (start + k) * step);
+                                  }
+                                  if constexpr (kReads<kDraw>) {
+                                    const int64_t from = input + start * stride;
+                                    if (arguments.input == nullptr) {
+                                      std::fill_n(values, count, make.factor);
+                                    } else if (stride == 1) {
+                                      for (uint32_t k = 0; k < count; ++k)
+                                        values[k] = Cells::load(arguments.input, from + k);
+                                    } else {
+                                      for (uint32_t k = 0; k < count; ++k) {
+                                        values[k] = Cells::load(arguments.input, from + k * stride);
+                                      }
+                                    }
+                                  }
+                                  const uint32_t first = cell + start;
+                                  if (step != 0) {
+                                    for (uint32_t k = 0; k < count; ++k) {
+                                      put(first + k, make(values[k], numbers[k]));
+                                    }
+                                  } else {
+                                    // All cells of the row have the same number.
+                                    const uint64_t number = key.number(index);
+                                    for (uint32_t k = 0; k < count; ++k) {
+                                      put(first + k, make(values[k], number));
+                                    }
+                                  }
+                                }
+                              };
     for_each_row(arguments, draw_row);
   }
 };
