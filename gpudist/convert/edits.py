@@ -65,12 +65,21 @@ def follow(
     return weights, Pins([one for one in placed if one.pin.function]) if placed else None
 
 
+_ROOMS = (torch, torch.Tensor, torch.nn.functional, torch.special, torch.linalg, torch.fft)
+
+
 def _placed(pin: Pin, P_x: CartesianPartition) -> PlacedPin:
     """Return a pin with its workers.
 
     Raises:
-        ConversionError: the grid or the attributes do not fit the network's workers.
+        ConversionError: the grid or the attributes do not fit the network's workers, or torch has
+            no such function.
     """
+    if pin.function and not any(hasattr(room, pin.function) for room in _ROOMS):
+        raise ConversionError(
+            f"plan: {pin}, but torch has no function {pin.function!r}; the function column of "
+            "print(gpudist.plan_of(...)) has the names"
+        )
     grid = P_x.shape if pin.grid is None else pin.grid
     sbp = pin.sbp
     if pin.grid is None and len(sbp) == 1 and not sbp[0].is_split:

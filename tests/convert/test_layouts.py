@@ -137,6 +137,10 @@ REFUSED: dict[str, tuple[Callable[[Plan], None], str]] = {
         lambda plan: plan.layout("up", split(2, [3, 4, 5]), grid=[2]),
         "has 3 sizes, but axis 0 has 2 workers",
     ),
+    "function": (
+        lambda plan: plan.layout("", broadcast, function="catt"),
+        "torch has no function 'catt'; the function column",
+    ),
     "workers": (lambda plan: plan.layout("up", split(0), grid=[3]), "needs 3 workers"),
 }
 
