@@ -75,7 +75,9 @@ def _placed(pin: Pin, P_x: CartesianPartition) -> PlacedPin:
         ConversionError: the grid or the attributes do not fit the network's workers, or torch has
             no such function.
     """
-    if pin.function and not any(hasattr(room, pin.function) for room in _ROOMS):
+    # A property, such as x.mT, is listed as __get__.
+    is_known = pin.function in ("", "__get__") or any(hasattr(r, pin.function) for r in _ROOMS)
+    if not is_known:
         raise ConversionError(
             f"plan: {pin}, but torch has no function {pin.function!r}; the function column of "
             "print(gpudist.plan_of(...)) has the names"
