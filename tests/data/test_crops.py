@@ -16,7 +16,7 @@ from gpudist.errors import ShapeError
 from gpudist.world.partition import Partition
 from tests.nn.compare import grid, own_slices
 from tests.pool import distributed
-from tests.test_data import Counted
+from tests.data.test_blocks import Counted
 
 SHAPE, SIZE = (7, 6, 9), (4, 5, 3)
 
