@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from gpudist.convert.blocks_in_state_dict import keep_blocks
 from gpudist.convert.network_plan import NetworkPlan, Shape, workers_of
@@ -59,9 +60,11 @@ def follow(
         hook = PinHook(pins)
         modules[path].register_forward_pre_hook(hook.before, with_kwargs=True)
         modules[path].register_forward_hook(hook.after, with_kwargs=True)
-    for path in plan.weights:
-        _refuse_shared(path, modules)
-    weights = [SplitWeight(path, modules[path], shape, P_x) for path, shape in plan.weights.items()]
+    dims = {path: _weight_dims(path, modules, shape) for path, shape in plan.weights.items()}
+    weights = [
+        SplitWeight(path, modules[path], shape, dims[path], P_x)
+        for path, shape in plan.weights.items()
+    ]
     return weights, Pins([one for one in placed if one.pin.function]) if placed else None
 
 
@@ -103,7 +106,7 @@ def _placed(pin: Pin, P_x: CartesianPartition) -> PlacedPin:
 
 
 def _refuse_shared(path: str, modules: dict[str, nn.Module]) -> None:
-    own = {id(p) for p in modules[path].parameters()}
+    own = {id(p) for p in modules[path].parameters(recurse=False)}
     others = [
         other
         for other, module in modules.items()
@@ -128,12 +131,13 @@ _WEIGHT_DIMS: dict[type[nn.Module], tuple[int, int]] = {
 }
 
 
-def _weight_dims(path: str, layer: Any, shape: Shape) -> tuple[int, int]:
+def _weight_dims(path: str, modules: dict[str, nn.Module], shape: Shape) -> tuple[int, int]:
     """Return the dims of the weight that rows and columns of the grid split.
 
     Raises:
         ConversionError: the layer cannot be split on the grid.
     """
+    layer: Any = modules[path]
     dims = next((dims for kind, dims in _WEIGHT_DIMS.items() if isinstance(layer, kind)), None)
     is_linear = isinstance(layer, nn.Linear)
     fits = dims and (len(shape) > 2 if is_linear else len(shape) == 3 + len(layer.kernel_size))
@@ -144,14 +148,15 @@ def _weight_dims(path: str, layer: Any, shape: Shape) -> tuple[int, int]:
             "convolution and a grid [batch, rows, columns, *space] with an axis for each dim of "
             "the kernel"
         )
-    if "weight" not in layer._parameters:
+    if is_parametrized(layer):
         raise ConversionError(
-            f"{path}: split_weight splits parameters, but the weight of this layer is computed "
-            f"from {[name for name, _ in layer.named_parameters()]}; remove its parametrization"
+            f"{path}: split_weight splits parameters, but those of this layer are computed from "
+            f"{[name for name, _ in layer.named_parameters()]}; remove its parametrizations"
         )
+    _refuse_shared(path, modules)
     rows, columns = shape[-2:] if is_linear else shape[1:3]
     groups = getattr(layer, "groups", 1)
-    if groups > 1 and (groups % rows or columns > 1):
+    if groups > 1 and (groups % max(rows, 1) or columns > 1):
         raise ConversionError(
             f"{path}: the layer has {groups} groups, which {rows} rows and {columns} columns do "
             "not divide into whole groups; use a number of rows that divides the groups, and 1 "
@@ -177,8 +182,14 @@ class SplitWeight:
     place of its channels. Rows of a layer with groups split whole groups, and so the input.
     """
 
-    def __init__(self, path: str, layer: Any, shape: Shape, P_x: CartesianPartition) -> None:
-        weight_dims = _weight_dims(path, layer, shape)
+    def __init__(
+        self,
+        path: str,
+        layer: Any,
+        shape: Shape,
+        weight_dims: tuple[int, int],
+        P_x: CartesianPartition,
+    ) -> None:
         self.path, self.layer, self.shape = path, layer, shape
         self.P, axes = grid_of(path, shape, P_x)
         self.placement = Placement.of(self.P)
@@ -236,4 +247,5 @@ class SplitWeight:
         used = self.used[name]
         own = own if self.placement.active else own.reshape(-1)[:0]
         x = wrapped(GlobalTensor, own, global_spec(self.placement, used.sbp, used.shape, own.dtype))
-        return x.to_global(sbp=self.bias_sbp) if name == "bias" else x
+        is_term = name == "bias" and self.bias_sbp != used.sbp
+        return x.to_global(sbp=self.bias_sbp) if is_term else x
