@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from gpudist.convert.blocks_in_state_dict import keep_blocks
 from gpudist.convert.network_plan import NetworkPlan, Shape, workers_of
 from gpudist.errors import ConversionError
-from gpudist.geometry.layout import broadcast, split
+from gpudist.geometry.layout import broadcast, partial_sum, split
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement, set_placements
 from gpudist.sbp.global_parameter import replacement
 from gpudist.sbp.global_spec import global_spec, wrapped
@@ -59,9 +60,11 @@ def follow(
         hook = PinHook(pins)
         modules[path].register_forward_pre_hook(hook.before, with_kwargs=True)
         modules[path].register_forward_hook(hook.after, with_kwargs=True)
-    for path in plan.weights:
-        _refuse_shared(path, modules)
-    weights = [SplitWeight(path, modules[path], shape, P_x) for path, shape in plan.weights.items()]
+    dims = {path: _weight_dims(path, modules, shape) for path, shape in plan.weights.items()}
+    weights = [
+        SplitWeight(path, modules[path], shape, dims[path], P_x)
+        for path, shape in plan.weights.items()
+    ]
     return weights, Pins([one for one in placed if one.pin.function]) if placed else None
 
 
@@ -103,7 +106,7 @@ def _placed(pin: Pin, P_x: CartesianPartition) -> PlacedPin:
 
 
 def _refuse_shared(path: str, modules: dict[str, nn.Module]) -> None:
-    own = {id(p) for p in modules[path].parameters()}
+    own = {id(p) for p in modules[path].parameters(recurse=False)}
     others = [
         other
         for other, module in modules.items()
@@ -121,41 +124,94 @@ def is_edit(hook: Any) -> bool:
     return isinstance(getattr(hook, "__self__", None), PinHook | SplitWeight)
 
 
+# Dims of the weight with the output and with the input channels.
+_WEIGHT_DIMS: dict[type[nn.Module], tuple[int, int]] = {
+    **dict.fromkeys((nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d), (0, 1)),
+    **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), (1, 0)),
+}
+
+
+def _weight_dims(path: str, modules: dict[str, nn.Module], shape: Shape) -> tuple[int, int]:
+    """Return the dims of the weight that rows and columns of the grid split.
+
+    Raises:
+        ConversionError: the layer cannot be split on the grid.
+    """
+    layer: Any = modules[path]
+    dims = next((dims for kind, dims in _WEIGHT_DIMS.items() if isinstance(layer, kind)), None)
+    is_linear = isinstance(layer, nn.Linear)
+    fits = dims and (len(shape) > 2 if is_linear else len(shape) == 3 + len(layer.kernel_size))
+    if not dims or not fits:
+        raise ConversionError(
+            f"{path}: split_weight got a {type(layer).__name__} and a grid {list(shape)}; it takes "
+            "a Linear and a grid [*leading, rows, columns] with at least one leading axis, or a "
+            "convolution and a grid [batch, rows, columns, *space] with an axis for each dim of "
+            "the kernel"
+        )
+    if is_parametrized(layer):
+        raise ConversionError(
+            f"{path}: split_weight splits parameters, but those of this layer are computed from "
+            f"{[name for name, _ in layer.named_parameters()]}; remove its parametrizations"
+        )
+    _refuse_shared(path, modules)
+    rows, columns = shape[-2:] if is_linear else shape[1:3]
+    groups = getattr(layer, "groups", 1)
+    if groups > 1 and (groups % max(rows, 1) or columns > 1):
+        raise ConversionError(
+            f"{path}: the layer has {groups} groups, which {rows} rows and {columns} columns do "
+            "not divide into whole groups; use a number of rows that divides the groups, and 1 "
+            "column"
+        )
+    if groups > 1:
+        return 0, 1
+    ends = ("out_features", "in_features") if is_linear else ("out_channels", "in_channels")
+    for name, n in zip(ends, (rows, columns), strict=True):
+        if getattr(layer, name) < n:
+            raise ConversionError(
+                f"{path}: {name} is {getattr(layer, name)}, but the axis of the grid has {n} "
+                "workers; use a smaller grid"
+            )
+    return dims
+
+
 class SplitWeight:
-    """Linear layer whose weight is split: each worker holds one block of it.
+    """Layer whose weight is split: each worker holds one block of it.
 
     Its parameters are global ones. During a call, tensors on the grid of the workers that compute
-    the layer replace them.
+    the layer replace them. The grid is that of the input, with rows and columns of the weight in
+    place of its channels. Rows of a layer with groups split whole groups, and so the input.
     """
 
-    def __init__(self, path: str, layer: nn.Module, shape: Shape, P_x: CartesianPartition) -> None:
-        if not isinstance(layer, nn.Linear) or len(shape) < 3:
-            raise ConversionError(
-                f"{path}: split_weight got a {type(layer).__name__} and a grid {list(shape)}; it "
-                "takes a Linear and a grid [*leading, rows, columns] with at least one leading "
-                "axis"
-            )
+    def __init__(
+        self,
+        path: str,
+        layer: Any,
+        shape: Shape,
+        weight_dims: tuple[int, int],
+        P_x: CartesianPartition,
+    ) -> None:
         self.path, self.layer, self.shape = path, layer, shape
         self.P, axes = grid_of(path, shape, P_x)
         self.placement = Placement.of(self.P)
-        self.dims = len(shape) - 2
-        rows, columns = self.dims, self.dims + 1
-        splits = {axes.index(a): split(d) for d, a in enumerate((rows, columns)) if a in axes}
-        self.used = {
-            name: ParameterPlacement.on(
-                self.P, p.shape, {a: one for a, one in splits.items() if one.dim < p.dim()}
-            )
-            for name, p in layer.named_parameters(recurse=False)
-        }
+        rows = len(shape) - 2 if isinstance(layer, nn.Linear) else 1
+        columns = rows + 1
+        copied = rows if getattr(layer, "groups", 1) == 1 else None
         self.input_sbp = tuple(
-            broadcast if a == rows else split(self.dims if a == columns else a) for a in axes
+            broadcast if axis == copied else split(axis - (axis > rows)) for axis in axes
         ) or (broadcast,)
-        for name, n in zip(("out_features", "in_features"), shape[-2:], strict=True):
-            if getattr(layer, name) < n:
-                raise ConversionError(
-                    f"{path}: {name} is {getattr(layer, name)}, but the axis of the grid has {n} "
-                    "workers; use a smaller grid"
-                )
+
+        def used(p: torch.Tensor) -> ParameterPlacement:
+            # A bias has rows alone.
+            dims = zip((rows, columns), weight_dims if p.dim() > 1 else range(p.dim()))
+            splits = {axes.index(axis): split(dim) for axis, dim in dims if axis in axes}
+            return ParameterPlacement.on(self.P, p.shape, splits)
+
+        self.used = {name: used(p) for name, p in layer.named_parameters(recurse=False)}
+        # Columns give terms, and the bias is added to one of them.
+        self.bias_sbp = tuple(
+            partial_sum if axis == columns else split(0) if axis == rows else broadcast
+            for axis in axes
+        ) or (broadcast,)
         # Copies are on all workers, so that all can compute with the norm of all gradients.
         self.placed = {
             name: ParameterPlacement.on(P_x, used.shape) if used.copies == self.P.size else used
@@ -171,24 +227,25 @@ class SplitWeight:
             )
         set_placements(layer, self.placed)
         keep_blocks(layer)
-        layer.register_forward_pre_hook(self._move_input)
+        layer.register_forward_pre_hook(self._move_input, with_kwargs=True)
 
-    def _move_input(self, layer: nn.Module, args: Any) -> Any:
-        x = args[0]
+    def _move_input(self, layer: nn.Module, args: Any, kwargs: Any) -> Any:
+        x = args[0] if args else kwargs.get("input")
         if not isinstance(x, GlobalTensor):
             return None
-        if x.dim() != self.dims + 1:
+        dims = len(self.shape) - 1
+        if x.dim() != dims:
             raise ConversionError(
                 f"{self.path}: the input has shape {list(x.shape)}, but the plan splits the "
-                f"weight on a grid {list(self.shape)}, for inputs of {self.dims + 1} dims; change "
-                "the grid"
+                f"weight on a grid {list(self.shape)}, for inputs of {dims} dims; change the grid"
             )
-        return (x.to_global(self.placement, self.input_sbp), *args[1:])
+        x = x.to_global(self.placement, self.input_sbp)
+        return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, "input": x})
 
     def as_global(self, name: str, own: torch.Tensor) -> GlobalTensor:
         """Return the parameter, with ``own`` on this worker, on the workers that compute."""
         used = self.used[name]
         own = own if self.placement.active else own.reshape(-1)[:0]
-        return wrapped(
-            GlobalTensor, own, global_spec(self.placement, used.sbp, used.shape, own.dtype)
-        )
+        x = wrapped(GlobalTensor, own, global_spec(self.placement, used.sbp, used.shape, own.dtype))
+        is_term = name == "bias" and self.bias_sbp != used.sbp
+        return x.to_global(sbp=self.bias_sbp) if is_term else x

@@ -62,7 +62,7 @@ class NetworkPlan(Checked):
     Attributes:
         rows: one row per function called on global tensors.
         layouts: prescribed layouts, in the order in which they are applied.
-        weights: grid that splits the weight of a linear layer, by the layer's path.
+        weights: grid that splits the weight of a layer, by the layer's path.
         outputs: specs of the outputs, nested like them.
     """
 
@@ -141,12 +141,19 @@ class NetworkPlan(Checked):
 
     @checked(ConversionError)
     def split_weight(self, path: str, shape: Sequence[int]) -> None:
-        """Split the weight of a linear layer, so that each worker holds one block of it.
+        """Split the weight of a linear layer or a convolution: each worker holds one block of it.
+
+        Its gradient and the optimizer's state are split with it. The input is moved to the layout
+        that the layer needs. The output is split over its channels by the rows, and is a sum over
+        the columns.
 
         Args:
             path: path of the layer.
-            shape: ``[*leading, rows, columns]``: number of workers that split each leading dim of
-                the input, the output features and the input features.
+            shape: number of workers that split each dim of the input, with two axes in place of the
+                dim of channels: rows, which split output channels, and columns, which split input
+                channels. That is ``[*leading, rows, columns]`` for a linear layer and
+                ``[batch, rows, columns, *space]`` for a convolution. Rows of a convolution with
+                groups split whole groups, and it has 1 column.
         """
         self.weights[path] = tuple(shape)
 

@@ -220,7 +220,7 @@ def _carry_out(
     placement = _common_placement(kind, function, tensors)
     # A plan's layouts are kept.
     if rule.windows and scope is not None and scope.pins is None:
-        tensors[0] = _cut(kind, scope, tensors[0])
+        tensors[0] = _cut(kind, scope, tensors)
     in_place = (rule.in_place or changes_first(function, slots, named)) and not is_clone
     if in_place and scope is None and not isinstance(tensors[0], kind):
         _require_constants(function, tensors)
@@ -314,13 +314,14 @@ _FEWEST_CELLS = 4
 _FEWER_CELLS = 2
 
 
-def _cut(kind: type[GlobalTensor], scope: Scope, x: torch.Tensor) -> torch.Tensor:
-    """Split ``x`` like the inputs of the network, if windows would read much beyond its blocks.
+def _cut(kind: type[GlobalTensor], scope: Scope, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Split the first tensor like the network's inputs, if windows would read much beyond blocks.
 
     A large tensor that every worker holds in full is cut without messages. One whose blocks are
     thin along a split dim, such as one frame of a video, is moved once, instead of a layer at each
-    cut at every call.
+    cut at every call. The input of a weight that a plan splits stays where the plan moves it.
     """
+    x = tensors[0]
     if not isinstance(x, kind) or x.dim() != scope.dims or x.placement != scope.placement:
         return x
     grid, shape = x.placement.shape, tuple(x.shape)
@@ -331,7 +332,10 @@ def _cut(kind: type[GlobalTensor], scope: Scope, x: torch.Tensor) -> torch.Tenso
     is_thin = all(one.is_split and one.dim > 1 for one in x.sbp) and (
         share_at_cuts(x.sbp, shape, grid) >= _FEWER_CELLS * share_at_cuts(home, shape, grid)
     )
-    return x.to_global(sbp=home) if x.is_copy_everywhere or is_thin else x
+    if not (x.is_copy_everywhere or is_thin):
+        return x
+    is_planned = any(isinstance(w, kind) and not w.is_copy_everywhere for w in tensors[1:])
+    return x if is_planned else x.to_global(sbp=home)
 
 
 def _plain(x: torch.Tensor, placement: Placement) -> torch.Tensor:

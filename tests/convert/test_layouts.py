@@ -52,6 +52,13 @@ def whole_bottom(plan: Plan) -> None:
     plan.layout("", [split(0), split(2)], function="interpolate", at="input", grid=[2, 2])
 
 
+def split_channels(plan: Plan) -> None:
+    """Split weights over channels, and space over others, with a pin between them."""
+    plan.split_weight("bottom.0", (1, 2, 1, 1, 2))
+    plan.split_weight("up", (1, 1, 2, 2, 1))
+    plan.layout("bottom", [split(1), split(3)], call=1, grid=[2, 2])
+
+
 PLANS: dict[str, Callable[[Plan], None]] = {
     "whole bottom": whole_bottom,
     "whole everywhere": lambda plan: plan.layout("bottom", broadcast, at="input"),
@@ -60,6 +67,7 @@ PLANS: dict[str, Callable[[Plan], None]] = {
     "second call": lambda plan: plan.layout("bottom", split(3), call=1, grid=[4]),
     "fewer workers": lambda plan: plan.layout("up", split(0), at="input", grid=[2]),
     "uneven": lambda plan: plan.layout("up", split(2, [5, 0, 2, 5]), grid=[4]),
+    "split channels": split_channels,
 }
 
 

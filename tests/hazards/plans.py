@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections import Counter
+from contextlib import suppress
 from functools import partial
 from math import prod
 from typing import Any
@@ -21,13 +22,18 @@ from tests.hazards.random_modules import Case
 from tests.hazards.subjects import Converted, made
 
 PINS = 3
+SPLIT = (
+    nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+)  # fmt: skip
 _MOST_PINS = 6
 
 
 def plan_for(case: Case) -> tuple[Plan, Counter[str]]:
     """Return a plan with at least ``PINS`` pins, drawn by the case's name, and what it pins."""
     rng = random.Random(f"plan of {case.name}")
-    plan, kinds = Plan(), Counter[str]()
+    plan = _split_weights(case)
+    kinds = Counter({"split weights": len(plan.weights)})
     with in_float64():
         rows = gpudist.plan_of(made(case.entry()), case.grid, case.shape).rows
     seen = Counter[tuple[str, str]]()
@@ -56,6 +62,24 @@ def plan_for(case: Case) -> tuple[Plan, Counter[str]]:
         if len(plan.layouts) == wanted:
             break
     return plan, kinds
+
+
+def _split_weights(case: Case) -> Plan:
+    """Return a plan that splits the weights of layers, where a drawn grid allows it."""
+    rng = random.Random(f"weights of {case.name}")
+    plan = Plan()
+    for path, module in made(case.entry()).named_modules():
+        if isinstance(module, SPLIT):
+            is_linear = isinstance(module, nn.Linear)
+            shape = [1] * (1 + (len(case.shape) if is_linear else module.weight.dim()))
+            for n in _factored(prod(case.grid), rng):
+                shape[rng.randrange(len(shape))] *= n
+            longer = copy.deepcopy(plan)
+            longer.split_weight(path, shape)
+            with suppress(gpudist.ConversionError), in_float64():
+                gpudist.plan_of(made(case.entry()), case.grid, case.shape, plan=longer)
+                plan = longer
+    return plan
 
 
 def _splits_dims_that_exist(case: Case, plan: Plan) -> bool:

@@ -103,7 +103,9 @@ def _on_parts(function: Function, tensors: Any, others: Any, options: dict[str, 
 def _parts(one: Any) -> Any:
     if type(one) in (list, tuple):
         return [getattr(x, "_local", x) for x in one]
-    return getattr(one, "_local", one)
+    local = getattr(one, "_local", one)
+    # A rank outside the placement has no number for its parts, which are empty too.
+    return local.sum() if isinstance(local, Tensor) and local.dim() > one.dim() else local
 
 
 def _like(x: Any, part: Tensor) -> Tensor:

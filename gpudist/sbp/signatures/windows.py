@@ -102,9 +102,11 @@ def _channels(
         biases = (split(0),) * has_bias
         one = (broadcast, split(outputs), *biases), (split(1),)
         found.append(SbpSignature(*one, cuts="all", takes_empty=False))
-    if groups == 1 and weight.shape[inputs] >= parts and not has_bias:
-        one = (split(1), split(inputs)), (partial_sum,)
-        found.append(SbpSignature(*one, cuts="all", takes_empty=False))
+    if groups == 1 and weight.shape[inputs] >= parts:
+        one = (split(1), split(inputs), *(partial_sum,) * has_bias), (partial_sum,)
+        # A bias is in terms where a plan splits the weight. To leave the result in terms costs more
+        # than to move an input with split channels.
+        found.append(SbpSignature(*one, cuts="all", takes_empty=False, only_unboxed=has_bias))
     return found
 
 
