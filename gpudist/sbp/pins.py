@@ -26,7 +26,8 @@ _PINNED = (GlobalTensor, OuterTensor)
 class Pin:
     """Layout that a plan prescribes for one tensor of a network.
 
-    The tensor is the first global one among the arguments, or in the result.
+    The tensor is the first global one among the arguments, or in the result. A function with a
+    pinned argument keeps its layout, and takes other arguments in the layouts that go with it.
 
     Attributes:
         path: path of the module, or of the module whose forward calls the function.

@@ -11,6 +11,7 @@ from math import prod
 from typing import Any
 from unittest.mock import patch
 
+import torch
 from torch import nn
 
 import gpudist
@@ -71,12 +72,12 @@ def _planned(case: Case, plan: Plan) -> tuple[list[Any], int]:
     meetings = 0
     on_one_placement = dispatch._on_one_placement
 
-    def counting(kind: Any, scope: Any, tensors: list[Any]) -> list[Any]:
+    def counting(kind: Any, scope: Any, tensors: list[Any], in_place: bool) -> list[Any]:
         nonlocal meetings
         given = [x for x in tensors if isinstance(x, GlobalTensor) and x.dim() > 1]
         ends = [(x.dim(), x.placement, x.sbp) for x in given]
         meetings += any(a != b and a[0] == b[0] for a, b in pairwise(ends))
-        return on_one_placement(kind, scope, tensors)
+        return on_one_placement(kind, scope, tensors, in_place)
 
     with in_float64(), patch.object(dispatch, "_on_one_placement", counting):
         rows = gpudist.plan_of(made(case.entry()), case.grid, case.shape, plan=plan).rows
@@ -88,7 +89,7 @@ def _fits(case: Case, plan: Plan) -> bool:
     try:
         _planned(case, plan)
     except gpudist.GpudistError as error:
-        return not any(text in str(error) for text in ("it has no dim", "the sizes"))
+        return not any(text in str(error) for text in ("it has no dim", "sizes add up"))
     return True
 
 
@@ -117,6 +118,18 @@ class Planned(Converted):
         # A world of one, which judges random numbers, has no other grids.
         self.plan = plan if P_x is not None and P_x.size > 1 else None
         super().__init__(entry, P_x)
+
+    def whole(self, y: torch.Tensor) -> torch.Tensor:
+        return super().whole(self._everywhere(y))
+
+    def weighted(self, y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return super().weighted(self._everywhere(y), weights)
+
+    def _everywhere(self, y: torch.Tensor) -> torch.Tensor:
+        """Return the tensor on all workers, of which a plan may use only the first ones."""
+        if not isinstance(y, GlobalTensor) or y.placement == self.placement:
+            return y
+        return y.to_global(self.placement, self.copies)
 
     def distributed(self, network: nn.Module, said: Any) -> nn.Module:
         assert self.P_x is not None
