@@ -100,9 +100,10 @@ class NetworkPlan(Checked):
         """Prescribe the layout of what a module, or a function in its forward, takes or returns.
 
         The first global tensor among the arguments, or in the result, is moved there, and every
-        function afterwards keeps its layout where it has a way to. Copies of a tensor that was
-        split cost an all-gather, and their gradients, which are terms, a reduce-scatter; while
-        every tensor is a copy, nothing is sent.
+        function afterwards keeps its layout where it has a way to. At the input of a function such
+        as ``cat`` or ``add``, the other tensors follow, by the function's rule. Copies of a tensor
+        that was split cost an all-gather, and their gradients, which are terms, a reduce-scatter;
+        while every tensor is a copy, nothing is sent.
 
         Args:
             path: path of the module; empty for the network itself.

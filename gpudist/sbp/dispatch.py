@@ -24,7 +24,7 @@ from gpudist.sbp.arguments import settled
 from gpudist.sbp.boxing import movement_of
 from gpudist.sbp.derive import Derivation, as_call, derive, key_of
 from gpudist.sbp.explain import is_explaining, say
-from gpudist.sbp.global_spec import on_axes_of
+from gpudist.sbp.global_spec import is_held, on_axes_of
 from gpudist.sbp.outer import OuterTensor, made_in, outer, writable
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.plain import with_copies
@@ -216,12 +216,12 @@ def _carry_out(
 ) -> Any:
     slots, named, tensors = as_call(function, args, kwargs)
     scope = current_scope()
-    tensors = _on_one_placement(kind, scope, tensors)
+    in_place = (rule.in_place or changes_first(function, slots, named)) and not is_clone
+    tensors = _on_one_placement(kind, scope, tensors, in_place)
     placement = _common_placement(kind, function, tensors)
     # A plan's layouts are kept.
     if rule.windows and scope is not None and scope.pins is None:
         tensors[0] = _cut(kind, scope, tensors)
-    in_place = (rule.in_place or changes_first(function, slots, named)) and not is_clone
     if in_place and scope is None and not isinstance(tensors[0], kind):
         _require_constants(function, tensors)
     if in_place != rule.in_place:
@@ -232,8 +232,9 @@ def _carry_out(
     layouts = tuple(_layout(kind, placement, x) for x in tensors)
     specs = tuple(Spec(tuple(x.shape), x.dtype) for x in tensors)
     call = Call(function, slots, named, specs, placement.autocast)
+    held = next((i for i, x in enumerate(tensors) if isinstance(x, kind) and is_held(x)), None)
     try:
-        prepared = _prepared(rule, call, layouts, placement)
+        prepared = _prepared(rule, call, layouts, placement, held)
     except ShapeError:
         if not rule.in_place or function is torch.Tensor.copy_:
             raise
@@ -251,19 +252,29 @@ def _carry_out(
             local[i] = x.cells(prepared.derivation.inputs[i], placement.index)
             movements = {slot: movements[slot] for slot in movements if slot != i}
     try:
-        results = prepared(call, boxed(movements, local))
+        local = boxed(movements, local)
+        results = prepared(call, local)
     except Exception as error:
         _name_call(error, call)
         raise
     if record is not None and scope is not None:
         record.rows.append(_row(scope, call, layouts, prepared, record.sent_bytes() - sent))
     if rule.in_place:
+        if not placement.active and isinstance(tensors[0], kind):
+            # As on the other ranks, backward reaches all inputs through this tensor.
+            follower = _placeholder(local, specs[0])
+            if follower.requires_grad:
+                local[0].add_(follower.view_as(local[0]))
         if is_watched:
             views.changed(tensors[0])
         if noted is not None:
             noted.append(Noted(function, call, tensors, prepared, (), False, False))
         return tensors[0]
     outputs = prepared.derivation.outputs
+    is_copy = prepared.derivation.is_copy_of(layouts)
+    if rule.view and not (placement.active or is_copy):
+        # Work in place on a view changes the graph of its base, on every rank alike.
+        results = [_view_of_placeholder(local[0], y) for y in results]
     wrapped = [
         kind._wrap(y, placement, layout.sbp, layout.shape)
         for y, layout in zip(results, outputs, strict=True)
@@ -271,7 +282,6 @@ def _carry_out(
     if scope is not None:
         for y in wrapped:
             scope.seen(y.global_layout, y.element_size())
-    is_copy = prepared.derivation.is_copy_of(layouts)
     if rule.view:
         places = [None] if len(wrapped) == 1 else range(len(wrapped))
         for place, y in zip(places, wrapped, strict=True):
@@ -282,17 +292,20 @@ def _carry_out(
 
 
 def _on_one_placement(
-    kind: type[GlobalTensor], scope: Scope | None, tensors: list[Any]
+    kind: type[GlobalTensor], scope: Scope | None, tensors: list[Any], in_place: bool
 ) -> list[Any]:
     """Convert tensors to the first one's placement, if it has the same ranks on other axes.
 
-    The first one that is not a copy on each rank counts. Numbers, which are tensors without dims,
-    are moved; within a network whose plan moves tensors, all of them are.
+    The first one counts if it is changed in place; otherwise the one whose layout is held, or the
+    first one that is not a copy on each rank. Numbers, which are tensors without dims, are moved;
+    within a network whose plan moves tensors, all are.
     """
     given = [x for x in tensors if isinstance(x, kind)]
     first = given[0]
-    if any(x.placement is not first.placement for x in given):
+    is_target = in_place and first is tensors[0]
+    if not is_target and any(x.placement is not first.placement for x in given):
         first = next((x for x in given if x.dim() and not x.is_copy_everywhere), first)
+        first = next(filter(is_held, given), first)
     found: list[Any] = []
     for x in tensors:
         if isinstance(x, kind) and x.placement is not first.placement:
@@ -438,17 +451,17 @@ class PreparedCall:
 
 
 def _prepared(
-    rule: Rule, call: Call, layouts: tuple[Layout, ...], placement: Placement
+    rule: Rule, call: Call, layouts: tuple[Layout, ...], placement: Placement, held: int | None
 ) -> PreparedCall:
     remembered: Any = placement.partition.wire.remembered
     found = cache_of(remembered, "derivations", 4096)
     try:
         arguments = key_of((call.args, call.kwargs), rule.any_float)
         low = call.autocast and torch.get_autocast_dtype(call.autocast)
-        key = (call.function, arguments, call.tensors, layouts, rule, low)
+        key = (call.function, arguments, call.tensors, layouts, rule, low, held)
     except TypeError:
-        return _prepare(rule, call, layouts, placement)
-    return found.made(key, lambda: _prepare(rule, call, layouts, placement, key))
+        return _prepare(rule, call, layouts, placement, held)
+    return found.made(key, lambda: _prepare(rule, call, layouts, placement, held, key))
 
 
 def _prepare(
@@ -456,10 +469,11 @@ def _prepare(
     call: Call,
     layouts: tuple[Layout, ...],
     placement: Placement,
+    held: int | None,
     key: object = None,
 ) -> PreparedCall:
     try:
-        derivation = derive(rule, call, layouts, placement.index, key)
+        derivation = derive(rule, call, layouts, placement.index, key, held)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         _name_call(error, call)
         raise
@@ -546,6 +560,10 @@ def _placeholder(local: Sequence[torch.Tensor], spec: Spec) -> torch.Tensor:
         if x.requires_grad and torch.is_grad_enabled():
             output = output + x.reshape(-1)[:0].to(spec.dtype)
     return output
+
+
+def _view_of_placeholder(base: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return base.reshape(-1)[:0] if base.dtype == y.dtype else y
 
 
 def _row(

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from gpudist import ConversionError, Plan, PlanMismatch, distribute, plan_of, sequential
+from gpudist.convert.network_plan import cells_of
 from gpudist.sbp import broadcast, split
 from gpudist.world.partition import Partition
 from tests.convert.training import assert_as_alone
@@ -188,6 +189,76 @@ def test_the_sequential_network_has_no_pins(P_world: Partition) -> None:
     net = sequential(distribute(Skipping(), grid(P_world, [1, 1, 2, 1]), plan))
     assert net is not None
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
+
+
+class Joining(nn.Module):
+    """Functions of several tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3, 1, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.tanh()
+        joined = torch.cat([x, y], 1)
+        total = x + y
+        chosen = torch.where(x > 0, x, y)
+        scaled = x * self.scale
+        return torch.cat([joined, total, chosen, scaled], 1)
+
+
+@pytest.mark.parametrize(
+    ("sbp", "workers", "printed"),
+    [
+        ((broadcast,), [4], "copy"),
+        ((split(3),), [4], "3"),
+        ((split(0), broadcast), [2, 2], "0,copy"),
+        ((split(2, [1, 9, 2, 4]),), [4], "2"),
+    ],
+)
+def test_all_tensors_of_a_function_follow_a_pinned_input(
+    sbp: tuple[Any, ...], workers: list[int], printed: str
+) -> None:
+    plan, names = Plan(), ("cat", "add", "where", "mul")
+    for name in names:
+        plan.layout("", sbp, function=name, at="input", grid=workers, call=0)
+    rows = plan_of(Joining(), (1, 1, 4, 1), (2, 3, 16, 8), plan=plan).rows
+    found = {cells[1]: cells[2:4] for cells in map(cells_of, rows[:-1]) if cells[1] in names}
+    assert found.keys() == set(names)
+    for taken, made in found.values():
+        assert made == printed
+        assert {one.split("->")[-1] for one in taken.split()} == {printed}
+
+
+@distributed(ranks=4, transports=["loopback"])
+def test_functions_of_several_tensors_compute_what_they_compute_alone(P_world: Partition) -> None:
+    def edit(plan: Plan) -> None:
+        for name, sbp in (("cat", split(3)), ("add", broadcast), ("where", split(0))):
+            plan.layout("", sbp, function=name, at="input", grid=[4])
+
+    assert_as_alone(Joining, grid(P_world, [1, 1, 2, 2]), [(3, 3, 8, 9)], edit)
+
+
+class AddedInPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3, 1, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * self.scale
+        y.add_(x.exp())
+        return y
+
+
+@pytest.mark.parametrize("workers", [[4], [3], [2, 2]])
+@distributed(ranks=4, transports=["loopback"])
+def test_a_copy_is_changed_in_place_by_blocks(P_world: Partition, workers: list[int]) -> None:
+    """The tensor that is changed keeps its workers, and those outside follow in backward."""
+
+    def edit(plan: Plan) -> None:
+        plan.layout("", (broadcast,) * len(workers), function="mul", grid=workers)
+
+    assert_as_alone(AddedInPlace, grid(P_world, [1, 1, 2, 2]), [(2, 3, 8, 9)], edit)
 
 
 class ReadAgain(nn.Module):
