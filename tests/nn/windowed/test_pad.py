@@ -108,6 +108,16 @@ def test_cropping_and_padding(P_world: Partition, kind: str, padding: tuple[int,
     check(P_world, kind, (2, 2, 5), [1, 1, 4], padding)
 
 
+@pytest.mark.parametrize("kind", ["Reflection", "Replication"])
+@distributed(ranks=2, transports=["loopback"])
+def test_wide_padding_is_added_dim_by_dim(P_world: Partition, kind: str) -> None:
+    P_x = grid(P_world, [1, 1, 2, 1])
+    for padding, stages in ((7, 1), (8, 2)):
+        check(P_world, kind, (1, 2, 18, 9), P_x.shape, padding)
+        layer = getattr(nn, f"Distributed{kind}Pad2d")(P_x, padding)
+        assert len(layer._bind(torch.randn(1, 2, 9, 9)).halo.stages) == stages
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @distributed(ranks=4, transports=["loopback"])
 def test_options(P_world: Partition, kind: str) -> None:
