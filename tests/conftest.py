@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 from collections import Counter
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 # Imported modules and collected tests stay alive, so the garbage collector may skip them.
@@ -33,6 +36,8 @@ settings.load_profile("same")
 if torch.version.cuda and not torch.cuda.is_available():
     torch._C._ensureCUDADeviceGuardSet()  # pyright: ignore[reportAttributeAccessIssue]
 
+HERE = Path(__file__).resolve().parent
+
 # Files that begin first, since one that takes long and comes last has a processor to itself.
 LONG = (
     "benchmarks/",
@@ -50,6 +55,19 @@ LONG = (
 
 # Rooms whose tests run on every transport.
 ON_EVERY_TRANSPORT = ("exchange/", "faults/", "transport/")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Let each worker of pytest-xdist compile other files first, and find the rest compiled."""
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None or [Path(each).resolve() for each in session.config.args] != [HERE]:
+        return
+    number, count = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
+    for path in sorted(HERE.rglob("test_*.py"))[number::count]:
+        # A file that skips or fails does so again when it is collected.
+        with suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(".".join(path.relative_to(HERE.parent).with_suffix("").parts))
 
 
 @pytest.hookimpl(trylast=True)

@@ -13,9 +13,10 @@ from gpudist import checkpoint
 from gpudist.nn import DistributedLinear
 from gpudist.testing import run_distributed
 from gpudist.world.partition import Partition
+from tests.every import EVERY
 from tests.faults.ranks import Ranks
 
-KILLS = 20
+KILLS = 20 if EVERY else 8
 
 
 def network(P_world: Partition) -> torch.nn.Sequential:

@@ -13,9 +13,10 @@ from gpudist import nn
 from gpudist.errors import ShapeError
 from gpudist.nn.affine import conv
 from gpudist.ops.halo_exchange import HaloExchange
+from tests.every import EVERY
 from tests.fuzz import __main__ as command
 from tests.fuzz.case import Case, from_json, to_json
-from tests.fuzz.families import by_layer, families
+from tests.fuzz.families import families
 from tests.fuzz.run import Configuration, Ended, Runner, judge
 from tests.pool import the_pool
 
@@ -23,6 +24,9 @@ from tests.pool import the_pool
 pytestmark = pytest.mark.filterwarnings("ignore")
 SEED = 20
 RANKS = range(2, 7)
+by_family = pytest.mark.parametrize(
+    "family", families(), ids=lambda family: family.__name__.split(".")[-1]
+)
 CONV = Case("Conv1d", (1, 1, 3), (1, 1, 6), {"out_channels": 1, "kernel_size": 3, "padding": 1})
 
 
@@ -31,16 +35,18 @@ def runner() -> Runner:
     return Runner(the_pool)
 
 
-def test_sixty_configurations(runner: Runner) -> None:
-    verdicts = [runner.examine(number, SEED, list(by_layer()), RANKS) for number in range(60)]
+@by_family
+def test_random_configurations(runner: Runner, family: Any) -> None:
+    count = (30 if EVERY else 6) * max(len(family.LAYERS), 6)
+    verdicts = [runner.examine(n, SEED, family.LAYERS, RANKS) for n in range(count)]
     wrong = [(drawn, verdict) for drawn, verdict in verdicts if verdict.how == "wrong"]
     assert not wrong, "\n".join(f"{drawn.to_json()}\n{verdict.text}" for drawn, verdict in wrong)
     assert {drawn.transport for drawn, _ in verdicts} == {"loopback", "host", "gloo"}
     right = [drawn for drawn, verdict in verdicts if verdict.how == "right"]
-    assert len(right) >= 30
+    assert 2 * len(right) >= count
 
 
-@pytest.mark.parametrize("family", families(), ids=lambda family: family.__name__.split(".")[-1])
+@by_family
 def test_every_layer_of_a_family_is_one_and_is_drawn(family: Any) -> None:
     for layer in family.LAYERS:
         assert hasattr(nn, layer) or hasattr(nn, f"Distributed{layer}")

@@ -19,6 +19,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep only the tests that ``--world`` and ``--smallest`` ask for."""
     asked = config.getoption("--world", None)
+    if asked is None and not config.getoption("--smallest", False):
+        return
     kept = [item for item in items if asked is None or asked in _worlds_of(item)]
     if config.getoption("--smallest", False):
         # The last: cases of a table begin with the plainest, but its sizes descend.

@@ -99,15 +99,6 @@ std::vector<double> written(const NormCall& call, const std::vector<Cell>& cells
   return found;
 }
 
-void run_on_host(const NormCall& call, uint32_t block) {
-  norming::visit_body(call, [&](auto body) {
-    using Body = decltype(body);
-    typename Body::Shared shared;
-    Body::run(call.arguments, block, norming::HostThreads{}, shared);
-    return 0;
-  });
-}
-
 std::string run_call(const NormCall& call, const FarMemory& memory) {
   const NormArguments& a = call.arguments;
   const uint32_t stride = std::max(1u, a.grid.blocks / 3);
@@ -138,6 +129,15 @@ std::string run_call(const NormCall& call, const FarMemory& memory) {
 }
 
 }  // namespace
+
+void run_on_host(const NormCall& call, uint32_t block) {
+  norming::visit_body(call, [&](auto body) {
+    using Body = decltype(body);
+    typename Body::Shared shared;
+    Body::run(call.arguments, block, norming::HostThreads{}, shared);
+    return 0;
+  });
+}
 
 std::string run_far_norm(const NormShape& like, bool is_single) {
   static const FarMemory memory;

@@ -107,6 +107,9 @@ double value_of(const Memory& memory, int64_t item, Dtype dtype);
 // Normalization number `index`; most are small. Draws from `random_bits`.
 NormCase random_norm(uint64_t index);
 
+// Run one block of threads of a call on the host. Compiling the bodies takes long: once is enough.
+void run_on_host(const NormCall& call, uint32_t block);
+
 // Run some blocks of threads of each pass over a block of far more cells; returns the first error.
 std::string run_far_norm(const NormShape& like, bool is_single);
 

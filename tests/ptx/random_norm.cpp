@@ -121,7 +121,9 @@ std::string run_launch(uint64_t seed, uint64_t index) {
     }
     std::string wrong = fault_of(cuda_api()->launch_norm(calls[i], nullptr));
     if (wrong.empty()) {
-      run_norm(on_host[i]);
+      for (uint32_t block = 0; block < norm_blocks(on_host[i]); ++block) {
+        run_on_host(on_host[i], block);
+      }
       wrong = first_difference(given, device, host);
     }
     if (!wrong.empty()) return std::string(name_of(calls[i].pass)) + ": " + wrong;

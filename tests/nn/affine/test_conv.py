@@ -20,61 +20,12 @@ from tests.nn.compare import (
 )
 from tests.pool import distributed
 
-PADDINGS: list[Any] = [0, 1, 2, "same"]
-
-
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
-@pytest.mark.parametrize("padding", PADDINGS)
-@pytest.mark.parametrize("stride", [1, 2, 3])
-@pytest.mark.parametrize("kernel", [1, 2, 3, 5])
-@distributed(ranks=4, transports=["loopback"])
-def test_every_window_1d(P_world: Partition, kernel: int, stride: int, padding: Any) -> None:
-    if padding == "same" and stride > 1:
-        stride, dilations = 1, (3,)
-    else:
-        dilations = (1, 2)
-    for dilation in dilations:
-        for parts, extent in ((3, 11), (2, 10), (3, 16)):
-            P_x = grid(P_world, [1, 1, parts], [3, 1, 0][:parts])
-            check(P_x, 2, 3, kernel, stride, padding, dilation, shape=(2, 2, extent))
-
-
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
-@pytest.mark.parametrize("padding", [*PADDINGS, (0, 2), (2, 1)])
-@pytest.mark.parametrize("kernel", [1, (2, 3), 3, (5, 2)])
-@distributed(ranks=5, transports=["loopback"])
-def test_every_window_2d(P_world: Partition, kernel: Any, padding: Any) -> None:
-    P_x = grid(P_world, [1, 1, 2, 2], [4, 2, 1, 0])
-    for stride, dilation in ((1, 1), (1, 2), (2, 1), ((3, 2), (1, 2))):
-        if padding != "same" or stride == 1:
-            check(P_x, 3, 2, kernel, stride, padding, dilation, shape=(2, 3, 11, 10))
-
-
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
-@pytest.mark.parametrize("padding", [0, 1, "same"])
-@pytest.mark.parametrize("kernel", [1, 2, 3])
-@distributed(ranks=8, transports=["loopback"])
-def test_every_window_3d(P_world: Partition, kernel: int, padding: Any) -> None:
-    P_x = grid(P_world, [1, 1, 2, 2, 2])
-    for stride in (1, 2) if padding != "same" else (1,):
-        check(P_x, 2, 3, kernel, stride, padding, shape=(1, 2, 5, 6, 7))
-
 
 @pytest.mark.parametrize("bias", [True, False])
 @distributed(ranks=5)
 def test_features_on_every_transport(P_world: Partition, bias: bool) -> None:
     P_x = grid(P_world, [1, 1, 2, 2], [4, 2, 1, 0])
     check(P_x, 3, 4, 3, padding=1, bias=bias, shape=(2, 3, 7, 6), batches=[1, 2])
-
-
-@pytest.mark.parametrize(
-    "shape", [(2, 1, 1, 1), (3, 1, 1, 2), (2, 1, 2, 1), (2, 1, 2, 2), (4, 1, 2, 1)]
-)
-@pytest.mark.parametrize("groups", [1, 2])
-@distributed(ranks=9, transports=["loopback"])
-def test_batch_and_features(P_world: Partition, shape: Sequence[int], groups: int) -> None:
-    P_x = grid(P_world, shape, range(9)[-torch.Size(shape).numel() :])
-    check(P_x, 4, 2, 3, 1, 1, groups=groups, shape=(3, 4, 6, 5))
 
 
 @pytest.mark.parametrize("case", CHANNELS)
@@ -95,15 +46,6 @@ def test_split_channels(P_world: Partition, case: str) -> None:
 def test_split_channels_on_every_transport(P_world: Partition, case: str) -> None:
     P_x, P_y, P_w = placed(P_world, case)
     check(P_x, 5, 4, 3, padding=1, others=(P_y, P_w), shape=(2, 5, 6, 7), batches=[1])
-
-
-@distributed(ranks=5, transports=["loopback"])
-def test_split_channels_1d_and_3d(P_world: Partition) -> None:
-    for dims in (1, 3):
-        ones = [1] * (dims - 1)
-        P_x, P_y = grid(P_world, [1, 2, 1, *ones]), grid(P_world, [1, 1, 1, *ones], [4])
-        P_w = grid(P_world, [1, 2, 1, *ones], [2, 3])
-        check(P_x, 3, 2, 2, others=(P_y, P_w), shape=(2, 3, *(4, 3, 5)[:dims]))
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -130,15 +72,6 @@ def test_groups_on_apart_workers(P_world: Partition) -> None:
     P_x, P_y = grid(P_world, [1, 2, 2, 1], [0, 1, 2, 3]), grid(P_world, [1, 2, 2, 1], [8, 7, 3, 2])
     P_w = grid(P_world, [2, 1, 2, 1], [4, 5, 6, 0])
     check(P_x, 4, 6, 3, padding=1, groups=2, others=(P_y, P_w), shape=(2, 4, 5, 4))
-
-
-@pytest.mark.parametrize("sizes", [[6, 2], [1, 7], [8, 0], [0, 8]])
-@pytest.mark.parametrize(
-    "window", [(1, 1, 0), (3, 1, 1), (3, 2, 0), (5, 1, 2), (2, 2, 0), (1, 3, 0)]
-)
-@distributed(ranks=3, transports=["loopback"])
-def test_uneven_blocks(P_world: Partition, sizes: list[int], window: tuple[int, int, int]) -> None:
-    check(grid(P_world, [1, 1, 2]), 2, 3, *window, shape=(2, 2, 8), sizes={2: sizes})
 
 
 @distributed(ranks=9)
@@ -183,19 +116,6 @@ def test_extreme_windows_on_every_transport(
     P_world: Partition, window: tuple[int, int, int]
 ) -> None:
     check(grid(P_world, [1, 1, 4]), 2, 3, *window, shape=(2, 2, 5))
-
-
-@pytest.mark.parametrize(
-    "kernel, padding", [(3, 1), (3, 2), (5, 2), (2, "same"), (4, "same"), (1, 0)]
-)
-@distributed(ranks=5, transports=["loopback"])
-def test_circular_padding(P_world: Partition, kernel: int, padding: Any) -> None:
-    options = {"padding": padding, "padding_mode": "circular"}
-    for shape, ranks in (([1, 1, 2, 2], [4, 3, 2, 1]), ([1, 1, 1, 4], None), ([2, 1, 2, 1], None)):
-        check(grid(P_world, shape, ranks), 2, 3, kernel, shape=(2, 2, 5, 6), **options)
-    P_x, P_y = grid(P_world, [1, 2, 2, 1]), grid(P_world, [1, 1, 2, 1], [4, 1])
-    P_w = grid(P_world, [1, 2, 2, 1])
-    check(P_x, 2, 3, kernel, others=(P_y, P_w), shape=(2, 2, 5, 6), **options)
 
 
 @pytest.mark.parametrize(("shape", "parts"), [((1, 1, 2, 1), 6 * 4), ((1, 1, 2, 2), 6 * 6)])

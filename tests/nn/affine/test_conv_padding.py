@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -37,45 +36,6 @@ from tests.nn.in_place import blocks_of_any_size, has_faces, has_ghosts
 from tests.pool import distributed
 
 MODES = ["reflect", "replicate", "circular"]
-
-
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("padding", [1, 4, "same"])
-@pytest.mark.parametrize("kernel", [1, 2, 3, 4])
-@distributed(ranks=4, transports=["loopback"])
-def test_every_window_1d(P_world: Partition, kernel: int, padding: Any, mode: str) -> None:
-    for stride, dilation in ((1, 1), (1, 2), (2, 1), (3, 2)):
-        if padding == "same" and stride > 1:
-            continue
-        for parts, extent in ((3, 11), (4, 7)):
-            P_x = grid(P_world, [1, 1, parts], [3, 1, 0, 2][:parts])
-            window = kernel, stride, padding, dilation
-            check(P_x, 2, 3, *window, shape=(2, 2, extent), padding_mode=mode)
-
-
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("shape", [[1, 1, 2, 2], [2, 1, 2, 1], [3, 1, 1, 1], [1, 1, 1, 4]])
-@distributed(ranks=5, transports=["loopback"])
-def test_batch_and_features(P_world: Partition, shape: Sequence[int], mode: str) -> None:
-    P_x = grid(P_world, shape, [4, 2, 1, 0][: torch.Size(shape).numel()])
-    variants: list[tuple[Any, dict[str, Any]]] = [
-        (3, {"padding": 1}),
-        ((2, 4), {"padding": "same"}),
-        (3, {"padding": (2, 1), "stride": (2, 3), "groups": 2, "bias": False}),
-        (3, {"padding": (0, 2), "dilation": 2}),
-    ]
-    for kernel, options in variants:
-        check(P_x, 2, 4, kernel, shape=(3, 2, 5, 6), padding_mode=mode, **options)
-
-
-@pytest.mark.parametrize("mode", MODES)
-@distributed(ranks=8, transports=["loopback"])
-def test_every_dim_3d(P_world: Partition, mode: str) -> None:
-    P_x = grid(P_world, [1, 1, 2, 2, 2])
-    check(P_x, 2, 3, 3, 1, 1, shape=(1, 2, 4, 5, 6), padding_mode=mode)
-    check(P_x, 2, 3, 3, 2, (3, 1, 2), shape=(1, 2, 4, 5, 6), padding_mode=mode)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -121,16 +81,6 @@ def test_padding_wider_than_blocks_on_every_transport(P_world: Partition) -> Non
     for mode, padding in (("reflect", 4), ("replicate", 9), ("circular", 5)):
         options: dict[str, Any] = {"padding": padding, "padding_mode": mode}
         check(grid(P_world, [1, 1, 4]), 2, 3, 3, shape=(2, 2, 5), **options)
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("sizes", [[6, 2], [1, 7], [8, 0], [0, 8], [7, 1]])
-@distributed(ranks=3, transports=["loopback"])
-def test_uneven_and_empty_blocks(P_world: Partition, sizes: list[int], mode: str) -> None:
-    for kernel, stride, padding in ((3, 1, 1), (5, 2, 3), (2, 2, 7), (1, 3, 2)):
-        options: dict[str, Any] = {"padding": padding, "padding_mode": mode}
-        P_x = grid(P_world, [1, 1, 2], [2, 0])
-        check(P_x, 2, 3, kernel, stride, shape=(2, 2, 8), sizes={2: sizes}, **options)
 
 
 @pytest.mark.parametrize("mode", ["zeros", *MODES])

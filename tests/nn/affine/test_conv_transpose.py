@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import product
 from typing import Any
 
 import pytest
@@ -18,42 +16,6 @@ from tests.nn.compare import assert_block_of, grid, own_block, own_slices, rando
 from tests.pool import distributed
 
 
-@pytest.mark.parametrize("stride", [1, 2, 3])
-@pytest.mark.parametrize("kernel", [1, 2, 3, 4])
-@distributed(ranks=4, transports=["loopback"])
-def test_every_window_1d(P_world: Partition, kernel: int, stride: int) -> None:
-    for padding, added, dilation in product((0, 1, 2), (0, 1, 2), (1, 2)):
-        if added >= max(stride, dilation):
-            continue
-        for parts, extent in ((3, 7), (2, 5)):
-            P_x = grid(P_world, [1, 1, parts], [3, 1, 0][:parts])
-            options = {"dilation": dilation, "shape": (2, 2, extent)}
-            check(P_x, 2, 3, kernel, stride, padding, added, **options)
-
-
-@pytest.mark.parametrize(
-    "window",
-    [
-        (2, 2),
-        (3, 2, 1, 1),
-        (4, 2, 1),
-        ((3, 1), (1, 3), (2, 0), (0, 2)),
-        ((1, 5), (2, 1), 0, (1, 0)),
-    ],
-)
-@distributed(ranks=5, transports=["loopback"])
-def test_every_window_2d(P_world: Partition, window: tuple[Any, ...]) -> None:
-    P_x = grid(P_world, [1, 1, 2, 2], [4, 2, 1, 0])
-    for dilation in (1, (2, 1), 3):
-        check(P_x, 3, 2, *window, dilation=dilation, shape=(2, 3, 5, 4))
-
-
-@pytest.mark.parametrize("window", [(2, 2), (3, 2, 1, 1), (3, 1, 1), (2, 3, 0, (0, 1, 2))])
-@distributed(ranks=8, transports=["loopback"])
-def test_every_window_3d(P_world: Partition, window: tuple[Any, ...]) -> None:
-    check(grid(P_world, [1, 1, 2, 2, 2]), 2, 3, *window, shape=(1, 2, 3, 4, 5))
-
-
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("window", [(2, 2), (3, 2, 1, 1)])
 @distributed(ranks=5)
@@ -62,14 +24,6 @@ def test_features_on_every_transport(
 ) -> None:
     P_x = grid(P_world, [1, 1, 2, 2], [4, 2, 1, 0])
     check(P_x, 3, 4, *window, bias=bias, shape=(2, 3, 5, 4), batches=[1, 2])
-
-
-@pytest.mark.parametrize("shape", [(2, 1, 1, 1), (3, 1, 1, 2), (2, 1, 2, 2), (4, 1, 2, 1)])
-@pytest.mark.parametrize("groups", [1, 2])
-@distributed(ranks=9, transports=["loopback"])
-def test_batch_and_features(P_world: Partition, shape: Sequence[int], groups: int) -> None:
-    P_x = grid(P_world, shape, range(9)[-torch.Size(shape).numel() :])
-    check(P_x, 4, 6, 3, 2, 1, groups=groups, shape=(3, 4, 4, 5))
 
 
 @pytest.mark.parametrize("case", CHANNELS)
@@ -91,15 +45,6 @@ def test_split_channels(P_world: Partition, case: str) -> None:
 def test_split_channels_on_every_transport(P_world: Partition, case: str) -> None:
     P_x, P_y, P_w = placed(P_world, case)
     check(P_x, 5, 4, 3, 2, 1, others=(P_y, P_w), shape=(2, 5, 4, 3), batches=[1])
-
-
-@distributed(ranks=5, transports=["loopback"])
-def test_split_channels_1d_and_3d(P_world: Partition) -> None:
-    for dims in (1, 3):
-        ones = [1] * (dims - 1)
-        P_x, P_y = grid(P_world, [1, 2, 1, *ones]), grid(P_world, [1, 1, 1, *ones], [4])
-        P_w = grid(P_world, [1, 2, 1, *ones], [2, 3])
-        check(P_x, 3, 2, 2, 3, others=(P_y, P_w), shape=(2, 3, *(4, 3, 2)[:dims]))
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -127,13 +72,6 @@ def test_groups_on_apart_workers(P_world: Partition) -> None:
     P_w = grid(P_world, [2, 1, 2, 1], [4, 5, 6, 0])
     options = {"groups": 2, "diagonal": True, "shape": (2, 4, 3, 4)}
     check(P_x, 4, 6, 3, 2, 1, others=(P_y, P_w), **options)
-
-
-@pytest.mark.parametrize("sizes", [[6, 2], [1, 7], [8, 0], [0, 8]])
-@pytest.mark.parametrize("window", [(1, 1), (3, 1, 1), (3, 2, 1, 1), (2, 2), (4, 3, 2), (1, 3)])
-@distributed(ranks=3, transports=["loopback"])
-def test_uneven_blocks(P_world: Partition, sizes: list[int], window: tuple[int, ...]) -> None:
-    check(grid(P_world, [1, 1, 2]), 2, 3, *window, shape=(2, 2, 8), sizes={2: sizes})
 
 
 @distributed(ranks=9)

@@ -42,28 +42,6 @@ def partitions_of(P_world: Partition, grids: Grids, ranks: Ranks) -> Partitions:
     return P_x, P_y, P_w
 
 
-@pytest.mark.parametrize("padding_idx", [None, 0, 6, -2])
-@pytest.mark.parametrize("case", CASES)
-@distributed(ranks=8, transports=["loopback"])
-def test_split_table(P_world: Partition, case: str, padding_idx: int | None) -> None:
-    partitions = partitions_of(P_world, *CASES[case])
-    indices = [indices_of((4, 5), 10, seed) for seed in (1, 2)]
-    if partitions[0].size == 1:
-        # As many as the placeholders tell the workers without indices.
-        indices.append(indices_of((3, 5), 10))
-    check_embedding(partitions, (10, 5), indices, padding_idx=padding_idx)
-
-
-@pytest.mark.parametrize("shape", [(1,), (3,), (2, 2), (1, 3)])
-@pytest.mark.parametrize("padding_idx", [None, 2])
-@distributed(ranks=5, transports=["loopback"])
-def test_split_indices(P_world: Partition, shape: tuple[int, ...], padding_idx: int | None) -> None:
-    size = torch.Size(shape).numel()
-    P_x = grid(P_world, shape, range(5)[-size:])
-    indices = [indices_of((2, 4, 6)[3 - dims :], 7) for dims in (len(shape), 3)]
-    check_embedding((P_x, None, None), (7, 3), indices, padding_idx=padding_idx)
-
-
 @pytest.mark.parametrize("case", ["alone", "batch and rows"])
 @distributed(ranks=8)
 def test_uneven_and_empty_blocks_on_every_transport(P_world: Partition, case: str) -> None:

@@ -81,13 +81,6 @@ SPLIT = {
 }
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("case", SPLIT)
-@distributed(ranks=8, transports=["loopback"])
-def test_split_features(P_world: Partition, case: str, bias: bool) -> None:
-    check_split(P_world, SPLIT[case], bias=bias, batches=[2, 3])
-
-
 @distributed(ranks=6)
 def test_split_features_on_every_transport(P_world: Partition) -> None:
     check_split(P_world, SPLIT["both, uneven"])
@@ -101,16 +94,6 @@ LEADING_SPLIT: dict[str, tuple[Placed, Placed, Placed]] = {
     "batch and both": (([2, 2], None), ([2, 2], None), ([2, 2, 2], [1, 3, 5, 7, 6, 4, 2, 0])),
     "batch, sequence and inputs": (([2, 2, 2], None), ([2, 2, 1], None), ([2, 2, 1, 2], None)),
 }
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("case", LEADING_SPLIT)
-@distributed(ranks=8, transports=["loopback"])
-def test_split_leading_dims_and_features(P_world: Partition, case: str, bias: bool) -> None:
-    """The input may have one more leading dim than the partition has axes."""
-    axes = len(LEADING_SPLIT[case][0][0])
-    for leading in ((3, 5)[-axes + 1 :], (2, 3, 4)[-axes:]):
-        check_split(P_world, LEADING_SPLIT[case], leading, bias=bias)
 
 
 @pytest.mark.parametrize("case", ["batch and inputs", "batch and outputs"])

@@ -12,12 +12,10 @@ from gpudist import nn
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.world.partition import CartesianPartition, Partition
 from tests.nn.compare import Cut, grid, own_block, random_like_all
-from tests.nn.loss.loss_cases import GRIDS, check, own_part
+from tests.nn.loss.loss_cases import check, own_part
 from tests.pool import distributed
 
 F64 = torch.float64
-REDUCTIONS = ("mean", "sum", "none")
-UNEVEN = [{0: [4, 1], 1: [1, 6]}, {0: [0, 5], 1: [7, 0]}]
 
 
 def classes_of(shape: Sequence[int], ignored: Sequence[int] = ()) -> torch.Tensor:
@@ -53,47 +51,6 @@ def weight_of(classes: int) -> torch.Tensor:
     return torch.linspace(0.5, 2, classes, dtype=F64)
 
 
-@pytest.mark.parametrize("layer", ["CrossEntropyLoss", "NLLLoss"])
-@pytest.mark.parametrize("case", GRIDS)
-@distributed(ranks=6, transports=["loopback"])
-def test_indices(P_world: Partition, case: str, layer: str) -> None:
-    shape, ranks, x_shape = GRIDS[case]
-    P_x = grid(P_world, shape, ranks)
-    weight = weight_of(x_shape[1])
-    last = x_shape[0] * torch.Size(x_shape[2:]).numel() - 1
-    for reduction in REDUCTIONS:
-        check_indices(layer, P_x, x_shape, ignored=[0, last], reduction=reduction)
-        check_indices(layer, P_x, x_shape, ignored=[1], weight=weight, reduction=reduction)
-    check_indices(layer, P_x, x_shape)
-    check_indices(layer, P_x, x_shape, weight=weight, ignore_index=1)
-
-
-@pytest.mark.parametrize("case", GRIDS)
-@distributed(ranks=6, transports=["loopback"])
-def test_label_smoothing(P_world: Partition, case: str) -> None:
-    shape, ranks, x_shape = GRIDS[case]
-    P_x = grid(P_world, shape, ranks)
-    weight = weight_of(x_shape[1])
-    entropy = "CrossEntropyLoss"
-    for reduction in REDUCTIONS:
-        options = {"label_smoothing": 0.3, "reduction": reduction}
-        check_indices(entropy, P_x, x_shape, ignored=[1], **options)
-        check_indices(entropy, P_x, x_shape, weight=weight, ignore_index=1, **options)
-    check_indices(entropy, P_x, x_shape, weight=weight, label_smoothing=1.0)
-
-
-@pytest.mark.parametrize("case", GRIDS)
-@distributed(ranks=6, transports=["loopback"])
-def test_probabilities(P_world: Partition, case: str) -> None:
-    shape, ranks, x_shape = GRIDS[case]
-    P_x = grid(P_world, shape, ranks)
-    weight = weight_of(x_shape[1])
-    for reduction in REDUCTIONS:
-        check_probabilities(P_x, x_shape, reduction=reduction)
-        check_probabilities(P_x, x_shape, weight=weight, reduction=reduction)
-    check_probabilities(P_x, x_shape, weight=weight, label_smoothing=0.3)
-
-
 @pytest.mark.parametrize("shape", [(3, 1), (1, 3), (2, 2)])
 @distributed(ranks=5, transports=["loopback"])
 def test_ignored_targets(P_world: Partition, shape: tuple[int, int]) -> None:
@@ -105,16 +62,6 @@ def test_ignored_targets(P_world: Partition, shape: tuple[int, int]) -> None:
                 options = {"label_smoothing": smoothing, "reduction": reduction}
                 check_indices("CrossEntropyLoss", P_x, (6, 4), list(ignored), **options)
             check_indices("NLLLoss", P_x, (6, 4), list(ignored), reduction=reduction)
-
-
-@distributed(ranks=4, transports=["loopback"])
-def test_uneven_blocks(P_world: Partition) -> None:
-    P_x = grid(P_world, [2, 2])
-    for sizes in UNEVEN:
-        check_indices("NLLLoss", P_x, (5, 7), sizes=sizes, weight=weight_of(7))
-        options = {"weight": weight_of(7), "label_smoothing": 0.1}
-        check_indices("CrossEntropyLoss", P_x, (5, 7), sizes=sizes, **options)
-        check_probabilities(P_x, (5, 7), sizes, **options)
 
 
 @distributed(ranks=3, transports=["loopback"])

@@ -14,7 +14,7 @@ from gpudist.errors import PartitionError, ShapeError
 from gpudist.world.partition import CartesianPartition, Partition
 from tests.fuzz.case import torch_refuses
 from tests.nn.compare import Cut, grid, own_slices, random_like_all
-from tests.nn.loss.loss_cases import GRIDS, Kind, check, own_part, sequential_of, values
+from tests.nn.loss.loss_cases import Kind, check, own_part, sequential_of, values
 from tests.pool import distributed
 
 F64 = torch.float64
@@ -65,47 +65,6 @@ ELEMENTS: dict[str, Element] = {
     "hinge": Element("HingeEmbeddingLoss", {}, ("any", "sign"), learned=1),
     "hinge, margin": Element("HingeEmbeddingLoss", {"margin": 2.5}, ("any", "sign"), learned=1),
 }
-
-
-@pytest.mark.parametrize("case", ["batch, empty", "all"])
-@pytest.mark.parametrize("kind", ELEMENTS)
-@distributed(ranks=6, transports=["loopback"])
-def test_reductions(P_world: Partition, kind: str, case: str) -> None:
-    element = ELEMENTS[kind]
-    shape, ranks, x_shape = GRIDS[case]
-    P_x = grid(P_world, shape, ranks)
-    reductions = ["mean", "sum", "none"]
-    if element.layer == "KLDivLoss":
-        reductions.append("batchmean")
-    for reduction in reductions:
-        sequential, loss = element.both(P_x, reduction=reduction)
-        check(P_x, sequential, loss, element.tensors(x_shape), learned=element.learned)
-
-
-@pytest.mark.parametrize("sizes", [{0: [4, 0]}, {0: [1, 3], 1: [5, 0]}])
-@distributed(ranks=5, transports=["loopback"])
-def test_uneven_blocks(P_world: Partition, sizes: Cut) -> None:
-    P_x = grid(P_world, [2, 2], [4, 3, 1, 0])
-    for element in ELEMENTS.values():
-        reduction = "batchmean" if element.layer == "KLDivLoss" else "mean"
-        sequential, loss = element.both(P_x, reduction=reduction)
-        check(P_x, sequential, loss, element.tensors((4, 5)), sizes, learned=element.learned)
-
-
-@pytest.mark.parametrize("kind", ELEMENTS)
-@distributed(ranks=3, transports=["loopback"])
-def test_of_no_cells(P_world: Partition, kind: str) -> None:
-    """Torch's mean of none is not a number; its sum is 0."""
-    element = ELEMENTS[kind]
-    P_x = grid(P_world, [2, 1])
-    for reduction in ("mean", "sum"):
-        sequential, loss = element.both(P_x, reduction=reduction)
-        for shape in ((0, 3), (4, 0)):
-            check(P_x, sequential, loss, element.tensors(shape), learned=element.learned)
-    if element.layer == "KLDivLoss":
-        sequential, loss = element.both(P_x, reduction="batchmean")
-        for shape in ((0, 3), (4, 0)):
-            check(P_x, sequential, loss, element.tensors(shape), learned=element.learned)
 
 
 @distributed(ranks=3, transports=["loopback"])

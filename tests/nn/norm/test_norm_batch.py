@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from gpudist import nn
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.world.partition import CartesianPartition, Partition
 from tests.nn.compare import (
-    Cut,
     assert_block_of,
     assert_parameter_gradients,
     gradient_of,
@@ -56,64 +54,12 @@ def both(P_x: CartesianPartition, channels: int = 7, **options: Any) -> Made:
     )
 
 
-@pytest.mark.parametrize("case", GRIDS)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"affine": False},
-        {"bias": False, "eps": 0.1},
-        {"momentum": None},
-        {"momentum": 0.7, "track_running_stats": True},
-        {"track_running_stats": False},
-    ],
-    ids=str,
-)
-@distributed(ranks=9, transports=["loopback"])
-def test_options(P_world: Partition, case: str, options: dict[str, Any]) -> None:
-    """Rank 8 has no part. Several batches in training, then one in evaluation."""
-    P_x = grid(P_world, *GRIDS[case])
-    made, owned = both(P_x, **options), owner(P_x, [1])
-    batches = [] if P_x.shape[0] > 1 else [2, 3]
-    check(made, P_x, SHAPE, owned, batches=batches)
-    for module in made:
-        module.eval()
-    check(made, P_x, SHAPE, owned)
-
-
 @distributed(ranks=9)
 def test_every_transport(P_world: Partition) -> None:
     P_x = grid(P_world, *GRIDS["mixed"])
     made, owned = both(P_x), owner(P_x, [1])
     check(made, P_x, SHAPE, owned)
     check_penalty(made, P_x, SHAPE, owned, "input")
-
-
-@pytest.mark.parametrize(
-    ("shape", "P", "sizes"),
-    [
-        ((5, 7), [2, 2], {0: [4, 1]}),
-        ((6, 3), [2, 4], None),
-        ((5, 3, 8), [1, 1, 4], {2: [5, 0, 2, 1]}),
-        ((4, 3, 9), [3, 1, 2], {0: [0, 4, 0], 2: [2, 7]}),
-        ((2, 3, 3, 4, 5), [1, 1, 2, 1, 2], {4: [1, 4]}),
-        ((2, 5, 2, 2, 2), [2, 1, 1, 4, 1], None),
-        ((4, 6, 5), [1, 3, 2], {1: [1, 2, 3]}),
-    ],
-    ids=str,
-)
-@distributed(ranks=9, transports=["loopback"])
-def test_blocks(
-    P_world: Partition, shape: Sequence[int], P: Sequence[int], sizes: Cut | None
-) -> None:
-    """Uneven and empty blocks in every dim, channels included."""
-    P_x = grid(P_world, P, range(9)[-torch.Size(P).numel() :])
-    tracks = sizes is None or 1 not in sizes
-    made = both(P_x, shape[1], track_running_stats=tracks)
-    for mode in (True, False):
-        for module in made:
-            module.train(mode)
-        check(made, P_x, shape, owner(P_x, [1]), sizes)
 
 
 @distributed(ranks=4, transports=["loopback"])

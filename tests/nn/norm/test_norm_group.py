@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -48,44 +47,6 @@ def instance_norms(P_x: CartesianPartition, channels: int, **options: Any) -> Ma
     )
 
 
-@pytest.mark.parametrize("case", GRIDS)
-@pytest.mark.parametrize("groups", [1, 2, 4, 6, 12])
-@distributed(ranks=9, transports=["loopback"])
-def test_groups(P_world: Partition, case: str, groups: int) -> None:
-    """Groups inside blocks, blocks inside groups, and both across each other."""
-    P_x = grid(P_world, *GRIDS[case])
-    check(group_norms(P_x, groups), P_x, SHAPE, owner(P_x, [1]), SIZES.get(case))
-
-
-@pytest.mark.parametrize("options", [{"affine": False}, {"bias": False}, {"eps": 0.1}], ids=str)
-@distributed(ranks=9, transports=["loopback"])
-def test_options(P_world: Partition, options: dict[str, Any]) -> None:
-    P_x = grid(P_world, *GRIDS["mixed"])
-    check(group_norms(P_x, 3, **options), P_x, SHAPE, owner(P_x, [1]))
-
-
-@pytest.mark.parametrize(
-    ("shape", "P", "groups", "sizes"),
-    [
-        ((4, 6), [2, 3], 3, None),
-        ((4, 6), [2, 4], 3, {0: [4, 0]}),
-        ((2, 3), [2, 1], 3, None),
-        ((2, 4, 9), [1, 2, 3], 1, {2: [0, 8, 1]}),
-        ((2, 3, 4), [1, 4, 2], 1, None),
-        ((2, 3, 4), [1, 4, 2], 3, None),
-        ((5, 2, 3, 4, 2), [2, 1, 1, 2, 2], 2, {0: [5, 0]}),
-    ],
-    ids=str,
-)
-@distributed(ranks=9, transports=["loopback"])
-def test_blocks(
-    P_world: Partition, shape: Sequence[int], P: Sequence[int], groups: int, sizes: Cut | None
-) -> None:
-    """Uneven and empty blocks, any number of dims."""
-    P_x = grid(P_world, P, range(9)[-torch.Size(P).numel() :])
-    check(group_norms(P_x, groups, shape[1]), P_x, shape, owner(P_x, [1]), sizes)
-
-
 @distributed(ranks=9)
 def test_every_transport(P_world: Partition) -> None:
     case = "uneven channels and features"
@@ -122,42 +83,6 @@ def test_messages(P_world: Partition) -> None:
         assert operations(P_world) == before + expected
         y.square().sum().backward()
         assert operations(P_world) == before + 2 * expected
-
-
-@pytest.mark.parametrize("case", ["one", "batch", "channels", "features", "mixed"])
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"affine": True}, {"affine": True, "track_running_stats": True, "momentum": 0.3}],
-    ids=str,
-)
-@distributed(ranks=9, transports=["loopback"])
-def test_instances(P_world: Partition, case: str, options: dict[str, Any]) -> None:
-    P_x = grid(P_world, *GRIDS[case])
-    made, owned = instance_norms(P_x, 12, **options), owner(P_x, [1])
-    check(made, P_x, SHAPE, owned, batches=[] if P_x.shape[0] > 1 else [2])
-    for module in made:
-        module.eval()
-    check(made, P_x, SHAPE, owned)
-
-
-@pytest.mark.parametrize(
-    ("shape", "P", "sizes"),
-    [
-        ((3, 2, 9), [1, 1, 4], {2: [0, 5, 1, 3]}),
-        ((3, 2, 5), [4, 1, 2], None),
-        ((3, 5, 4), [1, 3, 2], {1: [1, 4, 0]}),
-        ((2, 3, 3, 2, 4), [1, 2, 1, 2, 2], None),
-    ],
-    ids=str,
-)
-@distributed(ranks=9, transports=["loopback"])
-def test_blocks_of_instances(
-    P_world: Partition, shape: Sequence[int], P: Sequence[int], sizes: Cut | None
-) -> None:
-    P_x = grid(P_world, P)
-    tracks = sizes is None or 1 not in sizes
-    made = instance_norms(P_x, shape[1], affine=True, track_running_stats=tracks)
-    check(made, P_x, shape, owner(P_x, [1]), sizes)
 
 
 @pytest.mark.parametrize("tracks", [True, False])

@@ -44,37 +44,6 @@ def both(kind: str, P_x: CartesianPartition, shape: Sequence[int], **options: An
 
 
 @pytest.mark.parametrize("kind", ["LayerNorm", "RMSNorm"])
-@pytest.mark.parametrize("case", CASES)
-@distributed(ranks=9, transports=["loopback"])
-def test_partitions(P_world: Partition, case: str, kind: str) -> None:
-    shape, count, P, sizes = CASES[case]
-    P_x = grid(P_world, P, range(9)[-torch.Size(P).numel() :])
-    made = both(kind, P_x, shape[-count:])
-    batches = [7, 1] if P[0] == 1 and count < len(shape) else []
-    check(made, P_x, shape, owner(P_x, range(-count, 0)), sizes, batches=batches)
-
-
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        ("LayerNorm", {"elementwise_affine": False}),
-        ("LayerNorm", {"bias": False}),
-        ("LayerNorm", {"eps": 0.3}),
-        ("RMSNorm", {"elementwise_affine": False}),
-        ("RMSNorm", {"eps": 0.3}),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("case", ["batch", "mixed"])
-@distributed(ranks=9, transports=["loopback"])
-def test_options(P_world: Partition, case: str, kind: str, options: dict[str, Any]) -> None:
-    shape, count, P, sizes = CASES[case]
-    P_x = grid(P_world, P)
-    made = both(kind, P_x, shape[-count:], **options)
-    check(made, P_x, shape, owner(P_x, range(-count, 0)), sizes)
-
-
-@pytest.mark.parametrize("kind", ["LayerNorm", "RMSNorm"])
 @distributed(ranks=8)
 def test_every_transport(P_world: Partition, kind: str) -> None:
     shape, count, P, sizes = CASES["uneven in two"]

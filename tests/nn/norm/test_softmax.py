@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,9 +12,7 @@ from gpudist import nn
 from gpudist.errors import GpudistError, PartitionError, ShapeError
 from gpudist.world.partition import Partition
 from tests.nn.compare import (
-    Cut,
     assert_block_of,
-    assert_same_as_sequential,
     grid,
     own_block,
     own_slices,
@@ -22,46 +20,11 @@ from tests.nn.compare import (
 )
 from tests.pool import distributed
 
-Placed = tuple[Sequence[int], Sequence[int] | None, Sequence[int], int, Cut | None]
 KINDS = ("Softmax", "LogSoftmax", "Softmin")
-CASES: dict[str, Placed] = {
-    "one worker": ((1, 1), [3], (4, 5), 1, None),
-    "other dims": ((3, 1), [3, 0, 5], (4, 5), 1, None),
-    "the dim": ((1, 3), [3, 0, 5], (4, 5), 1, None),
-    "the dim, in front": ((3, 1), [5, 4, 3], (7, 2), 0, None),
-    "both": ((2, 2), [3, 1, 2, 0], (3, 5), -1, None),
-    "in the middle": ((1, 2, 3), None, (2, 4, 5), 1, None),
-    "uneven": ((2, 2), [3, 1, 2, 0], (3, 5), 1, {0: [0, 3], 1: [4, 1]}),
-    "an empty block of the dim": ((1, 4), None, (2, 5), 1, {1: [0, 3, 0, 2]}),
-    "more workers than cells": ((1, 5), [5, 4, 3, 2, 1], (2, 3), 1, None),
-    "no cells": ((2, 2), None, (3, 0), 1, None),
-    "no lines": ((2, 2), None, (0, 3), 1, None),
-}
 
 
 def layers(kind: str, P_x: Any, *options: Any) -> tuple[torch.nn.Module, torch.nn.Module]:
     return getattr(torch.nn, kind)(*options), getattr(nn, f"Distributed{kind}")(P_x, *options)
-
-
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("kind", KINDS)
-@distributed(ranks=6, transports=["loopback"])
-def test_values_and_gradients(P_world: Partition, kind: str, case: str) -> None:
-    shape, ranks, x_shape, dim, sizes = CASES[case]
-    P_x = grid(P_world, shape, ranks)
-    sequential, layer = layers(kind, P_x, dim)
-    assert_same_as_sequential(
-        lambda: sequential, lambda: layer, P_x, P_x, x_shape, sizes=sizes, output_sizes=sizes
-    )
-
-
-@pytest.mark.parametrize("shape", [(1, 2, 2, 1), (2, 3, 1, 1), (2, 1, 2)])
-@distributed(ranks=6, transports=["loopback"])
-def test_of_images(P_world: Partition, shape: tuple[int, ...]) -> None:
-    P_x = grid(P_world, shape)
-    sequential, layer = layers("Softmax2d", P_x)
-    x_shape = (3, 4, 3, 2)[-len(shape) :]
-    assert_same_as_sequential(lambda: sequential, lambda: layer, P_x, P_x, x_shape)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -66,42 +66,6 @@ def check(
 
 @pytest.mark.parametrize("kind", DISTRIBUTED)
 @distributed(ranks=4, transports=["loopback"])
-def test_every_size_1d(P_world: Partition, kind: str) -> None:
-    for parts in (2, 3, 4):
-        P_x = grid(P_world, [1, 1, parts], [3, 1, 0, 2][:parts])
-        for extent in (1, 7, 12):
-            for size in (1, 2, 4, 5, 12, 17):
-                check(kind, P_x, size, (2, 2, extent))
-
-
-@pytest.mark.parametrize("outputs", [1, 3, (5, 2), (None, 4), (9, None), (12, 1)])
-@pytest.mark.parametrize("kind", DISTRIBUTED)
-@distributed(ranks=5, transports=["loopback"])
-def test_every_partition_2d(P_world: Partition, kind: str, outputs: Any) -> None:
-    for shape in ([1, 1, 2, 2], [2, 1, 1, 2], [1, 2, 2, 1], [2, 2, 1, 1], [1, 1, 4, 1]):
-        check(kind, grid(P_world, shape, [4, 2, 1, 0]), outputs, (3, 2, 9, 10))
-
-
-@pytest.mark.parametrize("outputs", [1, 4, (2, None, 3)])
-@pytest.mark.parametrize("kind", DISTRIBUTED)
-@distributed(ranks=8, transports=["loopback"])
-def test_3d(P_world: Partition, kind: str, outputs: Any) -> None:
-    check(kind, grid(P_world, [1, 1, 2, 2, 2]), outputs, (2, 2, 5, 6, 7))
-
-
-@pytest.mark.parametrize("kind", DISTRIBUTED)
-@distributed(ranks=4, transports=["loopback"])
-def test_uneven_and_empty_blocks(P_world: Partition, kind: str) -> None:
-    for sizes in ([6, 0, 1, 2], [0, 0, 0, 9], [1, 1, 6, 1], [0, 5, 4, 0]):
-        for size in (1, 3, 4, 7, 20):
-            check(kind, grid(P_world, [1, 1, 4]), size, (2, 2, 9), {2: sizes})
-    cut = {0: [1, 2], 1: [3, 0]}
-    check(kind, grid(P_world, [2, 2, 1]), 2, (3, 3, 5), cut)
-    check(kind, grid(P_world, [1, 1, 2, 2]), (3, 1), (2, 2, 5, 6), {2: [5, 0], 3: [1, 5]})
-
-
-@pytest.mark.parametrize("kind", DISTRIBUTED)
-@distributed(ranks=4, transports=["loopback"])
 def test_no_outputs_and_no_batch(P_world: Partition, kind: str) -> None:
     P_x = grid(P_world, [1, 1, 2, 2])
     for size, shape in (((0, 2), (2, 3, 4, 4)), ((1, 3), (0, 2, 5, 7))):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,42 +12,6 @@ from tests.nn.compare import assert_block_of, grid, own_block, own_slices, rando
 from tests.nn.in_place import blocks_of_any_size, has_faces
 from tests.nn.pool.test_pool import DISTRIBUTED, check
 from tests.pool import distributed
-
-MEANS: list[dict[str, Any]] = [{}, {"count_include_pad": False}]
-
-
-@pytest.mark.parametrize(
-    "window", [(2, 2, 0), (3, 2, 0), (3, 2, 1), (3, 3, 1), (5, 3, 2), (2, 5, 0)]
-)
-@pytest.mark.parametrize("kind", DISTRIBUTED)
-@distributed(ranks=3, transports=["loopback"])
-def test_windows_1d(P_world: Partition, kind: str, window: tuple[int, ...]) -> None:
-    P_x = grid(P_world, [1, 1, 3], [2, 0, 1])
-    for extent in (3, 5, 8, 9, 10, 11):
-        for options in MEANS if kind == "average" else [{}]:
-            check(kind, P_x, *window, ceil_mode=True, shape=(2, 2, extent), **options)
-        if kind == "max" and extent > 7:
-            check(kind, P_x, *window, 2, ceil_mode=True, shape=(2, 2, extent))
-
-
-@pytest.mark.parametrize("shape", [[1, 1, 2, 2], [2, 2, 1, 1], [1, 1, 1, 4]])
-@pytest.mark.parametrize("kind", DISTRIBUTED)
-@distributed(ranks=4, transports=["loopback"])
-def test_windows_2d(P_world: Partition, kind: str, shape: list[int]) -> None:
-    P_x = grid(P_world, shape)
-    for window in ((2,), (3, 2, 1), ((3, 2), (2, 3), (1, 0))):
-        variants = [*MEANS, {"divisor_override": 5}] if kind == "average" else [{}]
-        for options in variants:
-            check(kind, P_x, *window, ceil_mode=True, shape=(2, 3, 10, 7), **options)
-
-
-@pytest.mark.parametrize("kind", DISTRIBUTED)
-@distributed(ranks=4, transports=["loopback"])
-def test_uneven_blocks(P_world: Partition, kind: str) -> None:
-    P_x = grid(P_world, [1, 1, 4])
-    for sizes in ([9, 0, 1, 1], [0, 0, 0, 11], [1, 2, 3, 5]):
-        for window in ((2,), (3, 2, 1), (4, 3, 2)):
-            check(kind, P_x, *window, ceil_mode=True, shape=(2, 2, 11), sizes={2: sizes})
 
 
 @pytest.mark.parametrize("kind", DISTRIBUTED)

@@ -54,41 +54,6 @@ def check(
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@distributed(ranks=5, transports=["loopback"])
-def test_every_padding_1d(P_world: Partition, kind: str) -> None:
-    for padding in (0, 1, 3, (2, 0), (0, 4), (-1, -2), -2):
-        for parts, extent in ((2, 8), (3, 7), (4, 5)):
-            check(P_world, kind, (2, 3, extent), [1, 1, parts], padding, ranks=[4, 2, 0, 1][:parts])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    "P_shape", [[1, 1, 2, 2], [2, 1, 2, 1], [1, 2, 1, 2], [4, 1, 1, 1], [1, 4, 1, 1], [1, 1, 1, 4]]
-)
-@distributed(ranks=5, transports=["loopback"])
-def test_every_partition_2d(P_world: Partition, kind: str, P_shape: Sequence[int]) -> None:
-    for padding in (2, (1, 0, 3, 2), (0, -1, 2, 0)):
-        check(P_world, kind, (3, 2, 5, 6), P_shape, padding, ranks=[4, 3, 1, 0])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@distributed(ranks=8, transports=["loopback"])
-def test_every_dim_3d(P_world: Partition, kind: str) -> None:
-    for padding in (1, (1, 0, 2, 3, 0, 1)):
-        check(P_world, kind, (1, 2, 3, 4, 5), [1, 1, 2, 2, 2], padding)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("sizes", [[6, 2], [1, 7], [8, 0], [0, 8]])
-@distributed(ranks=3, transports=["loopback"])
-def test_uneven_and_empty_blocks(P_world: Partition, kind: str, sizes: list[int]) -> None:
-    for padding in (1, (7, 3), (-3, -4)):
-        check(P_world, kind, (2, 2, 8), [1, 1, 2], padding, {2: sizes}, [2, 0])
-    check(P_world, kind, (3, 2, 5), [2, 1, 1], 2, {0: [0, 3]})
-    check(P_world, kind, (3, 2, 5), [1, 3, 1], 2)
-
-
 @pytest.mark.parametrize(
     "kind, padding",
     [("Replication", (9, 6)), ("Constant", (9, 6)), ("Circular", (3, 3)), ("Reflection", (2, 2))],
@@ -97,15 +62,6 @@ def test_uneven_and_empty_blocks(P_world: Partition, kind: str, sizes: list[int]
 def test_blocks_of_padding_only(P_world: Partition, kind: str, padding: tuple[int, int]) -> None:
     check(P_world, kind, (2, 2, 3), [1, 1, 5], padding)
     check(P_world, kind, (2, 2, 3, 3), [1, 1, 5, 1], (0, 1, *padding))
-
-
-@pytest.mark.parametrize(
-    "kind, padding",
-    [("Replication", (5, -2)), ("Reflection", (-4, 3)), ("Zero", (-3, 5)), ("Zero", (-2, -3))],
-)
-@distributed(ranks=4, transports=["loopback"])
-def test_cropping_and_padding(P_world: Partition, kind: str, padding: tuple[int, int]) -> None:
-    check(P_world, kind, (2, 2, 5), [1, 1, 4], padding)
 
 
 @pytest.mark.parametrize("kind", ["Reflection", "Replication"])

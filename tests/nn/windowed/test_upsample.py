@@ -25,17 +25,6 @@ from tests.nn.compare import (
 from tests.pool import distributed
 
 LOOPBACK = ["loopback"]
-WAYS: list[dict[str, Any]] = [
-    {"size": 5},
-    {"size": 19},
-    {"size": 1},
-    {"scale_factor": 2},
-    {"scale_factor": 4},
-    {"scale_factor": 3},
-    {"scale_factor": 1.5},
-    {"scale_factor": 0.4},
-    {"scale_factor": 2.7, "recompute_scale_factor": True},
-]
 
 
 def check(
@@ -58,74 +47,6 @@ def check(
         x=x,
         batches=batches,
     )
-
-
-@pytest.mark.parametrize("way", WAYS, ids=str)
-@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "linear", "area"])
-@distributed(ranks=4, transports=LOOPBACK)
-def test_every_mode_1d(P_world: Partition, mode: str, way: dict[str, Any]) -> None:
-    for parts, extent in ((3, 11), (2, 8), (3, 3)):
-        P_x = grid(P_world, [1, 1, parts], [3, 1, 0][:parts])
-        check(P_x, (2, 2, extent), mode=mode, **way)
-        if mode == "linear":
-            check(P_x, (2, 2, extent), mode=mode, align_corners=True, **way)
-
-
-@pytest.mark.parametrize(
-    "way", [*WAYS, {"size": (7, 3)}, {"scale_factor": (0.5, 2)}, {"scale_factor": (2, 4)}], ids=str
-)
-@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic", "area"])
-@distributed(ranks=4, transports=LOOPBACK)
-def test_every_mode_2d(P_world: Partition, mode: str, way: dict[str, Any]) -> None:
-    P_x = grid(P_world, [1, 1, 2, 2], [3, 2, 1, 0])
-    check(P_x, (2, 3, 7, 6), mode=mode, **way)
-    if mode in ("bilinear", "bicubic"):
-        check(P_x, (2, 3, 7, 6), mode=mode, align_corners=True, **way)
-
-
-@pytest.mark.parametrize("way", [{"size": (4, 9, 3)}, {"scale_factor": 2}, {"scale_factor": 1.7}])
-@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "trilinear", "area"])
-@distributed(ranks=8, transports=LOOPBACK)
-def test_every_mode_3d(P_world: Partition, mode: str, way: dict[str, Any]) -> None:
-    P_x = grid(P_world, [1, 1, 2, 2, 2])
-    check(P_x, (1, 2, 5, 6, 3), mode=mode, **way)
-
-
-@pytest.mark.parametrize("mode", ["nearest", "linear", "area"])
-@pytest.mark.parametrize("shape", [(2, 1, 1), (1, 2, 1), (1, 4, 2), (2, 2, 2), (4, 1, 2)])
-@distributed(ranks=9, transports=LOOPBACK)
-def test_split_batch_and_channels(P_world: Partition, mode: str, shape: tuple[int, ...]) -> None:
-    P_x = grid(P_world, shape, range(9)[-torch.Size(shape).numel() :])
-    check(P_x, (3, 3, 9), mode=mode, size=14)
-
-
-@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "linear", "area"])
-@distributed(ranks=4, transports=LOOPBACK)
-def test_uneven_blocks_more_workers_than_cells_and_more_than_outputs(
-    P_world: Partition, mode: str
-) -> None:
-    P_x = grid(P_world, [1, 1, 4])
-    for cut in ([1, 0, 6, 1], [8, 0, 0, 0], [0, 0, 0, 8]):
-        check(P_x, (2, 2, 8), {2: cut}, mode=mode, scale_factor=2)
-        for size in (3, 13):
-            check(P_x, (2, 2, 8), {2: cut}, mode=mode, size=size)
-    for extent, size in ((1, 9), (3, 3), (9, 1), (2, 4)):
-        check(P_x, (2, 2, extent), mode=mode, size=size)
-    check(grid(P_world, [2, 2, 1]), (3, 3, 4), {0: [1, 2], 1: [3, 0]}, mode=mode, size=7)
-
-
-@pytest.mark.parametrize("layer", ["UpsamplingNearest2d", "UpsamplingBilinear2d"])
-@distributed(ranks=4, transports=LOOPBACK)
-def test_named_layers(P_world: Partition, layer: str) -> None:
-    P_x = grid(P_world, [1, 1, 2, 2])
-    for way in ({"size": (9, 4)}, {"scale_factor": 1.5}):
-        assert_same_as_sequential(
-            lambda way=way: getattr(torch.nn, layer)(**way),
-            lambda way=way: getattr(nn, f"Distributed{layer}")(P_x, **way),
-            P_x,
-            P_x,
-            (2, 3, 7, 6),
-        )
 
 
 # Extents and what torch rounds in several ways: 1 / 2.3, 7 / 6, the scale of as many outputs.
