@@ -54,6 +54,17 @@ def both(P_x: CartesianPartition, channels: int = 7, **options: Any) -> Made:
     )
 
 
+@distributed(ranks=9, transports=["loopback"])
+def test_averages_of_all_batches(P_world: Partition) -> None:
+    """Rank 8 has no part. Several batches in training, then one in evaluation."""
+    P_x = grid(P_world, *GRIDS["features"])
+    made, owned = both(P_x, momentum=None), owner(P_x, [1])
+    check(made, P_x, SHAPE, owned, batches=[2, 3])
+    for module in made:
+        module.eval()
+    check(made, P_x, SHAPE, owned)
+
+
 @distributed(ranks=9)
 def test_every_transport(P_world: Partition) -> None:
     P_x = grid(P_world, *GRIDS["mixed"])
