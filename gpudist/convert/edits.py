@@ -202,7 +202,7 @@ class SplitWeight:
 
         def used(p: torch.Tensor) -> ParameterPlacement:
             # A bias has rows alone.
-            dims = zip((rows, columns), weight_dims if p.dim() > 1 else range(p.dim()))
+            dims = zip((rows, columns), weight_dims if p.dim() > 1 else range(p.dim()), strict=False)
             splits = {axes.index(axis): split(dim) for axis, dim in dims if axis in axes}
             return ParameterPlacement.on(self.P, p.shape, splits)
 

@@ -14,9 +14,9 @@ from torch.utils.data import ConcatDataset, DataLoader, StackDataset, Subset
 from gpudist.data import RandomCrops, block_of
 from gpudist.errors import ShapeError
 from gpudist.world.partition import Partition
+from tests.data.test_blocks import Counted
 from tests.nn.compare import grid, own_slices
 from tests.pool import distributed
-from tests.data.test_blocks import Counted
 
 SHAPE, SIZE = (7, 6, 9), (4, 5, 3)
 
