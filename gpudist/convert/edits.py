@@ -140,8 +140,8 @@ def _weight_dims(path: str, modules: dict[str, nn.Module], shape: Shape) -> tupl
     layer: Any = modules[path]
     dims = next((dims for kind, dims in _WEIGHT_DIMS.items() if isinstance(layer, kind)), None)
     is_linear = isinstance(layer, nn.Linear)
-    fits = dims and (len(shape) > 2 if is_linear else len(shape) == 3 + len(layer.kernel_size))
-    if not dims or not fits:
+    space = len(getattr(layer, "kernel_size", ()))
+    if dims is None or (len(shape) < 3 if is_linear else len(shape) != 3 + space):
         raise ConversionError(
             f"{path}: split_weight got a {type(layer).__name__} and a grid {list(shape)}; it takes "
             "a Linear and a grid [*leading, rows, columns] with at least one leading axis, or a "
@@ -202,7 +202,7 @@ class SplitWeight:
 
         def used(p: torch.Tensor) -> ParameterPlacement:
             # A bias has rows alone.
-            dims = zip((rows, columns), weight_dims if p.dim() > 1 else range(p.dim()))
+            dims = enumerate(weight_dims if p.dim() > 1 else range(p.dim()), rows)
             splits = {axes.index(axis): split(dim) for axis, dim in dims if axis in axes}
             return ParameterPlacement.on(self.P, p.shape, splits)
 
