@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils.parametrize import is_parametrized
 
 from gpudist.convert.blocks_in_state_dict import keep_blocks
 from gpudist.convert.network_plan import NetworkPlan, Shape, workers_of
@@ -148,7 +147,7 @@ def _weight_dims(path: str, modules: dict[str, nn.Module], shape: Shape) -> tupl
             "convolution and a grid [batch, rows, columns, *space] with an axis for each dim of "
             "the kernel"
         )
-    if is_parametrized(layer):
+    if hasattr(layer, "parametrizations"):
         raise ConversionError(
             f"{path}: split_weight splits parameters, but those of this layer are computed from "
             f"{[name for name, _ in layer.named_parameters()]}; remove its parametrizations"

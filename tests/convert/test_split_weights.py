@@ -119,7 +119,7 @@ VOLUME = (2, 1, 8, 8, 8)
 
 
 @pytest.mark.parametrize("replicate", [True, False], ids=["replicated", "owned"])
-@distributed(ranks=4, transports=["loopback", "host"])
+@distributed(ranks=4, transports=["loopback"])
 def test_bottom_of_a_unet(P_world: Partition, replicate: bool) -> None:
     assert_as_alone(
         UNet3d, grid(P_world, [1, 1, 2, 2, 1]), [VOLUME], bottom_by_channels,
