@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils.parametrize import is_parametrized
 
 from gpudist.convert.blocks_in_state_dict import keep_blocks
 from gpudist.convert.network_plan import NetworkPlan, Shape, workers_of
@@ -140,15 +139,15 @@ def _weight_dims(path: str, modules: dict[str, nn.Module], shape: Shape) -> tupl
     layer: Any = modules[path]
     dims = next((dims for kind, dims in _WEIGHT_DIMS.items() if isinstance(layer, kind)), None)
     is_linear = isinstance(layer, nn.Linear)
-    fits = dims and (len(shape) > 2 if is_linear else len(shape) == 3 + len(layer.kernel_size))
-    if not dims or not fits:
+    space = len(getattr(layer, "kernel_size", ()))
+    if dims is None or (len(shape) < 3 if is_linear else len(shape) != 3 + space):
         raise ConversionError(
             f"{path}: split_weight got a {type(layer).__name__} and a grid {list(shape)}; it takes "
             "a Linear and a grid [*leading, rows, columns] with at least one leading axis, or a "
             "convolution and a grid [batch, rows, columns, *space] with an axis for each dim of "
             "the kernel"
         )
-    if is_parametrized(layer):
+    if hasattr(layer, "parametrizations"):
         raise ConversionError(
             f"{path}: split_weight splits parameters, but those of this layer are computed from "
             f"{[name for name, _ in layer.named_parameters()]}; remove its parametrizations"
@@ -202,7 +201,7 @@ class SplitWeight:
 
         def used(p: torch.Tensor) -> ParameterPlacement:
             # A bias has rows alone.
-            dims = zip((rows, columns), weight_dims if p.dim() > 1 else range(p.dim()), strict=False)
+            dims = enumerate(weight_dims if p.dim() > 1 else range(p.dim()), rows)
             splits = {axes.index(axis): split(dim) for axis, dim in dims if axis in axes}
             return ParameterPlacement.on(self.P, p.shape, splits)
 
