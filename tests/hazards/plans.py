@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections import Counter
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from math import prod
@@ -60,10 +61,9 @@ def plan_for(case: Case) -> tuple[Plan, Counter[str]]:
         kinds["fewer workers"] += prod(grid) < prod(case.grid)
         if len(plan.layouts) == wanted:
             break
-    try:
+    # The judge names a refusal.
+    with suppress(gpudist.GpudistError):
         kinds["skip across a change"] += _planned(case, plan)[1] > meetings
-    except gpudist.GpudistError:
-        pass  # The judge names the refusal.
     return plan, kinds
 
 

@@ -15,7 +15,7 @@ from gpudist.planning.rehearsal import DryNetwork
 from gpudist.planning.table import choice, facts, time_rows, verdict
 from gpudist.sbp import broadcast, split
 from gpudist.world.partition import Partition
-from tests.convert.test_layouts import PLANS, Skipping, whole_bottom
+from tests.convert.test_layouts import PLANS, Skipping
 from tests.planning.test_counts import Sent, counted_step
 from tests.pool import distributed
 
