@@ -90,7 +90,10 @@ def _fits(case: Case, plan: Plan) -> bool:
     try:
         _planned(case, plan)
     except gpudist.GpudistError as error:
-        return not any(text in str(error) for text in ("it has no dim", "sizes add up", "not used"))
+        return not any(
+            text in str(error)
+            for text in ("it has no dim", "sizes add up", "not used", "has no function")
+        )
     return True
 
 
