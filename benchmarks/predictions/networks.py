@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
 from torch import nn
+
+from gpudist import Plan
+from gpudist.sbp import broadcast, split
 
 
 def _convolution(channels_in: int, channels: int, stride: int = 1) -> nn.Sequential:
@@ -93,6 +96,22 @@ def video_decoder() -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
+def whole_below_32(grid: Sequence[int]) -> Plan:
+    """Plan in which the workers of a sample split the levels of ``KidneyUNet`` down to 32 cells.
+
+    Below, each of them computes the whole sample.
+
+    Args:
+        grid: partition of the input over samples and one dim of space.
+    """
+    dim = next(dim for dim, parts in enumerate(grid) if dim and parts > 1)
+    workers, plan = (grid[0], grid[dim]), Plan()
+    plan.layout("down.2", [split(0), broadcast], at="input", grid=workers)
+    plan.layout("grow.2", [split(0), split(dim)], at="input", grid=workers)
+    return plan
+
+
+PLANS: dict[str, Callable[[Sequence[int]], Plan]] = {"whole below 32": whole_below_32}
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "kidney u-net": KidneyUNet,
     "video decoder": video_decoder,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import gpudist
-from benchmarks.predictions.networks import NETWORKS
+from benchmarks.predictions.networks import NETWORKS, PLANS
 from gpudist.geometry.blocks import Decomposition
 from gpudist.planning.clock import Clock, Phase
 from gpudist.planning.grids import representative_ranks
@@ -27,10 +27,12 @@ _DTYPES = {8: torch.float64, 4: torch.float32}
 
 
 def step(
-    profile: Profile, network: str, dtype: str, shape: Sequence[int], grid: Sequence[int]
-) -> Prediction:
-    """Forward and backward of a network, on the slowest rank."""
-    slowest = max(_rehearsals(profile, network, dtype, shape, grid), key=lambda r: r.seconds(True))
+    profile: Profile, network: str, dtype: str, shape: Sequence[int], grid: Sequence[int],
+    plan: str = "",
+) -> Prediction:  # fmt: skip
+    """Forward and backward of a network, under a plan if it is named, on the slowest rank."""
+    rehearsals = _rehearsals(profile, network, dtype, shape, grid, plan)
+    slowest = max(rehearsals, key=lambda r: r.seconds(True))
     terms = _terms(slowest.forward, slowest.backward)
     return slowest.seconds(True), {**terms, "input (beside the step)": slowest.input_s}
 
@@ -100,12 +102,15 @@ WORKS: dict[str, Callable[..., Prediction]] = {
 
 
 def _rehearsals(
-    profile: Profile, network: str, dtype: str, shape: Sequence[int], grid: Sequence[int]
-) -> list[Rehearsal]:
+    profile: Profile, network: str, dtype: str, shape: Sequence[int], grid: Sequence[int],
+    plan: str = "",
+) -> list[Rehearsal]:  # fmt: skip
     with torch.device(META):
         made = NETWORKS[network]().to(getattr(torch, dtype))
     dry = DryNetwork(made, shape, profile)
-    return [dry.rehearse(grid, rank) for rank in representative_ranks(dry, tuple(grid))]
+    edits = PLANS[plan](grid) if plan else None
+    ranks = representative_ranks(dry, tuple(grid), edits)
+    return [dry.rehearse(grid, rank, edits) for rank in ranks]
 
 
 def _repartitions(

@@ -102,6 +102,10 @@ def _add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         help="recompute every block in backward, as gpudist.planning.recompute does")  # fmt: skip
     add("--output", "-o", type=Path, help="picture of the planned partitions: .svg, .png or .pdf")
     add("--one-owner", action="store_true", help="keep each parameter on one worker, not on all")
+    add("--plan", type=Path, metavar="FILE",
+        help="plan that Plan.save wrote, as one more row beside the grids")  # fmt: skip
+    add("--grid", type=extent, nargs="+", metavar="N",
+        help="partition of the input for --plan (the fastest without it)")  # fmt: skip
 
 
 PLAN = Command(

@@ -18,6 +18,7 @@ from torch import nn
 from gpudist.cli.command import print_json
 from gpudist.cli.progress import Progress
 from gpudist.cli.tables import print_columns
+from gpudist.convert.network_plan import NetworkPlan
 from gpudist.errors import ShapeError
 from gpudist.pictures.draw import require_picture, save
 from gpudist.planning.advice import Advice, plan
@@ -49,6 +50,11 @@ def run(arguments: argparse.Namespace) -> int:
         require_picture(arguments.output)
         if arguments.ranks is None:
             raise ShapeError("--output draws partitions of a number of workers; give --ranks")
+    if arguments.grid is not None and arguments.plan is None:
+        raise ShapeError("--grid belongs to --plan, which is not given")
+    if arguments.plan is not None and arguments.ranks is None:
+        raise ShapeError("--plan is planned for a number of workers; give --ranks")
+    edits = None if arguments.plan is None else NetworkPlan.load(arguments.plan)
     profile = profile_of(arguments.profile)
     if arguments.memory is not None:
         if arguments.memory <= 0:
@@ -67,7 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             advice = plan(
                 network, shapes, arguments.ranks, profile,
-                best=arguments.best, every_rank=arguments.every_rank, **how,
+                best=arguments.best, every_rank=arguments.every_rank, plan=edits,
+                grid=arguments.grid, **how,
             )  # fmt: skip
     for text in dict.fromkeys(str(warning.message) for warning in caught):
         print(f"gpudist plan: warning: {text}", file=sys.stderr)

@@ -185,6 +185,8 @@ def convert(
     before = places_of(network)
     parameters.split_weights, conversion.scope.pins = follow(plan, network, conversion.P_x)
     conversion.plan_text = plan.to_text() if plan.layouts or plan.weights else ""
+    # One of several methods need not reach all of them.
+    conversion.expects_pins = bool(plan.layouts) and len(methods) == 1
     if parameters.split_weights or not conversion.replicate_parameters:
         parameters.make_global(network, conversion.replicate_parameters)
         parameters.replace([(old, module._parameters[name]) for module, name, old in before])

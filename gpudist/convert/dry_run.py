@@ -27,7 +27,7 @@ from gpudist.errors import ConversionError, GpudistError
 from gpudist.geometry.blocks import Decomposition
 from gpudist.sbp.call_cache import nothing_remembered
 from gpudist.sbp.global_tensor import GlobalTensor
-from gpudist.sbp.scope import Record
+from gpudist.sbp.scope import Record, Scope
 from gpudist.transport.dry import META, DryTransport, Posting, Traffic, posting_of
 from gpudist.world.partition import CartesianPartition, Partition
 
@@ -85,8 +85,8 @@ def plan_of(
         Rows in the order of the forward, with the bytes that the ranks send.
 
     Raises:
-        ConversionError: the network cannot be called with these inputs, or depends on values of
-            tensors.
+        ConversionError: the network cannot be called with these inputs, depends on values of
+            tensors, or never reaches a layout of ``plan``.
     """
     grid = tuple(P_x.shape if isinstance(P_x, CartesianPartition | DeviceMesh) else P_x)
     if not shapes and not named:
@@ -191,6 +191,14 @@ class _DryConversion(Conversion):
                 return function(*args, **kwargs)
 
         return super().__call__(network, knowing, args, kwargs)
+
+    def require_pins(self, scope: Scope) -> None:
+        missed = [] if scope.pins is None else scope.pins.missed(scope.calls)
+        if missed:
+            raise ConversionError(
+                f"plan_of: layouts that are not used: {'; '.join(missed)}; the function column of "
+                "a plan without them has the names"
+            )
 
     def entered(self, function: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         entered, others = super().entered(function, args, kwargs)

@@ -36,7 +36,7 @@ def follow(
     """Register the hooks of ``plan`` on the modules of ``network``, and split weights.
 
     Returns:
-        The split weights, and the pins of functions, ``None`` if the plan prescribes no layouts.
+        The split weights, and the pins; ``None`` if the plan prescribes no layouts.
 
     Raises:
         ConversionError: on every rank alike, if the plan names a module that does not exist, or an
@@ -64,7 +64,7 @@ def follow(
         SplitWeight(path, modules[path], shape, dims[path], P_x)
         for path, shape in plan.weights.items()
     ]
-    return weights, Pins([one for one in placed if one.pin.function]) if placed else None
+    return weights, Pins(placed) if placed else None
 
 
 _ROOMS = (torch, torch.Tensor, torch.nn.functional, torch.special, torch.linalg, torch.fft)

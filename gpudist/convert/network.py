@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -42,6 +43,7 @@ class Conversion:
         scope: scope of the network's calls.
         outputs: specs of the global tensors that the last call returned.
         plan_text: the edits that the network follows, which ranks compare at the first call.
+        expects_pins: whether the next call is to reach all pins.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Conversion:
         self.has_agreed = False
         self.outputs: Any = None
         self.plan_text = ""
+        self.expects_pins = False
         self.parameters = Parameters(self.P_x)
 
     def __deepcopy__(self, memo: Any) -> Conversion:
@@ -77,6 +80,7 @@ class Conversion:
         made = Conversion(entrance, *self.settings, self.replicate_parameters, self.local_buffers)
         made.parameters = copy.deepcopy(self.parameters, memo)
         made.plan_text, made.scope.pins = self.plan_text, self.scope.pins
+        made.expects_pins = self.expects_pins
         return made
 
     def agree(self, network: torch.nn.Module) -> None:
@@ -118,7 +122,16 @@ class Conversion:
         with entered(scope):
             left = self.left(result)
         self.outputs = without_wait(left)
+        if self.expects_pins:
+            self.require_pins(scope)
         return left
+
+    def require_pins(self, scope: Scope) -> None:
+        """Warn once, on the first worker, of layouts that no call has got."""
+        self.expects_pins = False
+        missed = [] if scope.pins is None else scope.pins.missed(scope.calls)
+        if missed and self.P_x.rank == 0:
+            warnings.warn(f"plan: layouts that are not used: {'; '.join(missed)}", stacklevel=2)
 
     def entered(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -218,7 +218,7 @@ class Compiled:
             own = [*network.parameters(), *parameters.unlisted, *network.buffers()]
             substitutes = {id(x): y for x, y in zip(own, state, strict=True)}
             with _standing_for(network, substitutes), intercepted(scope), _RefusingMode(scope):
-                scope.substitutes = {**parameters.aliases, **substitutes}
+                scope.substitutes, scope.calls = {**parameters.aliases, **substitutes}, {}
                 scope.learns = parameters.holders is not None and torch.is_grad_enabled()
                 result = network(*args, **kwargs)
             outputs, found["tree"] = tree_flatten(self._conversion.left(result))
@@ -239,6 +239,8 @@ class Compiled:
             with torch.no_grad():
                 for buffer, before in buffers:
                     buffer.copy_(before)
+        if self._conversion.expects_pins:
+            self._conversion.require_pins(scope)
         _drop_unused(graph)
         run = torch.compile(graph, fullgraph=True, backend=self.backend)
         return _Graph(run, found["tree"], found["others"], found["specs"])

@@ -262,7 +262,7 @@ def _carry_out(
     if rule.in_place:
         if not placement.active and isinstance(tensors[0], kind):
             # As on the other ranks, backward reaches all inputs through this tensor.
-            follower = _placeholder(local, specs[0])
+            follower = _placeholder(local[0], local, specs[0])
             if follower.requires_grad:
                 local[0].add_(follower.view_as(local[0]))
         if is_watched:
@@ -436,7 +436,8 @@ class PreparedCall:
         """Return the local results of ``call``; its floats may differ from the prepared ones."""
         derivation = self.derivation
         if not self.placement.active:
-            return [_placeholder(local, spec) for spec in derivation.results]
+            given = () if call.function in _WITHOUT_GRADIENT else local
+            return [_placeholder(local[0], given, spec) for spec in derivation.results]
         compute = self.compute or derivation.with_arguments(call).local
         results = list(tensors_in(compute(local)))
         ends = zip(results, derivation.outputs, self._shapes, strict=bool(derivation.outputs))
@@ -551,12 +552,16 @@ def changes_first(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) ->
     return place is not None and place < len(args) and bool(args[place])
 
 
-def _placeholder(local: Sequence[torch.Tensor], spec: Spec) -> torch.Tensor:
-    """Return an empty output with the graph of all inputs, for ranks outside the placement."""
-    output = local[0].new_empty(0, dtype=spec.dtype)
+# Functions of a tensor's shape, whose results are constants.
+_WITHOUT_GRADIENT = {torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like}
+
+
+def _placeholder(like: torch.Tensor, given: Sequence[torch.Tensor], spec: Spec) -> torch.Tensor:
+    """Return an empty output with the graph of its inputs, for ranks outside the placement."""
+    output = like.new_empty(0, dtype=spec.dtype)
     if not (spec.dtype.is_floating_point or spec.dtype.is_complex):
         return output
-    for x in local:
+    for x in given:
         if x.requires_grad and torch.is_grad_enabled():
             output = output + x.reshape(-1)[:0].to(spec.dtype)
     return output

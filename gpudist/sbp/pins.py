@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -112,16 +112,18 @@ class PlacedPin:
 
 
 class Pins:
-    """The pins of a network's functions.
+    """The pins of a network, which moves tensors at those of functions.
 
     Args:
-        pins: pins of functions.
+        pins: pins of modules and functions.
     """
 
     def __init__(self, pins: Sequence[PlacedPin]) -> None:
+        self._all = [one.pin for one in pins]
         self._by_name: dict[str, list[PlacedPin]] = {}
         for one in pins:
-            self._by_name.setdefault(one.pin.function, []).append(one)
+            if one.pin.function:
+                self._by_name.setdefault(one.pin.function, []).append(one)
         self._names: dict[Any, str] = {}
         self._is_busy = False
 
@@ -137,6 +139,27 @@ class Pins:
             short = name_of(function).rpartition(".")[2]
             name = self._names[function] = short if short in self._by_name else ""
         return name
+
+    def missed(self, calls: Mapping[tuple[str, str], int]) -> list[str]:
+        """Describe each pin that a forward with these calls has not reached.
+
+        Args:
+            calls: number of calls by path and function, or ``"input"`` and ``"output"``.
+        """
+        found: list[str] = []
+        for pin in self._all:
+            count = calls.get((pin.path, pin.function or pin.at), 0)
+            if count > (pin.call or 0):
+                continue
+            others = [path or "the network" for path, name in calls if name == pin.function]
+            if count:
+                last = f"call {count - 1}" if count > 1 else "call 0"
+                found.append(f"{pin}: the last in a forward is {last}")
+            elif others:
+                found.append(f"{pin}: {pin.function} is called by {', '.join(others[:3])}")
+            else:
+                found.append(f"{pin}: the forward does not call it")
+        return found
 
     def around(
         self, scope: Scope, name: str, args: Any, kwargs: Any, compute: Callable[[Any, Any], Any]

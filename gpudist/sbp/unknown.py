@@ -48,7 +48,11 @@ def gathered(
     sent = record.sent_bytes() if record is not None else 0
     rows = len(record.rows) if record is not None else 0
     wholes: dict[int, Any] = {
-        id(x): _whole(x) if isinstance(x, kind) else x.whole() if isinstance(x, OuterTensor) else x
+        id(x): _whole(x, scope)
+        if isinstance(x, kind)
+        else x.whole()
+        if isinstance(x, OuterTensor)
+        else x
         for x in given
     }
     versions = {id(x): wholes[id(x)]._version for x in given}
@@ -111,8 +115,12 @@ def _workers(x: GlobalTensor) -> int:
     return prod(x.placement.shape)
 
 
-def _whole(x: GlobalTensor) -> torch.Tensor:
+def _whole(x: GlobalTensor, scope: Scope) -> torch.Tensor:
     whole = x._local
+    if x.placement.partition.size < scope.placement.partition.size:
+        # Workers without a part compute the function, too.
+        x = x.to_global(scope.placement, (broadcast,) * scope.placement.axes)
+        whole = x._local
     if not x.is_copy_everywhere:
         whole = x.to_global(sbp=(broadcast,) * x.placement.axes)._local
     return whole if x.placement.active else stand_in(whole, x.shape)

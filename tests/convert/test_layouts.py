@@ -308,3 +308,33 @@ def test_functions_return_the_pinned_layouts_at_every_call(P_world: Partition) -
     for _ in range(3):
         net(own_block(torch.ones(1, 2, 6, 4), net.P_x))
         assert net.seen == [(split(2),), (split(3),), (broadcast,)]
+
+
+MISSED: dict[str, tuple[Callable[[Plan], None], str]] = {
+    "call": (
+        lambda plan: plan.layout("bottom", broadcast, call=2),
+        r"bottom, call 2, output: .*: the last in a forward is call 1",
+    ),
+    "function of another module": (
+        lambda plan: plan.layout("bottom", broadcast, function="cat"),
+        r"bottom, cat, output: .*: cat is called by the network",
+    ),
+    "function": (
+        lambda plan: plan.layout("", broadcast, function="bmm", at="input"),
+        r"the network, bmm, input: .*: the forward does not call it",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MISSED)
+@distributed(ranks=1, transports=["loopback"])
+def test_layouts_that_are_not_used_are_named(P_world: Partition, case: str) -> None:
+    edit, message = MISSED[case]
+    plan = Plan()
+    edit(plan)
+    with pytest.raises(ConversionError, match=message):
+        plan_of(Skipping(), (1, 1, 2, 1), (1, 2, 12, 8), plan=plan)
+    net = distribute(Skipping(), grid(P_world, [1, 1, 1, 1]), plan)
+    with pytest.warns(UserWarning, match=message) as warned:
+        net(torch.ones(1, 2, 12, 8)), net(torch.ones(1, 2, 12, 8))
+    assert len(warned) == 1

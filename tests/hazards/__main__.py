@@ -71,7 +71,8 @@ def _random(seed: int, numbers: range, idioms: int, with_plans: bool = False) ->
 
 def _report(case: Case, verdict: Verdict, with_plan: bool) -> None:
     if with_plan:
-        print(f"{verdict.how}: {case.name}: {verdict.text}\n{plan_for(case)[0]}\n{case}\n")
+        text = f"{verdict.how}: {case.name}: {verdict.text}\n{plan_for(case)[0]}\n{case}\n"
+        print(text, flush=True)
         return
     small = shrunk(case, lambda candidate: candidate.judge().how == verdict.how)
     print(f"{verdict.how}: {case.name}: {verdict.text}\n{small}\n", flush=True)

@@ -24,6 +24,7 @@ from gpudist.sbp.registry import (
     on_meta,
     register,
 )
+from gpudist.sbp.scope import current_scope
 from gpudist.sbp.signatures.norms import bound, parameters_of, result_like, tensor_at
 
 Moments = tuple[torch.Tensor | None, torch.Tensor | None]
@@ -195,11 +196,20 @@ def remember(running: Moments, seen: Sequence[Any], momentum: float) -> None:
         if old is None:
             continue
         if not hasattr(old, "_local"):
+            if (all_workers := _workers_beyond(new)) is not None:
+                new = new.to_global(all_workers, (broadcast,) * all_workers.axes)
             new = new.full_tensor() if any(one != broadcast for one in new.sbp) else new._local
             if new.shape != old.shape:
                 # This rank holds no part of the tensor.
                 continue
         old.detach().lerp_(new.to(old.dtype), momentum)
+
+
+def _workers_beyond(x: Any) -> Any:
+    """Return the placement of a network that has more workers than ``x``, or ``None``."""
+    scope = current_scope()
+    is_part = scope is not None and x.placement.partition.size < scope.placement.partition.size
+    return scope.placement if scope is not None and is_part else None
 
 
 # Momenta of calls that are cached. One that differs at every call is not among them for long.
@@ -209,7 +219,7 @@ _momenta: set[float] = set()
 
 def _update_in_place(input: Any, running: Moments, momentum: float) -> bool:
     """Return whether the norm itself may update running moments: each worker holds all of them."""
-    if not hasattr(input, "_local"):
+    if not hasattr(input, "_local") or _workers_beyond(input) is not None:
         return False
     for one in input.sbp:
         if one.dim == 1 or one == partial_sum:
