@@ -222,6 +222,7 @@ def converted_for(
     P_x: CartesianPartition,
     inputs: Sequence[torch.Tensor],
     replicate_parameters: bool = True,
+    plan: NetworkPlan | None = None,
 ) -> tuple[Any, list[torch.Tensor]]:
     """Convert a copy without data, without agreement among ranks.
 
@@ -230,6 +231,7 @@ def converted_for(
         P_x: partition of the first input.
         inputs: tensors with the global shapes of the inputs.
         replicate_parameters: see :func:`distribute`.
+        plan: edits to apply.
 
     Returns:
         The converted network, and this rank's blocks of the inputs.
@@ -240,7 +242,7 @@ def converted_for(
     blocks = [_block(name_of(i), x, P_x, kinds) for i, x in enumerate(inputs)]
     conversion = Conversion(Entrance(P_x, kinds), "gather", None, replicate_parameters)
     conversion.has_agreed = True
-    return convert(made, conversion, ["forward"], NetworkPlan(), network), blocks
+    return convert(made, conversion, ["forward"], plan or NetworkPlan(), network), blocks
 
 
 def _wholes(

@@ -13,6 +13,7 @@ from torch import nn
 
 from gpudist.checks.arguments import Checked, checked
 from gpudist.convert.dry_run import without_cells
+from gpudist.convert.network_plan import NetworkPlan
 from gpudist.errors import GpudistError, ShapeError
 from gpudist.planning.block_checkpoints import recompute as recomputed
 from gpudist.planning.grids import Grid, estimate_s, grids, imbalance, representative_ranks
@@ -37,6 +38,7 @@ class Advice(Checked):
         fits: whether the memory is at most that of the profile; ``None`` if the profile has none.
         candidates: number of partitions that :func:`plan` chose from; those it did not plan were
             ruled out by a quick estimate, and may be faster.
+        plan: edits that the network follows; ``None`` if only the input is split.
         all_messages, all_message_bytes: messages and bytes that all ranks send in a step. If not
             every rank was rehearsed, an upper bound, as if all sent as much as the busiest.
     """
@@ -49,6 +51,7 @@ class Advice(Checked):
     imbalance: float
     fits: bool | None
     candidates: int = 1
+    plan: NetworkPlan | None = None
 
     @property
     def is_total(self) -> bool:
@@ -89,6 +92,8 @@ def plan(
     optimizer: str = "adam",
     recompute: bool = False,
     every_rank: bool = False,
+    plan: NetworkPlan | None = None,
+    grid: Sequence[int] | None = None,
     progress: Progress | None = None,
 ) -> list[Advice]:
     """Rank the Cartesian partitions of a network's input, with the fastest planned step first.
@@ -111,17 +116,20 @@ def plan(
         recompute: whether every block of the network is recomputed; see :func:`recompute`.
         every_rank: whether to rehearse all ranks of each partition, for exact totals; otherwise one
             or two ranks represent all, if there are more than 4.
+        plan: edits of the network, which are planned in addition, on ``grid``.
+        grid: partition of the input for ``plan``; by default the fastest one without edits.
         progress: function called with the next item, the number of finished items, and the total.
 
     Returns:
-        At most ``best`` of ``candidates`` partitions, with those that need more memory than the
-        profile has at the end.
+        At most ``best`` of ``candidates`` partitions, and the one with ``plan``. Those that need
+        more memory than the profile has are at the end.
 
     Cost:
         For each partition, one step without data per rehearsed rank.
 
     Raises:
         ShapeError: if the network cannot be converted for any partition; the error says why.
+        GpudistError: if it cannot be converted with ``plan``.
     """
     if not isinstance(profile, Profile):
         profile = profile_of(profile)
@@ -131,6 +139,15 @@ def plan(
     if progress is not None:
         progress("dims that can be cut", 0, 1)
     dry = dry_network(network, global_shape, profile, replicate_parameters, optimizer, recompute)
+    edited = None
+    if plan is not None and grid is not None:
+        if prod(grid) != ranks or len(grid) != len(dry.global_shape):
+            raise ShapeError(
+                f"the grid {list(grid)} of the plan does not split an input of "
+                f"{len(dry.global_shape)} dims over {ranks} ranks; give one number per dim, whose "
+                f"product is {ranks}"
+            )
+        edited = advice_on(dry, grid, every_rank, plan)
     refusals: dict[int, str] = {}
     axes = axes_of(dry, refusals)
     found = sorted(grids(ranks, dry.global_shape, axes), key=lambda g: estimate_s(dry, g))
@@ -139,25 +156,31 @@ def plan(
     most = len(found) if best is None else min(best, len(found))
     advice: list[Advice] = []
     reasons = [f"dim {axis} cannot be cut: {reason}" for axis, reason in refusals.items()]
-    for grid in found:
+    for candidate in found:
         if len(advice) >= most:
             break
         if progress is not None:
-            progress(str(list(grid)), len(advice), most)
+            progress(str(list(candidate)), len(advice), most)
         try:
-            advice.append(advice_on(dry, grid, every_rank))
+            advice.append(advice_on(dry, candidate, every_rank))
         except GpudistError as error:
-            reasons.append(f"{list(grid)}: {error}")
-    if progress is not None:
-        progress("", most, most)
+            reasons.append(f"{list(candidate)}: {error}")
     if not advice:
         raise ShapeError(
             f"no partition of {list(dry.global_shape)} over {ranks} ranks: "
             + ("; ".join(reasons) or _too_many(ranks, [dry.global_shape[axis] for axis in axes]))
         )
     candidates = len(found) - (len(reasons) - len(refusals))
-    ranked = sorted(advice, key=lambda a: (a.fits is False, a.seconds))
-    return [replace(one, candidates=candidates) for one in ranked]
+    if plan is not None:
+        fastest = min(advice, key=_order).grid
+        advice.append(edited or advice_on(dry, fastest, every_rank, plan))
+    if progress is not None:
+        progress("", most, most)
+    return [replace(one, candidates=candidates) for one in sorted(advice, key=_order)]
+
+
+def _order(one: Advice) -> tuple[bool, float]:
+    return one.fits is False, one.seconds
 
 
 def dry_network(
@@ -190,22 +213,27 @@ def dry_network(
     return DryNetwork(network, first, profile, replicate_parameters, optimizer, others)
 
 
-def advice_on(dry: DryNetwork, grid: Sequence[int], every_rank: bool = False) -> Advice:
-    """Predict the cost of a step on one partition.
+def advice_on(
+    dry: DryNetwork,
+    grid: Sequence[int],
+    every_rank: bool = False,
+    plan: NetworkPlan | None = None,
+) -> Advice:
+    """Predict the cost of a step on one partition, of a network that follows ``plan`` if given.
 
     Raises:
         GpudistError: if the network cannot be converted for it.
     """
     grid = tuple(grid)
-    chosen = range(prod(grid)) if every_rank else representative_ranks(dry, grid)
-    rehearsed = tuple(dry.rehearse(grid, rank) for rank in chosen)
+    chosen = range(prod(grid)) if every_rank else representative_ranks(dry, grid, plan)
+    rehearsed = tuple(dry.rehearse(grid, rank, plan) for rank in chosen)
     overlaps = dry.profile.overlaps
     slowest = max(rehearsed, key=lambda r: r.seconds(overlaps))
     memory_bytes = max(r.memory.total for r in rehearsed)
     limit = dry.profile.memory_gib * 2**30
     fits = memory_bytes <= limit if limit else None
     uneven = imbalance(dry, grid)
-    return Advice(grid, slowest, rehearsed, overlaps, memory_bytes, uneven, fits)
+    return Advice(grid, slowest, rehearsed, overlaps, memory_bytes, uneven, fits, plan=plan)
 
 
 def _too_many(ranks: int, extents: Sequence[int]) -> str:

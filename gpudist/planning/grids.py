@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import product
 from math import prod
 
+from gpudist.convert.network_plan import NetworkPlan
 from gpudist.geometry.cartesian import rank_of
 from gpudist.planning.clock import Clock
 from gpudist.planning.rehearsal import DryNetwork
@@ -77,18 +78,28 @@ def imbalance(dry: DryNetwork, grid: Grid) -> float:
     return owned * prod(grid) / whole if whole else 1.0
 
 
-def representative_ranks(dry: DryNetwork, grid: Grid) -> list[int]:
+def representative_ranks(dry: DryNetwork, grid: Grid, plan: NetworkPlan | None = None) -> list[int]:
     """Return the ranks to rehearse: all up to 4, else a middle one, and the first if it is larger.
 
-    The middle rank has the most neighbours.
+    The middle rank has the most neighbours. With a plan, the first rank, the middle ranks of the
+    grids of all layouts and the ranks with the largest of uneven blocks are rehearsed.
     """
     size = prod(grid)
     if size <= 4:
         return list(range(size))
-    middle = 0
-    for parts in grid:
-        middle = middle * parts + parts // 2
-    return [middle] if imbalance(dry, grid) == 1 else [0, middle]
+    middle = rank_of([parts // 2 for parts in grid], grid)
+    if plan is None:
+        return [middle] if imbalance(dry, grid) == 1 else [0, middle]
+    busiest = {0, middle}
+    for pin in plan.layouts:
+        shape = pin.grid or grid
+        sbp = pin.sbp if len(pin.sbp) == len(shape) else pin.sbp * len(shape)
+        index = [
+            parts // 2 if one.sizes is None else one.sizes.index(max(one.sizes))
+            for parts, one in zip(shape, sbp, strict=True)
+        ]
+        busiest.add(rank_of(index, shape))
+    return sorted(busiest)
 
 
 def _largest(shape: Sequence[int], grid: Grid) -> list[int]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gpudist.checks.arguments import checked
 from gpudist.pictures.page import Panel, box, figure_of, label
 from gpudist.planning.advice import Advice
-from gpudist.planning.table import bytes_of, seconds_of
+from gpudist.planning.table import bytes_of, seconds_of, title_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,13 +70,13 @@ def _times(one: Advice) -> tuple[str, Sequence[float], str]:
     for phase in (one.slowest.forward, one.slowest.backward):
         whole = phase.overlapped_s if one.overlaps else phase.serial_s
         parts += [phase.compute_s, max(0.0, whole - phase.compute_s)]
-    return str(list(one.grid)), parts, seconds_of(one.seconds)
+    return title_of(one), parts, seconds_of(one.seconds)
 
 
 def _memory(one: Advice) -> tuple[str, Sequence[float], str]:
     memory = one.memory
     parts = [getattr(memory, name) for name in MEMORY]
-    return str(list(one.grid)), parts, bytes_of(memory.total)
+    return title_of(one), parts, bytes_of(memory.total)
 
 
 def _panel(

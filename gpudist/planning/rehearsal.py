@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from gpudist.checks.arguments import Checked
 from gpudist.convert.converted import Converted
 from gpudist.convert.dry_run import converted_for, without_cells
+from gpudist.convert.network_plan import NetworkPlan
 from gpudist.errors import GpudistError, ShapeError
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.planning.clock import Clock, Kernels, Phase
@@ -158,16 +159,23 @@ class DryNetwork:
                 "tensors of that many cells"
             ) from error
 
-    def rehearse(self, grid: Sequence[int], rank: int) -> Rehearsal:
+    def rehearse(
+        self, grid: Sequence[int], rank: int, plan: NetworkPlan | None = None
+    ) -> Rehearsal:
         """Rehearse a forward and a backward of ``rank`` with its input on ``grid``.
 
         The loss, which has one cell, is not counted.
+
+        Args:
+            grid: shape of the partition of the input.
+            rank: the rank.
+            plan: edits that the network follows.
 
         Raises:
             GpudistError: if the network cannot be converted for this partition, or the planner
                 cannot follow it.
         """
-        network, inputs, clock = self._converted(grid, rank)
+        network, inputs, clock = self._converted(grid, rank, plan)
         blocks = [block_of(p) for p in network.parameters()]
         held = [*blocks, *map(block_of, network.buffers())]
         live = LiveBytes(held)
@@ -218,16 +226,16 @@ class DryNetwork:
         with _explained(grid, 0), torch.device(META):
             network(*inputs)
 
-    def _converted(self, grid: Sequence[int], rank: int) -> tuple[Any, list[torch.Tensor], Clock]:
+    def _converted(
+        self, grid: Sequence[int], rank: int, plan: NetworkPlan | None = None
+    ) -> tuple[Any, list[torch.Tensor], Clock]:
         """Return the network of one rank, its blocks of the inputs, and the clock of its wire."""
         clock = Clock(self.profile, rank)
         wire = DryTransport(
             rank, prod(grid), clock, lambda shape, *_: tuple(shape), self.profile.wire
         )
         P_x = Partition(wire, range(prod(grid))).create_cartesian_topology_partition(grid)
-        network, inputs = converted_for(
-            self.network, P_x, self._inputs, replicate_parameters=self._replicates
-        )
+        network, inputs = converted_for(self.network, P_x, self._inputs, self._replicates, plan)
         return network, inputs, clock
 
     def _step(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from math import prod
@@ -25,13 +26,18 @@ ORIGIN = "Messages, bytes and memory are counted from a step without data; times
 UNCOUNTED = "Workspaces of convolutions and the device's own memory are not counted."
 
 
+def title_of(one: Advice) -> str:
+    """Name of a row: the grid, and whether it is planned with edits."""
+    return f"{'' if one.plan is None else 'plan on '}{list(one.grid)}"
+
+
 def choice(advice: Sequence[Advice]) -> str:
     """Sentence that says how many partitions were planned, and of how many."""
-    candidates = advice[0].candidates
-    if len(advice) >= candidates:
+    candidates, planned = advice[0].candidates, sum(one.plan is None for one in advice)
+    if planned >= candidates:
         return f"Planned all {candidates} partitions."
     return (
-        f"Planned {len(advice)} of {candidates} partitions, chosen by a quick estimate: the first "
+        f"Planned {planned} of {candidates} partitions, chosen by a quick estimate: the first "
         f"is the fastest of these, and another may be faster (--best {candidates} plans all)."
     )
 
@@ -40,7 +46,7 @@ def verdict(advice: Sequence[Advice], profile: Profile) -> str:
     """Sentence that says whether a step fits, on the fastest grid that does."""
     fit = [one for one in advice if one.fits is not False]
     best = fit[0] if fit else min(advice, key=lambda one: one.memory_bytes)
-    grid, peak, ranks = list(best.grid), bytes_of(best.memory_bytes), prod(best.grid)
+    grid, peak, ranks = title_of(best), bytes_of(best.memory_bytes), prod(best.grid)
     if best.fits is None:
         return f"Best grid for {ranks} ranks: {grid}, {peak} on a rank at the peak."
     of = f"{peak} of {profile.memory_gib:g} GiB"
@@ -112,6 +118,7 @@ def facts(one: Advice) -> dict[str, Any]:
     """Return the values for one partition, in seconds and bytes, for JSON."""
     return {
         "grid": list(one.grid),
+        "plan": None if one.plan is None else json.loads(one.plan.to_text()),
         "seconds": one.seconds,
         "serial_seconds": one.slowest.seconds(overlapped=False),
         "overlapped_seconds": one.slowest.seconds(overlapped=True),
@@ -140,7 +147,7 @@ def _time_row(one: Advice) -> tuple[str, ...]:
     phases = (one.slowest.forward, one.slowest.backward)
     times = [p.overlapped_s if one.overlaps else p.serial_s for p in phases]
     return (
-        str(list(one.grid)),
+        title_of(one),
         seconds_of(one.seconds),
         seconds_of(one.slowest.seconds(overlapped=False)),
         *map(seconds_of, times),
@@ -151,7 +158,7 @@ def _time_row(one: Advice) -> tuple[str, ...]:
 def _message_row(one: Advice) -> tuple[str, ...]:
     most = "" if one.is_total else "<= "
     return (
-        str(list(one.grid)),
+        title_of(one),
         str(one.slowest.messages),
         bytes_of(one.slowest.message_bytes),
         str(one.slowest.forward.collectives + one.slowest.backward.collectives),
@@ -164,7 +171,7 @@ def _memory_row(one: Advice) -> tuple[str, ...]:
     memory = one.memory
     parts = [getattr(memory, name) for name in MEMORY_PARTS]
     whole = bytes_of(memory.total) + (" too much" if one.fits is False else "")
-    return str(list(one.grid)), whole, *map(bytes_of, parts)
+    return title_of(one), whole, *map(bytes_of, parts)
 
 
 def seconds_of(seconds: float) -> str:

@@ -139,11 +139,11 @@ class Sent:
 
 def counted_step(
     P_world: Partition, sent: Sent, network: nn.Module, shape: tuple[int, ...],
-    grid: tuple[int, ...], replicates: bool,
+    grid: tuple[int, ...], replicates: bool, plan: gpudist.Plan | None = None,
 ) -> tuple[Counts, Counts]:  # fmt: skip
     """Count the second step; in the first one ranks agree on shapes."""
     P_x = P_world.create_cartesian_topology_partition(grid)
-    converted = gpudist.distribute(network, P_x, replicate_parameters=replicates)
+    converted = gpudist.distribute(network, P_x, plan, replicate_parameters=replicates)
     x = gpudist.scatter(torch.randn(shape) if P_world.rank == 0 else torch.empty(0), P_x)
     converted(x).sum().backward()
     before = sent.now
