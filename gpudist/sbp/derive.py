@@ -90,6 +90,7 @@ def derive(
     layouts: Sequence[Layout],
     index: tuple[int, ...] | None,
     key: object = None,
+    held: int | None = None,
 ) -> Derivation:
     """Return the cheapest way to carry out ``call`` on tensors of these layouts.
 
@@ -98,17 +99,18 @@ def derive(
         call: the call, with global shapes.
         layouts: layouts of the tensors, all on one grid of the same ranks.
         index: index of this rank on the grid, ``None`` if it is outside.
-        key: identifies rule, call and layouts; a choice is computed once per key.
+        key: identifies rule, call, layouts and ``held``; a choice is computed once per key.
+        held: tensor whose layout is kept, if a signature allows it, at any cost in bytes.
 
     Raises:
         ShapeError: on every rank alike, if no signature is legal.
     """
     first = layouts[0]
     if key is None:
-        choice = _choose(rule, call, layouts)
+        choice = _choose(rule, call, layouts, held)
     else:
         with _choosing:
-            choice = _choices.made(key, lambda: _choose(rule, call, layouts))
+            choice = _choices.made(key, lambda: _choose(rule, call, layouts, held))
     inputs = zip(*(signature.inputs for signature in choice.signatures), strict=True)
     outputs = zip(*(signature.outputs for signature in choice.signatures), strict=True)
     local, bind, axes = _followed(rule, call, choice, first.grid, index or (0,) * len(first.grid))
@@ -130,8 +132,8 @@ def derive(
     )
 
 
-def _choose(rule: Rule, call: Call, layouts: Sequence[Layout]) -> _Choice:
-    choice = _fitting(rule, call, layouts) or _cheapest(rule, call, layouts)
+def _choose(rule: Rule, call: Call, layouts: Sequence[Layout], held: int | None) -> _Choice:
+    choice = _fitting(rule, call, layouts) or _cheapest(rule, call, layouts, held)
     if choice is None:
         given = ", ".join(f"{layout.sbp}" for layout in layouts)
         raise ShapeError(
@@ -245,10 +247,17 @@ def _fitting(rule: Rule, call: Call, layouts: Sequence[Layout]) -> _Choice | Non
     return _Choice(tuple(chosen), 0)
 
 
-def _cheapest(rule: Rule, call: Call, layouts: Sequence[Layout]) -> _Choice | None:
+def _cheapest(
+    rule: Rule, call: Call, layouts: Sequence[Layout], held: int | None
+) -> _Choice | None:
     """Return the choice that moves the fewest bytes, counting sums that it leaves for later."""
     best: _Choice | None = None
-    paths = _without_collecting(call, layouts, list(_paths(rule, (call,), layouts, ())))
+    paths = list(_paths(rule, (call,), layouts, ()))
+    if held is not None:
+        departures = [_departures(layouts, held, path) for path in paths]
+        least = min(departures, default=None)
+        paths = [path for path, n in zip(paths, departures, strict=True) if n == least]
+    paths = _without_collecting(call, layouts, paths)
     left = [_left_to_sum(call, layouts, path) for path in paths]
     bounds = [
         _moved(call, layouts, path, least_bytes) + more
@@ -280,6 +289,21 @@ def _cheapest(rule: Rule, call: Call, layouts: Sequence[Layout]) -> _Choice | No
         if best is None or price < best.price:
             best = _Choice(paths[i], price)
     return best
+
+
+def _departures(
+    layouts: Sequence[Layout], held: int, path: tuple[SbpSignature, ...]
+) -> tuple[bool, int, int]:
+    """Return how far a choice is from the layout of ``held``, for it and for tensors like it.
+
+    Tensors with other numbers of dims, such as a bias, may be blocks or copies, but not terms.
+    """
+    wanted = list(zip(*(signature.inputs for signature in path), strict=True))
+    sbp, dims = layouts[held].sbp, len(layouts[held].shape)
+    ends = list(zip(layouts, wanted, strict=True))
+    others = sum(one != sbp for layout, one in ends if len(layout.shape) == dims)
+    terms = sum(partial_sum in one and partial_sum not in layout.sbp for layout, one in ends)
+    return wanted[held] != sbp, others, terms
 
 
 def _without_collecting(

@@ -24,7 +24,7 @@ from gpudist.sbp.arguments import settled
 from gpudist.sbp.boxing import movement_of
 from gpudist.sbp.derive import Derivation, as_call, derive, key_of
 from gpudist.sbp.explain import is_explaining, say
-from gpudist.sbp.global_spec import on_axes_of
+from gpudist.sbp.global_spec import is_held, on_axes_of
 from gpudist.sbp.outer import OuterTensor, made_in, outer, writable
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.plain import with_copies
@@ -232,8 +232,9 @@ def _carry_out(
     layouts = tuple(_layout(kind, placement, x) for x in tensors)
     specs = tuple(Spec(tuple(x.shape), x.dtype) for x in tensors)
     call = Call(function, slots, named, specs, placement.autocast)
+    held = next((i for i, x in enumerate(tensors) if isinstance(x, kind) and is_held(x)), None)
     try:
-        prepared = _prepared(rule, call, layouts, placement)
+        prepared = _prepared(rule, call, layouts, placement, held)
     except ShapeError:
         if not rule.in_place or function is torch.Tensor.copy_:
             raise
@@ -286,13 +287,14 @@ def _on_one_placement(
 ) -> list[Any]:
     """Convert tensors to the first one's placement, if it has the same ranks on other axes.
 
-    The first one that is not a copy on each rank counts. Numbers, which are tensors without dims,
-    are moved; within a network whose plan moves tensors, all of them are.
+    The one whose layout is held counts, or the first one that is not a copy on each rank. Numbers,
+    which are tensors without dims, are moved; within a network whose plan moves tensors, all are.
     """
     given = [x for x in tensors if isinstance(x, kind)]
     first = given[0]
     if any(x.placement is not first.placement for x in given):
         first = next((x for x in given if x.dim() and not x.is_copy_everywhere), first)
+        first = next(filter(is_held, given), first)
     found: list[Any] = []
     for x in tensors:
         if isinstance(x, kind) and x.placement is not first.placement:
@@ -434,17 +436,17 @@ class PreparedCall:
 
 
 def _prepared(
-    rule: Rule, call: Call, layouts: tuple[Layout, ...], placement: Placement
+    rule: Rule, call: Call, layouts: tuple[Layout, ...], placement: Placement, held: int | None
 ) -> PreparedCall:
     remembered: Any = placement.partition.wire.remembered
     found = cache_of(remembered, "derivations", 4096)
     try:
         arguments = key_of((call.args, call.kwargs), rule.any_float)
         low = call.autocast and torch.get_autocast_dtype(call.autocast)
-        key = (call.function, arguments, call.tensors, layouts, rule, low)
+        key = (call.function, arguments, call.tensors, layouts, rule, low, held)
     except TypeError:
-        return _prepare(rule, call, layouts, placement)
-    return found.made(key, lambda: _prepare(rule, call, layouts, placement, key))
+        return _prepare(rule, call, layouts, placement, held)
+    return found.made(key, lambda: _prepare(rule, call, layouts, placement, held, key))
 
 
 def _prepare(
@@ -452,10 +454,11 @@ def _prepare(
     call: Call,
     layouts: tuple[Layout, ...],
     placement: Placement,
+    held: int | None,
     key: object = None,
 ) -> PreparedCall:
     try:
-        derivation = derive(rule, call, layouts, placement.index, key)
+        derivation = derive(rule, call, layouts, placement.index, key, held)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         _name_call(error, call)
         raise

@@ -26,9 +26,10 @@ class GlobalSpec:
         dtype: dtype.
         layout: cells of each rank.
         calls: cached calls whose first tensor has this spec.
+        is_held: whether operators keep the layout, at any cost in bytes.
     """
 
-    __slots__ = ("calls", "dtype", "layout", "placement", "sbp", "shape")
+    __slots__ = ("_held", "calls", "dtype", "is_held", "layout", "placement", "sbp", "shape")
 
     def __init__(
         self, placement: Placement, sbp: NdSbp, shape: tuple[int, ...], dtype: torch.dtype
@@ -37,6 +38,16 @@ class GlobalSpec:
         self.placement, self.sbp, self.shape, self.dtype = placement, sbp, shape, dtype
         self.layout: Layout = placement.layout(sbp, shape)
         self.calls = Cache[Any, Any](1024)
+        self.is_held = False
+        self._held: GlobalSpec | None = None
+
+    @property
+    def held(self) -> GlobalSpec:
+        """This spec for tensors whose layout operators keep."""
+        if self._held is None:
+            self._held = GlobalSpec(self.placement, self.sbp, self.shape, self.dtype)
+            self._held.is_held = True
+        return self._held
 
 
 def global_spec(
@@ -63,6 +74,11 @@ def wrapped(kind: type[_Wrapper], local: torch.Tensor, how: GlobalSpec) -> _Wrap
 def spec_of(x: Any) -> GlobalSpec:
     """Return the spec of the global tensor ``x``."""
     return x._global_spec
+
+
+def is_held(x: Any) -> bool:
+    """Return whether operators keep the layout of the global tensor ``x``."""
+    return x._global_spec.is_held
 
 
 def local_of(x: torch.Tensor) -> torch.Tensor:

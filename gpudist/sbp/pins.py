@@ -15,10 +15,11 @@ from gpudist.sbp import views
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.outer import OuterTensor
 from gpudist.sbp.placement import Placement
-from gpudist.sbp.registry import name_of
+from gpudist.sbp.registry import name_of, tensors_in
 from gpudist.sbp.scope import Scope, current_scope, place_of_call
 
 End = Literal["input", "output"]
+_PINNED = (GlobalTensor, OuterTensor)
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class PlacedPin:
         """
         leaves, how = tree_flatten(tree, is_leaf=lambda x: isinstance(x, torch.Size))
         for i, x in enumerate(leaves):
-            if isinstance(x, (GlobalTensor, OuterTensor)):
+            if isinstance(x, _PINNED):
                 leaves[i] = self._moved(x)
                 return tree if leaves[i] is x else tree_unflatten(leaves, how)
         return tree
@@ -146,16 +147,39 @@ class Pins:
             number = scope.count_call((path, name))
             own = [one for one in self._by_name[name] if one.pin.path == path]
             own = [one for one in own if one.pin.call in (None, number)]
-            for one in own:
-                if one.pin.at == "input":
-                    args, kwargs = one.moved((args, kwargs))
-            result = compute(args, kwargs)
+            inputs = [one for one in own if one.pin.at == "input"]
+            for one in inputs:
+                args, kwargs = one.moved((args, kwargs))
+            result = (_holding(compute) if inputs else compute)(args, kwargs)
             for one in own:
                 if one.pin.at == "output":
                     result = one.moved(result)
             return result
         finally:
             self._is_busy = False
+
+
+def _holding(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return the function with operators that keep the layout of the first global tensor."""
+
+    def holding(args: Any, kwargs: Any) -> Any:
+        pinned = (x for x in tensors_in([args, kwargs]) if isinstance(x, _PINNED))
+        x = next(pinned, None)
+        if not isinstance(x, GlobalTensor):
+            return compute(args, kwargs)
+        how = x._global_spec
+        x._global_spec = how.held
+        try:
+            result = compute(args, kwargs)
+        finally:
+            x._global_spec = how
+        for y in tensors_in(result):
+            # Such as a part of the same tensor.
+            if isinstance(y, GlobalTensor) and y._global_spec is how.held:
+                y._global_spec = how
+        return result
+
+    return holding
 
 
 class PinHook:

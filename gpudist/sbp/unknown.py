@@ -14,6 +14,7 @@ from gpudist.errors import ConversionError
 from gpudist.geometry.layout import NdSbp, broadcast
 from gpudist.sbp import views
 from gpudist.sbp.boxing import boxed_bytes
+from gpudist.sbp.global_spec import is_held
 from gpudist.sbp.outer import OuterTensor
 from gpudist.sbp.registry import mapped, name_of, tensors_in
 from gpudist.sbp.remedies import can_have_rule
@@ -67,6 +68,7 @@ def gathered(
             views.require_writable(name_of(function), x)
             views.changed(x)
     like = max(split, key=lambda x: x.numel(), default=None)
+    like = next((x for x in given if isinstance(x, kind) and is_held(x)), like)
 
     def back(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or isinstance(leaf, kind):

@@ -6,14 +6,17 @@ import copy
 import random
 from collections import Counter
 from functools import partial
+from itertools import pairwise
 from math import prod
 from typing import Any
+from unittest.mock import patch
 
 from torch import nn
 
 import gpudist
-from gpudist import Plan
+from gpudist import GlobalTensor, Plan
 from gpudist.geometry.layout import Sbp, broadcast, split
+from gpudist.sbp import dispatch
 from gpudist.world.partition import CartesianPartition
 from tests.hazards.entries import Entry, Grid
 from tests.hazards.judge import in_float64
@@ -28,8 +31,7 @@ def plan_for(case: Case) -> tuple[Plan, Counter[str]]:
     """Return a plan with at least ``PINS`` pins, drawn by the case's name, and what it pins."""
     rng = random.Random(f"plan of {case.name}")
     plan, kinds = Plan(), Counter[str]()
-    with in_float64():
-        rows = gpudist.plan_of(made(case.entry()), case.grid, case.shape).rows
+    rows, meetings = _planned(case, plan)
     seen = Counter[tuple[str, str]]()
     places: list[tuple[str, str, int]] = []
     for row in rows:
@@ -41,38 +43,71 @@ def plan_for(case: Case) -> tuple[Plan, Counter[str]]:
     wanted = rng.randint(PINS, _MOST_PINS)
     for path, name, call in places:
         grid = _factored(prod(case.grid), rng)
-        sbp = [_attribute(rng) for _ in grid]
+        sbp = [_attribute(case, parts, rng) for parts in grid]
         at: Any = rng.choice(("input", "output"))
         longer = copy.deepcopy(plan)
         longer.layout(path, sbp, call=call, at=at, function=name, grid=grid)
-        if not _splits_dims_that_exist(case, longer):
+        if not _fits(case, longer):
             continue
         plan = longer
         used = [one for one, n in zip(sbp, grid, strict=True) if n > 1]
         kinds["copies" if not any(one.is_split for one in used) else "blocks"] += 1
         kinds["copies of blocks"] += len({one.is_split for one in used}) > 1
         kinds["channels"] += any(one.dim == 1 for one in used)
+        kinds["given sizes"] += any(one.sizes is not None for one in used)
         kinds["another grid"] += grid != tuple(n for n in case.grid if n > 1)
+        kinds["fewer workers"] += prod(grid) < prod(case.grid)
         if len(plan.layouts) == wanted:
             break
+    try:
+        kinds["skip across a change"] += _planned(case, plan)[1] > meetings
+    except gpudist.GpudistError:
+        pass  # The judge names the refusal.
     return plan, kinds
 
 
-def _splits_dims_that_exist(case: Case, plan: Plan) -> bool:
+def _planned(case: Case, plan: Plan) -> tuple[list[Any], int]:
+    """Return the rows of a forward, and how many functions get tensors of different layouts."""
+    meetings = 0
+    on_one_placement = dispatch._on_one_placement
+
+    def counting(kind: Any, scope: Any, tensors: list[Any]) -> list[Any]:
+        nonlocal meetings
+        given = [x for x in tensors if isinstance(x, GlobalTensor) and x.dim() > 1]
+        ends = [(x.dim(), x.placement, x.sbp) for x in given]
+        meetings += any(a != b and a[0] == b[0] for a, b in pairwise(ends))
+        return on_one_placement(kind, scope, tensors)
+
+    with in_float64(), patch.object(dispatch, "_on_one_placement", counting):
+        rows = gpudist.plan_of(made(case.entry()), case.grid, case.shape, plan=plan).rows
+    return rows, meetings
+
+
+def _fits(case: Case, plan: Plan) -> bool:
+    """Return whether the pinned tensors have the dims and extents that the pins split."""
     try:
-        with in_float64():
-            gpudist.plan_of(made(case.entry()), case.grid, case.shape, plan=plan)
-    except gpudist.ConversionError as error:
-        return "it has no dim" not in str(error)
+        _planned(case, plan)
+    except gpudist.GpudistError as error:
+        return not any(text in str(error) for text in ("it has no dim", "the sizes"))
     return True
 
 
 def _factored(workers: int, rng: random.Random) -> Grid:
-    return rng.choice({4: [(4,), (2, 2)], 6: [(6,), (2, 3), (3, 2)]}.get(workers, [(workers,)]))
+    grids: dict[int, list[Grid]] = {
+        3: [(3,), (3,), (2,)],
+        4: [(4,), (4,), (2, 2), (2, 2), (2,), (3,)],
+        6: [(6,), (2, 3), (3, 2), (2, 2), (4,)],
+    }
+    return rng.choice(grids.get(workers, [(workers,)]))
 
 
-def _attribute(rng: random.Random) -> Sbp:
-    return rng.choice((broadcast, broadcast, split(0), split(1), split(2), split(2)))
+def _attribute(case: Case, parts: int, rng: random.Random) -> Sbp:
+    kind = rng.choice((broadcast, broadcast, split(0), split(1), split(2), split(2), None))
+    if kind is not None:
+        return kind
+    dim = rng.choice((0, 1, 2))
+    ends = sorted(rng.randint(0, case.shape[dim]) for _ in range(parts - 1))
+    return split(dim, [b - a for a, b in pairwise([0, *ends, case.shape[dim]])])
 
 
 class Planned(Converted):
