@@ -1,4 +1,4 @@
-"""Search a plan of layouts: for each function, the axes of the grid on which tensors are whole."""
+"""Layouts that the functions of a forward may have, and what each choice of them costs."""
 
 from __future__ import annotations
 
@@ -112,11 +112,15 @@ class LayoutChoices:
         pins: list[Pin] = []
         for at, node in enumerate(self.nodes):
             own = self.state(choice, at)
-            for given, source in zip(node.given, node.sources, strict=node.is_known):
-                if self._takes_one(node) and given.sbp is not None:
-                    before = self._state_before(choice, at, source)
-                    if laid_out(given.sbp, before) != laid_out(given.sbp, own):
-                        pins.append(self._pin(node, "input", given, own, grid))
+            taken = [
+                (one, self._state_before(choice, at, source))
+                for one, source in zip(node.given, node.sources, strict=node.is_known)
+                if one.sbp is not None
+            ]
+            changed = any(laid_out(one.sbp or (), s) != laid_out(one.sbp or (), own)
+                          for one, s in taken)
+            if changed and self._takes_alike(node):
+                pins.append(self._pin(node, "input", taken[0][0], own, grid))
             if self._gives_one(node):
                 given, after = node.outputs[0], self._state_after(choice, at)
                 if laid_out(given.sbp or (), after) != laid_out(given.sbp or (), own):
@@ -140,7 +144,7 @@ class LayoutChoices:
             return self.home
         own = self.state(choice, at)
         (user,) = self.uses.get(Result(at, 0)) or (None,)
-        if user is None or self._takes_one(self.nodes[user]):
+        if user is None or self._takes_alike(self.nodes[user]):
             return own
         return self.state(choice, user)
 
@@ -155,10 +159,10 @@ class LayoutChoices:
         return node.is_known and len(node.outputs) == 1 and not node.is_fixed
 
     @staticmethod
-    def _takes_one(node: Node) -> bool:
-        """Return whether a pin may move what the function takes, which is one global tensor."""
-        count = sum(one.sbp is not None for one in node.given)
-        return node.is_known and count == 1 and not node.is_fixed
+    def _takes_alike(node: Node) -> bool:
+        """Return whether a pin may move what the function takes, all to one layout."""
+        kinds = {(one.sbp, len(one.shape)) for one in node.given if one.sbp is not None}
+        return node.is_known and len(kinds) == 1 and not node.is_fixed
 
     def _distinct(self, tensors: Sequence[Given], states: Sequence[State]) -> list[State]:
         """Return the states without those in which the tensors have equal layouts."""
@@ -219,14 +223,14 @@ class LayoutChoices:
                 source = self.results.get(at, at)
                 may_move = at not in self.results and self._gives_one(node)
                 for user, where in self.uses.get(result, {}).items():
-                    moves = may_move or self._takes_one(self.nodes[user])
+                    moves = may_move or self._takes_alike(self.nodes[user])
                     tables.append(self._between(source, user, one, moves, where))
                 if result in self.leaving:
                     tables.append(self._between(source, None, one, may_move, None))
             if node.is_known:
                 for place, (one, source) in enumerate(zip(node.given, node.sources, strict=True)):
                     if source is None and one.sbp is not None:
-                        moves = self._takes_one(node)
+                        moves = self._takes_alike(node)
                         tables.append(self._between(None, at, one, moves, place))
         return tables
 
