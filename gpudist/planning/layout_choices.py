@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from typing import Any
 
+from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from gpudist.geometry.layout import NdSbp
 from gpudist.planning.elimination import Solutions, Table, solve
 from gpudist.planning.forward_graph import ForwardGraph, Given, Node, Result
 from gpudist.planning.layout_costs import LayoutCosts, State, Work, balanced, laid_out
@@ -46,21 +48,28 @@ class LayoutChoices:
         graph: functions of the forward.
         costs: their costs.
         left: results of the network.
-        free: whether tensors may be whole along each axis of the placement.
+        axes: axis of the input's grid that each axis of the placement is; along the first one,
+            which splits the batch, tensors are not whole.
+
+    Attributes:
+        nodes: functions.
+        states: all states.
+        variables: what is chosen; the first ones are the states of the functions.
+        uses: functions that take a result, each once, with the place among their tensors.
     """
 
     def __init__(
-        self, graph: ForwardGraph, costs: LayoutCosts, left: Any, free: Sequence[bool]
+        self, graph: ForwardGraph, costs: LayoutCosts, left: Any, axes: Sequence[int]
     ) -> None:
-        self.nodes, self.costs, self.graph = graph.nodes, costs, graph
-        self.home: State = (False,) * len(free)
-        states = list(product(*((False, True) if one else (False,) for one in free)))
+        self.nodes, self.costs, self.graph, self.axes = graph.nodes, costs, graph, list(axes)
+        self.home: State = (False,) * costs.placement.axes
+        ways = [(False, True) if axis else (False,) for axis in axes or [0]]
+        self.states = states = list(product(*ways))
         self.leaving = {
             found
             for y in tree_leaves(left)
             if hasattr(y, "dtype") and (found := graph.source_of(y)) is not None
         }
-        # Functions that take a result, each once, with the place among their tensors.
         self.uses: dict[Result, dict[int, int]] = defaultdict(dict)
         for at, node in enumerate(self.nodes):
             for place, source in enumerate(node.sources):
@@ -77,6 +86,11 @@ class LayoutChoices:
                 self.results[at] = len(self.variables)
                 self.variables.append(Variable(at, found, True))
         self.tables = [*self._functions(), *self._moves(), *self._ties()]
+
+    @cached_property
+    def _functions_of(self) -> Counter[str]:
+        """Number of functions that the module of a path calls on global tensors."""
+        return Counter(node.path for node in self.nodes)
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -103,12 +117,21 @@ class LayoutChoices:
             seconds, nbytes = seconds + one[0], nbytes + one[1]
         return seconds, nbytes
 
+    def value(self, number: int, state: State) -> int | None:
+        """Return the value of a variable that stands for a state, ``None`` if it has none."""
+        variable = self.variables[number]
+        node = self.nodes[variable.node]
+        tensors = node.outputs if variable.is_result else (*node.given, *node.outputs)
+        wanted = _layouts(tensors, state)
+        found = [_layouts(tensors, one) for one in variable.states]
+        return found.index(wanted) if wanted in found else None
+
     def state(self, choice: Choice, at: int) -> State:
         """Return the state of a function."""
         return self.variables[at].states[choice[at]]
 
-    def pins(self, choice: Choice, grid: tuple[int, ...]) -> list[Pin]:
-        """Return the pins by which a network computes so, on ``grid`` without axes of length 1."""
+    def pins(self, choice: Choice, modules: Mapping[str, nn.Module]) -> list[Pin]:
+        """Return the pins by which a network of these modules computes so."""
         pins: list[Pin] = []
         for at, node in enumerate(self.nodes):
             own = self.state(choice, at)
@@ -120,11 +143,11 @@ class LayoutChoices:
             changed = any(laid_out(one.sbp or (), s) != laid_out(one.sbp or (), own)
                           for one, s in taken)
             if changed and self._takes_alike(node):
-                pins.append(self._pin(node, "input", taken[0][0], own, grid))
+                pins.append(self._pin(node, "input", taken[0][0], own, modules))
             if self._gives_one(node):
                 given, after = node.outputs[0], self._state_after(choice, at)
                 if laid_out(given.sbp or (), after) != laid_out(given.sbp or (), own):
-                    pins.append(self._pin(node, "output", given, after, grid))
+                    pins.append(self._pin(node, "output", given, after, modules))
         return pins
 
     def _state_before(self, choice: Choice, at: int, source: Result | None) -> State:
@@ -148,10 +171,18 @@ class LayoutChoices:
             return own
         return self.state(choice, user)
 
-    @staticmethod
-    def _pin(node: Node, at: Any, given: Given, state: State, grid: tuple[int, ...]) -> Pin:
+    def _pin(
+        self, node: Node, at: Any, given: Given, state: State, modules: Mapping[str, nn.Module]
+    ) -> Pin:
+        """Return a pin of a function, or of the module if it is all that this calls."""
         sbp = balanced(laid_out(given.sbp or (), state))
-        return Pin(node.path, sbp, at, node.call, node.name, grid)
+        name, calls = node.name, self.graph.calls[node.path, node.name]
+        module = modules[node.path]
+        is_torchs = type(module).__module__.startswith("torch.nn.modules.")
+        if is_torchs and not any(module.children()) and self._functions_of[node.path] == calls:
+            name = ""
+        call = node.call if calls > 1 else None
+        return Pin(node.path, sbp, at, call, name, self.costs.placement.shape)
 
     @staticmethod
     def _gives_one(node: Node) -> bool:
@@ -166,10 +197,9 @@ class LayoutChoices:
 
     def _distinct(self, tensors: Sequence[Given], states: Sequence[State]) -> list[State]:
         """Return the states without those in which the tensors have equal layouts."""
-        found: dict[Any, State] = {}
+        found: dict[tuple[NdSbp, ...], State] = {}
         for state in states:
-            key = tuple(laid_out(one.sbp, state) for one in tensors if one.sbp is not None)
-            found.setdefault(key, state)
+            found.setdefault(_layouts(tensors, state), state)
         return list(found.values())
 
     def _states_of(self, node: Node, states: Sequence[State]) -> list[State]:
@@ -271,3 +301,7 @@ class LayoutChoices:
             }
             tables.append((pair, costs))
         return tables
+
+
+def _layouts(tensors: Sequence[Given], state: State) -> tuple[NdSbp, ...]:
+    return tuple(laid_out(one.sbp, state) for one in tensors if one.sbp is not None)

@@ -61,11 +61,14 @@ class LayoutCosts:
         scope: scope of the network, on the transport of the rank.
         clock: listener to the transport.
         training: whether to count backward.
+
+    Attributes:
+        placement: placement of the network's tensors.
     """
 
     def __init__(self, scope: Scope, clock: Clock, training: bool) -> None:
         self._scope, self._clock, self._training = scope, clock, training
-        self._placement: Placement = scope.placement
+        self.placement: Placement = scope.placement
         self._works: dict[Any, Work | None] = {}
 
     def work(self, node: Node, state: State) -> Work | None:
@@ -117,9 +120,9 @@ class LayoutCosts:
     def _block(self, given: Given) -> tuple[int, ...]:
         if given.sbp is None:
             return given.shape
-        index = self._placement.index
+        index = self.placement.index
         assert index is not None
-        return self._placement.layout(given.sbp, given.shape).box(index).shape
+        return self.placement.layout(given.sbp, given.shape).box(index).shape
 
     def _work_of(self, node: Node, given: Sequence[Given], state: State) -> Work | None:
         outputs = [self._in_state(one, state).sbp for one in node.outputs]
@@ -189,7 +192,7 @@ class LayoutCosts:
         if given.sbp is None:
             return x
         return wrapped(
-            GlobalTensor, x, global_spec(self._placement, given.sbp, given.shape, given.dtype)
+            GlobalTensor, x, global_spec(self.placement, given.sbp, given.shape, given.dtype)
         )
 
 
