@@ -103,6 +103,20 @@ def search(
     return _from_first(P_x.world, searched)
 
 
+def choices_of(dry: DryNetwork, grid: Sequence[int], rank: int) -> LayoutChoices:
+    """Return the layouts that the functions of a network may have, and their costs on a rank."""
+    network, inputs, clock = dry.converted(grid, rank)
+    conversion = conversion_of(network)
+    scope = conversion.scope
+    graph = ForwardGraph(scope.placement)
+    scope.pins = graph
+    with torch.device(META), torch.set_grad_enabled(dry.training):
+        outputs = network(*inputs)
+    scope.pins = Pins([])
+    costs = LayoutCosts(scope, clock, dry.training)
+    return LayoutChoices(graph, costs, outputs, conversion.entrance.axes)
+
+
 class Search:
     """Search of the layouts of a network on one grid.
 
@@ -119,16 +133,7 @@ class Search:
     def __init__(self, dry: DryNetwork, grid: tuple[int, ...], limit_bytes: int) -> None:
         self.dry, self.grid, self.limit_bytes = dry, grid, limit_bytes
         self.alone = advice_on(dry, grid)
-        network, inputs, clock = dry.converted(grid, self.alone.slowest.rank)
-        conversion = conversion_of(network)
-        scope = conversion.scope
-        graph = ForwardGraph(scope.placement)
-        scope.pins = graph
-        with torch.device(META), torch.set_grad_enabled(dry.training):
-            outputs = network(*inputs)
-        scope.pins = Pins([])
-        costs = LayoutCosts(scope, clock, dry.training)
-        self.choices = LayoutChoices(graph, costs, outputs, conversion.entrance.axes)
+        self.choices = choices_of(dry, grid, self.alone.slowest.rank)
         self.modules = dict(dry.network.named_modules(remove_duplicate=False))
 
     @property
