@@ -98,7 +98,7 @@ def solve(sizes: Sequence[int], tables: Iterable[Table], count: int = 1) -> Solu
 
 
 def _fill(x: int, beside: Sequence[set[int]]) -> tuple[int, int]:
-    """Return the number of pairs of neighbours that get a common table, and of neighbours."""
+    # Pairs of neighbours that get a common table, and neighbours.
     near = beside[x]
     return sum(len(near) - 1 - len(near & beside[one]) for one in near), len(near)
 

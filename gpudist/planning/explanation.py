@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gpudist.planning.advice import Advice
-from gpudist.planning.hardware import Profile
 from gpudist.planning.layout_choices import Choice, LayoutChoices, State
 from gpudist.planning.table import bytes_of, seconds_of
 
 
 def explained(
-    choices: LayoutChoices, choice: Choice, best: Advice, alone: Advice, profile: Profile
+    choices: LayoutChoices, choice: Choice, best: Advice, alone: Advice, profile: str
 ) -> list[str]:
     """Return lines that describe the layouts of a plan.
 
@@ -20,18 +19,17 @@ def explained(
         choice: the ones of the plan.
         best: prediction for the plan.
         alone: prediction for the network without a plan.
-        profile: profile of the machine.
+        profile: name of the profile of the machine.
 
     Returns:
         A line with the times, and one for each stretch of functions that do not compute in the
         layouts of the grid.
     """
-    lines = [
-        f"{profile.name}: {seconds_of(best.seconds)} and {bytes_of(best.memory_bytes)} a step, instead "
-        f"of {seconds_of(alone.seconds)} and {bytes_of(alone.memory_bytes)} on {list(alone.grid)}"
-    ]
-    found = list(stretches(choices, choice))
-    return lines + [_line(choices, choice, stretch) for stretch in found]
+    after, before = (
+        f"{seconds_of(one.seconds)} and {bytes_of(one.memory_bytes)}" for one in (best, alone)
+    )
+    first = f"{profile}: {after} a step, instead of {before} on {list(alone.grid)}"
+    return [first, *(_line(choices, choice, one) for one in stretches(choices, choice))]
 
 
 def stretches(choices: LayoutChoices, choice: Choice) -> Iterator[list[int]]:

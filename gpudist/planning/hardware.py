@@ -218,8 +218,8 @@ def profile_of_device() -> Profile:
     found = next((own for words, own in _DEVICES if all(word in name for word in words)), None)
     if found is None:
         raise ShapeError(
-            f"the device is {name}, for which there is no built-in profile ({', '.join(BUILT_IN)}); "
-            "measure one with gpudist bench profile, and pass its file as profile="
+            f"the device is {name}, but built-in profiles are for {', '.join(BUILT_IN)}; measure "
+            "one with gpudist bench profile, and pass its file as profile="
         )
     return BUILT_IN[found]
 

@@ -25,7 +25,7 @@ Choice = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Variable:
-    """What a search chooses: the state of a function, or the one its result is moved to.
+    """Choice of a search: the state of a function, or the one its result is moved to.
 
     Attributes:
         node: number of the function.
@@ -82,14 +82,13 @@ class LayoutChoices:
         for at, node in enumerate(self.nodes):
             ways = len(self.uses.get(Result(at, 0), ())) + (Result(at, 0) in self.leaving)
             if self._gives_one(node) and ways > 1:
-                found = tuple(self._distinct(node.outputs, states))
+                found = tuple(self._states_with_distinct_layouts(node.outputs, states))
                 self.results[at] = len(self.variables)
                 self.variables.append(Variable(at, found, True))
         self.tables = [*self._functions(), *self._moves(), *self._ties()]
 
     @cached_property
-    def _functions_of(self) -> Counter[str]:
-        """Number of functions that the module of a path calls on global tensors."""
+    def _functions_by_path(self) -> Counter[str]:
         return Counter(node.path for node in self.nodes)
 
     @cached_property
@@ -140,8 +139,9 @@ class LayoutChoices:
                 for one, source in zip(node.given, node.sources, strict=node.is_known)
                 if one.sbp is not None
             ]
-            changed = any(laid_out(one.sbp or (), s) != laid_out(one.sbp or (), own)
-                          for one, s in taken)
+            changed = any(
+                laid_out(one.sbp or (), s) != laid_out(one.sbp or (), own) for one, s in taken
+            )
             if changed and self._takes_alike(node):
                 pins.append(self._pin(node, "input", taken[0][0], own, modules))
             if self._gives_one(node):
@@ -179,24 +179,25 @@ class LayoutChoices:
         name, calls = node.name, self.graph.calls[node.path, node.name]
         module = modules[node.path]
         is_torchs = type(module).__module__.startswith("torch.nn.modules.")
-        if is_torchs and not any(module.children()) and self._functions_of[node.path] == calls:
+        if is_torchs and not any(module.children()) and self._functions_by_path[node.path] == calls:
             name = ""
         call = node.call if calls > 1 else None
         return Pin(node.path, sbp, at, call, name, self.costs.placement.shape)
 
     @staticmethod
     def _gives_one(node: Node) -> bool:
-        """Return whether a pin may move what the function returns."""
+        # A pin moves the first tensor in a result.
         return node.is_known and len(node.outputs) == 1 and not node.is_fixed
 
     @staticmethod
     def _takes_alike(node: Node) -> bool:
-        """Return whether a pin may move what the function takes, all to one layout."""
+        # A pin prescribes one layout for all tensors.
         kinds = {(one.sbp, len(one.shape)) for one in node.given if one.sbp is not None}
         return node.is_known and len(kinds) == 1 and not node.is_fixed
 
-    def _distinct(self, tensors: Sequence[Given], states: Sequence[State]) -> list[State]:
-        """Return the states without those in which the tensors have equal layouts."""
+    def _states_with_distinct_layouts(
+        self, tensors: Sequence[Given], states: Sequence[State]
+    ) -> list[State]:
         found: dict[tuple[NdSbp, ...], State] = {}
         for state in states:
             found.setdefault(_layouts(tensors, state), state)
@@ -205,7 +206,7 @@ class LayoutChoices:
     def _states_of(self, node: Node, states: Sequence[State]) -> list[State]:
         if not node.is_known:
             return [self.home]
-        found = self._distinct((*node.given, *node.outputs), states)
+        found = self._states_with_distinct_layouts((*node.given, *node.outputs), states)
         return [s for s in found if s == self.home or self.costs.work(node, s) is not None]
 
     def _work(self, at: int, state: State) -> Work:
@@ -215,8 +216,7 @@ class LayoutChoices:
         nothing = (False,) * max(len(node.given), len(node.outputs))
         return work or Work(0.0, nothing, nothing)
 
-    def _is_kept(self, result: Result) -> bool:
-        """Return whether backward needs the result of a function."""
+    def _is_kept_for_backward(self, result: Result) -> bool:
         if self._work(result.node, self.home).keeps_outputs[result.place]:
             return True
         uses = self.uses.get(result, {})
@@ -234,10 +234,14 @@ class LayoutChoices:
                     costs[value,] = self.costs.sum_s(node.outputs[0], state, terms), 0
                     continue
                 work = self._work(at, state)
-                costs[value,] = work.seconds, work.kept_bytes + sum(
-                    self.costs.block_bytes(one, state)
-                    for place, one in enumerate(node.outputs)
-                    if self._is_kept(Result(at, place))
+                costs[value,] = (
+                    work.seconds,
+                    work.kept_bytes
+                    + sum(
+                        self.costs.block_bytes(one, state)
+                        for place, one in enumerate(node.outputs)
+                        if self._is_kept_for_backward(Result(at, place))
+                    ),
                 )
             tables.append(((number,), costs))
         return tables
@@ -273,11 +277,12 @@ class LayoutChoices:
             source, target: variables; ``None`` for the state of the grid.
             one: the tensor.
             may_move: whether a pin can move it.
-            place: place among the tensors that the target takes; ``None`` if it is no function.
+            place: place among the tensors that the target takes; ``None`` for the network's output.
         """
         ends = [(self.home,) if x is None else self.variables[x].states for x in (source, target)]
-        is_kept = place is not None and target is not None
-        is_kept = is_kept and self._work(target, self.home).keeps_given[place]
+        is_kept = False
+        if place is not None and target is not None:
+            is_kept = self._work(target, self.home).keeps_given[place]
         costs: dict[Choice, Cost] = {}
         for (a, before), (b, after) in product(*map(enumerate, ends)):
             move = self.costs.move(one, before, after)

@@ -137,7 +137,7 @@ class LayoutCosts:
         arguments: Callable[[Sequence[torch.Tensor]], Any],
         outputs: Sequence[NdSbp | None] | None = None,
     ) -> Work | None:
-        """Return the work of a call; ``None`` if it fails, or its results are in other layouts."""
+        # None if the call fails, or its results are in other layouts.
         try:
             # The first call makes layers and plans.
             self._called(compute, given, arguments)
@@ -152,9 +152,7 @@ class LayoutCosts:
         arguments: Callable[[Sequence[torch.Tensor]], Any],
         outputs: Sequence[NdSbp | None] | None = None,
     ) -> Work | None:
-        leaves = [
-            torch.empty(self._block(one), dtype=one.dtype, device=META) for one in given
-        ]
+        leaves = [torch.empty(self._block(one), dtype=one.dtype, device=META) for one in given]
         learns = [one.requires_grad and self._training for one in given]
         with torch.set_grad_enabled(self._training):
             for leaf, learn in zip(leaves, learns, strict=True):
@@ -209,4 +207,3 @@ def _kept(
     places = [x.untyped_storage()._cdata for x in (*local, *map(local_of, results))]
     own = sum(nbytes for place, nbytes in saved.items() if place not in places)
     return tuple(map(is_kept, local)), tuple(is_kept(local_of(y)) for y in results), own
-

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -163,7 +162,8 @@ class Search:
                 f"each worker, but it may use {self.limit_bytes / 2**30:.2f} GiB; use more "
                 "workers, or gpudist.planning.recompute(network)"
             )
-        return NetworkPlan(layouts=pins, notes=explained(self.choices, chosen, best, self.alone, self.dry.profile))
+        notes = explained(self.choices, chosen, best, self.alone, self.dry.profile.name)
+        return NetworkPlan(layouts=pins, notes=notes)
 
     def pins(self, choice: Choice) -> list[Pin]:
         return self.choices.pins(choice, self.modules)
@@ -179,7 +179,7 @@ class Search:
         found = self.choices.solve(_REHEARSED).found
         if self.limit_bytes:
             found = self._that_fit(found)
-        seen = {()}
+        seen: set[tuple[Pin, ...]] = {()}
         for _, choice in found:
             key = tuple(self.pins(choice))
             if key not in seen:

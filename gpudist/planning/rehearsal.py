@@ -184,12 +184,12 @@ class DryNetwork:
         for x in inputs:
             live.add(x)
         entered = [live.number_of(x) for x in inputs]
-        with _explained(grid, rank), torch.device(META):
+        learns = torch.set_grad_enabled(self.training)
+        with _explained(grid, rank), torch.device(META), learns:
             # Makes the layers, which only the first call does.
-            with torch.set_grad_enabled(self.training):
-                network(*inputs)
-                with Kernels(clock, live):
-                    forward, backward = self._step(network, inputs, clock, kept)
+            network(*inputs)
+            with Kernels(clock, live):
+                forward, backward = self._step(network, inputs, clock, kept)
         memory = self._memory(network, blocks, held, live, [*kept.numbers, *entered], clock)
         x = inputs[0]
         gbps = self.profile.input_gbps

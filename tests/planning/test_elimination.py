@@ -29,7 +29,9 @@ def network(draw: random.Random) -> tuple[list[int], list[Table]]:
         sizes.append(draw.choice([1, 2, 2, 4]))
     ends = [(i, i + 1) for i in range(len(sizes) - 1)]
     ends += [tuple(sorted(draw.sample(range(len(sizes)), 2))) for _ in range(draw.randint(0, 5))]  # pyright: ignore
-    tables = [Table((x,), {(v,): draw.random() for v in range(sizes[x])}) for x in range(len(sizes))]
+    tables = [
+        Table((x,), {(v,): draw.random() for v in range(sizes[x])}) for x in range(len(sizes))
+    ]
     for a, b in ends:
         choices = product(range(sizes[a]), range(sizes[b]))
         # The first choice must be possible.
@@ -52,7 +54,7 @@ def test_the_best_are_those_of_all_choices(seed: int) -> None:
 
 
 def test_long_chains_with_skips_are_exact() -> None:
-    """The middle of each of 300 skips is free, and following the neighbours is best."""
+    """A third of the variables prefers each value, but changes between neighbours are dear."""
     size = 900
     tables = [Table((x,), {(0,): 1.0, (1,): 1.0 + (x % 3 - 1)}) for x in range(size)]
     same = {(0, 0): 0.0, (1, 1): 0.0, (0, 1): 10.0, (1, 0): 10.0}

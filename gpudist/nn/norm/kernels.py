@@ -153,7 +153,8 @@ class _ByDryKernels(Summing):
     ) -> list[torch.Tensor | None]:
         by, x, totals = self.normalization, inputs[0], kept[0]
         # A pass over both, and a kernel that adds its parts.
-        gradient.sum(), x.sum()
+        for read in (gradient, x):
+            read.sum()
         found = [torch.empty_like(kept[1]) if needed and kept[1:] else None for needed in needs[1:]]
         of_totals, of_parameters = by.move_gradients(torch.empty_like(totals), found, needs)
         of_x = None if of_totals is None else torch.add(gradient, x)
@@ -165,7 +166,7 @@ def by_kernels(
     x: torch.Tensor,
     running: Running | None = None,
     dtype: torch.dtype | None = None,
-) -> Summing:
+) -> ByKernels | _ByDryKernels:
     """Return the normalization of a block by the kernels; requires :func:`fits`."""
     return (_ByDryKernels if x.is_meta else ByKernels)(normalization, running, dtype)
 
