@@ -25,8 +25,15 @@ State = tuple[bool, ...]
 
 
 def laid_out(sbp: NdSbp, state: State) -> NdSbp:
-    """Return the layout of a tensor that is ``sbp`` on the grid, in the state of a function."""
-    return tuple(broadcast if whole else one for one, whole in zip(sbp, state, strict=True))
+    """Return the layout of a tensor that is ``sbp`` on the grid, in the state of a function.
+
+    Sizes of blocks are those of the grid's, unless another axis no longer splits the dim.
+    """
+    joined = {one.dim for one, whole in zip(sbp, state, strict=True) if whole and one.is_split}
+    return tuple(
+        broadcast if whole else split(one.dim) if one.is_split and one.dim in joined else one
+        for one, whole in zip(sbp, state, strict=True)
+    )
 
 
 def balanced(sbp: NdSbp) -> NdSbp:
