@@ -75,8 +75,10 @@ def _line(choices: LayoutChoices, choice: Choice, stretch: Sequence[int]) -> str
         text += f"; saves {seconds_of(costs[choices.home] - before[0])}"
     if costs:
         state = min(costs, key=lambda one: costs[one])
-        slower = seconds_of(costs[state] - before[0])
-        text += f"; next best: {_words(choices, state)}, {slower} slower"
+        slower = costs[state] - before[0]
+        text += f"; next best: {_words(choices, state)}, "
+        # Rehearsed as a whole, the plan was faster than one with a smaller sum.
+        text += f"{seconds_of(slower)} slower" if slower > 0 else "as fast"
     return text
 
 
