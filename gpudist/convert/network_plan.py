@@ -64,12 +64,14 @@ class NetworkPlan(Checked):
         layouts: prescribed layouts, in the order in which they are applied.
         weights: grid that splits the weight of a layer, by the layer's path.
         outputs: specs of the outputs, nested like them.
+        notes: lines that explain the edits, as :func:`gpudist.planning.search` writes them.
     """
 
     rows: list[PlanRow] = field(default_factory=list[PlanRow])
     layouts: list[Pin] = field(default_factory=list[Pin])
     weights: dict[str, Shape] = field(default_factory=dict[str, Shape])
     outputs: Any = None
+    notes: list[str] = field(default_factory=list[str])
 
     @property
     def sent_bytes(self) -> int:
@@ -159,7 +161,7 @@ class NetworkPlan(Checked):
         self.weights[path] = tuple(shape)
 
     def to_text(self) -> str:
-        """Return the edits as JSON text, which :meth:`from_text` reads.
+        """Return the edits and notes as JSON text, which :meth:`from_text` reads.
 
         The rows, which follow from a network and the shapes of its inputs, are not part of it.
         """
@@ -170,7 +172,8 @@ class NetworkPlan(Checked):
             }
             for pin in self.layouts
         ]  # fmt: skip
-        return json.dumps({_KIND: 1, "layouts": layouts, "weights": self.weights}, indent=1)
+        edits = {_KIND: 1, "layouts": layouts, "weights": self.weights}
+        return json.dumps(edits | ({"notes": self.notes} if self.notes else {}), indent=1)
 
     @classmethod
     def from_text(cls, text: str) -> NetworkPlan:
@@ -193,6 +196,7 @@ class NetworkPlan(Checked):
                     "update gpudist"
                 )
             plan = cls(weights={path: tuple(shape) for path, shape in found["weights"].items()})
+            plan.notes += map(str, found.get("notes", ()))
             for row in found["layouts"]:
                 row["sbp"] = tuple(_sbp_of(word) for word in row["sbp"])
                 row["grid"] = None if row["grid"] is None else tuple(row["grid"])
@@ -234,8 +238,8 @@ class NetworkPlan(Checked):
     def __str__(self) -> str:
         edits = [f"layout of {pin}" for pin in self.layouts]
         edits += [f"weight of {path}: on {list(shape)}" for path, shape in self.weights.items()]
-        if not self.rows and edits:
-            return "\n".join(edits)
+        if not self.rows and (edits or self.notes):
+            return "\n".join([*self.notes, *edits])
         return columns([_TITLES, *map(cells_of, self.rows)], left=len(_TITLES))
 
     def __rich__(self) -> Any:

@@ -12,6 +12,7 @@ from gpudist.planning.hardware import (
     Profile,
     profile_of,
 )
+from gpudist.planning.layout_search import search
 from gpudist.planning.measuring import measured_profile
 from gpudist.planning.picture import picture_of
 from gpudist.planning.rehearsal import Memory, Rehearsal
@@ -33,5 +34,6 @@ __all__ = [
     "plan",
     "profile_of",
     "recompute",
+    "search",
     "smallest",
 ]

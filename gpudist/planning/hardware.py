@@ -10,6 +10,8 @@ from math import log
 from pathlib import Path
 from typing import Any, get_args
 
+import torch
+
 from gpudist.checks.arguments import Checked, checked
 from gpudist.errors import ShapeError
 from gpudist.transport.dry import Posting
@@ -204,6 +206,31 @@ def profile_of(name: str | Path) -> Profile:
         return Profile(**fields)
     except (KeyError, TypeError, ValueError) as error:
         raise ShapeError(f"{path} does not contain a profile: {error}") from error
+
+
+def profile_of_device() -> Profile:
+    """Return the built-in profile of this process's device.
+
+    Raises:
+        ShapeError: the device is a CPU, or none of the built-in profiles is its own.
+    """
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU"
+    found = next((own for words, own in _DEVICES if all(word in name for word in words)), None)
+    if found is None:
+        raise ShapeError(
+            f"the device is {name}, but built-in profiles are for {', '.join(BUILT_IN)}; measure "
+            "one with gpudist bench profile, and pass its file as profile="
+        )
+    return BUILT_IN[found]
+
+
+# Words of the device's name, and the profile.
+_DEVICES = (
+    (("H200",), "h200"),
+    (("H100", "HBM3"), "h100"),
+    (("A100", "SXM"), "a100"),
+    (("A100", "PCIe"), "pcie"),
+)
 
 
 def _between(points: Sequence[tuple[float, float]], x: float) -> float:

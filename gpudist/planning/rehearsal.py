@@ -110,6 +110,7 @@ class DryNetwork:
         ShapeError: if the network cannot be called with such an input, or is already distributed.
 
     Attributes:
+        training: whether a step has a backward and an update.
         sequential: computation of a forward of the whole network on one rank.
         layers: for every call of a layer, the largest number of cells that an output reads in
             addition to its own, and the global shape of the input.
@@ -126,7 +127,7 @@ class DryNetwork:
     ) -> None:
         _require_sequential(network)
         self.network = without_cells(network)
-        self.profile = profile
+        self.profile, self.training = profile, True
         self._replicates = replicate_parameters
         self._optimizer = optimizer
         self._dtype = next((p.dtype for p in network.parameters()), torch.float32)
@@ -175,7 +176,7 @@ class DryNetwork:
             GpudistError: if the network cannot be converted for this partition, or the planner
                 cannot follow it.
         """
-        network, inputs, clock = self._converted(grid, rank, plan)
+        network, inputs, clock = self.converted(grid, rank, plan)
         blocks = [block_of(p) for p in network.parameters()]
         held = [*blocks, *map(block_of, network.buffers())]
         live = LiveBytes(held)
@@ -183,7 +184,8 @@ class DryNetwork:
         for x in inputs:
             live.add(x)
         entered = [live.number_of(x) for x in inputs]
-        with _explained(grid, rank), torch.device(META):
+        learns = torch.set_grad_enabled(self.training)
+        with _explained(grid, rank), torch.device(META), learns:
             # Makes the layers, which only the first call does.
             network(*inputs)
             with Kernels(clock, live):
@@ -203,7 +205,7 @@ class DryNetwork:
         Optimizers of torch update all parameters together on GPUs, with temporary tensors.
         """
         on_gpu = self.profile.wire == "nccl"
-        learned = [block for block in blocks if block.requires_grad]
+        learned = [block for block in blocks if block.requires_grad and self.training]
         state_bytes, update_bytes_ = update_bytes(learned, self._optimizer, on_gpu)
         gradients = [block_of(p.grad) for p in network.parameters() if p.grad is not None]
         numbers = [live.number_of(x) for x in gradients]
@@ -222,11 +224,11 @@ class DryNetwork:
         Raises:
             GpudistError: as :meth:`rehearse`, if the forward is the reason.
         """
-        network, inputs, _ = self._converted(grid, 0)
+        network, inputs, _ = self.converted(grid, 0)
         with _explained(grid, 0), torch.device(META):
             network(*inputs)
 
-    def _converted(
+    def converted(
         self, grid: Sequence[int], rank: int, plan: NetworkPlan | None = None
     ) -> tuple[Any, list[torch.Tensor], Clock]:
         """Return the network of one rank, its blocks of the inputs, and the clock of its wire."""
@@ -249,6 +251,8 @@ class DryNetwork:
         del y, parts
         clock.called(len(self.layers))
         backward = clock.begin()
+        if not self.training:
+            return forward, backward
         torch.autograd.backward(losses, [torch.empty_like(t) for t in losses])
         clock.called(len(self.layers))
         return forward, backward

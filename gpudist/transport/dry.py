@@ -127,6 +127,8 @@ class DryTransport(PointToPointTransport):
         self._posting = posting
         self.packs = posting != "gloo"
         self.keeps_layout = self.has_streams = posting == "nccl"
+        # Blocks without data take the ways of blocks on a GPU.
+        self.device_library = "dry" if posting == "nccl" else ""
         self._listener = listener
         self._global_shape_of = global_shape_of
         self._sends: list[Posted] = []

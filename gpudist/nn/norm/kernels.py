@@ -131,6 +131,46 @@ class ByKernels(Summing):
         return [of_x, *of_parameters]
 
 
+class _ByDryKernels(Summing):
+    """Normalization of a block without data by the kernels, passes and messages of a GPU's."""
+
+    def forward(
+        self, x: torch.Tensor, *parameters: torch.Tensor
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        by = self.normalization
+        # A pass over the block, and a kernel that adds its parts.
+        sums = x.sum().double().new_empty(by.sums_shape(x.shape))
+        self.totals, moved = by.move(sums, parameters)
+        y = torch.neg(x) if self.dtype in (None, x.dtype) else x.to(self.dtype)
+        return y, [self.totals, *moved[:1]]
+
+    def backward(
+        self,
+        gradient: torch.Tensor,
+        inputs: Sequence[torch.Tensor],
+        kept: Sequence[torch.Tensor],
+        needs: Sequence[bool],
+    ) -> list[torch.Tensor | None]:
+        by, x, totals = self.normalization, inputs[0], kept[0]
+        # A pass over both, and a kernel that adds its parts.
+        for read in (gradient, x):
+            read.sum()
+        found = [torch.empty_like(kept[1]) if needed and kept[1:] else None for needed in needs[1:]]
+        of_totals, of_parameters = by.move_gradients(torch.empty_like(totals), found, needs)
+        of_x = None if of_totals is None else torch.add(gradient, x)
+        return [of_x, *of_parameters]
+
+
+def by_kernels(
+    normalization: Normalization,
+    x: torch.Tensor,
+    running: Running | None = None,
+    dtype: torch.dtype | None = None,
+) -> ByKernels | _ByDryKernels:
+    """Return the normalization of a block by the kernels; requires :func:`fits`."""
+    return (_ByDryKernels if x.is_meta else ByKernels)(normalization, running, dtype)
+
+
 def can_update(running: Running) -> bool:
     """Return whether the kernels can update these running moments."""
     mean, variance = running.mean, running.variance

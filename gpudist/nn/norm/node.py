@@ -46,7 +46,7 @@ def normalize(
     """
     if kernels.fits(normalization, x, parameters):
         updates = running is not None and kernels.can_update(running)
-        by = kernels.ByKernels(normalization, running if updates else None)
+        by = kernels.by_kernels(normalization, x, running if updates else None)
         found = Normalized(apply_handwritten(by, x, *parameters), by.totals, None)
         return found if updates else _remembered(normalization, found, running)
     # A block that shares no statistics may be empty; it is treated as by torch's layer.
@@ -91,7 +91,7 @@ def normalized(
     if dtype is not None:
         parameters = [widened(p) for p in parameters]
     if kernels.fits(normalization, x, parameters, dtype):
-        by = kernels.ByKernels(normalization, dtype=dtype)
+        by = kernels.by_kernels(normalization, x, dtype=dtype)
         return apply_handwritten(by, x, *parameters)
     if dtype is not None:
         x = x.to(dtype)

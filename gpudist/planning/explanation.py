@@ -1,0 +1,110 @@
+"""Explain a choice of layouts: what each stretch of functions saves, and the next best."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gpudist.planning.advice import Advice
+from gpudist.planning.layout_choices import Choice, LayoutChoices, State
+from gpudist.planning.table import bytes_of, seconds_of
+
+
+def explained(
+    choices: LayoutChoices, choice: Choice, best: Advice, alone: Advice, profile: str
+) -> list[str]:
+    """Return lines that describe the layouts of a plan.
+
+    Args:
+        choices: layouts that the functions may have.
+        choice: the ones of the plan.
+        best: prediction for the plan.
+        alone: prediction for the network without a plan.
+        profile: name of the profile of the machine.
+
+    Returns:
+        A line with the times, and one for each stretch of functions that do not compute in the
+        layouts of the grid.
+    """
+    after, before = (
+        f"{seconds_of(one.seconds)} and {bytes_of(one.memory_bytes)}" for one in (best, alone)
+    )
+    first = f"{profile}: {after} a step, instead of {before} on {list(alone.grid)}"
+    return [first, *(_line(choices, choice, one) for one in stretches(choices, choice))]
+
+
+def stretches(choices: LayoutChoices, choice: Choice) -> Iterator[list[int]]:
+    """Yield the functions of each stretch: those in one state, connected by results."""
+    state = {at: choices.state(choice, at) for at in range(len(choices.nodes))}
+    left = [at for at, one in state.items() if one != choices.home]
+    beside: dict[int, list[int]] = {at: [] for at in left}
+    for result, uses in choices.uses.items():
+        for user in uses:
+            if result.node in beside and user in beside and state[result.node] == state[user]:
+                beside[result.node].append(user)
+                beside[user].append(result.node)
+    seen: set[int] = set()
+    for at in left:
+        if at in seen:
+            continue
+        found, open_nodes = [at], [at]
+        seen.add(at)
+        while open_nodes:
+            for other in beside[open_nodes.pop()]:
+                if other not in seen:
+                    seen.add(other)
+                    found.append(other)
+                    open_nodes.append(other)
+        yield sorted(found)
+
+
+def _line(choices: LayoutChoices, choice: Choice, stretch: Sequence[int]) -> str:
+    own = choices.state(choice, stretch[0])
+    first, last = (choices.nodes[at] for at in (stretch[0], stretch[-1]))
+    where = _place(first.path, first.name)
+    if len(stretch) > 1:
+        where += f" to {_place(last.path, last.name)}, {len(stretch)} functions"
+    costs = {
+        state: seconds
+        for state in choices.states
+        if state != own and (seconds := _seconds(choices, choice, stretch, state)) is not None
+    }
+    before = choices.cost(choice)
+    assert before is not None
+    text = f"{where}: {_words(choices, own)}"
+    if choices.home in costs:
+        text += f"; saves {seconds_of(costs[choices.home] - before[0])}"
+    if costs:
+        state = min(costs, key=lambda one: costs[one])
+        slower = costs[state] - before[0]
+        text += f"; next best: {_words(choices, state)}, "
+        # Rehearsed as a whole, the plan was faster than one with a smaller sum.
+        text += f"{seconds_of(slower)} slower" if slower > 0 else "as fast"
+    return text
+
+
+def _seconds(
+    choices: LayoutChoices, choice: Choice, stretch: Sequence[int], state: State
+) -> float | None:
+    """Return the time with a stretch in another state; ``None`` if it cannot have that."""
+    changed = list(choice)
+    for number, variable in enumerate(choices.variables):
+        if variable.node in stretch:
+            value = choices.value(number, state)
+            if value is None:
+                return None
+            changed[number] = value
+    cost = choices.cost(tuple(changed))
+    return None if cost is None else cost[0]
+
+
+def _place(path: str, name: str) -> str:
+    return f"{path} ({name})" if path else name
+
+
+def _words(choices: LayoutChoices, state: State) -> str:
+    axes = [str(choices.axes[axis]) for axis, whole in enumerate(state) if whole]
+    if not axes:
+        return "split as the input"
+    split = len(axes) < sum(any(one[axis] for one in choices.states) for axis in range(len(state)))
+    word = "axes" if len(axes) > 1 else "axis"
+    return f"whole along {word} {' and '.join(axes)}" if split else "whole"

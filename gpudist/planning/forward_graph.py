@@ -1,0 +1,183 @@
+"""Record the functions that a converted network calls, and which results each of them takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from gpudist.geometry.layout import NdSbp
+from gpudist.sbp.derive import as_call, key_of
+from gpudist.sbp.fresh import FACTORIES
+from gpudist.sbp.global_spec import local_of, spec_of
+from gpudist.sbp.global_tensor import GlobalTensor
+from gpudist.sbp.outer import OuterTensor
+from gpudist.sbp.pins import Pins
+from gpudist.sbp.placement import Placement
+from gpudist.sbp.registry import Rule, name_of, signatures, tensors_in
+from gpudist.sbp.scope import Scope, place_of_call
+
+
+@dataclass(frozen=True)
+class Given:
+    """Tensor of a call, without data.
+
+    Attributes:
+        shape: global shape.
+        dtype: dtype.
+        sbp: layout on the placement of the network; ``None`` for a plain tensor, such as a weight.
+        requires_grad: whether it requires a gradient.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    sbp: NdSbp | None
+    requires_grad: bool
+
+
+class Result(NamedTuple):
+    """Tensor that a function has returned: the number of the function, and its place."""
+
+    node: int
+    place: int
+
+
+@dataclass(frozen=True)
+class Node:
+    """A function that the forward of a network called on global tensors.
+
+    Attributes:
+        path: path of the module whose forward called it.
+        name: short name of the function, as in a plan's pins.
+        call: number of this call of the function in this module's forward.
+        key: equal for calls of the same function with the same arguments and layouts.
+        args: positional and named arguments, with slots for tensors.
+        given: tensors among the arguments.
+        sources: for each of them the result that it is, if a function returned it.
+        outputs: results; empty if they are not tensors on the network's placement.
+        compute: calls the function with positional and named arguments.
+        is_known: whether all tensors of the call are described by ``given`` and ``outputs``.
+        is_fixed: whether it changes an argument in place, or returns one.
+    """
+
+    path: str
+    name: str
+    call: int
+    key: object
+    args: Any
+    given: tuple[Given, ...]
+    sources: tuple[Result | None, ...]
+    outputs: tuple[Given, ...]
+    compute: Callable[[Any, Any], Any]
+    is_known: bool
+    is_fixed: bool
+
+
+@dataclass
+class _Seen:
+    """Tensor that was seen, kept so that no other gets its identity."""
+
+    tensor: torch.Tensor
+    source: Result
+
+
+class ForwardGraph(Pins):
+    """Pins that move nothing, and record all calls of a forward on global tensors.
+
+    Args:
+        placement: placement of the network's tensors.
+
+    Attributes:
+        nodes: functions, in the order of the forward.
+        calls: number of calls by the path and the name of a function.
+        tied: pairs of functions that must compute in the same layout, since the second changes
+            memory in place that the first has made.
+    """
+
+    def __init__(self, placement: Placement) -> None:
+        super().__init__([])
+        self.nodes: list[Node] = []
+        self.calls: dict[tuple[str, str], int] = {}
+        self.tied: list[tuple[int, int]] = []
+        self._placement = placement
+        self._seen: dict[int, _Seen] = {}
+        self._views: set[int] = set()
+        self._function: Any = None
+
+    def name_if_pinned(self, function: Any) -> str:
+        if self._is_busy or function in FACTORIES:
+            return ""
+        self._function = function
+        return name_of(function).rpartition(".")[2]
+
+    def around(
+        self, scope: Scope, name: str, args: Any, kwargs: Any, compute: Callable[[Any, Any], Any]
+    ) -> Any:
+        function, path = self._function, place_of_call(scope)[0]
+        number = scope.count_call((path, name))
+        self.calls[path, name] = number + 1
+        self._is_busy = True
+        try:
+            if not any(isinstance(x, GlobalTensor) for x in tensors_in((args, kwargs))):
+                return compute(args, kwargs)
+            # The call may change its arguments in place.
+            slots, named, tensors = as_call(function, args, kwargs)
+            given = tuple(map(self._given, tensors))
+            sources = tuple(map(self.source_of, tensors))
+            result = compute(args, kwargs)
+        finally:
+            self._is_busy = False
+        results = list(tensors_in(result))
+        outputs = [self._given(y) for y in results]
+        found = [one for one in outputs if one is not None and one.sbp is not None]
+        taken = {id(x) for x in tensors}
+        is_fixed = any(id(y) in taken for y in results)
+        known = tuple(one for one in given if one is not None)
+        is_known = len(known) == len(given) and len(found) == len(results)
+        try:
+            key: object = (function, key_of((slots, named, given)))
+        except TypeError:
+            key = object()
+        at = len(self.nodes)
+        self.nodes.append(
+            Node(
+                path, name, number, key, (slots, named), known, sources,
+                tuple(found) if is_known else (), compute, is_known, is_fixed,
+            )
+        )  # fmt: skip
+        if is_fixed:
+            self._tie(at, sources)
+        rule = signatures.get(function)
+        if isinstance(rule, Rule) and rule.view:
+            self._views.add(at)
+        if is_known:
+            for place, y in enumerate(results):
+                self._seen[id(y)] = _Seen(y, Result(at, place))
+        return result
+
+    def source_of(self, x: torch.Tensor) -> Result | None:
+        """Return which result ``x`` is, if a recorded function returned it."""
+        found = self._seen.get(id(x))
+        return found.source if found is not None and found.tensor is x else None
+
+    def _given(self, x: torch.Tensor) -> Given | None:
+        if isinstance(x, GlobalTensor):
+            how = spec_of(x)
+            if how.placement != self._placement:
+                return None
+            return Given(how.shape, how.dtype, how.sbp, local_of(x).requires_grad)
+        if isinstance(x, OuterTensor) or type(x) in (torch.Tensor, torch.nn.Parameter):
+            return Given(tuple(x.shape), x.dtype, None, x.requires_grad)
+        return None
+
+    def _tie(self, at: int, sources: tuple[Result | None, ...]) -> None:
+        """Note that a function in place computes like what has made the memory it changes."""
+        first = next((one for one in sources if one is not None), None)
+        while first is not None:
+            self.tied.append((first.node, at))
+            before = self.nodes[first.node]
+            at = first.node
+            is_alias = before.is_fixed or at in self._views
+            first = next((s for s in before.sources if s is not None), None) if is_alias else None

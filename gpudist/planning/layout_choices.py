@@ -1,0 +1,312 @@
+"""Layouts that the functions of a forward may have, and what each choice of them costs."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import Any
+
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from gpudist.geometry.layout import NdSbp
+from gpudist.planning.elimination import Solutions, Table, solve
+from gpudist.planning.forward_graph import ForwardGraph, Given, Node, Result
+from gpudist.planning.layout_costs import LayoutCosts, State, Work, balanced, laid_out
+from gpudist.sbp.pins import Pin
+
+# Costs of a choice: seconds, and bytes kept for backward.
+Cost = tuple[float, int]
+Choice = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Variable:
+    """Choice of a search: the state of a function, or the one its result is moved to.
+
+    Attributes:
+        node: number of the function.
+        states: states to choose from; the first one is the grid's.
+        is_result: whether it is the state of the result.
+    """
+
+    node: int
+    states: tuple[State, ...]
+    is_result: bool = False
+
+
+class LayoutChoices:
+    """The layouts that the functions of a forward may have, and what they cost.
+
+    A function computes in a state, and the result may be moved before others take it, or by each
+    of those that take it alone. Results that leave the network have the layout of the grid.
+
+    Args:
+        graph: functions of the forward.
+        costs: their costs.
+        left: results of the network.
+        axes: axis of the input's grid that each axis of the placement is; along the first one,
+            which splits the batch, tensors are not whole.
+
+    Attributes:
+        nodes: functions.
+        states: all states.
+        variables: what is chosen; the first ones are the states of the functions.
+        uses: functions that take a result, each once, with the place among their tensors.
+    """
+
+    def __init__(
+        self, graph: ForwardGraph, costs: LayoutCosts, left: Any, axes: Sequence[int]
+    ) -> None:
+        self.nodes, self.costs, self.graph, self.axes = graph.nodes, costs, graph, list(axes)
+        self.home: State = (False,) * costs.placement.axes
+        ways = [(False, True) if axis else (False,) for axis in axes or [0]]
+        self.states = states = list(product(*ways))
+        self.leaving = {
+            found
+            for y in tree_leaves(left)
+            if hasattr(y, "dtype") and (found := graph.source_of(y)) is not None
+        }
+        self.uses: dict[Result, dict[int, int]] = defaultdict(dict)
+        for at, node in enumerate(self.nodes):
+            for place, source in enumerate(node.sources):
+                if source is not None:
+                    self.uses[source].setdefault(at, place)
+        self.variables = [
+            Variable(at, tuple(self._states_of(node, states))) for at, node in enumerate(self.nodes)
+        ]
+        self.results: dict[int, int] = {}
+        for at, node in enumerate(self.nodes):
+            ways = len(self.uses.get(Result(at, 0), ())) + (Result(at, 0) in self.leaving)
+            if self._gives_one(node) and ways > 1:
+                found = tuple(self._states_with_distinct_layouts(node.outputs, states))
+                self.results[at] = len(self.variables)
+                self.variables.append(Variable(at, found, True))
+        self.tables = [*self._functions(), *self._moves(), *self._ties()]
+
+    @cached_property
+    def _functions_by_path(self) -> Counter[str]:
+        return Counter(node.path for node in self.nodes)
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        return [len(one.states) for one in self.variables]
+
+    def solve(self, count: int, seconds_per_byte: float = 0.0) -> Solutions:
+        """Return the fastest choices, if a byte kept for backward costs as much."""
+        tables = [
+            Table(
+                variables,
+                {key: s + seconds_per_byte * nbytes for key, (s, nbytes) in costs.items()},
+            )
+            for variables, costs in self.tables
+        ]
+        return solve(self.sizes, tables, count)
+
+    def cost(self, choice: Choice) -> Cost | None:
+        """Return what a choice costs; ``None`` if it is impossible."""
+        seconds, nbytes = 0.0, 0
+        for variables, costs in self.tables:
+            one = costs.get(tuple([choice[x] for x in variables]))
+            if one is None:
+                return None
+            seconds, nbytes = seconds + one[0], nbytes + one[1]
+        return seconds, nbytes
+
+    def value(self, number: int, state: State) -> int | None:
+        """Return the value of a variable that stands for a state, ``None`` if it has none."""
+        variable = self.variables[number]
+        node = self.nodes[variable.node]
+        tensors = node.outputs if variable.is_result else (*node.given, *node.outputs)
+        wanted = _layouts(tensors, state)
+        found = [_layouts(tensors, one) for one in variable.states]
+        return found.index(wanted) if wanted in found else None
+
+    def state(self, choice: Choice, at: int) -> State:
+        """Return the state of a function."""
+        return self.variables[at].states[choice[at]]
+
+    def pins(self, choice: Choice, modules: Mapping[str, nn.Module]) -> list[Pin]:
+        """Return the pins by which a network of these modules computes so."""
+        pins: list[Pin] = []
+        for at, node in enumerate(self.nodes):
+            own = self.state(choice, at)
+            taken = [
+                (one, self._state_before(choice, at, source))
+                for one, source in zip(node.given, node.sources, strict=node.is_known)
+                if one.sbp is not None
+            ]
+            changed = any(
+                laid_out(one.sbp or (), s) != laid_out(one.sbp or (), own) for one, s in taken
+            )
+            if changed and self._takes_alike(node):
+                pins.append(self._pin(node, "input", taken[0][0], own, modules))
+            if self._gives_one(node):
+                given, after = node.outputs[0], self._state_after(choice, at)
+                if laid_out(given.sbp or (), after) != laid_out(given.sbp or (), own):
+                    pins.append(self._pin(node, "output", given, after, modules))
+        return pins
+
+    def _state_before(self, choice: Choice, at: int, source: Result | None) -> State:
+        if source is None:
+            return self.home
+        if source.node in self.results:
+            variable = self.results[source.node]
+            return self.variables[variable].states[choice[variable]]
+        return self.state(choice, source.node)
+
+    def _state_after(self, choice: Choice, at: int) -> State:
+        """Return the state to which a function's pin moves its result."""
+        if at in self.results:
+            variable = self.results[at]
+            return self.variables[variable].states[choice[variable]]
+        if Result(at, 0) in self.leaving:
+            return self.home
+        own = self.state(choice, at)
+        (user,) = self.uses.get(Result(at, 0)) or (None,)
+        if user is None or self._takes_alike(self.nodes[user]):
+            return own
+        return self.state(choice, user)
+
+    def _pin(
+        self, node: Node, at: Any, given: Given, state: State, modules: Mapping[str, nn.Module]
+    ) -> Pin:
+        """Return a pin of a function, or of the module if it is all that this calls."""
+        sbp = balanced(laid_out(given.sbp or (), state))
+        name, calls = node.name, self.graph.calls[node.path, node.name]
+        module = modules[node.path]
+        is_torchs = type(module).__module__.startswith("torch.nn.modules.")
+        if is_torchs and not any(module.children()) and self._functions_by_path[node.path] == calls:
+            name = ""
+        call = node.call if calls > 1 else None
+        return Pin(node.path, sbp, at, call, name, self.costs.placement.shape)
+
+    @staticmethod
+    def _gives_one(node: Node) -> bool:
+        # A pin moves the first tensor in a result.
+        return node.is_known and len(node.outputs) == 1 and not node.is_fixed
+
+    @staticmethod
+    def _takes_alike(node: Node) -> bool:
+        # A pin prescribes one layout for all tensors.
+        kinds = {(one.sbp, len(one.shape)) for one in node.given if one.sbp is not None}
+        return node.is_known and len(kinds) == 1 and not node.is_fixed
+
+    def _states_with_distinct_layouts(
+        self, tensors: Sequence[Given], states: Sequence[State]
+    ) -> list[State]:
+        found: dict[tuple[NdSbp, ...], State] = {}
+        for state in states:
+            found.setdefault(_layouts(tensors, state), state)
+        return list(found.values())
+
+    def _states_of(self, node: Node, states: Sequence[State]) -> list[State]:
+        if not node.is_known:
+            return [self.home]
+        found = self._states_with_distinct_layouts((*node.given, *node.outputs), states)
+        return [s for s in found if s == self.home or self.costs.work(node, s) is not None]
+
+    def _work(self, at: int, state: State) -> Work:
+        node = self.nodes[at]
+        work = self.costs.work(node, state) if node.is_known else None
+        # A function that cannot be called alone computes as on the grid.
+        nothing = (False,) * max(len(node.given), len(node.outputs))
+        return work or Work(0.0, nothing, nothing)
+
+    def _is_kept_for_backward(self, result: Result) -> bool:
+        if self._work(result.node, self.home).keeps_outputs[result.place]:
+            return True
+        uses = self.uses.get(result, {})
+        return any(self._work(at, self.home).keeps_given[place] for at, place in uses.items())
+
+    def _functions(self) -> list[tuple[Choice, dict[Choice, Cost]]]:
+        """Return the costs of the functions, and of sums of the gradients of their results."""
+        tables: list[tuple[Choice, dict[Choice, Cost]]] = []
+        for number, variable in enumerate(self.variables):
+            at, node = variable.node, self.nodes[variable.node]
+            costs: dict[Choice, Cost] = {}
+            for value, state in enumerate(variable.states):
+                if variable.is_result:
+                    terms = len(self.uses.get(Result(at, 0), ()))
+                    costs[value,] = self.costs.sum_s(node.outputs[0], state, terms), 0
+                    continue
+                work = self._work(at, state)
+                costs[value,] = (
+                    work.seconds,
+                    work.kept_bytes
+                    + sum(
+                        self.costs.block_bytes(one, state)
+                        for place, one in enumerate(node.outputs)
+                        if self._is_kept_for_backward(Result(at, place))
+                    ),
+                )
+            tables.append(((number,), costs))
+        return tables
+
+    def _moves(self) -> list[tuple[Choice, dict[Choice, Cost]]]:
+        """Return the costs of moves between functions."""
+        tables: list[tuple[Choice, dict[Choice, Cost]]] = []
+        for at, node in enumerate(self.nodes):
+            if at in self.results:
+                tables.append(self._between(at, self.results[at], node.outputs[0], True, None))
+            for place, one in enumerate(node.outputs):
+                result = Result(at, place)
+                source = self.results.get(at, at)
+                may_move = at not in self.results and self._gives_one(node)
+                for user, where in self.uses.get(result, {}).items():
+                    moves = may_move or self._takes_alike(self.nodes[user])
+                    tables.append(self._between(source, user, one, moves, where))
+                if result in self.leaving:
+                    tables.append(self._between(source, None, one, may_move, None))
+            if node.is_known:
+                for place, (one, source) in enumerate(zip(node.given, node.sources, strict=True)):
+                    if source is None and one.sbp is not None:
+                        moves = self._takes_alike(node)
+                        tables.append(self._between(None, at, one, moves, place))
+        return tables
+
+    def _between(
+        self, source: int | None, target: int | None, one: Given, may_move: bool, place: int | None
+    ) -> tuple[Choice, dict[Choice, Cost]]:
+        """Return the costs of a tensor's way from one variable to another, or to the grid's state.
+
+        Args:
+            source, target: variables; ``None`` for the state of the grid.
+            one: the tensor.
+            may_move: whether a pin can move it.
+            place: place among the tensors that the target takes; ``None`` for the network's output.
+        """
+        ends = [(self.home,) if x is None else self.variables[x].states for x in (source, target)]
+        is_kept = False
+        if place is not None and target is not None:
+            is_kept = self._work(target, self.home).keeps_given[place]
+        costs: dict[Choice, Cost] = {}
+        for (a, before), (b, after) in product(*map(enumerate, ends)):
+            move = self.costs.move(one, before, after)
+            if move is None or (move.seconds and not may_move):
+                continue
+            size_bytes = self.costs.block_bytes(one, after) if move.seconds and is_kept else 0
+            key = tuple(v for x, v in ((source, a), (target, b)) if x is not None)
+            costs[key] = move.seconds, size_bytes
+        return tuple(x for x in (source, target) if x is not None), costs
+
+    def _ties(self) -> list[tuple[Choice, dict[Choice, Cost]]]:
+        tables: list[tuple[Choice, dict[Choice, Cost]]] = []
+        for pair in self.graph.tied:
+            ends = [self.variables[x].states for x in pair]
+            if min(map(len, ends)) == 1:
+                continue
+            costs: dict[Choice, Cost] = {
+                (a, b): (0.0, 0)
+                for (a, one), (b, other) in product(*map(enumerate, ends))
+                if one == other
+            }
+            tables.append((pair, costs))
+        return tables
+
+
+def _layouts(tensors: Sequence[Given], state: State) -> tuple[NdSbp, ...]:
+    return tuple(laid_out(one.sbp, state) for one in tensors if one.sbp is not None)

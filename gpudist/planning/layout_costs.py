@@ -1,0 +1,216 @@
+"""Time and memory of single functions and moves of a forward, by the layouts of their tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+
+from gpudist.errors import GpudistError
+from gpudist.geometry.layout import NdSbp, broadcast, partial_sum, split
+from gpudist.planning.clock import Clock, Kernel, Kernels
+from gpudist.planning.forward_graph import Given, Node
+from gpudist.sbp.global_spec import global_spec, local_of, spec_of, wrapped
+from gpudist.sbp.global_tensor import GlobalTensor
+from gpudist.sbp.placement import Placement
+from gpudist.sbp.registry import filled, tensors_in
+from gpudist.sbp.scope import Scope, entered
+from gpudist.transport.dry import META
+
+# For each axis of the placement, whether tensors are whole on all of its workers.
+State = tuple[bool, ...]
+
+
+def laid_out(sbp: NdSbp, state: State) -> NdSbp:
+    """Return the layout of a tensor that is ``sbp`` on the grid, in the state of a function.
+
+    Sizes of blocks are those of the grid's, unless another axis no longer splits the dim.
+    """
+    joined = {one.dim for one, whole in zip(sbp, state, strict=True) if whole and one.is_split}
+    return tuple(
+        broadcast if whole else split(one.dim) if one.is_split and one.dim in joined else one
+        for one, whole in zip(sbp, state, strict=True)
+    )
+
+
+def balanced(sbp: NdSbp) -> NdSbp:
+    """Return the layout without sizes of blocks, which would fit inputs of one size only."""
+    return tuple(split(one.dim) if one.is_split else one for one in sbp)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Predicted work of a rank for one function, forward and backward.
+
+    Attributes:
+        seconds: time.
+        keeps_given: whether backward needs each tensor among the arguments.
+        keeps_outputs: whether backward needs each result.
+        kept_bytes: bytes of all else that backward needs.
+    """
+
+    seconds: float
+    keeps_given: tuple[bool, ...] = ()
+    keeps_outputs: tuple[bool, ...] = ()
+    kept_bytes: int = 0
+
+
+class LayoutCosts:
+    """Costs of functions and moves on one rank, each computed once.
+
+    A function is called on tensors without data, in the scope of the network, and its kernels and
+    messages are timed as in a rehearsal.
+
+    Args:
+        scope: scope of the network, on the transport of the rank.
+        clock: listener to the transport.
+        training: whether to count backward.
+
+    Attributes:
+        placement: placement of the network's tensors.
+    """
+
+    def __init__(self, scope: Scope, clock: Clock, training: bool) -> None:
+        self._scope, self._clock, self._training = scope, clock, training
+        self.placement: Placement = scope.placement
+        self._works: dict[Any, Work | None] = {}
+
+    def work(self, node: Node, state: State) -> Work | None:
+        """Return the work of a function in a state; ``None`` if it has no such state."""
+        given = tuple(self._in_state(one, state) for one in node.given)
+        key = node.key, given
+        if key not in self._works:
+            self._works[key] = self._work_of(node, given, state)
+        return self._works[key]
+
+    def move(self, given: Given, source: State, target: State) -> Work | None:
+        """Return the work of moving a tensor between two states; ``None`` if it cannot move."""
+        assert given.sbp is not None
+        there, back = laid_out(given.sbp, source), balanced(laid_out(given.sbp, target))
+        if laid_out(given.sbp, source) == laid_out(given.sbp, target):
+            return Work(0.0)
+        if partial_sum in there or partial_sum in back:
+            return None
+        moved = Given(given.shape, given.dtype, there, given.requires_grad)
+        key = moved, back
+        if key not in self._works:
+
+            def compute(args: Any, kwargs: Any) -> Any:
+                return args[0].to_global(sbp=back)
+
+            self._works[key] = self._rehearsed(compute, [moved], lambda x: ((x[0],), {}))
+        return self._works[key]
+
+    def sum_s(self, given: Given, state: State, terms: int) -> float:
+        """Return the seconds in which backward adds the gradients of a tensor's uses."""
+        if terms < 2 or not given.requires_grad or not self._training:
+            return 0.0
+        size_bytes = 3 * self.block_bytes(given, state)
+        phase = self._clock.begin()
+        for _ in range(terms - 1):
+            self._clock.computed(Kernel(0, size_bytes, given.dtype))
+        return phase.serial_s
+
+    def block_bytes(self, given: Given, state: State) -> int:
+        """Return the bytes of the rank's block of a tensor."""
+        return prod(self._block(self._in_state(given, state))) * given.dtype.itemsize
+
+    def _in_state(self, given: Given, state: State) -> Given:
+        if given.sbp is None:
+            return given
+        sbp = laid_out(given.sbp, state)
+        return Given(given.shape, given.dtype, sbp, given.requires_grad)
+
+    def _block(self, given: Given) -> tuple[int, ...]:
+        if given.sbp is None:
+            return given.shape
+        index = self.placement.index
+        assert index is not None
+        return self.placement.layout(given.sbp, given.shape).box(index).shape
+
+    def _work_of(self, node: Node, given: Sequence[Given], state: State) -> Work | None:
+        outputs = [self._in_state(one, state).sbp for one in node.outputs]
+        return self._rehearsed(
+            node.compute, given, lambda tensors: filled(node.args, tensors), outputs
+        )
+
+    def _rehearsed(
+        self,
+        compute: Callable[[Any, Any], Any],
+        given: Sequence[Given],
+        arguments: Callable[[Sequence[torch.Tensor]], Any],
+        outputs: Sequence[NdSbp | None] | None = None,
+    ) -> Work | None:
+        # None if the call fails, or its results are in other layouts.
+        try:
+            # The first call makes layers and plans.
+            self._called(compute, given, arguments)
+            return self._called(compute, given, arguments, outputs)
+        except (GpudistError, RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
+            return None
+
+    def _called(
+        self,
+        compute: Callable[[Any, Any], Any],
+        given: Sequence[Given],
+        arguments: Callable[[Sequence[torch.Tensor]], Any],
+        outputs: Sequence[NdSbp | None] | None = None,
+    ) -> Work | None:
+        leaves = [torch.empty(self._block(one), dtype=one.dtype, device=META) for one in given]
+        learns = [one.requires_grad and self._training for one in given]
+        with torch.set_grad_enabled(self._training):
+            for leaf, learn in zip(leaves, learns, strict=True):
+                leaf.requires_grad_(learn)
+            # Functions may change their arguments in place.
+            local = [leaf.clone() if leaf.requires_grad else leaf for leaf in leaves]
+            tensors = [self._wrapped(x, one) for x, one in zip(local, given, strict=True)]
+            saved: dict[int, int] = {}
+
+            def keep(x: torch.Tensor) -> torch.Tensor:
+                storage = x.untyped_storage()
+                saved[storage._cdata] = storage.nbytes()
+                return x.detach()
+
+            hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x)
+            with torch.device(META), Kernels(self._clock):
+                forward = self._clock.begin()
+                with entered(self._scope), hooks:
+                    results = list(tensors_in(compute(*arguments(tensors))))
+                if outputs is not None:
+                    found = [spec_of(y).sbp for y in results if isinstance(y, GlobalTensor)]
+                    if outputs and found != list(outputs):
+                        return None
+                backward = self._clock.begin()
+                ends = [x for y in results if (x := local_of(y)).requires_grad]
+                wanted = [x for x, learn in zip(leaves, learns, strict=True) if learn]
+                if ends and wanted:
+                    slopes = [torch.empty_like(y) for y in ends]
+                    torch.autograd.grad(ends, wanted, slopes, allow_unused=True)
+        overlaps = self._clock.profile.overlaps
+        seconds = sum(p.overlapped_s if overlaps else p.serial_s for p in (forward, backward))
+        return Work(seconds, *_kept(saved, local, results))
+
+    def _wrapped(self, x: torch.Tensor, given: Given) -> torch.Tensor:
+        if given.sbp is None:
+            return x
+        return wrapped(
+            GlobalTensor, x, global_spec(self.placement, given.sbp, given.shape, given.dtype)
+        )
+
+
+def _kept(
+    saved: dict[int, int],
+    local: Sequence[torch.Tensor],
+    results: Sequence[torch.Tensor],
+) -> tuple[tuple[bool, ...], tuple[bool, ...], int]:
+    """Return which arguments and results were saved, and the bytes of all else."""
+
+    def is_kept(x: torch.Tensor) -> bool:
+        return x.untyped_storage()._cdata in saved
+
+    places = [x.untyped_storage()._cdata for x in (*local, *map(local_of, results))]
+    own = sum(nbytes for place, nbytes in saved.items() if place not in places)
+    return tuple(map(is_kept, local)), tuple(is_kept(local_of(y)) for y in results), own

@@ -1,0 +1,196 @@
+"""Searched layouts: the best of all, right between ranks, and small where messages are slow."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import count, product
+from math import prod
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from examples.networks import UNet3d
+from gpudist import Plan
+from gpudist.errors import ShapeError
+from gpudist.planning import Link, Profile, profile_of, search
+from gpudist.planning.advice import advice_on
+from gpudist.planning.layout_choices import Choice, LayoutChoices
+from gpudist.planning.layout_search import choices_of
+from gpudist.planning.rehearsal import DryNetwork
+from gpudist.world.partition import Partition
+from tests.convert.training import assert_as_alone
+from tests.every import EVERY
+from tests.nn.compare import grid
+from tests.pool import distributed
+
+SLOW = replace(profile_of("a100"), name="slow", ranks_per_node=1, network=Link(2000.0, 10.0, 10.0))
+FAST = replace(profile_of("a100"), name="fast", kernel_us=0.0, node=Link(0.0, 0.0, 1e9))
+MOST_PLANS = 2000
+SHAPE, SPLIT = (2, 2, 256, 256), (1, 1, 2, 1)
+
+
+class Drawn(nn.Module):
+    """Few layers and functions in a random order, with skips."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        draw = random.Random(seed)
+        self.kinds = [draw.choice("cccpugrs") for _ in range(draw.randint(2, 4))]
+        sizes = [draw.choice([1, 3]) for _ in self.kinds]
+        self.layers = nn.ModuleList(
+            nn.GroupNorm(1, 4) if kind == "g" else nn.Conv2d(4, 4, size, padding="same")
+            for kind, size in zip(self.kinds, sizes, strict=True)
+        )
+        self.skips = [draw.randrange(3) for _ in self.kinds]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        seen = [x]
+        for kind, layer, skip in zip(self.kinds, self.layers, self.skips, strict=True):
+            before = x
+            if kind in "cg":
+                x = layer(x)
+            elif kind == "p":
+                x = F.avg_pool2d(x, 2)
+            elif kind == "u":
+                x = F.interpolate(x, scale_factor=2.0)
+            else:
+                x = x.relu() if kind == "r" else x.sigmoid()
+            same = [y for y in seen if y.shape == x.shape]
+            if skip == 0 and same:
+                x = x + same[0]
+            elif skip == 1 and before.shape == x.shape:
+                x = F.relu(x, inplace=True) * before
+            seen.append(x)
+        return x
+
+
+def few_choices(seed: int) -> LayoutChoices:
+    """Return the choices of the first drawn network that has few enough plans."""
+    for number in count(seed, 1000):
+        dry = DryNetwork(Drawn(number), (2, 4, 16, 16), SLOW if seed % 2 else profile_of("h100"))
+        found = choices_of(dry, (1, 1, 2, 2) if seed % 5 == 0 else (1, 1, 2, 1), 0)
+        if prod(found.sizes) <= MOST_PLANS:
+            return found
+    raise AssertionError
+
+
+def improved(found: LayoutChoices, choice: Choice) -> float:
+    """Return the time of a choice, improved by single changes until none is better."""
+    best = found.cost(choice)
+    assert best is not None
+    is_better = True
+    while is_better:
+        is_better = False
+        for x, size in enumerate(found.sizes):
+            for value in range(size):
+                other = (*choice[:x], value, *choice[x + 1 :])
+                cost = found.cost(other)
+                if cost is not None and cost[0] < best[0] - 1e-12:
+                    best, choice, is_better = cost, other, True
+    return best[0]
+
+
+@pytest.mark.one_in(10)
+@pytest.mark.parametrize("seed", range(50))
+def test_the_best_plan_is_the_best_of_all_plans(seed: int) -> None:
+    found = few_choices(seed)
+    every = (found.cost(choice) for choice in product(*map(range, found.sizes)))
+    costs = sorted(cost[0] for cost in every if cost is not None)
+    solved = found.solve(10)
+    assert solved.is_exact
+    assert [cost for cost, _ in solved.found] == pytest.approx(costs[:10])
+
+
+def test_random_plans_are_never_faster() -> None:
+    dry = DryNetwork(UNet3d(1, 2, 4, 3), (1, 1, 64, 64, 64), profile_of("a100"))
+    found = choices_of(dry, (1, 1, 2, 2, 1), 0)
+    ((least, _),) = found.solve(1).found
+    draw = random.Random(1)
+    left = 50 if EVERY else 3
+    while left:
+        # Most random choices are impossible, so the better ones start where some change.
+        choice = [0] * len(found.sizes)
+        state = draw.choice(found.states)
+        start, stop = sorted(draw.sample(range(len(found.nodes)), 2))
+        for x, variable in enumerate(found.variables):
+            value = found.value(x, state)
+            if start <= variable.node <= stop and value is not None:
+                choice[x] = value
+        if found.cost(tuple(choice)) is not None:
+            left -= 1
+            assert improved(found, tuple(choice)) >= least - 1e-12
+
+
+class Skips(nn.Module):
+    """Two levels, and a tensor that is used three times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Conv2d(2, 4, 3, padding=1)
+        self.low = nn.Sequential(
+            nn.Conv2d(4, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(inplace=True),
+            nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, padding=1),
+        )  # fmt: skip
+        self.up = nn.Conv2d(8, 2, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a = self.down(x)
+        b = F.max_pool2d(a, 4)
+        b = self.low(b) + b
+        return self.up(torch.cat([a, F.interpolate(b, scale_factor=4.0) * a], 1))
+
+
+@pytest.mark.parametrize(
+    ("profile", "is_whole"), [(SLOW, True), (FAST, False)], ids=["slow", "fast"]
+)
+def test_slow_messages_make_tensors_whole(profile: Profile, is_whole: bool) -> None:
+    found = search(Skips(), SHAPE, SPLIT, profile)
+    assert bool(found.layouts) == is_whole
+    assert found.notes[0].startswith(f"{profile.name}: ")
+    assert Plan.from_text(found.to_text()) == found
+    if is_whole:
+        dry = DryNetwork(Skips(), SHAPE, profile)
+        assert advice_on(dry, SPLIT, plan=found).seconds < advice_on(dry, SPLIT).seconds
+        assert "whole; saves" in found.notes[1]
+        assert "next best: split as the input" in found.notes[1]
+
+
+def test_a_plan_that_needs_too_much_memory_is_not_chosen() -> None:
+    dry = DryNetwork(Skips(), SHAPE, SLOW)
+    alone = advice_on(dry, SPLIT).memory_bytes
+    wide = search(Skips(), SHAPE, SPLIT, SLOW)
+    assert advice_on(dry, SPLIT, plan=wide).memory_bytes > 1.3 * alone
+    limit = 1.1 * alone
+    narrow = search(Skips(), SHAPE, SPLIT, SLOW, memory_gib=limit / 2**30)
+    assert advice_on(dry, SPLIT, plan=narrow).memory_bytes <= limit
+    with pytest.raises(ShapeError, match=r"search: on \[1, 1, 2, 1\] a step needs"):
+        search(Skips(), SHAPE, SPLIT, SLOW, memory_gib=0.5 * alone / 2**30)
+
+
+def test_the_device_must_have_a_profile() -> None:
+    with pytest.raises(ShapeError, match=r"a CPU, .* gpudist bench profile"):
+        search(Skips(), SHAPE, SPLIT)
+
+
+@distributed(ranks=[2, 4], transports=["loopback"])
+def test_searched_plans_compute_what_the_network_alone_computes(P_world: Partition) -> None:
+    P_x = grid(P_world, [1, 1, 2, P_world.size // 2])
+    # Fast enough for the large tensors to stay split, and slow enough for the small to be whole.
+    profile = replace(SLOW, tflops=1e-3, network=Link(300.0, 10.0, 10.0))
+    found = search(Skips(), SHAPE, P_x, profile)
+    assert found.layouts
+    assert {one.path for one in found.layouts} != {""}
+
+    def edit(plan: Plan) -> None:
+        plan.layouts += found.layouts
+
+    assert_as_alone(Skips, P_x, [(2, 2, 16, 16)], edit)
+
+
+@distributed(ranks=2, transports=["loopback"])
+def test_all_workers_get_the_error_of_the_first(P_world: Partition) -> None:
+    with pytest.raises(ShapeError, match="cannot be called"):
+        search(Skips(), (1, 3, 16, 16), grid(P_world, [1, 1, 2, 1]), "h100")
