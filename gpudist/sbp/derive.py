@@ -294,10 +294,7 @@ def _cheapest(
 def _departures(
     layouts: Sequence[Layout], held: int, path: tuple[SbpSignature, ...]
 ) -> tuple[bool, int, int]:
-    """Return how far a choice is from the layout of ``held``, for it and for tensors like it.
-
-    Tensors with other numbers of dims, such as a bias, may be blocks or copies, but not terms.
-    """
+    # Tensors with other numbers of dims, such as a bias, may be blocks or copies, but not terms.
     wanted = list(zip(*(signature.inputs for signature in path), strict=True))
     sbp, dims = layouts[held].sbp, len(layouts[held].shape)
     ends = list(zip(layouts, wanted, strict=True))

@@ -153,7 +153,6 @@ class Planned(Converted):
         return super().weighted(self._everywhere(y), weights)
 
     def _everywhere(self, y: torch.Tensor) -> torch.Tensor:
-        """Return the tensor on all workers, of which a plan may use only the first ones."""
         if not isinstance(y, GlobalTensor) or y.placement == self.placement:
             return y
         return y.to_global(self.placement, self.copies)

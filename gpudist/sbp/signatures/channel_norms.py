@@ -206,7 +206,6 @@ def remember(running: Moments, seen: Sequence[Any], momentum: float) -> None:
 
 
 def _workers_beyond(x: Any) -> Any:
-    """Return the placement of a network that has more workers than ``x``, or ``None``."""
     scope = current_scope()
     is_part = scope is not None and x.placement.partition.size < scope.placement.partition.size
     return scope.placement if scope is not None and is_part else None
