@@ -15,7 +15,7 @@ namespace gpudist::ptx {
 
 namespace {
 
-constexpr int64_t kBytes = int64_t{1} << 38;
+constexpr int64_t kBytes = int64_t{1} << 39;
 // So many that a block of threads has few cells.
 constexpr uint32_t kMultiprocessors = 60'000;
 constexpr int64_t kThreads = NormArguments::kThreads;
@@ -47,7 +47,7 @@ FarMemory reserve_all() {
   return made;
 }
 
-// Few lines, of more cells than 32 bits can number; or many lines, whose parameters and statistics
+// Few lines, of more cells than 32 bits can number; or many lines, whose parameters or statistics
 // lie more than 4 GiB apart.
 NormShape far_shape(NormShape shape, bool is_single, bool has_many_lines) {
   const int64_t many = 3 * (int64_t{1} << 29) + 4 * between(1, 1000) + is_single;
@@ -57,10 +57,15 @@ NormShape far_shape(NormShape shape, bool is_single, bool has_many_lines) {
   if (shape.walk == NormWalk::kCells) {
     shape.outer = has_many_lines ? many : 9;
     shape.cells = has_many_lines ? few : many;
+  } else if (!has_many_lines) {
+    (shape.walk == NormWalk::kColumns || one_of(2) ? shape.channels : shape.outer) = few;
+    shape.cells = cells;
   } else {
-    (shape.walk == NormWalk::kColumns || one_of(2) ? shape.channels : shape.outer) =
-        has_many_lines ? many : few;
-    shape.cells = has_many_lines ? few : cells;
+    shape.outer = one_of(2) ? 3 : 1;
+    shape.channels = many / shape.outer / 4 * 4 + is_single;
+    // Several rows for each thread, if they fit the memory.
+    const bool is_high = shape.walk == NormWalk::kColumns && shape.outer == 1;
+    shape.cells = !is_high ? few : item_bytes(shape.dtype) == 8 ? 20 : 33;
   }
   shape.groups = shape.channels;
   shape.group_size = 1;
@@ -103,12 +108,13 @@ std::vector<Cell> cells_of(const NormCall& call, int64_t block) {
   }
   // Part of a table whose rows are contiguous: the lines, or a cell of each line.
   const int64_t row_items = of_cells ? a.cells : a.channels, rows = of_cells ? a.outer : a.cells;
-  const int64_t tile = block % grid.tiles, part = block / grid.tiles;
+  const int64_t tile = block % grid.tiles, rest = block / grid.tiles;
+  const int64_t part = rest % grid.parts, outer = of_cells ? 0 : rest / grid.parts;
   const int64_t width = int64_t{grid.lanes} * (call.is_wide ? 4 : 1);
   for_part(part, rows, [&](int64_t row) {
     for (int64_t i = tile * width; i < std::min((tile + 1) * width, row_items); ++i) {
-      const int64_t of_column = i * grid.parts + part;
-      cells.push_back({row * row_items + i, of_cells ? row : i, i,
+      const int64_t line = outer * row_items + i, of_column = line * grid.parts + part;
+      cells.push_back({(outer * rows + row) * row_items + i, of_cells ? row : line, i,
                        of_cells ? row * grid.tiles + tile : of_column, of_cells ? of_column : 0});
     }
   });
@@ -230,20 +236,24 @@ std::string run_finish(NormCall call, const FarMemory& memory) {
   std::vector<int64_t> results;
   const auto put_partials = [&](double* partials, int64_t result, int64_t parts) {
     for (int64_t i = 0; i < 2 * parts; ++i) partials[2 * result * parts + i] = random_value();
-    results.push_back(result);
   };
   for (uint32_t block = 0; block < a.grid.blocks; block += stride) {
     const bool of_statistics = block < a.statistic_blocks;
     const int64_t many = kThreads / (of_statistics ? a.grid.lanes : a.lanes_of_parameters);
     const int64_t first = (of_statistics ? block : block - a.statistic_blocks) * many;
     const bool of_cells = a.has_parameters_of_cells && !of_statistics;
-    const int64_t most = of_cells ? a.cells : int64_t{a.outer} * a.channels;
+    const int64_t lines = int64_t{a.outer} * a.channels;
+    const int64_t most = of_statistics ? lines : of_cells ? a.cells : a.channels;
+    const int64_t outers = of_statistics || of_cells ? 1 : a.outer;
     for (int64_t i = first; i < std::min(first + many, most); ++i) {
-      put_partials(of_cells ? a.partials_of_cells : a.partials, i,
-                   of_cells ? a.parts_of_cells : a.parts);
-      auto* const totals = reinterpret_cast<double*>(memory[kFarTotals]);
-      totals[2 * i] = totals[2 * i + 1] = a.count;
-      put_item(memory[kFarWeight], i, a.parameter_dtype, random_value());
+      results.push_back(i);
+      put_item(memory[kFarWeight], i % a.channels, a.parameter_dtype, random_value());
+      for (int64_t line = i; line < i + outers * a.channels; line += a.channels) {
+        put_partials(of_cells ? a.partials_of_cells : a.partials, line,
+                     of_cells ? a.parts_of_cells : a.parts);
+        auto* const totals = reinterpret_cast<double*>(memory[kFarTotals]);
+        totals[2 * line] = totals[2 * line + 1] = a.count;
+      }
     }
   }
   return compare(call, stride, memory, [&] { return finished(call, results); });

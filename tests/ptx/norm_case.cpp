@@ -51,7 +51,8 @@ void fill(Memory& memory, int64_t count, Dtype dtype, double mean, double deviat
 void set_short(NormShape& shape, bool is_large) {
   const int64_t most = is_large ? 60'000 : one_of(3) ? 4'000 : 400;
   const bool of_cells = shape.walk == NormWalk::kCells;
-  shape.channels = of_cells ? 1 : between(1, one_of(3) ? 150 : 9);
+  // More channels than a block has threads, too.
+  shape.channels = of_cells ? 1 : between(1, one_of(3) ? (one_of(3) ? 700 : 150) : 9);
   shape.outer = between(1, of_cells ? (one_of(2) ? 900 : 40) : 5);
   shape.cells = std::max<int64_t>(1, between(1, most) / (shape.channels * shape.outer));
   if (!of_cells || one_of(3)) return;
@@ -71,7 +72,8 @@ void set_long(NormShape& shape, int64_t width, int64_t loads) {
   if (shape.walk == NormWalk::kColumns) {
     shape.outer = between(4, 5);
     shape.channels = width;
-    shape.cells = 4 * step + between(1, step);
+    shape.cells =
+        between(4, 5) * step + (one_of(2) ? kThreads * between(1, loads - 1) : between(1, step));
   } else if (shape.walk == NormWalk::kCells && one_of(3)) {
     // Gradients are summed over tiles of at most 32 lines.
     shape.outer = between(530, 600);
@@ -79,7 +81,9 @@ void set_long(NormShape& shape, int64_t width, int64_t loads) {
   } else if (one_of(2)) {
     shape.outer = between(16, 20);
     if (shape.walk == NormWalk::kRows && one_of(2)) std::swap(shape.outer, shape.channels);
-    shape.cells = step * width + between(1, step / 2);
+    // The last of several loads may begin where the tensor ends.
+    shape.cells = step * width +
+                  (one_of(2) ? kThreads * width * between(1, loads - 1) : between(1, step / 2));
   } else {
     shape.outer = between(1, 3);
     shape.cells = between(1, 4) * step * width + between(1, step);
@@ -151,7 +155,7 @@ void fill_memory(NormCase& made) {
   Memories& memory = made.memory;
   const Dtype dtype = made.shape.dtype;
   fill(memory[kX], made.items(), dtype, made.mean, 1);
-  fill(memory[kGradient], made.items(), made.shape.result_dtype, 0.25, 1);
+  fill(memory[kGradient], made.items(), made.shape.result_dtype, 0.125, 1);
   const auto fill_scaled = [&](Part part, int64_t count, Dtype of_part) {
     const double scale = !made.is_extreme ? 1 : one_of(2) ? 1e-6 : 6e4;
     if (memory[part].bytes() > 0) fill(memory[part], count, of_part, scale, scale);
