@@ -1,11 +1,11 @@
-"""Registers that are known to be equal before an instruction, also of those written several times."""
+"""Registers that are known to be equal before an instruction, though written several times."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
 from tests.ptx.assembly import Instruction, Kernel
-from tests.ptx.effects import Values
+from tests.ptx.effects import Value, Values
 
 State = dict[str, object]
 
@@ -39,10 +39,16 @@ class Copies:
         one = self.kernel.instructions[index]
         for name in one.written:
             for other, value in state.items():
-                if value == ("from", index, name) or name in self.values.leaves(value):
+                if self._is_computed_again(value, index, name):
                     state[other] = ("old", index, other)
             if name in self.values.writes and self.values.writes[name] > 1:
                 state[name] = self._written(index, one, name, state)
+
+    def _is_computed_again(self, value: object, index: int, name: str) -> bool:
+        """Return whether a value is another one after instruction ``index`` writes a register."""
+        if isinstance(value, Value):
+            return name in self.values.leaves(value)
+        return value == name or value[:2] in (("from", index), ("old", index))  # pyright: ignore
 
     def _written(self, index: int, one: Instruction, name: str, state: State) -> object:
         if one.operation == "mov" and not one.guard and len(one.operands) == 2:

@@ -96,7 +96,9 @@ class Changes:
         self.draw.shuffle(changes)
         # Effects take long to follow.
         may_matter = (
-            pair for pair in changes if self.effects.matters(index, changed_bits(one, pair[1], self.effects.flow))
+            pair
+            for pair in changes
+            if self.effects.matters(index, changed_bits(one, pair[1], self.effects.flow))
         )
         return next(may_matter, None)
 
@@ -111,11 +113,11 @@ class Changes:
             *self._widths(one),
             *self._orders(one),
         ]
-        return made or [self._without(one)]
+        return made or [self._without_result(one)]
 
     @staticmethod
-    def _without(one: Instruction) -> tuple[str, Instruction]:
-        """Return no instruction, or one that leaves random bits where no other value is known."""
+    def _without_result(one: Instruction) -> tuple[str, Instruction]:
+        # Random bits, unless a guard may keep another value.
         if not one.written or one.guard:
             return "no such instruction", replace(one, opcode="nop", guard="", operands=())
         opcode = f"random.{len(one.written)}"

@@ -153,15 +153,14 @@ def can_update(running: Running, x: torch.Tensor) -> bool:
     """Return whether the kernels for block ``x`` can update these running moments."""
     mean, variance = running.mean, running.variance
     return (
-        _suits(mean.dtype, x)
+        _can_read_parameters(mean.dtype, x)
         and mean.dtype == variance.dtype
         and mean.is_contiguous()
         and variance.is_contiguous()
     )
 
 
-def _suits(of_parameters: torch.dtype, x: torch.Tensor) -> bool:
-    """Return whether the kernels for block ``x`` read parameters of this dtype."""
+def _can_read_parameters(of_parameters: torch.dtype, x: torch.Tensor) -> bool:
     is_double = of_parameters == torch.float64
     return of_parameters in _DTYPES and is_double == (x.dtype == torch.float64)
 
@@ -172,7 +171,7 @@ def _are_alike(parameters: Parameters, x: torch.Tensor) -> bool:
         if parameter is None or parameter.dtype != (dtype or parameter.dtype):
             return False
         dtype = parameter.dtype
-    return dtype is None or _suits(dtype, x)
+    return dtype is None or _can_read_parameters(dtype, x)
 
 
 def _is_large(by: Normalization, x: torch.Tensor) -> bool:
