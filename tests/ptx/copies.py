@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import lru_cache
 
 from tests.ptx.assembly import Instruction, Kernel
@@ -60,6 +61,7 @@ class Copies:
     def _states_of_blocks(self) -> dict[int, State]:
         """Return the state at the beginning of each block of instructions that is reached."""
         size = len(self.kernel.instructions)
+        ways = Counter([0, *(to for at in range(size) for to in self.kernel.successors(at))])
         starts = {0, *self.kernel.labels.values()}
         starts |= {at + 1 for at in range(size) if len(self.kernel.successors(at)) != 1}
         heads: dict[int, State] = {0: {name: ("from", -1, name) for name in self._several}}
@@ -73,7 +75,13 @@ class Copies:
                 if len(follow) != 1 or follow[0] in starts:
                     break
                 at = follow[0]
-            waiting += [next_ for next_ in follow if self._merge(heads, next_, state)]
+            for next_ in follow:
+                before = heads.get(next_)
+                if ways[next_] == 1 and state != before:
+                    heads[next_] = dict(state)
+                    waiting.append(next_)
+                elif ways[next_] > 1 and self._merge(heads, next_, state):
+                    waiting.append(next_)
         return heads
 
     @staticmethod
