@@ -55,22 +55,24 @@ void bind_device_norm(nb::module_& m) {
       .def_prop_ro("workspace", &DeviceNorm::workspace)
       .def(
           "sums",
-          [](const DeviceNorm& self, uintptr_t x, uintptr_t sums, uintptr_t workspace,
-             uintptr_t stream) {
+          [](const DeviceNorm& self, uintptr_t x, uintptr_t shifts, uintptr_t sums,
+             uintptr_t workspace, uintptr_t stream) {
             NormTensors tensors;
             tensors.x = at<char>(x);
+            tensors.shifts = at<double>(shifts);
             tensors.sums = at<double>(sums);
             tensors.workspace = at<double>(workspace);
             self.sums(tensors, stream_at(stream));
           },
-          "x"_a, "sums"_a, "workspace"_a, "stream"_a)
+          "x"_a, "shifts"_a, "sums"_a, "workspace"_a, "stream"_a)
       .def(
           "normalize",
-          [](const DeviceNorm& self, uintptr_t x, uintptr_t totals, const Parameters& parameters,
-             uintptr_t y, const Running& running, uintptr_t stream) {
+          [](const DeviceNorm& self, uintptr_t x, uintptr_t totals, uintptr_t shifts,
+             const Parameters& parameters, uintptr_t y, const Running& running, uintptr_t stream) {
             NormTensors tensors;
             tensors.x = at<char>(x);
             tensors.totals = at<double>(totals);
+            tensors.shifts = at<double>(shifts);
             tensors.weight = at<char>(std::get<0>(parameters));
             tensors.bias = at<char>(std::get<1>(parameters));
             tensors.parameter_dtype = std::get<2>(parameters);
@@ -81,16 +83,17 @@ void bind_device_norm(nb::module_& m) {
                 {at<char>(mean), at<char>(variance), at<int64_t>(batches), momentum, dtype},
                 stream_at(stream));
           },
-          "x"_a, "totals"_a, "parameters"_a, "y"_a, "running"_a, "stream"_a)
+          "x"_a, "totals"_a, "shifts"_a, "parameters"_a, "y"_a, "running"_a, "stream"_a)
       .def(
           "gradient_sums",
           [](const DeviceNorm& self, uintptr_t gradient, uintptr_t x, uintptr_t totals,
-             const Parameters& parameters, uintptr_t of_sums, const Parameters& of_parameters,
-             uintptr_t workspace, uintptr_t stream) {
+             uintptr_t shifts, const Parameters& parameters, uintptr_t of_sums,
+             const Parameters& of_parameters, uintptr_t workspace, uintptr_t stream) {
             NormTensors tensors;
             tensors.gradient = at<char>(gradient);
             tensors.x = at<char>(x);
             tensors.totals = at<double>(totals);
+            tensors.shifts = at<double>(shifts);
             tensors.weight = at<char>(std::get<0>(parameters));
             tensors.parameter_dtype = std::get<2>(parameters);
             tensors.sums = at<double>(of_sums);
@@ -99,23 +102,26 @@ void bind_device_norm(nb::module_& m) {
             tensors.workspace = at<double>(workspace);
             self.gradient_sums(tensors, stream_at(stream));
           },
-          "gradient"_a, "x"_a, "totals"_a, "parameters"_a, "of_sums"_a, "of_parameters"_a,
-          "workspace"_a, "stream"_a)
+          "gradient"_a, "x"_a, "totals"_a, "shifts"_a, "parameters"_a, "of_sums"_a,
+          "of_parameters"_a, "workspace"_a, "stream"_a)
       .def(
           "gradient",
           [](const DeviceNorm& self, uintptr_t gradient, uintptr_t x, uintptr_t totals,
-             uintptr_t of_totals, const Parameters& parameters, uintptr_t of_x, uintptr_t stream) {
+             uintptr_t shifts, uintptr_t of_totals, const Parameters& parameters, uintptr_t of_x,
+             uintptr_t stream) {
             NormTensors tensors;
             tensors.gradient = at<char>(gradient);
             tensors.x = at<char>(x);
             tensors.totals = at<double>(totals);
+            tensors.shifts = at<double>(shifts);
             tensors.of_totals = at<double>(of_totals);
             tensors.weight = at<char>(std::get<0>(parameters));
             tensors.parameter_dtype = std::get<2>(parameters);
             tensors.result = at<char>(of_x);
             self.gradient(tensors, stream_at(stream));
           },
-          "gradient"_a, "x"_a, "totals"_a, "of_totals"_a, "parameters"_a, "of_x"_a, "stream"_a);
+          "gradient"_a, "x"_a, "totals"_a, "shifts"_a, "of_totals"_a, "parameters"_a, "of_x"_a,
+          "stream"_a);
 }
 
 }  // namespace

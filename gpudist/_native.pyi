@@ -344,11 +344,12 @@ class DeviceNorm:
         eps: float,
         subtracts_mean: bool,
     ) -> None: ...
-    def sums(self, x: int, sums: int, workspace: int, stream: int) -> None: ...
+    def sums(self, x: int, shifts: int, sums: int, workspace: int, stream: int) -> None: ...
     def normalize(
         self,
         x: int,
         totals: int,
+        shifts: int,
         parameters: _NormParameters,
         y: int,
         running: _NormRunning,
@@ -359,6 +360,7 @@ class DeviceNorm:
         gradient: int,
         x: int,
         totals: int,
+        shifts: int,
         parameters: _NormParameters,
         of_sums: int,
         of_parameters: _NormParameters,
@@ -370,6 +372,7 @@ class DeviceNorm:
         gradient: int,
         x: int,
         totals: int,
+        shifts: int,
         of_totals: int,
         parameters: _NormParameters,
         of_x: int,

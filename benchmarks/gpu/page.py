@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.files import RESULTS
+from benchmarks.gpu.packing import SECTOR
 from examples.networks import UNet3d
 from gpudist.planning import plan
 
@@ -19,6 +20,8 @@ H200 = RESULTS / "gpu" / "h200"
 # The last run, of what has changed since the first.
 LATEST = RESULTS / "gpu" / "h200_597eea52"
 PREDICTED = "predicted"
+# Bytes that device memory moves at a time: two sectors.
+ATOM = 2 * SECTOR
 Json = dict[str, Any]
 
 
@@ -62,9 +65,29 @@ def packing(folder: Path) -> str:
         ]
         for length, by_what in found.items()
     }
-    return table(
+    shown = table(
         ["rows of", "pack", "unpack", "add"],
         [[length, *cells] for length, cells in shares.items()],
+    )
+    return f"{shown}\n\n{_model_of_short_rows(found['32 B'])}"
+
+
+def _model_of_short_rows(shares: dict[str, list[float]]) -> str:
+    """Bytes of device memory for each row of a sector, by a model, and by the times."""
+    copied = 2 * SECTOR
+    packed = ATOM + SECTOR
+    unpacked = SECTOR + 2 * ATOM
+    by_time = [
+        span([f"{copied / share:.0f}" for share in sorted(shares[w], reverse=True)])
+        for w in ("pack", "unpack")
+    ]
+    return (
+        f"A model of rows of {SECTOR} B, which nothing here measures: device memory moves {ATOM} B "
+        f"at a time. A copy moves {copied} B for\neach row; packing moves {packed} B "
+        f"({packed / copied:.1f} times), since it reads the other half, and unpacking up to "
+        f"{unpacked} B ({unpacked / copied:.1f} times), if it\nreads both halves and writes both. "
+        f"At the rate of the copy, the times of the table are those of {by_time[0]} and "
+        f"{by_time[1]} B."
     )
 
 

@@ -10,6 +10,13 @@ namespace combining {
 
 constexpr uint32_t kOnes = ~uint32_t{0};
 
+// Rows of a copy in units of less than a word that are read together: as many as fit the registers.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int kNarrowRows = 2;
+#else
+constexpr int kNarrowRows = 4;
+#endif
+
 // 16 bytes at an address divisible by 16. `bits` masks select items of a granule, the lowest bit
 // the first item.
 struct alignas(CombineTile::kGranule) Granule {
@@ -347,10 +354,47 @@ GPUDIST_HOST_DEVICE inline void make_tile(const CombineThread& thread, uint32_t 
   } while (row < job.rows && of_line > -CombineTile::kGranule);
 }
 
+// Copy or fill one tile whose rows are single words, `kCount` rows at a time.
+template <class Word, int kCount>
+GPUDIST_HOST_DEVICE inline void make_words(const CombineThread& thread, uint32_t number) {
+  const CombineJob& job = thread.job;
+  const Tile tile(job, number);
+  const bool is_copy = job.summands > 0;
+  Cursor<1> to(thread, thread.views[0], tile), from(thread, thread.views[is_copy ? 1 : 0], tile);
+  const Word fill = at<Word>(reinterpret_cast<const char*>(thread.arguments.fill));
+  int32_t left = job.line_bytes - static_cast<int32_t>(tile.in_line) * job.tile_bytes;
+  int row = 0;
+  GPUDIST_NOT_UNROLLED
+  do {
+    Word words[kCount];
+    for (int i = 0; i < kCount; ++i) {
+      const bool is_there = is_copy && i * job.step_bytes < left;
+      words[i] = is_there ? at<Word>(from.at + i * from.step) : fill;
+    }
+    for (int i = 0; i < kCount; ++i) {
+      if (i * job.step_bytes < left) at<Word>(to.at + i * to.step) = words[i];
+    }
+    to.at += kCount * to.step;
+    from.at += kCount * from.step;
+    left -= kCount * job.step_bytes;
+    row += kCount;
+  } while (row < job.rows && left > 0);
+}
+
 // Sums of integers wrap; C++ defines that for unsigned types only.
 GPUDIST_HOST_DEVICE inline void make(const CombineThread& thread, uint32_t tile) {
   if (thread.summands() <= 1) {
-    return thread.job.unit < 4 ? make_tile<Same<1>, 1, 2>(thread, tile)
+    // Faces of the last dim.
+    if (thread.job.row_bytes == thread.job.unit) {
+      switch (thread.job.unit) {
+        case 1: return make_words<uint8_t, 4>(thread, tile);
+        case 2: return make_words<uint16_t, 4>(thread, tile);
+        case 4: return make_words<uint32_t, 4>(thread, tile);
+        case 8: return make_words<uint64_t, 4>(thread, tile);
+        default: break;
+      }
+    }
+    return thread.job.unit < 4 ? make_tile<Same<1>, 1, kNarrowRows>(thread, tile)
                                : make_tile<Same<4>, 1, 4>(thread, tile);
   }
   switch (thread.arguments.dtype) {

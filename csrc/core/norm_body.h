@@ -30,7 +30,7 @@ auto visit_pass(const NormCall& call, const Visit& visit) {
       if (by_columns) return visit(MapColumns<Gradient>{});
       return of_cells ? visit(MapRows<true, Gradient>{}) : visit(MapRows<false, Gradient>{});
     case NormPass::kFinishSums: return visit(FinishSums{});
-    default: return visit(FinishGradientSums{});
+    default: return visit(FinishGradientSums<typename Cells::Value>{});
   }
 }
 
@@ -40,6 +40,7 @@ using Bfloat16Cells = HalfCells<Bfloat16Pair>;
 template <class Visit>
 auto visit_body(const NormCall& call, const Visit& visit) {
   const NormArguments& a = call.arguments;
+  if (a.dtype == Dtype::kFloat64) return visit_pass<Float64Cells, Float64Cells>(call, visit);
   if (!call.is_wide) return visit_pass<SingleCells, SingleCells>(call, visit);
   const bool is_widened = a.dtype != a.result_dtype;
   switch (a.dtype) {
@@ -69,6 +70,7 @@ constexpr NormLoads loads_of_cells(NormPass pass) {
 }
 
 constexpr NormLoads loads_of(NormPass pass, Dtype dtype, Dtype result_dtype, bool is_wide) {
+  if (dtype == Dtype::kFloat64) return loads_of_cells<Float64Cells, Float64Cells>(pass);
   if (!is_wide) return loads_of_cells<SingleCells, SingleCells>(pass);
   if (dtype == Dtype::kFloat32) return loads_of_cells<Float32Cells, Float32Cells>(pass);
   // Both 16-bit formats have as many.

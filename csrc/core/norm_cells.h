@@ -4,6 +4,8 @@
 // A gradient has the format of what it is the gradient by.
 #pragma once
 
+#include <type_traits>
+
 #include "core/half.h"
 #include "core/norm_kernels.h"
 
@@ -19,10 +21,19 @@ GPUDIST_HOST_DEVICE inline const Word& word_at(const char* address) {
   return *reinterpret_cast<const Word*>(address);
 }
 
-GPUDIST_HOST_DEVICE inline float value_at(const char* from, int64_t item, Dtype dtype) {
+// Cells of float64 are computed in float64, and have parameters of float64; all others in float32.
+template <class Value>
+constexpr bool kIsDouble = std::is_same_v<Value, double>;
+
+template <class Value = float>
+GPUDIST_HOST_DEVICE inline Value value_at(const char* from, int64_t item, Dtype dtype) {
+  if constexpr (kIsDouble<Value>) return word_at<double>(from + 8 * item);
   if (dtype == Dtype::kFloat32) return word_at<float>(from + 4 * item);
   const uint16_t bits = word_at<uint16_t>(from + 2 * item);
   return dtype == Dtype::kFloat16 ? float16_to_float(bits) : bfloat16_to_float(bits);
+}
+GPUDIST_HOST_DEVICE inline void put_value(char* to, int64_t item, Dtype, double value) {
+  word_at<double>(to + 8 * item) = value;
 }
 GPUDIST_HOST_DEVICE inline void put_value(char* to, int64_t item, Dtype dtype, float value) {
   if (dtype == Dtype::kFloat32) {
@@ -34,7 +45,15 @@ GPUDIST_HOST_DEVICE inline void put_value(char* to, int64_t item, Dtype dtype, f
   }
 }
 
+GPUDIST_HOST_DEVICE inline float fused(float a, float b, float c) {
+  return fmaf(a, b, c);
+}
+GPUDIST_HOST_DEVICE inline double fused(double a, double b, double c) {
+  return fma(a, b, c);
+}
+
 struct Float32Cells {
+  using Value = float;
   static constexpr int kWidth = 4, kBytes = 4;
   struct alignas(16) Raw {
     float values[4];
@@ -53,6 +72,7 @@ struct Float32Cells {
 
 template <class Pair>
 struct HalfCells {
+  using Value = float;
   static constexpr int kWidth = 4, kBytes = 2;
   struct alignas(8) Raw {
     uint32_t words[2];
@@ -78,8 +98,9 @@ struct HalfCells {
   }
 };
 
-// Single cells of any dtype, where several cannot be loaded together.
+// Single cells of a dtype of at most 32 bits, where several cannot be loaded together.
 struct SingleCells {
+  using Value = float;
   static constexpr int kWidth = 1, kBytes = 4;
   using Raw = float;
 
@@ -95,6 +116,23 @@ struct SingleCells {
   }
 };
 
+struct Float64Cells {
+  using Value = double;
+  static constexpr int kWidth = 1, kBytes = 8;
+  using Raw = double;
+
+  GPUDIST_HOST_DEVICE static Raw load(const char* from, int64_t item, Dtype dtype) {
+    return value_at<double>(from, item, dtype);
+  }
+  GPUDIST_HOST_DEVICE static void widen(const Raw& raw, Dtype, double (&values)[1]) {
+    values[0] = raw;
+  }
+  GPUDIST_HOST_DEVICE static void store(char* to, int64_t item, Dtype dtype,
+                                        const double (&values)[1]) {
+    put_value(to, item, dtype, values[0]);
+  }
+};
+
 // Number of loads of one tensor that a thread has in flight: as many as the registers allow.
 template <class Cells>
 constexpr int kLoads = Cells::kWidth == 1 ? 8 : 16 / Cells::kBytes;
@@ -102,16 +140,18 @@ constexpr int kLoadsOfColumns = 4;
 // Of each of two tensors.
 constexpr int kLoadsOfTwo = 4;
 template <class Cells, class Results>
-constexpr int kLoadsOfTwoColumns = 16 / (Cells::kBytes + Results::kBytes);
+constexpr int kLoadsOfTwoColumns = Cells::kBytes == 8 ? 2 : 16 / (Cells::kBytes + Results::kBytes);
+// Those of a tile of lines, whose factors are in shared memory.
 template <class Cells, class Results>
-constexpr int kLoadsOfCells = Cells::kWidth == 1 ? 4 : kLoadsOfTwoColumns<Cells, Results>;
+constexpr int kLoadsOfCells =
+    std::is_same_v<Cells, SingleCells> ? 4 : kLoadsOfTwoColumns<Cells, Results>;
 
 // Parameters of `kWidth` cells.
-template <int kWidth>
+template <class Value, int kWidth>
 GPUDIST_HOST_DEVICE inline void load_parameters(const char* from, int64_t item, Dtype dtype,
-                                                float (&values)[kWidth]) {
+                                                Value (&values)[kWidth]) {
   if constexpr (kWidth == 1) {
-    values[0] = value_at(from, item, dtype);
+    values[0] = value_at<Value>(from, item, dtype);
   } else if (dtype == Dtype::kFloat32) {
     Float32Cells::widen(Float32Cells::load(from, item, dtype), dtype, values);
   } else if (dtype == Dtype::kFloat16) {

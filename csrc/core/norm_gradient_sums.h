@@ -8,16 +8,16 @@ namespace gpudist {
 namespace norming {
 
 // Add gradients, and their products with `x - shift`.
-template <int kCount, int kWidth>
-GPUDIST_HOST_DEVICE inline void add_products(const float (&gradients)[kCount][kWidth],
-                                             const float (&x)[kCount][kWidth], int valid,
-                                             float shift, NormSums& sums) {
-  float first = 0, second = 0;
+template <class Value, int kCount, int kWidth>
+GPUDIST_HOST_DEVICE inline void add_products(const Value (&gradients)[kCount][kWidth],
+                                             const Value (&x)[kCount][kWidth], int valid,
+                                             Value shift, NormSums& sums) {
+  Value first = 0, second = 0;
   for (int k = 0; k < kCount; ++k) {
     for (int i = 0; i < kWidth; ++i) {
-      const float gradient = k < valid ? gradients[k][i] : 0.0f;
+      const Value gradient = k < valid ? gradients[k][i] : Value{0};
       first += gradient;
-      second = fmaf(gradient, k < valid ? x[k][i] - shift : 0.0f, second);
+      second = fused(gradient, k < valid ? x[k][i] - shift : Value{0}, second);
     }
   }
   sums.first += static_cast<double>(first);
@@ -26,9 +26,10 @@ GPUDIST_HOST_DEVICE inline void add_products(const float (&gradients)[kCount][kW
 
 template <class Cells, class Results>
 struct GradientSumsOfRows {
+  using Value = typename Cells::Value;
   struct Shared {
     Reduction<2> sums;
-    float shifts[kThreads];
+    Value shifts[kThreads];
   };
   static constexpr int kCount = kLoadsOfTwo, kWidth = Cells::kWidth;
   struct Loaded {
@@ -51,16 +52,16 @@ struct GradientSumsOfRows {
       if (!at.is_there) return;
       const int64_t step = a.grid.lanes * kWidth, i = at.begin + at.lane * kWidth;
       if (i < at.end) loaded[thread].load(a, at.line * a.cells + i, step, at.end - i);
-      if (at.lane == 0) shared.shifts[at.number] = at.template factors<LineShift>(a).shift;
+      if (at.lane == 0) shared.shifts[at.number] = at.template factors<LineShift<Value>>(a).shift;
     });
     threads([&](uint32_t thread) {
       const RowPlace at(a, block, thread);
       NormSums sums;
       if (at.is_there) {
         const int64_t step = a.grid.lanes * kWidth, first = at.line * a.cells;
-        const float shift = shared.shifts[at.number];
+        const Value shift = shared.shifts[at.number];
         for (int64_t i = at.begin + at.lane * kWidth; i < at.end;) {
-          float x[kCount][kWidth], gradients[kCount][kWidth];
+          Value x[kCount][kWidth], gradients[kCount][kWidth];
           for (int k = 0; k < kCount; ++k) {
             Cells::widen(loaded[thread].x.raws[k], a.dtype, x[k]);
             Results::widen(loaded[thread].gradient.raws[k], a.result_dtype, gradients[k]);
@@ -85,10 +86,11 @@ struct GradientSumsOfRows {
 
 template <class Cells, class Results>
 struct GradientSumsOfColumns {
+  using Value = typename Cells::Value;
   static constexpr int kWidth = Cells::kWidth, kCount = kLoadsOfTwoColumns<Cells, Results>;
   struct Shared {
     Reduction<2 * kWidth> sums;
-    float shifts[32 * kWidth];
+    Value shifts[32 * kWidth];
   };
 
   template <class Threads>
@@ -98,14 +100,14 @@ struct GradientSumsOfColumns {
       const ColumnPlace<kWidth> at(a.grid, a.cells, block, thread);
       const uint32_t column = at.tile * a.grid.lanes * kWidth + thread;
       if (thread < a.grid.lanes * kWidth && column < a.channels) {
-        shared.shifts[thread] = LineShift::of<false>(a, at.outer, column).shift;
+        shared.shifts[thread] = LineShift<Value>::template of<false>(a, at.outer, column).shift;
       }
     });
     threads([&](uint32_t thread) {
       const ColumnPlace<kWidth> at(a.grid, a.cells, block, thread);
       NormSums sums[kWidth];
       if (at.column < a.channels) {
-        float shifts[kWidth];
+        Value shifts[kWidth];
         for (int i = 0; i < kWidth; ++i) shifts[i] = shared.shifts[at.x * kWidth + i];
         const int64_t step = at.steps * static_cast<int64_t>(a.channels);
         for (int64_t row = at.begin + at.y; row < at.end; row += kCount * at.steps) {
@@ -115,9 +117,9 @@ struct GradientSumsOfColumns {
           x.load(a.x, first, step, at.steps, at.end - row, a.dtype);
           gradient.load(a.gradient, first, step, at.steps, at.end - row, a.result_dtype);
           const int valid = valid_groups<kCount>(at.end - row, at.steps);
-          float from[kWidth][kCount][1], gradients[kWidth][kCount][1];
+          Value from[kWidth][kCount][1], gradients[kWidth][kCount][1];
           for (int k = 0; k < kCount; ++k) {
-            float cells[kWidth];
+            Value cells[kWidth];
             Cells::widen(x.raws[k], a.dtype, cells);
             for (int i = 0; i < kWidth; ++i) from[i][k][0] = cells[i];
             Results::widen(gradient.raws[k], a.result_dtype, cells);
@@ -141,14 +143,15 @@ struct GradientSumsOfColumns {
 // tensors: a tile of some lines at a time.
 template <class Cells, class Results>
 struct GradientSumsOfCells {
+  using Value = typename Cells::Value;
   static constexpr int kWidth = Cells::kWidth, kCount = kLoadsOfCells<Cells, Results>;
   static constexpr uint32_t kMostLines = kCount * kThreads;
   struct Shared {
     Reduction<2 * kWidth> sums;
-    LineFactors factors[kMostLines];
+    LineFactors<Value> factors[kMostLines];
     // Of each line of the tile: sums over the columns of each thread, with a gap between lines so
     // that threads that read neighbouring lines use different banks.
-    float lines[2][kMostLines + kMostLines / 2];
+    Value lines[2][kMostLines + kMostLines / 2];
   };
   struct State {
     Batch<Cells, kCount> x;
@@ -170,7 +173,8 @@ struct GradientSumsOfCells {
                                               const ColumnPlace<kWidth>& all, int64_t first_line,
                                               uint32_t thread, Shared& shared) {
     for (uint32_t i = thread; i < kCount * all.steps && i < all.end - first_line; i += kThreads) {
-      shared.factors[i] = LineFactors::of<true>(a, static_cast<uint32_t>(first_line) + i, 0);
+      shared.factors[i] =
+          LineFactors<Value>::template of<true>(a, static_cast<uint32_t>(first_line) + i, 0);
     }
   }
 
@@ -191,28 +195,28 @@ struct GradientSumsOfCells {
       threads([&](uint32_t thread) {
         const ColumnPlace<kWidth> at(a.grid, a.outer, block, thread);
         State& state = states[thread];
-        float weights[kWidth];
+        Value weights[kWidth];
         for (int i = 0; i < kWidth; ++i) weights[i] = 1;
         const bool has_columns = at.column < a.cells;
         if (has_columns && a.weight != nullptr) {
           load_parameters(a.weight, at.column, a.parameter_dtype, weights);
         }
-        float biases[kWidth] = {}, scales[kWidth] = {};
+        Value biases[kWidth] = {}, scales[kWidth] = {};
         for (int k = 0; k < kCount; ++k) {
           const uint32_t line = at.y + k * steps;
           if (line >= left) break;
-          float first = 0, second = 0;
+          Value first = 0, second = 0;
           if (has_columns) {
-            float x[kWidth], gradients[kWidth];
+            Value x[kWidth], gradients[kWidth];
             Cells::widen(state.x.raws[k], a.dtype, x);
             Results::widen(state.gradient.raws[k], a.result_dtype, gradients);
-            const LineFactors by = shared.factors[line];
+            const LineFactors<Value> by = shared.factors[line];
             for (int i = 0; i < kWidth; ++i) {
-              const float moved = x[i] - by.shift, weighed = gradients[i] * weights[i];
+              const Value moved = x[i] - by.shift, weighed = gradients[i] * weights[i];
               biases[i] += gradients[i];
-              scales[i] = fmaf(gradients[i], fmaf(moved, by.scale, by.add), scales[i]);
+              scales[i] = fused(gradients[i], fused(moved, by.scale, by.add), scales[i]);
               first += weighed;
-              second = fmaf(weighed, moved, second);
+              second = fused(weighed, moved, second);
             }
           }
           shared.lines[0][line * pitch + at.x] = first;
@@ -230,9 +234,10 @@ struct GradientSumsOfCells {
           const uint32_t line = i / 2, which = i & 1;
           if (line >= left) break;
           double sum = 0;
-          for (uint32_t lane = 0; lane < lanes; ++lane) {
+          uint32_t lane = 0;
+          do {
             sum += static_cast<double>(shared.lines[which][line * pitch + lane]);
-          }
+          } while (++lane < lanes);
           a.partials[2 * ((first_line + line) * a.grid.tiles + all.tile) + which] = sum;
         }
         put_factors(a, all, first_line + tile_lines, kThreads - 1 - thread, shared);

@@ -34,10 +34,10 @@ enum class NormWalk : uint8_t {
 // Division of the work among blocks of threads.
 struct NormGrid {
   uint32_t blocks = 0;
-  uint32_t parts = 1;      // number of parts of a line
-  uint32_t tiles = 1;      // number of tiles of columns that cover a row
-  uint32_t lanes = 1;      // threads along contiguous memory, a power of two
-  int64_t part_cells = 0;  // most cells in a part
+  uint32_t parts = 1;       // number of parts of a line
+  uint32_t tiles = 1;       // number of tiles of columns that cover a row
+  uint32_t lanes = 1;       // threads along contiguous memory, a power of two
+  uint32_t part_cells = 0;  // most cells in a part
 };
 
 struct NormArguments {
@@ -48,8 +48,9 @@ struct NormArguments {
   char* result;  // the normalized block, or its gradient
   const double* totals;
   const double* of_totals;
-  double* sums;      // of each statistic
-  double* partials;  // two for each line and part
+  const double* shifts;  // totals whose means are subtracted from float64 cells, or null
+  double* sums;          // of each statistic
+  double* partials;      // two for each line and part
   double* partials_of_cells;
   // Null if there is none.
   const char* weight;
@@ -77,7 +78,8 @@ struct NormArguments {
   uint32_t lanes_of_parameters;
   uint32_t statistic_blocks;
   Dtype dtype;         // of `x` and the gradient by it
-  Dtype result_dtype;  // of the normalized block and `gradient`: `dtype`, or float32
+  Dtype result_dtype;  // of the normalized block and `gradient`: `dtype`, or float32 of 16 bits
+  // Those of float64 cells are float64, and no others.
   Dtype parameter_dtype;
   Dtype running_dtype;
   bool shares_outer;  // all outer indices share the statistics of a channel

@@ -8,25 +8,24 @@ namespace gpudist {
 namespace norming {
 
 // Update running moments in a block of threads of their own.
+template <class Value>
 GPUDIST_HOST_DEVICE inline void update_running(const NormArguments& a, uint32_t thread) {
   const double factor = a.batches == nullptr ? a.momentum : 1 / static_cast<double>(*a.batches);
   const double unbiased = a.count > 1 ? a.count / (a.count - 1) : 1;
   for (uint32_t channel = thread; channel < a.channels; channel += kThreads) {
-    const NormMoments moments(a, channel);
-    const double mean = value_at(a.running_mean, channel, a.running_dtype);
-    const double variance = value_at(a.running_variance, channel, a.running_dtype);
+    const NormMoments<Value> moments(a, channel);
+    const double of_batch = static_cast<double>(moments.shift) + moments.error;
+    const double mean = value_at<Value>(a.running_mean, channel, a.running_dtype);
+    const double variance = value_at<Value>(a.running_variance, channel, a.running_dtype);
     put_value(a.running_mean, channel, a.running_dtype,
-              static_cast<float>(fma(moments.mean - mean, factor, mean)));
+              static_cast<Value>(fma(of_batch - mean, factor, mean)));
     put_value(a.running_variance, channel, a.running_dtype,
-              static_cast<float>(fma(moments.variance * unbiased - variance, factor, variance)));
+              static_cast<Value>(fma(moments.variance * unbiased - variance, factor, variance)));
   }
 }
 
-GPUDIST_HOST_DEVICE inline const LineFactors& factor_of(const LineFactors& one, int) {
-  // NOLINTNEXTLINE(bugprone-return-const-ref-from-parameter): called with variables alone
-  return one;
-}
-GPUDIST_HOST_DEVICE inline const GradientFactors& factor_of(const GradientFactors& one, int) {
+template <class Factors>
+GPUDIST_HOST_DEVICE inline const Factors& factor_of(const Factors& one, int) {
   // NOLINTNEXTLINE(bugprone-return-const-ref-from-parameter): called with variables alone
   return one;
 }
@@ -37,7 +36,8 @@ GPUDIST_HOST_DEVICE inline const Factors& factor_of(const Factors (&each)[kWidth
 
 template <class Cells, class Results>
 struct Normalized {
-  using Factors = LineFactors;
+  using Value = typename Cells::Value;
+  using Factors = LineFactors<Value>;
   using Written = Results;
   static constexpr bool kMayUpdate = true;
   static constexpr int kWidth = Cells::kWidth;
@@ -53,22 +53,21 @@ struct Normalized {
                                   int64_t distance, int64_t left) {
       x.load(a.x, first, step, distance, left, a.dtype);
     }
-    // `cell`: number of the first cell in its line, -1 if parameters do not belong to cells.
-    template <class Each>
-    GPUDIST_HOST_DEVICE void get(const NormArguments& a, int k, float (&values)[kWidth],
-                                 const Each& factors, int64_t cell = -1) const {
+    // `cell`: number of the first cell in its line, to which parameters may belong.
+    template <bool kOfCells, class Each>
+    GPUDIST_HOST_DEVICE void get(const NormArguments& a, int k, Value (&values)[kWidth],
+                                 const Each& factors, int64_t cell) const {
       Cells::widen(x.raws[k], a.dtype, values);
       for (int i = 0; i < kWidth; ++i) {
         const Factors& by = factor_of(factors, i);
-        values[i] = fmaf(values[i] - by.shift, by.scale, by.add);
+        values[i] = fused(values[i] - by.shift, by.scale, by.add);
       }
-      if (cell < 0) return;
-      float parameters[kWidth];
-      if (a.weight != nullptr) {
+      Value parameters[kWidth];
+      if (kOfCells && a.weight != nullptr) {
         load_parameters(a.weight, cell, a.parameter_dtype, parameters);
         for (int i = 0; i < kWidth; ++i) values[i] *= parameters[i];
       }
-      if (a.bias != nullptr) {
+      if (kOfCells && a.bias != nullptr) {
         load_parameters(a.bias, cell, a.parameter_dtype, parameters);
         for (int i = 0; i < kWidth; ++i) values[i] += parameters[i];
       }
@@ -78,7 +77,8 @@ struct Normalized {
 
 template <class Cells, class Results>
 struct GradientOfX {
-  using Factors = GradientFactors;
+  using Value = typename Cells::Value;
+  using Factors = GradientFactors<Value>;
   using Written = Cells;
   static constexpr bool kMayUpdate = false;
   static constexpr int kWidth = Cells::kWidth;
@@ -97,20 +97,20 @@ struct GradientOfX {
       x.load(a.x, first, step, distance, left, a.dtype);
       gradient.load(a.gradient, first, step, distance, left, a.result_dtype);
     }
-    template <class Each>
-    GPUDIST_HOST_DEVICE void get(const NormArguments& a, int k, float (&values)[kWidth],
-                                 const Each& factors, int64_t cell = -1) const {
-      float from[kWidth];
+    template <bool kOfCells, class Each>
+    GPUDIST_HOST_DEVICE void get(const NormArguments& a, int k, Value (&values)[kWidth],
+                                 const Each& factors, int64_t cell) const {
+      Value from[kWidth];
       Cells::widen(x.raws[k], a.dtype, from);
       Results::widen(gradient.raws[k], a.result_dtype, values);
-      if (cell >= 0 && a.weight != nullptr) {
-        float weights[kWidth];
+      if (kOfCells && a.weight != nullptr) {
+        Value weights[kWidth];
         load_parameters(a.weight, cell, a.parameter_dtype, weights);
         for (int i = 0; i < kWidth; ++i) values[i] *= weights[i];
       }
       for (int i = 0; i < kWidth; ++i) {
         const Factors& by = factor_of(factors, i);
-        values[i] = fmaf(values[i], by.scale, fmaf(from[i] - by.shift, by.times, by.add));
+        values[i] = fused(values[i], by.scale, fused(from[i] - by.shift, by.times, by.add));
       }
     }
   };
@@ -130,7 +130,7 @@ struct MapRows {
                                       Shared& shared) {
     if constexpr (Values::kMayUpdate && !kOfCells) {
       if (block >= a.grid.blocks) {
-        threads.last([&](uint32_t thread) { update_running(a, thread); });
+        threads.last([&](uint32_t thread) { update_running<typename Values::Value>(a, thread); });
         return;
       }
     }
@@ -156,8 +156,8 @@ struct MapRows {
       for (int64_t i = at.begin + at.lane * kWidth; i < at.end;) {
         for (int k = 0; k < kCount; ++k) {
           if (k * step >= at.end - i) break;
-          float values[kWidth];
-          loaded[thread].get(a, k, values, factors, kOfCells ? i + k * step : -1);
+          typename Values::Value values[kWidth];
+          loaded[thread].template get<kOfCells>(a, k, values, factors, i + k * step);
           Values::Written::store(a.result, first + i + k * step, Values::dtype(a), values);
         }
         i += kCount * step;
@@ -182,7 +182,7 @@ struct MapColumns {
                                       Shared& shared) {
     if constexpr (Values::kMayUpdate) {
       if (block >= a.grid.blocks) {
-        threads.last([&](uint32_t thread) { update_running(a, thread); });
+        threads.last([&](uint32_t thread) { update_running<typename Values::Value>(a, thread); });
         return;
       }
     }
@@ -210,8 +210,8 @@ struct MapColumns {
         const int64_t first = (at.outer * a.cells + row) * row_items + at.column;
         for (int k = 0; k < kCount; ++k) {
           if (k * at.steps >= at.end - row) break;
-          float values[kWidth];
-          loaded[thread].get(a, k, values, factors);
+          typename Values::Value values[kWidth];
+          loaded[thread].template get<false>(a, k, values, factors, 0);
           Values::Written::store(a.result, first + k * at.steps * row_items, Values::dtype(a),
                                  values);
         }

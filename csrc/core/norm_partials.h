@@ -97,6 +97,7 @@ struct FinishSums {
 };
 
 // Gradients of the sums, in the first blocks, and of the parameters.
+template <class Value>
 struct FinishGradientSums {
   using Shared = Reduction<2>;
 
@@ -124,14 +125,14 @@ struct FinishGradientSums {
             if (weighs) {
               const uint32_t channel =
                   of.first_channel + (a.parts == 1 ? number : number / a.parts);
-              weight = value_at(a.weight, channel, a.parameter_dtype);
+              weight = value_at<Value>(a.weight, channel, a.parameter_dtype);
             }
             sums.first = fma(weight, one, sums.first);
             sums.second = fma(weight, other, sums.second);
           });
         },
         [&](uint32_t statistic, const NormSums& sums) {
-          const NormMoments moments(a, statistic);
+          const NormMoments<Value> moments(a, statistic);
           const double inverse = moments.inverse(a.eps), one = sums.first;
           const double other = fma(-moments.error, one, sums.second);
           const double of_square = -0.5 * inverse * inverse * inverse * other / a.count;
@@ -144,7 +145,7 @@ struct FinishGradientSums {
   // `x - shift`.
   GPUDIST_HOST_DEVICE static double product(const NormArguments& a, uint32_t outer,
                                             uint32_t channel, const NormSums& sums) {
-    const NormMoments moments(a, statistic_of(a, outer, channel));
+    const NormMoments<Value> moments(a, statistic_of(a, outer, channel));
     return moments.inverse(a.eps) * fma(-moments.error, sums.first, sums.second);
   }
 
@@ -180,7 +181,7 @@ struct FinishGradientSums {
             of_weight = product(a, 0, number, sums);
           }
           const auto put = [&](char* to, double value) {
-            if (to != nullptr) put_value(to, number, a.parameter_dtype, static_cast<float>(value));
+            if (to != nullptr) put_value(to, number, a.parameter_dtype, static_cast<Value>(value));
           };
           put(a.of_bias, sums.first);
           put(a.of_weight, of_weight);

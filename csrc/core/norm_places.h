@@ -22,7 +22,7 @@ struct RowPlace {
     part = block - unit * grid.parts;
     line = unit * (kThreads / grid.lanes) + number;
     is_there = line < a.outer * a.channels;
-    begin = part * grid.part_cells;
+    begin = int64_t{part} * grid.part_cells;
     end = begin + grid.part_cells < a.cells ? begin + grid.part_cells : a.cells;
   }
 
@@ -52,7 +52,7 @@ struct ColumnPlace {
     outer = rest / grid.parts;
     part = rest - outer * grid.parts;
     column = (static_cast<int64_t>(tile) * grid.lanes + x) * kWidth;
-    begin = part * grid.part_cells;
+    begin = int64_t{part} * grid.part_cells;
     end = begin + grid.part_cells < rows ? begin + grid.part_cells : rows;
   }
 };

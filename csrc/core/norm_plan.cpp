@@ -40,7 +40,10 @@ uint32_t number_of_blocks(int64_t blocks) {
 // Divide `cells` into parts of whole tiles, at most `wanted`.
 void divide(NormGrid& grid, int64_t cells, int64_t tile, int64_t wanted) {
   const int64_t tiles = std::max<int64_t>(1, divided_up(cells, tile));
-  grid.part_cells = divided_up(tiles, std::clamp<int64_t>(wanted, 1, tiles)) * tile;
+  // A part has fewer cells than 32 bits can number.
+  wanted = std::max(wanted, divided_up(cells, int64_t{1} << 30));
+  grid.part_cells =
+      static_cast<uint32_t>(divided_up(tiles, std::clamp<int64_t>(wanted, 1, tiles)) * tile);
   grid.parts = number_of_blocks(std::max<int64_t>(1, divided_up(cells, grid.part_cells)));
 }
 
@@ -61,9 +64,10 @@ int64_t blocks_of(int64_t results, uint32_t lanes) {
 
 NormPlan::NormPlan(const NormShape& shape, uint32_t multiprocessors)
     : shape_(shape), least_blocks_(multiprocessors * kBlocksAtOnce * kTurns) {
-  const bool is_known = shape.result_dtype == Dtype::kFloat32
-                            ? shape.dtype == Dtype::kFloat32 || is_narrow(shape.dtype)
-                            : is_narrow(shape.dtype) && shape.dtype == shape.result_dtype;
+  const bool is_float = shape.dtype == Dtype::kFloat32 || shape.dtype == Dtype::kFloat64;
+  const bool is_widened = shape.result_dtype == Dtype::kFloat32 && is_narrow(shape.dtype);
+  const bool is_known =
+      is_widened || (shape.dtype == shape.result_dtype && (is_float || is_narrow(shape.dtype)));
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   const bool has_cells = shape.outer >= 1 && shape.channels >= 1 && shape.cells >= 1;
   const bool fits = has_cells && shape.outer <= kMost / shape.channels &&
@@ -139,6 +143,7 @@ int64_t NormPlan::workspace() const {
 }
 
 bool NormPlan::is_wide(NormPass pass, const NormTensors& tensors) const {
+  if (shape_.dtype == Dtype::kFloat64) return false;
   const int64_t contiguous = shape_.walk == NormWalk::kColumns ? shape_.channels : shape_.cells;
   const int64_t bytes = kWide * item_bytes(shape_.dtype);
   const int64_t of_results = kWide * item_bytes(shape_.result_dtype);
@@ -153,7 +158,15 @@ bool NormPlan::is_wide(NormPass pass, const NormTensors& tensors) const {
   return is_wide;
 }
 
+void NormPlan::check_dtype(Dtype of_parameters) const {
+  if ((of_parameters == Dtype::kFloat64) != (shape_.dtype == Dtype::kFloat64)) {
+    throw TransportError("parameters are float64 if and only if the normalized cells are");
+  }
+}
+
 NormCall NormPlan::call(NormPass pass, const NormTensors& tensors) const {
+  const bool has_parameters = tensors.weight != nullptr || tensors.bias != nullptr;
+  if (has_parameters) check_dtype(tensors.parameter_dtype);
   NormCall call{};
   call.pass = pass;
   call.walk = shape_.walk;
@@ -164,6 +177,7 @@ NormCall NormPlan::call(NormPass pass, const NormTensors& tensors) const {
   a.result = tensors.result;
   a.totals = tensors.totals;
   a.of_totals = tensors.of_totals;
+  a.shifts = tensors.shifts;
   a.sums = tensors.sums;
   a.partials = tensors.workspace;
   a.weight = tensors.weight;
@@ -211,6 +225,7 @@ NormCall NormPlan::finish_sums(const NormCall& sums) const {
 }
 
 NormCall NormPlan::normalize(const NormTensors& tensors, const NormRunning& running) const {
+  if (running.mean != nullptr) check_dtype(running.dtype);
   NormCall made = call(NormPass::kNormalize, tensors);
   NormArguments& a = made.arguments;
   a.running_mean = running.mean;

@@ -9,7 +9,7 @@ namespace gpudist {
 struct NormShape {
   NormWalk walk;
   Dtype dtype;         // of the block
-  Dtype result_dtype;  // of the normalized block: `dtype`, or float32
+  Dtype result_dtype;  // of the normalized block: `dtype`, or float32 of 16 bits
   int64_t outer;
   int64_t channels;
   int64_t cells;
@@ -29,6 +29,7 @@ struct NormTensors {
   char* result = nullptr;
   const double* totals = nullptr;
   const double* of_totals = nullptr;
+  const double* shifts = nullptr;  // totals whose means are subtracted from float64 cells
   double* sums = nullptr;
   double* workspace = nullptr;
   const char* weight = nullptr;
@@ -49,7 +50,8 @@ struct NormRunning {
 
 class NormPlan {
  public:
-  // Throws TransportError if the shape or the dtype is not supported.
+  // Throws TransportError if the shape or the dtype is not supported, as the calls do for the dtype
+  // of parameters.
   NormPlan(const NormShape& shape, uint32_t multiprocessors);
 
   // Size of the workspace that the sums need, in numbers.
@@ -66,6 +68,8 @@ class NormPlan {
 
  private:
   bool is_wide(NormPass pass, const NormTensors& tensors) const;
+  // Throws TransportError if parameters or running moments may not have this dtype.
+  void check_dtype(Dtype of_parameters) const;
   NormCall call(NormPass pass, const NormTensors& tensors) const;
   NormGrid rows(int64_t width, int64_t loads) const;
   NormGrid columns(int64_t outer, int64_t rows, int64_t columns, int64_t width, int64_t loads,

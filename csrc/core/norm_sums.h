@@ -5,6 +5,7 @@
 
 #include "core/norm_cells.h"
 #include "core/norm_places.h"
+#include "core/norm_statistics.h"
 
 namespace gpudist {
 namespace norming {
@@ -16,25 +17,25 @@ struct NormSums {
 
 // Add `values - shift` and its square, moved by the mean of the batch: squares of small numbers are
 // more precise. `valid` of the `kCount` groups of values count; the others repeat the first.
-template <int kCount, int kWidth>
-GPUDIST_HOST_DEVICE inline void add_batch(const float (&values)[kCount][kWidth], int valid,
+template <class Value, int kCount, int kWidth>
+GPUDIST_HOST_DEVICE inline void add_batch(const Value (&values)[kCount][kWidth], int valid,
                                           bool subtracts_mean, NormSums& sums) {
-  float shift = 0;
+  Value shift = 0;
   if (subtracts_mean) {
-    float sum = 0;
+    Value sum = 0;
     for (int k = 0; k < kCount; ++k) {
-      float group = values[k][0];
+      Value group = values[k][0];
       for (int i = 1; i < kWidth; ++i) group += values[k][i];
       sum += group;
     }
-    shift = sum * (1.0f / (kCount * kWidth));
+    shift = sum * (Value{1} / (kCount * kWidth));
   }
-  float first = 0, second = 0;
+  Value first = 0, second = 0;
   for (int k = 0; k < kCount; ++k) {
     for (int i = 0; i < kWidth; ++i) {
-      const float moved = k < valid ? values[k][i] - shift : 0.0f;
+      const Value moved = k < valid ? values[k][i] - shift : Value{0};
       first += moved;
-      second = fmaf(moved, moved, second);
+      second = fused(moved, moved, second);
     }
   }
   const double by = shift, plain = first, offset = static_cast<double>(valid * kWidth) * by;
@@ -69,8 +70,18 @@ GPUDIST_HOST_DEVICE inline void put_sums(const NormArguments& a, int64_t line, u
   to[0] = sums.first, to[1] = sums.second;
 }
 
+// Widen cells of one channel after another, minus what is subtracted before they are summed.
+template <class Cells>
+GPUDIST_HOST_DEVICE inline void widen_moved(const typename Cells::Raw& raw, const NormArguments& a,
+                                            typename Cells::Value base,
+                                            typename Cells::Value (&values)[Cells::kWidth]) {
+  Cells::widen(raw, a.dtype, values);
+  if constexpr (kIsDouble<typename Cells::Value>) values[0] -= base;
+}
+
 template <class Cells>
 struct SumsOfRows {
+  using Value = typename Cells::Value;
   using Shared = Reduction<2>;
 
   template <class Threads>
@@ -83,11 +94,12 @@ struct SumsOfRows {
       NormSums sums;
       if (at.is_there) {
         const int64_t first = at.line * a.cells;
+        const Value base = at.template factors<LineBase<Value>>(a).base;
         for (int64_t i = at.begin + at.lane * kWidth; i < at.end; i += kCount * step) {
           Batch<Cells, kCount> batch;
           batch.load(a.x, first + i, step, step, at.end - i, a.dtype);
-          float values[kCount][kWidth];
-          for (int k = 0; k < kCount; ++k) Cells::widen(batch.raws[k], a.dtype, values[k]);
+          Value values[kCount][kWidth];
+          for (int k = 0; k < kCount; ++k) widen_moved<Cells>(batch.raws[k], a, base, values[k]);
           add_batch(values, valid_groups<kCount>(at.end - i, step), a.subtracts_mean, sums);
         }
       }
@@ -121,6 +133,7 @@ GPUDIST_HOST_DEVICE inline void put_column_sums(const NormArguments& a, uint32_t
 
 template <class Cells>
 struct SumsOfColumns {
+  using Value = typename Cells::Value;
   static constexpr int kWidth = Cells::kWidth;
   using Shared = Reduction<2 * kWidth>;
 
@@ -135,14 +148,16 @@ struct SumsOfColumns {
         const int64_t step = at.steps * static_cast<int64_t>(a.channels);
         const int64_t start = at.begin + at.y;
         int64_t first = (at.outer * a.cells + start) * a.channels + at.column;
+        const auto column = static_cast<uint32_t>(at.column);
+        const Value base = LineBase<Value>::template of<false>(a, at.outer, column).base;
         for (int64_t left = at.end - start; left > 0; left -= kCount * at.steps) {
           Batch<Cells, kCount> batch;
           batch.load(a.x, first, step, at.steps, left, a.dtype);
           first += kCount * step;
-          float values[kWidth][kCount][1];
+          Value values[kWidth][kCount][1];
           for (int k = 0; k < kCount; ++k) {
-            float cells[kWidth];
-            Cells::widen(batch.raws[k], a.dtype, cells);
+            Value cells[kWidth];
+            widen_moved<Cells>(batch.raws[k], a, base, cells);
             for (int i = 0; i < kWidth; ++i) values[i][k][0] = cells[i];
           }
           const int valid = valid_groups<kCount>(left, at.steps);

@@ -64,5 +64,7 @@ constexpr uint32_t kMany = 16384;  // drivers for CUDA 12.1 and later allow 32 K
                                     norming::Float32Cells)                          \
   GPUDIST_NORM_KERNELS_WITH_RESULTS(X, bfloat16_to_float32, norming::Bfloat16Cells, \
                                     norming::Float32Cells)                          \
+  GPUDIST_NORM_KERNELS_OF(X, float64, norming::Float64Cells)                        \
   X(norm_kernel_finish_sums, norming::FinishSums)                                   \
-  X(norm_kernel_finish_gradient_sums, norming::FinishGradientSums)
+  X(norm_kernel_finish_gradient_sums, norming::FinishGradientSums<float>)           \
+  X(norm_kernel_finish_gradient_sums_float64, norming::FinishGradientSums<double>)

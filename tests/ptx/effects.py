@@ -31,7 +31,8 @@ class Values:
     """Numbers of values: equal numbers mean equal values, wherever both exist.
 
     Known of registers that one instruction writes: copies, equal operations on equal values, and
-    loads from equal addresses, since the kernels read nothing that they have written.
+    loads from equal addresses, since the kernels read nothing that they have written but in shared
+    memory.
     """
 
     def __init__(self, kernel: Kernel) -> None:
@@ -69,7 +70,7 @@ class Values:
         if len(instruction.written) != 1 or instruction.guard:
             return
         (name,) = instruction.written
-        if self.writes[name] > 1 or "volatile" in instruction.parts:
+        if self.writes[name] > 1 or {"volatile", "shared"}.intersection(instruction.parts):
             return
         if instruction.operation in ("mov", "cvta") and len(instruction.operands) == 2:
             self._numbers[name] = self.of(instruction.operands[1])
@@ -147,6 +148,12 @@ class Flow:
 
     def __init__(self, values: Values) -> None:
         self.values = values
+
+    def of_operand(self, one: Instruction, place: int) -> int:
+        """Return the bits of the only result that another register as an operand may change."""
+        read = one.registers[place]
+        found = self.through(one, {name: _ones(width_of(name)) for name in read})
+        return found.get(one.written[0], 0) if len(one.written) == 1 else -1
 
     def through(self, one: Instruction, known: dict[str, int]) -> dict[str, int]:
         """Bits of its results that depend on these bits of registers."""
@@ -258,7 +265,7 @@ class Effects:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.values = Values(kernel)
-        self._flow = Flow(self.values)
+        self.flow = Flow(self.values)
         self._facts = self._known_predicates()
 
     def matters(self, index: int, changed: int = -1) -> bool:
@@ -281,7 +288,7 @@ class Effects:
                 return True
             if one.written:
                 facts = self._without(facts, one)
-                made = self._flow.through(one, bits) if is_read else {}
+                made = self.flow.through(one, bits) if is_read else {}
                 if not one.guard:
                     bits = {name: mask for name, mask in bits.items() if name not in one.written}
                 for name, mask in made.items():

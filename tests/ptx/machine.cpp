@@ -276,6 +276,10 @@ struct Execution {
   uint32_t lane_counted = ~0u, block_counted = ~0u;
 };
 
+uint64_t random_word(Thread& thread) {
+  return thread.execution->bits();
+}
+
 void count_rounded(Thread& thread, double value) {
   uint64_t bits = 0;
   std::memcpy(&bits, &value, sizeof(bits));

@@ -20,7 +20,8 @@ from dataclasses import dataclass, replace
 
 from tests.ptx.assembly import Instruction, Kernel, read, split
 from tests.ptx.build import KERNELS, UNITS, ptx_of
-from tests.ptx.effects import Effects
+from tests.ptx.copies import Copies
+from tests.ptx.effects import Effects, Flow
 from tests.ptx.launches import launcher
 from tests.ptx.program import encode, encoded, live_registers
 
@@ -80,6 +81,7 @@ class Changes:
         self.kernel = kernel
         self.draw = draw
         self.effects = Effects(kernel)
+        self.copies = Copies(kernel, self.effects.values)
         self.live = live_registers(kernel)
 
     def one_that_may_matter(self, index: int) -> tuple[str, Instruction] | None:
@@ -94,7 +96,9 @@ class Changes:
         self.draw.shuffle(changes)
         # Effects take long to follow.
         may_matter = (
-            pair for pair in changes if self.effects.matters(index, changed_bits(one, pair[1]))
+            pair
+            for pair in changes
+            if self.effects.matters(index, changed_bits(one, pair[1], self.effects.flow))
         )
         return next(may_matter, None)
 
@@ -109,7 +113,15 @@ class Changes:
             *self._widths(one),
             *self._orders(one),
         ]
-        return made or [("no such instruction", replace(one, opcode="nop", guard="", operands=()))]
+        return made or [self._without_result(one)]
+
+    @staticmethod
+    def _without_result(one: Instruction) -> tuple[str, Instruction]:
+        # Random bits, unless a guard may keep another value.
+        if not one.written or one.guard:
+            return "no such instruction", replace(one, opcode="nop", guard="", operands=())
+        opcode = f"random.{len(one.written)}"
+        return "no result", replace(one, opcode=opcode, operands=tuple(one.written))
 
     def _operators(self, one: Instruction) -> Iterator[tuple[str, Instruction]]:
         for other in _OPERATORS.get(one.operation, ()):
@@ -144,6 +156,8 @@ class Changes:
     def _constants(self, one: Instruction) -> Iterator[tuple[str, Instruction]]:
         for place, operand in enumerate(one.operands):
             changed = None
+            if one.operation == "bar":
+                continue  # as long as all threads wait there, another barrier is as good
             if re.fullmatch(r"-?\d+", operand):
                 changed = str(self._other(one.operation, int(operand)))
             elif found := _OFFSET.search(operand):
@@ -189,6 +203,7 @@ class Changes:
                 if name.rstrip("0123456789") == kind
                 and name not in one.written
                 and values.of(name) != values.of(operand)
+                and self.copies.of(index, name) != self.copies.of(index, operand)
             ]
             if others:
                 operands = (
@@ -226,8 +241,13 @@ class Changes:
                 yield "order", replace(one, operands=(to, right, left))
 
 
-def changed_bits(one: Instruction, other: Instruction) -> int:
+def changed_bits(one: Instruction, other: Instruction, flow: Flow) -> int:
     """Bits of the result that may differ."""
+    if one.opcode == other.opcode and one.guard == other.guard and one.written:
+        pairs = enumerate(zip(one.operands, other.operands, strict=True))
+        different = [place for place, (own, others) in pairs if own != others]
+        if len(different) == 1 and different[0] > 0 and one.registers[different[0]]:
+            return flow.of_operand(one, different[0])
     if one.operation == other.operation == "mov":
         numbers = [operand for operand in (one.operands[1], other.operands[1]) if operand.isdigit()]
         if len(numbers) == 2:

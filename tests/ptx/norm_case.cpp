@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <utility>
+#include <vector>
 
 #include "core/norm_body.h"
 #include "launches.h"
@@ -12,10 +14,18 @@ namespace gpudist::ptx {
 
 namespace {
 
+constexpr int64_t kBorder = int64_t{1} << 32;
+
+// Multiples of 4 GiB around which no memory lies.
+std::vector<char*>& free_borders() {
+  static auto& borders = *new std::vector<char*>;
+  return borders;
+}
+
 constexpr NormWalk kWalks[] = {NormWalk::kRows, NormWalk::kColumns, NormWalk::kCells};
 constexpr Dtype kDtypes[] = {Dtype::kFloat32, Dtype::kFloat16, Dtype::kBfloat16};
-// Each walk takes four cells of each dtype together, or single ones of any dtype; results of 16-bit
-// cells may be float32.
+// Each walk takes four cells of each dtype together, or single ones of any dtype, float64 always;
+// results of 16-bit cells may be float32.
 struct Kind {
   Dtype dtype;  // of wide cells
   bool is_single, is_widened;
@@ -23,7 +33,7 @@ struct Kind {
 constexpr Kind kKinds[] = {
     {Dtype::kFloat32, false, false},  {Dtype::kFloat16, false, false},
     {Dtype::kBfloat16, false, false}, {Dtype::kFloat32, true, false},
-    {Dtype::kFloat32, false, false},  {Dtype::kFloat16, false, true},
+    {Dtype::kFloat64, true, false},   {Dtype::kFloat16, false, true},
     {Dtype::kBfloat16, false, true},  {Dtype::kFloat32, true, true},
 };
 constexpr uint64_t kClasses = std::size(kWalks) * std::size(kKinds);
@@ -33,7 +43,7 @@ constexpr int64_t kThreads = NormArguments::kThreads;
 void fill(Memory& memory, int64_t count, Dtype dtype, double mean, double deviation) {
   std::normal_distribution<double> normal(mean, deviation);
   for (int64_t i = 0; i < count; ++i) {
-    norming::put_value(memory.data(), i, dtype, static_cast<float>(normal(random_bits)));
+    put_item(memory.data(), i, dtype, normal(random_bits));
   }
 }
 
@@ -41,7 +51,8 @@ void fill(Memory& memory, int64_t count, Dtype dtype, double mean, double deviat
 void set_short(NormShape& shape, bool is_large) {
   const int64_t most = is_large ? 60'000 : one_of(3) ? 4'000 : 400;
   const bool of_cells = shape.walk == NormWalk::kCells;
-  shape.channels = of_cells ? 1 : between(1, one_of(3) ? 150 : 9);
+  // More channels than a block has threads, too.
+  shape.channels = of_cells ? 1 : between(1, one_of(3) ? (one_of(3) ? 700 : 150) : 9);
   shape.outer = between(1, of_cells ? (one_of(2) ? 900 : 40) : 5);
   shape.cells = std::max<int64_t>(1, between(1, most) / (shape.channels * shape.outer));
   if (!of_cells || one_of(3)) return;
@@ -61,7 +72,8 @@ void set_long(NormShape& shape, int64_t width, int64_t loads) {
   if (shape.walk == NormWalk::kColumns) {
     shape.outer = between(4, 5);
     shape.channels = width;
-    shape.cells = 4 * step + between(1, step);
+    shape.cells =
+        between(4, 5) * step + (one_of(2) ? kThreads * between(1, loads - 1) : between(1, step));
   } else if (shape.walk == NormWalk::kCells && one_of(3)) {
     // Gradients are summed over tiles of at most 32 lines.
     shape.outer = between(530, 600);
@@ -69,7 +81,9 @@ void set_long(NormShape& shape, int64_t width, int64_t loads) {
   } else if (one_of(2)) {
     shape.outer = between(16, 20);
     if (shape.walk == NormWalk::kRows && one_of(2)) std::swap(shape.outer, shape.channels);
-    shape.cells = step * width + between(1, step / 2);
+    // The last of several loads may begin where the tensor ends.
+    shape.cells = step * width +
+                  (one_of(2) ? kThreads * width * between(1, loads - 1) : between(1, step / 2));
   } else {
     shape.outer = between(1, 3);
     shape.cells = between(1, 4) * step * width + between(1, step);
@@ -120,7 +134,8 @@ void make_memory(NormCase& made, bool is_single) {
   add(made.items(), result, true, "the gradient");
   add(made.items(), result, true, "y");
   add(made.items(), item, true, "the gradient of x");
-  for (const char* kind : {"the sums", "the totals", "the gradient sums", "the gradient totals"}) {
+  for (const char* kind :
+       {"the sums", "the shifts", "the totals", "the gradient sums", "the gradient totals"}) {
     add(made.width() * made.statistics(), 8, false, kind);
   }
   add(plan.workspace(), 8, false, "the workspace");
@@ -140,7 +155,7 @@ void fill_memory(NormCase& made) {
   Memories& memory = made.memory;
   const Dtype dtype = made.shape.dtype;
   fill(memory[kX], made.items(), dtype, made.mean, 1);
-  fill(memory[kGradient], made.items(), made.shape.result_dtype, 0.25, 1);
+  fill(memory[kGradient], made.items(), made.shape.result_dtype, 0.125, 1);
   const auto fill_scaled = [&](Part part, int64_t count, Dtype of_part) {
     const double scale = !made.is_extreme ? 1 : one_of(2) ? 1e-6 : 6e4;
     if (memory[part].bytes() > 0) fill(memory[part], count, of_part, scale, scale);
@@ -152,7 +167,7 @@ void fill_memory(NormCase& made) {
     fill_scaled(part, made.shape.channels, made.running_dtype);
   }
   if (made.is_extreme && one_of(3)) {
-    norming::put_value(memory[kX].data(), between(0, made.items() - 1), dtype, NAN);
+    put_item(memory[kX].data(), between(0, made.items() - 1), dtype, NAN);
   }
   // Also more than 32 bits hold.
   const int64_t batches = between(1, 9) + (one_of(2) ? int64_t{1} << 32 : 0);
@@ -162,13 +177,57 @@ void fill_memory(NormCase& made) {
 }  // namespace
 
 Memory::Memory(int64_t bytes, int64_t alignment, const char* kind)
-    : words_(bytes / 16 + 4), bytes_(bytes), shift_(alignment % 16), kind_(kind) {
-  for (Words& word : words_) word = {random_bits(), random_bits()};
+    : bytes_(bytes), shift_(alignment % 16), kind_(kind) {
+  place();
+  for (int64_t i = 0; i < bytes_ + 2 * kGap; i += 8) {
+    const uint64_t bits = random_bits();
+    std::memcpy(begin_ + i, &bits, std::min<int64_t>(8, bytes_ + 2 * kGap - i));
+  }
+}
+
+Memory::Memory(const Memory& other)
+    : bytes_(other.bytes_), shift_(other.shift_), kind_(other.kind_) {
+  place();
+  std::memcpy(begin_, other.begin_, bytes_ + 2 * kGap);
+}
+
+Memory::Memory(Memory&& other) noexcept
+    : border_(std::exchange(other.border_, nullptr)),
+      begin_(other.begin_),
+      bytes_(other.bytes_),
+      shift_(other.shift_),
+      kind_(other.kind_) {}
+
+Memory::~Memory() {
+  if (border_ != nullptr) free_borders().push_back(border_);
+}
+
+void Memory::place() {
+  if (free_borders().empty()) {
+    constexpr int64_t kBorders = 64;
+    char* const made = reserve((kBorders + 2) * kBorder);
+    const int64_t to_border = kBorder - reinterpret_cast<intptr_t>(made) % kBorder;
+    for (int64_t i = 0; i < kBorders; ++i) {
+      free_borders().push_back(made + to_border + i * kBorder);
+    }
+  }
+  border_ = free_borders().back();
+  free_borders().pop_back();
+  begin_ = border_ + shift_ - kGap - (one_of(2) ? 16 * between(0, bytes_ / 16) : 0);
+}
+
+void put_item(char* to, int64_t item, Dtype dtype, double value) {
+  if (dtype == Dtype::kFloat64) return norming::put_value(to, item, dtype, value);
+  norming::put_value(to, item, dtype, static_cast<float>(value));
+}
+
+double item_of(const char* from, int64_t item, Dtype dtype) {
+  return dtype == Dtype::kFloat64 ? norming::value_at<double>(from, item, dtype)
+                                  : norming::value_at(from, item, dtype);
 }
 
 double value_of(const Memory& memory, int64_t item, Dtype dtype) {
-  return dtype == Dtype::kFloat64 ? memory.numbers()[item]
-                                  : norming::value_at(memory.data(), item, dtype);
+  return item_of(memory.data(), item, dtype);
 }
 
 NormCase random_norm(uint64_t index) {
@@ -178,10 +237,11 @@ NormCase random_norm(uint64_t index) {
   const auto [dtype, is_single, is_widened] = kKinds[index / 3 % std::size(kKinds)];
   const uint64_t turn = index / kClasses;
   const bool is_long = turn % 4 == 3;
-  shape.dtype = is_single ? kDtypes[turn % 3] : dtype;
+  const bool is_double = dtype == Dtype::kFloat64;
+  shape.dtype = is_single && !is_double ? kDtypes[turn % 3] : dtype;
   shape.result_dtype = is_widened ? Dtype::kFloat32 : shape.dtype;
-  made.parameter_dtype = kDtypes[(turn + turn / 3) % 3];
-  made.running_dtype = kDtypes[between(0, 2)];
+  made.parameter_dtype = is_double ? dtype : kDtypes[(turn + turn / 3) % 3];
+  made.running_dtype = is_double ? dtype : kDtypes[between(0, 2)];
   shape.subtracts_mean = !one_of(4);
   set_shape(shape, is_long, index >= kFirstLarge, is_single);
   shape.eps = 1e-3;
@@ -191,6 +251,7 @@ NormCase random_norm(uint64_t index) {
   made.has_bias = made.has_weight && !one_of(4);
   made.has_running = shape.shares_outer && shape.subtracts_mean && !one_of(4);
   made.is_cumulative = one_of(2);
+  made.has_shifts = is_double && shape.subtracts_mean;
   made.is_extreme = one_of(8);
   made.mean = one_of(3) ? 1e4 : one_of(2) ? 3 : 0;
   made.multiprocessors = is_long ? 1 : static_cast<int>(between(1, 3));

@@ -9,28 +9,33 @@
 
 namespace gpudist::ptx {
 
-// Memory of exactly `bytes` bytes, at an address that is a multiple of `alignment` alone.
+// Memory of exactly `bytes` bytes, at an address that is a multiple of `alignment` alone. It begins
+// at a multiple of 4 GiB, or contains one: 32 bits of its addresses may be zero, or wrap.
 class Memory {
  public:
   // Bytes before and behind it that no launch may write.
   static constexpr int64_t kGap = 16;
 
   Memory(int64_t bytes, int64_t alignment, const char* kind);
+  Memory(const Memory& other);
+  Memory(Memory&& other) noexcept;
+  Memory& operator=(const Memory&) = delete;
+  ~Memory();
 
-  char* data() { return reinterpret_cast<char*>(words_.data()) + kGap + shift_; }
-  const char* data() const { return reinterpret_cast<const char*>(words_.data()) + kGap + shift_; }
+  char* data() { return begin_ + kGap; }
+  const char* data() const { return begin_ + kGap; }
   double* numbers() { return reinterpret_cast<double*>(data()); }
   const double* numbers() const { return reinterpret_cast<const double*>(data()); }
   int64_t bytes() const { return bytes_; }
   const char* kind() const { return kind_; }
 
  private:
-  struct alignas(16) Words {
-    uint64_t words[2];
-  };
-  std::vector<Words> words_;
+  void place();
+
+  char* border_ = nullptr;  // the multiple of 4 GiB
+  char* begin_ = nullptr;
   int64_t bytes_;
-  int64_t shift_ = 0;
+  int64_t shift_;
   const char* kind_;
 };
 
@@ -43,6 +48,7 @@ enum Part {
   kY,
   kOfX,
   kSums,
+  kShifts,
   kTotals,
   kOfSums,
   kOfTotals,
@@ -64,6 +70,7 @@ struct NormCase {
   bool has_weight, has_bias, has_running, is_cumulative;
   bool is_single;   // takes single cells
   bool is_far;      // a shape of more cells than 32 bits can number is tried instead
+  bool has_shifts;  // the mean is moved first, and subtracted from what is summed
   bool is_extreme;  // results leave the range of normal 16-bit numbers, or are NaN
   double mean;
   Memories memory;
@@ -102,6 +109,8 @@ struct NormCase {
   }
 };
 
+void put_item(char* to, int64_t item, Dtype dtype, double value);
+double item_of(const char* from, int64_t item, Dtype dtype);
 double value_of(const Memory& memory, int64_t item, Dtype dtype);
 
 // Normalization number `index`; most are small. Draws from `random_bits`.
@@ -111,6 +120,6 @@ NormCase random_norm(uint64_t index);
 void run_on_host(const NormCall& call, uint32_t block);
 
 // Run some blocks of threads of each pass over a block of far more cells; returns the first error.
-std::string run_far_norm(const NormShape& like, bool is_single);
+std::string run_far_norm(const NormShape& like, Dtype parameter_dtype, bool is_single);
 
 }  // namespace gpudist::ptx

@@ -211,7 +211,11 @@ Table make_table() {
   put_memory<Space::kGlobal>(table, ".global");
   put_memory<Space::kShared>(table, ".shared");
   table["bra"] = {branch, 0};
-  table["nop"] = {do_nothing, 0};  // used by mutants only
+  // Used by mutants only.
+  table["nop"] = {do_nothing, 0};
+  table["random.1"] = {leave_random_bits<1>, 1};
+  table["random.2"] = {leave_random_bits<2>, 2};
+  table["random.4"] = {leave_random_bits<4>, 4};
   table["ret"] = {finish, 0};
   table["exit"] = {finish, 0};
   for (const char* const name : {"bar.sync", "barrier.sync"}) table[name] = {wait_for_block, 1};

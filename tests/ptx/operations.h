@@ -387,6 +387,11 @@ const Instruction* store(const Instruction& at, Thread& thread) {
 inline const Instruction* branch(const Instruction& at, Thread&) {
   return at.target;
 }
+template <int kCount>
+const Instruction* leave_random_bits(const Instruction& at, Thread& thread) {
+  for (int i = 0; i < kCount; ++i) thread.slots[at.slots[i]] = random_word(thread);
+  return &at + 1;
+}
 inline const Instruction* do_nothing(const Instruction& at, Thread&) {
   return &at + 1;
 }

@@ -27,7 +27,7 @@ NormTensors tensors_of(const NormCase& given, Memories& memory) {
   return t;
 }
 
-// The six calls, of which some have no blocks. `between_calls(number)` prepares what moves.
+// The six calls, of which some have no blocks; sums of float64 cells take two more.
 std::vector<NormCall> calls_of(const NormCase& given, Memories& memory) {
   const NormPlan plan(given.shape, static_cast<uint32_t>(given.multiprocessors));
   NormTensors t = tensors_of(given, memory);
@@ -35,6 +35,11 @@ std::vector<NormCall> calls_of(const NormCase& given, Memories& memory) {
   t.sums = memory[kSums].numbers();
   calls.push_back(plan.sums(t));
   calls.push_back(plan.finish_sums(calls.back()));
+  if (given.has_shifts) {
+    t.shifts = memory[kShifts].numbers();
+    calls.push_back(plan.sums(t));
+    calls.push_back(plan.finish_sums(calls.back()));
+  }
   t.sums = nullptr;
   t.result = memory[kY].data();
   NormRunning running;
@@ -108,14 +113,16 @@ std::string first_difference(const NormCase& given, const Memories& found,
 std::string run_launch(uint64_t seed, uint64_t index) {
   begin_launch(seed, index);
   NormCase given = random_norm(index);
-  if (given.is_far) return run_far_norm(given.shape, given.is_single);
+  if (given.is_far) return run_far_norm(given.shape, given.parameter_dtype, given.is_single);
   Memories& device = given.memory;
-  Memories host = device;
+  Memories host = given.memory;
   NormLoops loops(given);
   for (Memory& memory : device) add_live(memory.data(), memory.bytes(), memory.kind());
   const std::vector<NormCall> calls = calls_of(given, device), on_host = calls_of(given, host);
   for (size_t i = 0; i < calls.size(); ++i) {
     for (Memories* memory : {&device, &host}) {
+      const bool is_moved = calls[i].arguments.shifts != nullptr;
+      if (calls[i].pass == NormPass::kSums && is_moved) move(*memory, kSums, kShifts);
       if (calls[i].pass == NormPass::kNormalize) move(*memory, kSums, kTotals);
       if (calls[i].pass == NormPass::kGradient) move(*memory, kOfSums, kOfTotals);
     }

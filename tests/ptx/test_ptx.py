@@ -13,6 +13,7 @@ from tests.every import EVERY
 from tests.ptx import machine_code
 from tests.ptx.assembly import Instruction, Kernel, read
 from tests.ptx.build import ARCHITECTURES, KERNELS, NoNvcc, compiled_kernels, objects
+from tests.ptx.copies import Copies
 from tests.ptx.count import CLOCK_GHZ, counted
 from tests.ptx.effects import Effects
 from tests.ptx.launches import LEAST_COVERED, launch
@@ -222,6 +223,43 @@ def test_results_that_no_store_can_see_are_told(text: str, changed: int, expecte
         if one.written and not effects.matters(index, changed)
     ]
     assert unseen == expected
+
+
+# %r3 and %r4 equal 0 at first, and after each turn of the loop what %r2 was before it.
+COPIES = """
+.visible .entry copies(
+	.param .u64 copies_param_0
+)
+{
+	.reg .b32 	%r<6>;
+	mov.u32 	%r2, %tid.x;
+	mov.u32 	%r3, 0;
+	mov.u32 	%r4, 0;
+$L__BB0_1:
+	mov.u32 	%r3, %r2;
+	mov.u32 	%r4, %r3;
+	add.s32 	%r2, %r2, 1;
+	setp.lt.u32 	%p1, %r2, 9;
+	@%p1 bra 	$L__BB0_1;
+	ret;
+}
+"""
+
+
+def test_copies_are_equal_until_one_is_computed_again():
+    (kernel,) = read(COPIES)
+    copies = Copies(kernel, Effects(kernel).values)
+
+    def equal(index: int) -> set[str]:
+        names = ("%r2", "%r3", "%r4")
+        return {a + b for a in names for b in names if a < b and found(index, a) == found(index, b)}
+
+    found = copies.of
+    assert equal(3) == set()
+    assert equal(4) == {"%r2%r3"}
+    assert equal(5) == {"%r2%r3", "%r2%r4", "%r3%r4"}
+    assert equal(6) == equal(8) == {"%r3%r4"}
+    assert found(2, "%r3") == "0" != found(4, "%r3")
 
 
 def test_effects_of_a_long_chain_are_followed():

@@ -21,6 +21,8 @@ enum class Space { kGeneric, kParameter, kGlobal, kShared };
 // Check an access and return its address in host memory. Throws Fault.
 uint64_t checked(const Instruction& at, Thread& thread, Space space, bool is_store, uint32_t bytes);
 
+uint64_t random_word(Thread& thread);
+
 // Count a float64 value that is rounded to float32.
 void count_rounded(Thread& thread, double value);
 

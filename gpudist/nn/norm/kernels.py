@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -29,6 +29,7 @@ _HAS_CUDA = _native is not None and not _native.device_missing()
 _DTYPES: dict[torch.dtype, Dtype] = {}
 if _native is not None:
     _DTYPES = {
+        torch.float64: _native.Dtype.float64,
         torch.float32: _native.Dtype.float32,
         torch.float16: _native.Dtype.float16,
         torch.bfloat16: _native.Dtype.bfloat16,
@@ -61,16 +62,20 @@ def fits(
         and (_HAS_CUDA if x.device.type == "cuda" else normalization.device_library != "")
         and is_eager(x)
         and x.dtype in _DTYPES
-        and dtype in (None, x.dtype, torch.float32)
+        and (dtype in (None, x.dtype) or (dtype == torch.float32 and x.itemsize == 2))
         and x.numel() > 0
         and (x.numel() <= _MOST_LINES or _has_few_lines(normalization, x))
-        and _are_alike(parameters)
+        and _are_alike(parameters, x)
         and (x.is_contiguous() or (normalization.per_channel and _is_by_columns(x)))
     )
 
 
 class ByKernels(Summing):
     """Normalization of one block on a GPU by the native core; requires :func:`fits`.
+
+    Attributes:
+        shifts: sums over all workers, whose means were subtracted from float64 values before they
+            were summed; ``None`` if nothing was.
 
     Adjoint:
         The gradient is computed from the block, the sums and the weight.
@@ -79,46 +84,58 @@ class ByKernels(Summing):
         Two passes over the block in forward, which read it twice and write the output; two in
         backward, which read the block and the gradient twice and write a gradient. At most three
         launches each way besides the messages. Nothing of the block's size is kept but the block.
+        A float64 block whose mean is subtracted is summed twice, in two more launches at most.
     """
+
+    shifts: torch.Tensor | None = None
 
     def forward(
         self, x: torch.Tensor, *parameters: torch.Tensor
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    ) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
         by = self.normalization
         norm, size, current = _bound(by, x, self.dtype)
         stream, at_x = current(), x.data_ptr()
         sums = torch.empty(by.sums_shape(x.shape), dtype=torch.float64, device=x.device)
         workspace = torch.empty(size, dtype=torch.float64, device=x.device)
-        norm.sums(at_x, sums.data_ptr(), workspace.data_ptr(), stream)
+        at_shifts = 0
+        if x.dtype == torch.float64 and by.subtracts_mean:
+            norm.sums(at_x, 0, sums.data_ptr(), workspace.data_ptr(), stream)
+            self.shifts = by.moved_sums(sums)
+            sums, at_shifts = torch.empty_like(sums), self.shifts.data_ptr()
+        norm.sums(at_x, at_shifts, sums.data_ptr(), workspace.data_ptr(), stream)
         self.totals, moved = by.move(sums, parameters)
         moved = [parameter.contiguous() for parameter in moved]
         y = torch.empty_like(x, dtype=self.dtype)
         running = _addresses_of_running(self.running)
         norm.normalize(
-            at_x, self.totals.data_ptr(), _addresses(moved), y.data_ptr(), running, stream
-        )
+            at_x, self.totals.data_ptr(), at_shifts, _addresses(moved), y.data_ptr(), running,
+            stream,
+        )  # fmt: skip
         if self.running is not None:
             torch.autograd.graph.increment_version([self.running.mean, self.running.variance])
         # Backward does not need the bias.
-        return y, [self.totals, *moved[:1]]
+        return y, [self.totals, self.shifts, *moved[:1]]
 
     def backward(
         self,
         gradient: torch.Tensor,
         inputs: Sequence[torch.Tensor],
-        kept: Sequence[torch.Tensor],
+        kept: Sequence[Any],
         needs: Sequence[bool],
     ) -> list[torch.Tensor | None]:
-        by, x, totals = self.normalization, inputs[0], kept[0]
+        by, x, totals, shifts, weights = self.normalization, inputs[0], *kept[:2], kept[2:]
         norm, size, current = _bound(by, x, self.dtype)
         gradient = gradient.contiguous() if x.is_contiguous() else _by_columns(gradient)
         of_sums = torch.empty_like(totals)
         workspace = torch.empty(size, dtype=torch.float64, device=x.device)
-        found = [torch.empty_like(kept[1]) if needed and kept[1:] else None for needed in needs[1:]]
+        found = [
+            torch.empty_like(weights[0]) if needed and weights else None for needed in needs[1:]
+        ]
+        at_shifts = 0 if shifts is None else shifts.data_ptr()
         at_x, at_gradient, at_totals = x.data_ptr(), gradient.data_ptr(), totals.data_ptr()
-        weight, stream = _addresses(kept[1:]), current()
+        weight, stream = _addresses(weights), current()
         norm.gradient_sums(
-            at_gradient, at_x, at_totals, weight, of_sums.data_ptr(), _addresses(found),
+            at_gradient, at_x, at_totals, at_shifts, weight, of_sums.data_ptr(), _addresses(found),
             workspace.data_ptr(), stream,
         )  # fmt: skip
         of_totals, of_parameters = by.move_gradients(of_sums, found, needs)
@@ -126,13 +143,16 @@ class ByKernels(Summing):
         if of_totals is not None:
             of_x = torch.empty_like(x)
             norm.gradient(
-                at_gradient, at_x, at_totals, of_totals.data_ptr(), weight, of_x.data_ptr(), stream
-            )
+                at_gradient, at_x, at_totals, at_shifts, of_totals.data_ptr(), weight,
+                of_x.data_ptr(), stream,
+            )  # fmt: skip
         return [of_x, *of_parameters]
 
 
 class _ByDryKernels(Summing):
     """Normalization of a block without data by the kernels, passes and messages of a GPU's."""
+
+    shifts = None
 
     def forward(
         self, x: torch.Tensor, *parameters: torch.Tensor
@@ -171,30 +191,36 @@ def by_kernels(
     return (_ByDryKernels if x.is_meta else ByKernels)(normalization, running, dtype)
 
 
-def can_update(running: Running) -> bool:
-    """Return whether the kernels can update these running moments."""
+def can_update(running: Running, x: torch.Tensor) -> bool:
+    """Return whether the kernels for block ``x`` can update these running moments."""
     mean, variance = running.mean, running.variance
     return (
-        mean.dtype in _DTYPES
+        _can_read_parameters(mean.dtype, x)
         and mean.dtype == variance.dtype
         and mean.is_contiguous()
         and variance.is_contiguous()
     )
 
 
-def _are_alike(parameters: Parameters) -> bool:
+def _can_read_parameters(of_parameters: torch.dtype, x: torch.Tensor) -> bool:
+    is_double = of_parameters == torch.float64
+    return of_parameters in _DTYPES and is_double == (x.dtype == torch.float64)
+
+
+def _are_alike(parameters: Parameters, x: torch.Tensor) -> bool:
     dtype = None
     for parameter in parameters:
         if parameter is None or parameter.dtype != (dtype or parameter.dtype):
             return False
         dtype = parameter.dtype
-    return dtype is None or dtype in _DTYPES
+    return dtype is None or _can_read_parameters(dtype, x)
 
 
 def _is_large(by: Normalization, x: torch.Tensor) -> bool:
     if UNSHARED_BYTES == 0:
         return True
-    is_gpu = by.per_channel and x.device.type == "cuda"
+    # Of float64 they have not been measured.
+    is_gpu = by.per_channel and x.device.type == "cuda" and x.dtype != torch.float64
     return is_gpu and x.numel() * x.element_size() >= UNSHARED_BYTES
 
 

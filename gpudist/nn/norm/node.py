@@ -45,9 +45,12 @@ def normalize(
         block is float64 and its mean is subtracted; one of their adjoints in backward.
     """
     if kernels.fits(normalization, x, parameters):
-        updates = running is not None and kernels.can_update(running)
+        updates = running is not None and kernels.can_update(running, x)
         by = kernels.by_kernels(normalization, x, running if updates else None)
-        found = Normalized(apply_handwritten(by, x, *parameters), by.totals, None)
+        y, shift = apply_handwritten(by, x, *parameters), None
+        if by.shifts is not None:
+            shift = by.shifts[..., 0] / max(1, normalization.cells)
+        found = Normalized(y, by.totals, shift)
         return found if updates else _remembered(normalization, found, running)
     # A block that shares no statistics may be empty; it is treated as by torch's layer.
     if normalization.total is None or not is_eager(x):

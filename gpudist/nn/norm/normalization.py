@@ -284,8 +284,11 @@ class Normalization:
     ) -> torch.Tensor | None:
         if offset is None:
             return None
-        sums = self._sums(rest, offset)
-        return self.moments(sums if self.total is None else move((self.total,), (sums,))[0])[0]
+        return self.moments(self.moved_sums(self._sums(rest, offset)))[0]
+
+    def moved_sums(self, sums: torch.Tensor) -> torch.Tensor:
+        """Return the sums over all workers, moved alone."""
+        return sums if self.total is None else move((self.total,), (sums,))[0]
 
     def moments(
         self, totals: torch.Tensor, shift: torch.Tensor | None = None
