@@ -37,7 +37,7 @@ class Given:
     requires_grad: bool
 
 
-class Result(NamedTuple):
+class Returned(NamedTuple):
     """Tensor that a function has returned: the number of the function, and its place."""
 
     node: int
@@ -68,7 +68,7 @@ class Node:
     key: object
     args: Any
     given: tuple[Given, ...]
-    sources: tuple[Result | None, ...]
+    sources: tuple[Returned | None, ...]
     outputs: tuple[Given, ...]
     compute: Callable[[Any, Any], Any]
     is_known: bool
@@ -80,7 +80,7 @@ class _Seen:
     """Tensor that was seen, kept so that no other gets its identity."""
 
     tensor: torch.Tensor
-    source: Result
+    source: Returned
 
 
 class ForwardGraph(Pins):
@@ -154,10 +154,10 @@ class ForwardGraph(Pins):
             self._views.add(at)
         if is_known:
             for place, y in enumerate(results):
-                self._seen[id(y)] = _Seen(y, Result(at, place))
+                self._seen[id(y)] = _Seen(y, Returned(at, place))
         return result
 
-    def source_of(self, x: torch.Tensor) -> Result | None:
+    def source_of(self, x: torch.Tensor) -> Returned | None:
         """Return which result ``x`` is, if a recorded function returned it."""
         found = self._seen.get(id(x))
         return found.source if found is not None and found.tensor is x else None
@@ -172,7 +172,7 @@ class ForwardGraph(Pins):
             return Given(tuple(x.shape), x.dtype, None, x.requires_grad)
         return None
 
-    def _tie(self, at: int, sources: tuple[Result | None, ...]) -> None:
+    def _tie(self, at: int, sources: tuple[Returned | None, ...]) -> None:
         """Note that a function in place computes like what has made the memory it changes."""
         first = next((one for one in sources if one is not None), None)
         while first is not None:

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from gpudist.geometry.layout import NdSbp
 from gpudist.planning.elimination import Solutions, Table, solve
-from gpudist.planning.forward_graph import ForwardGraph, Given, Node, Result
+from gpudist.planning.forward_graph import ForwardGraph, Given, Node, Returned
 from gpudist.planning.layout_costs import LayoutCosts, State, Work, balanced, laid_out
 from gpudist.sbp.pins import Pin
 
@@ -70,7 +70,7 @@ class LayoutChoices:
             for y in tree_leaves(left)
             if hasattr(y, "dtype") and (found := graph.source_of(y)) is not None
         }
-        self.uses: dict[Result, dict[int, int]] = defaultdict(dict)
+        self.uses: dict[Returned, dict[int, int]] = defaultdict(dict)
         for at, node in enumerate(self.nodes):
             for place, source in enumerate(node.sources):
                 if source is not None:
@@ -80,7 +80,7 @@ class LayoutChoices:
         ]
         self.results: dict[int, int] = {}
         for at, node in enumerate(self.nodes):
-            ways = len(self.uses.get(Result(at, 0), ())) + (Result(at, 0) in self.leaving)
+            ways = len(self.uses.get(Returned(at, 0), ())) + (Returned(at, 0) in self.leaving)
             if self._gives_one(node) and ways > 1:
                 found = tuple(self._states_with_distinct_layouts(node.outputs, states))
                 self.results[at] = len(self.variables)
@@ -150,7 +150,7 @@ class LayoutChoices:
                     pins.append(self._pin(node, "output", given, after, modules))
         return pins
 
-    def _state_before(self, choice: Choice, at: int, source: Result | None) -> State:
+    def _state_before(self, choice: Choice, at: int, source: Returned | None) -> State:
         if source is None:
             return self.home
         if source.node in self.results:
@@ -163,10 +163,10 @@ class LayoutChoices:
         if at in self.results:
             variable = self.results[at]
             return self.variables[variable].states[choice[variable]]
-        if Result(at, 0) in self.leaving:
+        if Returned(at, 0) in self.leaving:
             return self.home
         own = self.state(choice, at)
-        (user,) = self.uses.get(Result(at, 0)) or (None,)
+        (user,) = self.uses.get(Returned(at, 0)) or (None,)
         if user is None or self._takes_alike(self.nodes[user]):
             return own
         return self.state(choice, user)
@@ -216,7 +216,7 @@ class LayoutChoices:
         nothing = (False,) * max(len(node.given), len(node.outputs))
         return work or Work(0.0, nothing, nothing)
 
-    def _is_kept_for_backward(self, result: Result) -> bool:
+    def _is_kept_for_backward(self, result: Returned) -> bool:
         if self._work(result.node, self.home).keeps_outputs[result.place]:
             return True
         uses = self.uses.get(result, {})
@@ -230,7 +230,7 @@ class LayoutChoices:
             costs: dict[Choice, Cost] = {}
             for value, state in enumerate(variable.states):
                 if variable.is_result:
-                    terms = len(self.uses.get(Result(at, 0), ()))
+                    terms = len(self.uses.get(Returned(at, 0), ()))
                     costs[value,] = self.costs.sum_s(node.outputs[0], state, terms), 0
                     continue
                 work = self._work(at, state)
@@ -240,7 +240,7 @@ class LayoutChoices:
                     + sum(
                         self.costs.block_bytes(one, state)
                         for place, one in enumerate(node.outputs)
-                        if self._is_kept_for_backward(Result(at, place))
+                        if self._is_kept_for_backward(Returned(at, place))
                     ),
                 )
             tables.append(((number,), costs))
@@ -253,7 +253,7 @@ class LayoutChoices:
             if at in self.results:
                 tables.append(self._between(at, self.results[at], node.outputs[0], True, None))
             for place, one in enumerate(node.outputs):
-                result = Result(at, place)
+                result = Returned(at, place)
                 source = self.results.get(at, at)
                 may_move = at not in self.results and self._gives_one(node)
                 for user, where in self.uses.get(result, {}).items():
