@@ -34,13 +34,17 @@ def gpu_autocast(enabled: bool = True) -> Generator[None, None, None]:
     names = {n for n in _torch._dispatch_get_all_op_names() if n.startswith("aten::")}
     on_cpu = {n for n in names if has(n, "AutocastCPU")}
     on_gpu = {n for n in names if has(n, "AutocastCUDA")}
-    single, summing = _listed("FP32"), _listed("FP32_SET_OPT_DTYPE")
+    single, summing = _operations_listed_in("FP32"), _operations_listed_in("FP32_SET_OPT_DTYPE")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning only once for all operators")
         for name in sorted(on_cpu - on_gpu):
             library.impl(name, torch.library.fallthrough_kernel, "AutocastCPU", allow_override=True)
     for name in sorted((single | summing) & on_gpu - on_cpu):
-        kernel = _summing(_operation(name)) if name in summing else _single(_operation(name))
+        kernel = (
+            _summing_in_float32(_operation(name))
+            if name in summing
+            else _computing_in_float32(_operation(name))
+        )
         library.impl(name, kernel, "AutocastCPU")
     try:
         yield
@@ -48,8 +52,7 @@ def gpu_autocast(enabled: bool = True) -> Generator[None, None, None]:
         library._destroy()
 
 
-def _listed(macro: str) -> set[str]:
-    """Return the operations of a list of CUDA's autocast."""
+def _operations_listed_in(macro: str) -> set[str]:
     text = _HEADER.read_text(encoding="utf-8")
     body = re.search(rf"#define AT_FORALL_{macro}\(_\)((?:.*\\\n)*.*)", text)
     assert body is not None, f"{_HEADER} has no list {macro}"
@@ -66,9 +69,7 @@ def _without_autocast() -> Any:
     return _torch._ExcludeDispatchKeyGuard(_torch.DispatchKeySet(_torch.DispatchKey.AutocastCPU))
 
 
-def _single(operation: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a kernel that computes in float32."""
-
+def _computing_in_float32(operation: Callable[..., Any]) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with _without_autocast():
             return operation(*tree_map(_widened, args), **tree_map(_widened, kwargs))
@@ -76,7 +77,7 @@ def _single(operation: Callable[..., Any]) -> Callable[..., Any]:
     return kernel
 
 
-def _summing(operation: Callable[..., Any]) -> Callable[..., Any]:
+def _summing_in_float32(operation: Callable[..., Any]) -> Callable[..., Any]:
     """Return a kernel that reads 16-bit floats and has a float32 result, unless told a dtype."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
