@@ -9,6 +9,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from gpudist.exchange.torch_library import Watching
+from gpudist.nn.random import cells, drop
 from tests.doubles.nccl import count
 
 # Operations that launch no kernel although they are not marked as views: they return memory that
@@ -31,6 +32,7 @@ _PASSES = {
 _OVERWRITES = {"copy_", "fill_", "zero_"}
 # Counters of the doubles, each a kernel of the CUDA half.
 _OWN = ("launch_combine", "launch_norm", "launch_random")
+_draw = cells.draw
 
 
 @dataclass
@@ -59,7 +61,20 @@ class Counting(Watching):
         self._copied_bytes = 0
         self._before = {name: count(name) for name in (*_OWN, "kernel_bytes", "copied_bytes")}
 
+    def __enter__(self) -> Any:
+        # The native core draws on the CPU here, where the doubles of CUDA see no kernel.
+        for module in (cells, drop):
+            module.draw = self._drawing
+        return super().__enter__()
+
+    def _drawing(self, kind: str, output: torch.Tensor, *args: Any, **options: Any) -> None:
+        tensors = [x for x in (output, options.get("input")) if x is not None]
+        self._add("gpudist::draw", 1, sum(x.numel() * x.element_size() for x in tensors))
+        _draw(kind, output, *args, **options)
+
     def __exit__(self, *error: Any) -> None:
+        for module in (cells, drop):
+            module.draw = _draw
         super().__exit__(*error)
         for name in _OWN:
             self._add(f"gpudist::{name}", count(name) - self._before[name], 0)

@@ -7,12 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import gpudist
 from benchmarks.ledger.__main__ import ROWS, read_rows
 from benchmarks.ledger.counting import FREE, Counting
+from benchmarks.ledger.gpu_autocast import gpu_autocast
 from benchmarks.ledger.page import PAGE, page
 from benchmarks.ledger.step import Row, count_step
+from gpudist.geometry.boxes import Box
+from gpudist.nn.random.cells import uniform_by_index
 from gpudist.testing.rank_pool import RankPool
 from gpudist.world.partition import Partition
 from tests.doubles import use_doubles
@@ -100,6 +104,29 @@ def test_a_tensor_that_is_overwritten_is_not_read() -> None:
     assert {name: size for name, (_, size) in by_name.items() if size} == {
         "copy_": 2 * 96, "zero_": 96, "add_": 2 * 96
     }  # fmt: skip
+
+
+def test_autocast_casts_by_the_lists_of_cuda() -> None:
+    x, weight = torch.ones(2, 4, 8), torch.ones(4, 4, 1)
+
+    def dtypes() -> list[torch.dtype]:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = F.conv1d(x, weight)
+            results = (y, F.group_norm(y, 2), y.softmax(1), y.sum(), F.pad(y, (1, 1), "reflect"))
+        return [result.dtype for result in results]
+
+    low, single = torch.bfloat16, torch.float32
+    before = dtypes()
+    with gpu_autocast():
+        assert dtypes() == [low, single, single, single, low]
+    assert dtypes() == before == [low, low, low, low, single]
+
+
+def test_native_draws_count() -> None:
+    seed, call, shape = torch.tensor(5), torch.tensor(1), (30, 20)
+    with Counting() as counting:
+        uniform_by_index(seed, call, Box.whole(shape), shape, torch.float32, seed.device)
+    assert counting.counts().by_name["gpudist::draw"] == (1, 4 * 600)
 
 
 def test_norms_count_with_the_passes_of_their_kernels() -> None:

@@ -56,7 +56,11 @@ class PoolBlock:
     def _pooled(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         has_margin = self.holds_padding and any(window.padding[0] for window in self.windows)
         if not (self.pool.takes_maximum and has_margin):
-            return self.pool.forward(x, self.padding)
+            y, places = self.pool.forward(x, self.padding)
+            if y.shape[2:] == self.shape[2:] or 0 in self.shape:
+                return y, places
+            own = (..., *(slice(n) for n in self.shape[2:]))
+            return y[own], None if places is None else places[own]
         _, places = self.pool.maxima(x.detach(), self.padding)
         margin = self.margin_before(self.outputs)
         places = behind_margin(places, x.shape[2:], margin, self.pool.dilation)

@@ -12,10 +12,11 @@ from gpudist.exchange import Movement
 from gpudist.exchange.autograd import is_eager, move
 from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.halo import axis_paddings
-from gpudist.geometry.windows import PoolWindow, Read, Window
+from gpudist.geometry.windows import HaloWidths, MaximumWindow, PoolWindow, Read, Window
 from gpudist.nn.pool.block import PoolBlock
 from gpudist.nn.pool.local import LocalPool
 from gpudist.nn.pool.overlap import PoolingInPlace
+from gpudist.nn.pool.with_ghosts import PoolingWithGhosts
 from gpudist.nn.windowed.block_in_place import use_in_place
 from gpudist.nn.windowed.region_layer import (
     BlockOperation,
@@ -40,6 +41,7 @@ class _BoundSlidingPool:
         origin: global index of the first pooled cell, per spatial dim; negative in padding.
         has_ghosts: whether any worker reads cells of others, so that the input must be moved.
         in_place: pooling without a copy of the block; ``None`` if the block is copied.
+        with_ghosts: pooling that does not keep the copy; ``None`` if autograd keeps it.
     """
 
     halo: Movement
@@ -47,6 +49,7 @@ class _BoundSlidingPool:
     origin: tuple[int, ...]
     has_ghosts: bool = True
     in_place: PoolingInPlace | None = None
+    with_ghosts: PoolingWithGhosts | None = None
 
 
 def refuse_empty(name: str, inputs: Decomposition) -> None:
@@ -133,8 +136,9 @@ class SlidingPool(RegionLayer):
         if not self.P_x.active:
             return x.clone()
         bound = self._bound(x, self._bind)
-        if bound.in_place is not None and is_eager(x):
-            return bound.block.scaled(bound.in_place(x))
+        by_hand = bound.in_place or bound.with_ghosts
+        if by_hand is not None and is_eager(x):
+            return bound.block.scaled(by_hand(x))
         return bound.block.scaled(self._compose(bound, x)[0])
 
     def with_indices(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -154,16 +158,27 @@ class SlidingPool(RegionLayer):
         return bound.block.pooled(move((bound.halo,), (x,))[0] if bound.has_ghosts else x)
 
     def _bind(self, x: torch.Tensor) -> _BoundSlidingPool:
+        takes_maximum = self._pool.takes_maximum
+        windows = [MaximumWindow(window) if takes_maximum else window for window in self._windows]
         try:
-            layout, halo = self.halo_exchange.bound(x)
+            layout = self.halo_exchange.agreement(x)
+            inputs, read = layout.decomposition, (HaloWidths(), HaloWidths(), *windows)
+            halo = self.halo_exchange.bind_to(inputs, layout.dtype, x, read)
         except ShapeError as error:
             raise ShapeError(f"{self._name}: {error}") from None
-        inputs = layout.decomposition
         self.require_input(inputs)
         assert self.P_x.index is not None
         outputs = self.outputs_of(inputs).block(self.P_x.index)
         block = self._block(outputs.shape, inputs.shape[2:], outputs.start[2:])
-        bound = _BoundSlidingPool(halo, block, block.first_cells(block.outputs))
+        first = block.first_cells(block.outputs)
+        if takes_maximum:
+            padding = block.margin_before(block.outputs)
+            block = replace(block, padding=padding, holds_padding=False)
+            first = tuple(max(0, cell) for cell in first)
+        bound = _BoundSlidingPool(halo, block, first)
+        if takes_maximum and self._are_exact(inputs):
+            with_ghosts = PoolingWithGhosts(halo, block, lambda x: self._compose(bound, x)[0])
+            bound = replace(bound, with_ghosts=with_ghosts)
         use = use_in_place(self.halo_exchange, layout, x, self.overlap, with_own=True)
         if use is None:
             return bound
@@ -171,7 +186,7 @@ class SlidingPool(RegionLayer):
         if not use.faces and (are_whole or not self._pool.needs_whole_kernels):
             block = replace(block, padding=use.padding, holds_padding=False)
             owned = inputs.block(self.P_x.index).start[2:]
-            return replace(bound, block=block, origin=owned, has_ghosts=False)
+            return _BoundSlidingPool(halo, block, owned, has_ghosts=False)
         if not use.faces or not are_whole:
             return bound
         in_place = PoolingInPlace(
@@ -225,6 +240,19 @@ class SlidingPool(RegionLayer):
                     f"{self._name}, dim {d + 2}: a window of kernel {window.kernel} and dilation "
                     f"{window.dilation} over {extent} cells holds padding only; pad less"
                 )
+
+    def _are_exact(self, inputs: Decomposition) -> bool:
+        """Return whether no worker pools cells for outputs of another one."""
+        for blocks, window in zip(inputs.dims[2:], self._windows, strict=True):
+            read, outputs = MaximumWindow(window), window.outputs(blocks)
+            for index in range(outputs.occupied):
+                start, stop = outputs.block(index)
+                low, high = read.needed(start, stop, blocks.extent)
+                padding = (read.padding_of(start),) * 2
+                pooled = replace(window, padding=padding)
+                if start < stop and pooled.output_extent(high - low) > stop - start:
+                    return False
+        return True
 
     def _torch_pools_every_block(self, inputs: Decomposition) -> bool:
         for blocks, window in zip(inputs.dims[2:], self._windows, strict=True):

@@ -193,3 +193,26 @@ def test_double_backward(P_world: Partition, kind: str, power: int) -> None:
         gradient.pow(2).sum().backward()
     where = own_slices(whole.shape, P_x)
     assert_block_of(block.grad, gradient_of(whole), where, "gradient of the penalty")
+
+
+@distributed(ranks=2, transports=["loopback"])
+def test_a_maximum_keeps_places_but_no_copy_of_the_block(P_world: Partition) -> None:
+    """Not even of padding in front, where the first cells of a window are none of the tensor."""
+    P_x = grid(P_world, [1, 1, 2, 1])
+    pool = nn.DistributedMaxPool2d(P_x, 3, 2, 1)
+    x = torch.full((2, 3, 8, 8), -torch.inf, requires_grad=True)
+    kept: list[tuple[int, ...]] = []
+
+    def keep(saved: torch.Tensor) -> torch.Tensor:
+        kept.append(tuple(saved.shape))
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
+        y = pool(x)
+    assert kept == [(2, 3, 8, 8), (2, 3, 4, 4)]
+    y.sum().backward()
+    assert x.grad is not None
+    expected = torch.full((2, 3, 16, 8), -torch.inf, requires_grad=True)
+    F.max_pool2d(expected, 3, 2, 1).sum().backward()
+    assert expected.grad is not None
+    assert_block_of(x.grad, expected.grad, own_slices(expected.shape, P_x), "input")
