@@ -20,6 +20,7 @@ import torch.utils.checkpoint
 from gpudist.errors import ConversionError
 from gpudist.exchange.torch_library import is_traced
 from gpudist.geometry.layout import broadcast
+from gpudist.nn.autocast import META_AS
 from gpudist.sbp.boxing import declared
 from gpudist.sbp.call_cache import recalled
 from gpudist.sbp.copies import copy_of, needs_copies, require_copies, with_copies
@@ -441,7 +442,8 @@ def _init_autocast(
     cache_enabled: bool | None = None,
 ) -> None:
     # Torch has no autocast for the meta tensors of a dry run; to disable it there is harmless.
-    device_type = "cpu" if device_type == "meta" and not enabled else device_type
+    if device_type == "meta" and (META_AS.type != "meta" or not enabled):
+        device_type = "cpu" if META_AS.type == "meta" else META_AS.type
     _autocast_init(self, device_type, dtype, enabled, cache_enabled)
 
 
