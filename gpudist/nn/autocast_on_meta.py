@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
-from functools import cache
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -49,6 +49,7 @@ def autocast_on_meta(type: str, dtype: torch.dtype) -> Generator[None, None, Non
     """
     _register(type)
     before = torch.is_autocast_enabled(type), torch.get_autocast_dtype(type), META_AS.type
+    excluded = _private._dispatch_tls_is_dispatch_key_excluded(_KEY)
     _private._dispatch_tls_set_dispatch_key_excluded(_KEY, False)
     _set(type, True, dtype, type)
     try:
@@ -56,8 +57,17 @@ def autocast_on_meta(type: str, dtype: torch.dtype) -> Generator[None, None, Non
             yield
     finally:
         _set(type, *before)
-        _private._dispatch_tls_set_dispatch_key_excluded(_KEY, True)
-        _copies.of.clear()
+        _private._dispatch_tls_set_dispatch_key_excluded(_KEY, excluded)
+        if excluded:
+            _copies.of.clear()
+
+
+def same_autocast() -> Callable[[], AbstractContextManager[None]]:
+    """Return a function that makes the context of :func:`autocast_on_meta` that is active now."""
+    type = META_AS.type
+    if type == "meta" or not torch.is_autocast_enabled(type):
+        return nullcontext
+    return partial(autocast_on_meta, type, torch.get_autocast_dtype(type))
 
 
 def _set(type: str, enabled: bool, dtype: torch.dtype, meta_as: str) -> None:

@@ -14,6 +14,7 @@ from torch import nn
 from gpudist.checks.arguments import Checked, checked
 from gpudist.convert.dry_run import without_cells
 from gpudist.errors import GpudistError, ShapeError
+from gpudist.nn.autocast import LOW
 from gpudist.planning.block_checkpoints import recompute as recomputed
 from gpudist.planning.grids import Grid, estimate_s, grids, imbalance, representative_ranks
 from gpudist.planning.hardware import Profile, profile_of
@@ -88,6 +89,7 @@ def plan(
     replicate_parameters: bool = True,
     optimizer: str = "adam",
     recompute: bool = False,
+    amp: torch.dtype | None = None,
     every_rank: bool = False,
     progress: Progress | None = None,
 ) -> list[Advice]:
@@ -109,6 +111,7 @@ def plan(
         replicate_parameters: see :func:`gpudist.distribute`.
         optimizer: ``"adam"``, ``"adamw"``, ``"momentum"``, ``"rmsprop"`` or ``"sgd"``.
         recompute: whether every block of the network is recomputed; see :func:`recompute`.
+        amp: ``torch.bfloat16`` or ``torch.float16`` for forwards under autocast.
         every_rank: whether to rehearse all ranks of each partition, for exact totals; otherwise one
             or two ranks represent all, if there are more than 4.
         progress: function called with the next item, the number of finished items, and the total.
@@ -130,7 +133,8 @@ def plan(
         raise ShapeError(f"planning needs at least one rank and one partition, not {asked}")
     if progress is not None:
         progress("dims that can be cut", 0, 1)
-    dry = dry_network(network, global_shape, profile, replicate_parameters, optimizer, recompute)
+    how = replicate_parameters, optimizer, recompute, amp
+    dry = dry_network(network, global_shape, profile, *how)
     refusals: dict[int, str] = {}
     axes = axes_of(dry, refusals)
     found = sorted(grids(ranks, dry.global_shape, axes), key=lambda g: estimate_s(dry, g))
@@ -167,6 +171,7 @@ def dry_network(
     replicate_parameters: bool,
     optimizer: str,
     is_recomputed: bool,
+    amp: torch.dtype | None,
 ) -> DryNetwork:
     """Return the network without data, after a check of the arguments.
 
@@ -177,6 +182,8 @@ def dry_network(
         network = nn.Sequential(*network)
     if optimizer not in OPTIMIZERS:
         raise ShapeError(f"no optimizer {optimizer!r}; the planner has {', '.join(OPTIMIZERS)}")
+    if amp not in (None, *LOW):
+        raise ShapeError(f"amp is {amp}; pass torch.bfloat16, torch.float16 or None")
     shapes = global_shape
     if isinstance(shapes, torch.Tensor) or all(isinstance(n, int) for n in shapes):
         shapes = [shapes]
@@ -187,7 +194,7 @@ def dry_network(
     if is_recomputed:
         network = recomputed(without_cells(network))
     first, *others = shapes
-    return DryNetwork(network, first, profile, replicate_parameters, optimizer, others)
+    return DryNetwork(network, first, profile, replicate_parameters, optimizer, others, amp)
 
 
 def advice_on(dry: DryNetwork, grid: Sequence[int], every_rank: bool = False) -> Advice:

@@ -21,6 +21,7 @@ from gpudist.errors import ConversionError
 from gpudist.exchange.torch_library import is_traced
 from gpudist.geometry.layout import broadcast
 from gpudist.nn.autocast import META_AS
+from gpudist.nn.autocast_on_meta import same_autocast
 from gpudist.sbp.boxing import declared
 from gpudist.sbp.call_cache import recalled
 from gpudist.sbp.copies import copy_of, needs_copies, require_copies, with_copies
@@ -401,6 +402,7 @@ def _repeatable(fn: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
 def _resuming(fn: Any, scope: Draws, specs: Sequence[GlobalSpec | None]) -> Any:
     draws = scope.draws
     calls = dict(scope.calls) if isinstance(scope, Scope) else None
+    autocast = same_autocast()
 
     def run(*args: Any, **kwargs: Any) -> Any:
         own = specs[len(specs) - len(args) :]
@@ -410,7 +412,7 @@ def _resuming(fn: Any, scope: Draws, specs: Sequence[GlobalSpec | None]) -> Any:
         ]
         if current_draws() is scope and scope.draws == draws:
             return fn(*given, **kwargs)
-        with intercepted(resumed(scope, draws, calls)):
+        with autocast(), intercepted(resumed(scope, draws, calls)):
             return fn(*given, **kwargs)
 
     return run
