@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from gpudist.checks.arguments import Checked
 from gpudist.convert.converted import Converted
 from gpudist.convert.dry_run import converted_for, without_cells
+from gpudist.convert.known import KnownValues, know_copy
 from gpudist.errors import GpudistError, ShapeError
 from gpudist.nn.autocast_on_meta import autocast_on_meta
 from gpudist.nn.distributed_module import DistributedModule
@@ -139,7 +140,7 @@ class DryNetwork:
         self._unfinished: tuple[nn.Module, tuple[int, ...]] | None = None
         clock = Clock(profile, 0)
         try:
-            with Kernels(clock), self._on_meta(), torch.no_grad(), self._watched():
+            with Kernels(clock), self._on_meta(), torch.no_grad(), self._watched(), KnownValues():
                 self.network(*self._inputs)
         # The user's network may raise any exception.
         except Exception as error:
@@ -153,7 +154,7 @@ class DryNetwork:
 
     def _whole(self, x: Sequence[int] | torch.Tensor) -> torch.Tensor:
         if isinstance(x, torch.Tensor):
-            return torch.empty_like(x, device=META)
+            return know_copy(torch.empty_like(x, device=META), x, {})
         try:
             return torch.empty(tuple(x), dtype=self._dtype, device=META)
         except (RuntimeError, TypeError) as error:
