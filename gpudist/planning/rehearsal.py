@@ -26,6 +26,7 @@ from gpudist.planning.layer_inputs import misfit
 from gpudist.planning.live_bytes import LiveBytes, StandInLoss, update_bytes
 from gpudist.sbp.global_parameter import block_of
 from gpudist.sbp.global_tensor import GlobalTensor
+from gpudist.sbp.interception import installed
 from gpudist.transport.dry import META, DryTransport
 from gpudist.world.partition import Partition
 
@@ -140,7 +141,14 @@ class DryNetwork:
         self._unfinished: tuple[nn.Module, tuple[int, ...]] | None = None
         clock = Clock(profile, 0)
         try:
-            with Kernels(clock), self._on_meta(), torch.no_grad(), self._watched(), KnownValues():
+            with (
+                installed(),
+                Kernels(clock),
+                self._on_meta(),
+                torch.no_grad(),
+                self._watched(),
+                KnownValues(),
+            ):
                 self.network(*self._inputs)
         # The user's network may raise any exception.
         except Exception as error:

@@ -453,7 +453,7 @@ def _init_autocast(
 def intercepted(scope: AnyDraws) -> Iterator[AnyDraws]:
     """Make ``scope`` the current scope of this thread, and intercept its calls."""
     mode = _Intercepted(scope) if isinstance(scope, Scope) else Drawing(scope)
-    with _installed(), entered(scope), mode:
+    with installed(), entered(scope), mode:
         yield scope
 
 
@@ -478,7 +478,7 @@ def draws_by_index() -> Iterator[None]:
 
 
 @contextmanager
-def _installed() -> Iterator[None]:
+def installed() -> Iterator[None]:
     """Patch functions for which torch has no hook while any thread is in a scope."""
     global _open_count
     with _lock:
