@@ -47,7 +47,7 @@ def autocast_on_meta(type: str, dtype: torch.dtype) -> Generator[None, None, Non
         type: type of device, which the machine need not have.
         dtype: 16-bit dtype.
     """
-    _register(type)
+    _functions_cast_on(type)
     before = torch.is_autocast_enabled(type), torch.get_autocast_dtype(type), META_AS.type
     excluded = _private._dispatch_tls_is_dispatch_key_excluded(_KEY)
     _private._dispatch_tls_set_dispatch_key_excluded(_KEY, False)
@@ -77,17 +77,24 @@ def _set(type: str, enabled: bool, dtype: torch.dtype, meta_as: str) -> None:
 
 
 @cache
-def _register(type: str) -> None:
-    """Make a kernel for every function of which autocast has one for ``type``."""
+def _functions_cast_on(type: str) -> set[Any]:
+    """Return the functions of which autocast has a kernel for ``type``, which have one here now."""
     library, known = _library()
+    found: set[Any] = set()
     for name in _private._dispatch_get_registrations_for_dispatch_key(f"Autocast{type.upper()}"):
-        if name.startswith("aten::") and name not in known:
-            known.add(name)
-            library.impl(name[6:], _kernel_of(name[6:]), _NAME)
+        space, _, name = name.partition("::")
+        if space == "aten":
+            packet, _, overload = name.partition(".")
+            function = getattr(getattr(torch.ops.aten, packet), overload or "default")
+            found.add(function)
+            if function not in known:
+                known.add(function)
+                library.impl(name, _kernel_of(function), _NAME)
+    return found
 
 
 @cache
-def _library() -> tuple[torch.library.Library, set[str]]:
+def _library() -> tuple[torch.library.Library, set[Any]]:
     library = torch.library.Library("_", "IMPL")
     library.fallback(torch.library.fallthrough_kernel, _NAME)
     _libraries.append(library)
@@ -97,14 +104,12 @@ def _library() -> tuple[torch.library.Library, set[str]]:
 _libraries: list[torch.library.Library] = []
 
 
-def _kernel_of(name: str) -> Callable[..., Any]:
-    packet, _, overload = name.partition(".")
-    function: Any = getattr(getattr(torch.ops.aten, packet), overload or "default")
-
+def _kernel_of(function: Any) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with _private._ExcludeDispatchKeyGuard(_KEYS):
             tensors = _tensors_in((args, kwargs))
-            casts = torch.is_autocast_enabled(META_AS.type)
+            type = META_AS.type
+            casts = torch.is_autocast_enabled(type) and function in _functions_cast_on(type)
             if casts and all(x.is_meta and not isinstance(x, ShapeOnDevice) for x in tensors):
                 args, kwargs = _as_cast(function, args, kwargs, tensors)
             return function(*args, **kwargs)
