@@ -50,11 +50,12 @@ def hide_launcher() -> None:
 class Arguments(TrainingArguments):
     """Arguments of one worker: it uses one device, and rank 0 alone writes and prints."""
 
-    P_x: CartesianPartition | None = None
+    rank = 0
+    own_device: torch.device | None = None
 
     @property
     def device(self) -> torch.device:
-        return super().device if self.P_x is None else self.P_x.device
+        return self.own_device or super().device
 
     @property
     def n_gpu(self) -> int:
@@ -62,7 +63,7 @@ class Arguments(TrainingArguments):
 
     @property
     def should_save(self) -> bool:
-        return self.P_x is None or self.P_x.rank == 0
+        return self.rank == 0
 
 
 class SplitTrainer(Trainer):
@@ -119,7 +120,8 @@ def run(options: argparse.Namespace, P_x: CartesianPartition | None) -> dict[str
             disable_tqdm=True,
             report_to="none",
         )
-        arguments.P_x = P_x
+        if P_x is not None:
+            arguments.rank, arguments.own_device = P_x.rank or 0, P_x.device
         trainer = SplitTrainer(network, arguments, train_dataset=Images(options, P_x))
         if P_x is not None and P_x.rank > 0:
             trainer.remove_callback(PrinterCallback)
