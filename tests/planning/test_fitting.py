@@ -146,11 +146,10 @@ class Reading(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.convolution = nn.Conv2d(4, 4, 3, padding=1)
-        self.register_buffer("mask", torch.ones(3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         positions = torch.arange(x.shape[-1], device=x.device)
-        if (positions.diff() != 1).any() or not bool(self.mask.all()):
+        if (positions.diff() != 1).any():
             raise AssertionError("the values are not known")
         with torch.autocast(x.device.type, enabled=False):
             return self.convolution(x)
