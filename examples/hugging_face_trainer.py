@@ -16,7 +16,7 @@ differs by more than --tolerance: by default 1e-3, and 0.05 with --bf16.
 """
 
 # The packages may be missing, and what their annotations allow is theirs.
-# pyright: reportMissingImports=false, reportArgumentType=false
+# pyright: reportMissingImports=false, reportArgumentType=false, reportCallIssue=false
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def run(options: argparse.Namespace, P_x: CartesianPartition | None) -> dict[str
         if P_x is not None:
             arguments.rank, arguments.own_device = P_x.rank or 0, P_x.device
         trainer = SplitTrainer(network, arguments, train_dataset=Images(options, P_x))
-        if P_x is not None and P_x.rank > 0:
+        if arguments.rank > 0:
             trainer.remove_callback(PrinterCallback)
         trainer.train(resume_from_checkpoint=options.resume and str(options.resume))
     history = [entry for entry in trainer.state.log_history if "loss" in entry]
