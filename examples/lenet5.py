@@ -29,7 +29,7 @@ from pathlib import Path
 
 import torch
 from comparison import Result, disagreements, progress, show_results, write_json
-from datasets import CLASSES, DataError, Images, load
+from digits import CLASSES, DataError, Images, load
 from rich.console import Console
 from rich.table import Table
 from torch import nn

@@ -100,6 +100,7 @@ def _add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         help="whose state counts as memory")  # fmt: skip
     add("--recompute", action="store_true",
         help="recompute every block in backward, as gpudist.planning.recompute does")  # fmt: skip
+    add("--amp", choices=("bf16", "fp16"), help="run the forward under autocast to this dtype")
     add("--output", "-o", type=Path, help="picture of the planned partitions: .svg, .png or .pdf")
     add("--one-owner", action="store_true", help="keep each parameter on one worker, not on all")
     add("--plan", type=Path, metavar="FILE",

@@ -43,6 +43,8 @@ from gpudist.planning.table import (
     verdict,
 )
 
+_AMP = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the verdict, and the grids that fit or the fastest."""
@@ -64,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     shapes = [_shape(words) for words in arguments.shape]
     how: dict[str, Any] = dict(
         replicate_parameters=not arguments.one_owner, optimizer=arguments.optimizer,
-        recompute=arguments.recompute, progress=Progress(),
+        recompute=arguments.recompute, amp=_AMP.get(arguments.amp), progress=Progress(),
     )  # fmt: skip
     # Rehearsals of all partitions give the same warnings, from lines that are not the user's.
     with warnings.catch_warnings(record=True) as caught:

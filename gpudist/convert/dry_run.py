@@ -174,12 +174,16 @@ def _without_compiling() -> AbstractContextManager[object]:
 
 
 class _DryConversion(Conversion):
-    """Conversion for one call on tensors without data, with the values that are known."""
+    """Conversion for calls on tensors without data, with the values that are known."""
 
     def __init__(
-        self, entrance: Entrance, values: KnownValues, given: Mapping[str, torch.Tensor]
+        self,
+        entrance: Entrance,
+        values: KnownValues,
+        given: Mapping[str, torch.Tensor],
+        replicate_parameters: bool = True,
     ) -> None:
-        super().__init__(entrance, "gather", None, True)
+        super().__init__(entrance, "gather", None, replicate_parameters)
         self.has_agreed = True
         self.values, self.given = values, given
 
@@ -248,8 +252,8 @@ def converted_for(
     name_of = names_by_place(network.forward)
     kinds: dict[str, Any] = {}
     blocks = [_block(name_of(i), x, P_x, kinds) for i, x in enumerate(inputs)]
-    conversion = Conversion(Entrance(P_x, kinds), "gather", None, replicate_parameters)
-    conversion.has_agreed = True
+    given = _values_of((list(inputs), {}), name_of)
+    conversion = _DryConversion(Entrance(P_x, kinds), KnownValues(), given, replicate_parameters)
     return convert(made, conversion, ["forward"], plan or NetworkPlan(), network), blocks
 
 

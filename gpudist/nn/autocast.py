@@ -17,15 +17,30 @@ from gpudist.exchange.autograd import move
 LOW = (torch.float16, torch.bfloat16)
 
 
+class _MetaAs(threading.local):
+    """Type of device whose autocast applies to tensors on ``meta``, or ``"meta"``."""
+
+    type = "meta"
+
+
+META_AS = _MetaAs()
+
+
+def autocast_type(device: torch.device) -> str:
+    """Return the type of device whose autocast applies to tensors on ``device``."""
+    return META_AS.type if device.type == "meta" else device.type
+
+
 def autocast_is_on(device: torch.device) -> bool:
-    """Return whether autocast is enabled for tensors on ``device``; always false for ``meta``."""
-    return device.type != "meta" and torch.is_autocast_enabled(device.type)
+    """Return whether autocast is enabled for tensors on ``device``; rarely so for ``meta``."""
+    type = autocast_type(device)
+    return type != "meta" and torch.is_autocast_enabled(type)
 
 
 def product_dtype(x: torch.Tensor) -> torch.dtype:
     """Return the dtype of torch's convolution of ``x``, or of its product with a weight."""
     casts = autocast_is_on(x.device) and x.dtype != torch.float64
-    return torch.get_autocast_dtype(x.device.type) if casts else x.dtype
+    return torch.get_autocast_dtype(autocast_type(x.device)) if casts else x.dtype
 
 
 def sum_of_products(reduction: Movement, y: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,15 @@ from gpudist.cache import Cache
 from gpudist.checks.arguments import Checked, refusal_of
 from gpudist.checks.storage import TORCH_ERRORS, explain, storage_refusal, with_memory
 from gpudist.exchange.torch_library import constant_when_traced, outside_torch
-from gpudist.nn.autocast import LOW, ShapeOnDevice, autocast_is_on, device_of, is_wide, widened
+from gpudist.nn.autocast import (
+    LOW,
+    ShapeOnDevice,
+    autocast_is_on,
+    autocast_type,
+    device_of,
+    is_wide,
+    widened,
+)
 from gpudist.nn.layer_table import LAYERS, sequential_of
 from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, refuse
 
@@ -108,7 +116,7 @@ class DistributedModule(CheckedModule):
     def _device_that_widens(self, inputs: Iterable[Any]) -> str:
         for x in inputs:
             if isinstance(x, torch.Tensor) and x.dtype in LOW and autocast_is_on(x.device):
-                device = x.device.type
+                device = autocast_type(x.device)
                 low = torch.get_autocast_dtype(device)
                 return device if is_single(type(self), device, x.dtype, low) else ""
         return ""

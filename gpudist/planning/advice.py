@@ -15,6 +15,7 @@ from gpudist.checks.arguments import Checked, checked
 from gpudist.convert.dry_run import without_cells
 from gpudist.convert.network_plan import NetworkPlan
 from gpudist.errors import GpudistError, ShapeError
+from gpudist.nn.autocast import LOW
 from gpudist.planning.block_checkpoints import recompute as recomputed
 from gpudist.planning.grids import Grid, estimate_s, grids, imbalance, representative_ranks
 from gpudist.planning.hardware import Profile, profile_of
@@ -91,6 +92,7 @@ def plan(
     replicate_parameters: bool = True,
     optimizer: str = "adam",
     recompute: bool = False,
+    amp: torch.dtype | None = None,
     every_rank: bool = False,
     plan: NetworkPlan | None = None,
     grid: Sequence[int] | None = None,
@@ -114,6 +116,7 @@ def plan(
         replicate_parameters: see :func:`gpudist.distribute`.
         optimizer: ``"adam"``, ``"adamw"``, ``"momentum"``, ``"rmsprop"`` or ``"sgd"``.
         recompute: whether every block of the network is recomputed; see :func:`recompute`.
+        amp: ``torch.bfloat16`` or ``torch.float16`` for forwards under autocast.
         every_rank: whether to rehearse all ranks of each partition, for exact totals; otherwise one
             or two ranks represent all, if there are more than 4.
         plan: edits of the network, which are planned in addition, on ``grid``.
@@ -138,7 +141,8 @@ def plan(
         raise ShapeError(f"planning needs at least one rank and one partition, not {asked}")
     if progress is not None:
         progress("dims that can be cut", 0, 1)
-    dry = dry_network(network, global_shape, profile, replicate_parameters, optimizer, recompute)
+    how = replicate_parameters, optimizer, recompute, amp
+    dry = dry_network(network, global_shape, profile, *how)
     edited = None
     if plan is not None and grid is not None:
         if prod(grid) != ranks or len(grid) != len(dry.global_shape):
@@ -190,6 +194,7 @@ def dry_network(
     replicate_parameters: bool,
     optimizer: str,
     is_recomputed: bool,
+    amp: torch.dtype | None,
 ) -> DryNetwork:
     """Return the network without data, after a check of the arguments.
 
@@ -200,6 +205,8 @@ def dry_network(
         network = nn.Sequential(*network)
     if optimizer not in OPTIMIZERS:
         raise ShapeError(f"no optimizer {optimizer!r}; the planner has {', '.join(OPTIMIZERS)}")
+    if amp not in (None, *LOW):
+        raise ShapeError(f"amp is {amp}; pass torch.bfloat16, torch.float16 or None")
     shapes = global_shape
     if isinstance(shapes, torch.Tensor) or all(isinstance(n, int) for n in shapes):
         shapes = [shapes]
@@ -210,7 +217,7 @@ def dry_network(
     if is_recomputed:
         network = recomputed(without_cells(network))
     first, *others = shapes
-    return DryNetwork(network, first, profile, replicate_parameters, optimizer, others)
+    return DryNetwork(network, first, profile, replicate_parameters, optimizer, others, amp)
 
 
 def advice_on(

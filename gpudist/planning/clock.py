@@ -271,7 +271,8 @@ class Kernels(Watching):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         packet = func._overloadpacket
-        outputs = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
+        # Values that are known in a dry run are computed on the CPU.
+        outputs = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor) and t.is_meta]
         if self._live is not None:
             for x in outputs:
                 self._live.add(x)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
-from math import ceil, prod
+from math import ceil, inf, prod
 from pathlib import Path
 
 import torch
@@ -19,7 +19,7 @@ from gpudist.planning.grids import Grid, grids, imbalance
 from gpudist.planning.hardware import Profile, profile_of
 from gpudist.planning.rehearsal import DryNetwork, Memory
 
-# Grids of a number that are tried, if the conversion refuses those before.
+# Grids of a number that are rehearsed: the estimate does not know how layers compute their blocks.
 _TRIED = 3
 
 
@@ -27,7 +27,8 @@ _TRIED = 3
 class Fit(Checked):
     """Memory of a training step on a number of workers, on the grid that needs the least.
 
-    The grid is the first by an estimate, which adds the blocks of all layers with their ghosts.
+    An estimate, which adds the blocks of all layers with their ghosts, chooses three grids, and the
+    best of those that are rehearsed in time is taken.
 
     Attributes:
         ranks: number of workers.
@@ -57,6 +58,7 @@ def fits(
     replicate_parameters: bool = True,
     optimizer: str = "adam",
     recompute: bool = False,
+    amp: torch.dtype | None = None,
     limit_s: float = 40.0,
     progress: Progress | None = None,
 ) -> list[Fit]:
@@ -67,7 +69,7 @@ def fits(
     needs before the first tensor, are not counted.
 
     Args:
-        network, global_shape, replicate_parameters, optimizer, recompute: as for :func:`plan`.
+        network, global_shape, replicate_parameters, optimizer, recompute, amp: as for :func:`plan`.
         memory_gib: memory of a worker in GiB; by default the profile's.
         profile: profile of the machine.
         most: largest number of workers.
@@ -89,7 +91,8 @@ def fits(
             f"fits: {memory_gib} GiB and {most} workers; give the memory of a worker (--memory), "
             "and at least one worker"
         )
-    dry = dry_network(network, global_shape, profile, replicate_parameters, optimizer, recompute)
+    how = replicate_parameters, optimizer, recompute, amp
+    dry = dry_network(network, global_shape, profile, *how)
     refusals: dict[int, str] = {}
     axes = axes_of(dry, refusals)
     ranked = {
@@ -98,65 +101,83 @@ def fits(
     }
     counted: dict[int, Fit] = {}
     failures: list[str] = []
-    start_s = time.monotonic()
-    order = _Order([n for n, found in ranked.items() if found])
-    for done, ranks in enumerate(order.numbers(lambda n: n in counted and counted[n].fits)):
-        if progress is not None:
-            progress(f"{ranks} workers", done, len(order.all))
-        if len(counted) > 1 and time.monotonic() - start_s > limit_s:
-            break
-        for grid in ranked[ranks]:
+
+    def count(ranks: int) -> None:
+        """Rehearse the next grid that the conversion accepts, and keep the best."""
+        least = counted.get(ranks)
+        while ranked[ranks]:
+            grid = ranked[ranks].pop(0)
             try:
-                memory = _counted(dry, grid)
+                memory = _counted(dry, grid, least.memory.total if least else inf)
             except GpudistError as error:
                 failures.append(f"{list(grid)}: {error}")
                 continue
-            counted[ranks] = Fit(ranks, grid, memory, memory.total <= limit, True)
+            if least is None or memory.total < least.memory.total:
+                counted[ranks] = Fit(ranks, grid, memory, memory.total <= limit, True)
+            return
+
+    end_s = time.monotonic() + limit_s
+    order = _Order([n for n, found in ranked.items() if found])
+    for ranks in order.numbers(lambda n: n in counted and counted[n].fits):
+        if progress is not None:
+            progress(f"{ranks} workers", len(counted), len(order.all))
+        if len(counted) > 1 and time.monotonic() > end_s:
             break
-        else:
-            ranked[ranks] = []
+        count(ranks)
     if progress is not None:
         progress("", len(order.all), len(order.all))
     if not counted:
         raise ShapeError(f"the network cannot be rehearsed on any grid: {'; '.join(failures[:3])}")
-    found = [
+    return [
         counted.get(n) or _estimated(dry, n, ranked[n][0], counted, limit)
         for n in order.all
-        if ranked[n]
+        if n in counted or ranked[n]
     ]
-    return found
 
 
 class _Order:
-    """Order in which numbers are counted: the smallest that fits is found and confirmed first."""
+    """Order of the numbers of which a grid is counted: the smallest that fits is found first."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
         self.all = list(numbers)
 
-    def numbers(self, fits: Callable[[int], bool]):
-        """Yield powers of two until one fits, then the numbers below, and then the others."""
-        done: list[int] = []
+    def numbers(self, fits: Callable[[int], bool]) -> Iterator[int]:
+        """Yield each number once for every grid.
+
+        Powers of two come first until one fits, then the numbers below, then the other grids of
+        all these; then the other numbers, and their other grids.
+        """
+        first: list[int] = []
         for n in self.all:
             if n & (n - 1) == 0:
-                done.append(n)
+                first.append(n)
                 yield n
                 if fits(n):
                     break
-        below = [n for n in self.all if n not in done and (not done or n < done[-1])]
-        powers = [n for n in self.all if n & (n - 1) == 0 and n not in done]
-        others = [n for n in self.all if n not in {*done, *below, *powers}]
+        below = [n for n in self.all if n not in first and (not first or n < first[-1])]
+        yield from reversed(below)
+        first = sorted((*first, *below), reverse=True)
+        powers = [n for n in self.all if n & (n - 1) == 0 and n not in first]
+        others = [n for n in self.all if n not in {*first, *powers}]
         # Multiples of large powers of two are those that machines have.
-        yield from (*reversed(below), *powers, *sorted(others, key=lambda n: (-(n & -n), n)))
+        rest = [*powers, *sorted(others, key=lambda n: (-(n & -n), n))]
+        again = range(_TRIED - 1)
+        yield from (*(n for n in first for _ in again), *rest, *(n for n in rest for _ in again))
 
 
-def _counted(dry: DryNetwork, grid: Grid) -> Memory:
+def _counted(dry: DryNetwork, grid: Grid, least: float = inf) -> Memory:
+    """Return the memory of the worker that needs most, or of one that needs at least ``least``."""
     # A middle rank has the most ghosts; the first has the largest block.
     middle = 0
     for parts in grid:
         middle = middle * parts + parts // 2
     last = prod(grid) - 1
     chosen = {middle} if middle != last and imbalance(dry, grid) == 1 else {0, middle}
-    return max((dry.rehearse(grid, r).memory for r in sorted(chosen)), key=lambda m: m.total)
+    most = Memory(0, 0, 0)
+    for rank in sorted(chosen, reverse=True):
+        if most.total < least:
+            most = max(most, dry.rehearse(grid, rank).memory, key=lambda memory: memory.total)
+    return most
 
 
 def _estimated(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import astuple, dataclass
 from math import prod
 from typing import Any
@@ -16,8 +16,10 @@ from torch.utils._pytree import tree_leaves
 from gpudist.checks.arguments import Checked
 from gpudist.convert.converted import Converted
 from gpudist.convert.dry_run import converted_for, without_cells
+from gpudist.convert.known import KnownValues, know_copy
 from gpudist.convert.network_plan import NetworkPlan
 from gpudist.errors import GpudistError, ShapeError
+from gpudist.nn.autocast_on_meta import autocast_on_meta
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.planning.clock import Clock, Kernels, Phase
 from gpudist.planning.hardware import Profile
@@ -25,6 +27,7 @@ from gpudist.planning.layer_inputs import misfit
 from gpudist.planning.live_bytes import LiveBytes, StandInLoss, update_bytes
 from gpudist.sbp.global_parameter import block_of
 from gpudist.sbp.global_tensor import GlobalTensor
+from gpudist.sbp.interception import installed
 from gpudist.transport.dry import META, DryTransport
 from gpudist.world.partition import Partition
 
@@ -105,6 +108,7 @@ class DryNetwork:
         replicate_parameters: see :func:`gpudist.distribute`.
         optimizer: name of the optimizer, as in ``OPTIMIZERS``.
         others: shapes of further inputs, or tensors that have the shape and dtype.
+        amp: 16-bit dtype of autocast, with the casts of the profile's type of device; or ``None``.
 
     Raises:
         ShapeError: if the network cannot be called with such an input, or is already distributed.
@@ -124,12 +128,14 @@ class DryNetwork:
         replicate_parameters: bool = True,
         optimizer: str = "adam",
         others: Sequence[Sequence[int] | torch.Tensor] = (),
+        amp: torch.dtype | None = None,
     ) -> None:
         _require_sequential(network)
         self.network = without_cells(network)
         self.profile, self.training = profile, True
         self._replicates = replicate_parameters
         self._optimizer = optimizer
+        self._amp = amp
         self._dtype = next((p.dtype for p in network.parameters()), torch.float32)
         self._inputs = [self._whole(x) for x in (global_shape, *others)]
         self.global_shape = tuple(self._inputs[0].shape)
@@ -137,7 +143,14 @@ class DryNetwork:
         self._unfinished: tuple[nn.Module, tuple[int, ...]] | None = None
         clock = Clock(profile, 0)
         try:
-            with Kernels(clock), torch.device(META), torch.no_grad(), self._watched():
+            with (
+                installed(),
+                Kernels(clock),
+                self._on_meta(),
+                torch.no_grad(),
+                self._watched(),
+                KnownValues(),
+            ):
                 self.network(*self._inputs)
         # The user's network may raise any exception.
         except Exception as error:
@@ -147,11 +160,11 @@ class DryNetwork:
                 f"{self._in_layer() or error}"
             ) from error
         self.sequential = clock.phase
-        self.itemsize = self._dtype.itemsize
+        self.itemsize = (amp or self._dtype).itemsize
 
     def _whole(self, x: Sequence[int] | torch.Tensor) -> torch.Tensor:
         if isinstance(x, torch.Tensor):
-            return torch.empty_like(x, device=META)
+            return know_copy(torch.empty_like(x, device=META), x, {})
         try:
             return torch.empty(tuple(x), dtype=self._dtype, device=META)
         except (RuntimeError, TypeError) as error:
@@ -185,10 +198,11 @@ class DryNetwork:
             live.add(x)
         entered = [live.number_of(x) for x in inputs]
         learns = torch.set_grad_enabled(self.training)
-        with _explained(grid, rank), torch.device(META), learns:
+        with _explained(grid, rank), learns:
             # Makes the layers, which only the first call does.
-            network(*inputs)
-            with Kernels(clock, live):
+            with self._on_meta():
+                network(*inputs)
+            with Kernels(clock, live), torch.device(META):
                 forward, backward = self._step(network, inputs, clock, kept)
         memory = self._memory(network, blocks, held, live, [*kept.numbers, *entered], clock)
         x = inputs[0]
@@ -225,8 +239,14 @@ class DryNetwork:
             GpudistError: as :meth:`rehearse`, if the forward is the reason.
         """
         network, inputs, _ = self.converted(grid, 0)
-        with _explained(grid, 0), torch.device(META):
+        with _explained(grid, 0), self._on_meta():
             network(*inputs)
+
+    @contextmanager
+    def _on_meta(self) -> Iterator[None]:
+        type = "cuda" if self.profile.wire == "nccl" else "cpu"
+        with torch.device(META), autocast_on_meta(type, self._amp) if self._amp else nullcontext():
+            yield
 
     def converted(
         self, grid: Sequence[int], rank: int, plan: NetworkPlan | None = None
@@ -244,7 +264,7 @@ class DryNetwork:
         self, network: nn.Module, inputs: list[torch.Tensor], clock: Clock, kept: KeptForBackward
     ) -> tuple[Phase, Phase]:
         forward = clock.begin()
-        with kept:
+        with self._on_meta(), kept:
             y = network(*inputs)
             parts = [t.to_local() for t in tree_leaves(y) if isinstance(t, GlobalTensor)]
             losses: list[Any] = [StandInLoss.apply(t) for t in parts if t.requires_grad]

@@ -20,6 +20,8 @@ import torch.utils.checkpoint
 from gpudist.errors import ConversionError
 from gpudist.exchange.torch_library import is_traced
 from gpudist.geometry.layout import broadcast
+from gpudist.nn.autocast import META_AS
+from gpudist.nn.autocast_on_meta import same_autocast
 from gpudist.sbp.boxing import declared
 from gpudist.sbp.call_cache import recalled
 from gpudist.sbp.copies import copy_of, needs_copies, require_copies, with_copies
@@ -400,6 +402,7 @@ def _repeatable(fn: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
 def _resuming(fn: Any, scope: Draws, specs: Sequence[GlobalSpec | None]) -> Any:
     draws = scope.draws
     calls = dict(scope.calls) if isinstance(scope, Scope) else None
+    autocast = same_autocast()
 
     def run(*args: Any, **kwargs: Any) -> Any:
         own = specs[len(specs) - len(args) :]
@@ -409,7 +412,7 @@ def _resuming(fn: Any, scope: Draws, specs: Sequence[GlobalSpec | None]) -> Any:
         ]
         if current_draws() is scope and scope.draws == draws:
             return fn(*given, **kwargs)
-        with intercepted(resumed(scope, draws, calls)):
+        with autocast(), intercepted(resumed(scope, draws, calls)):
             return fn(*given, **kwargs)
 
     return run
@@ -441,7 +444,8 @@ def _init_autocast(
     cache_enabled: bool | None = None,
 ) -> None:
     # Torch has no autocast for the meta tensors of a dry run; to disable it there is harmless.
-    device_type = "cpu" if device_type == "meta" and not enabled else device_type
+    if device_type == "meta" and (META_AS.type != "meta" or not enabled):
+        device_type = "cpu" if META_AS.type == "meta" else META_AS.type
     _autocast_init(self, device_type, dtype, enabled, cache_enabled)
 
 
@@ -449,7 +453,7 @@ def _init_autocast(
 def intercepted(scope: AnyDraws) -> Iterator[AnyDraws]:
     """Make ``scope`` the current scope of this thread, and intercept its calls."""
     mode = _Intercepted(scope) if isinstance(scope, Scope) else Drawing(scope)
-    with _installed(), entered(scope), mode:
+    with installed(), entered(scope), mode:
         yield scope
 
 
@@ -474,7 +478,7 @@ def draws_by_index() -> Iterator[None]:
 
 
 @contextmanager
-def _installed() -> Iterator[None]:
+def installed() -> Iterator[None]:
     """Patch functions for which torch has no hook while any thread is in a scope."""
     global _open_count
     with _lock:

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from gpudist.checks.arguments import Checked
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry.layout import Layout, NdSbp, broadcast, misfit
-from gpudist.nn.autocast import autocast_is_on
+from gpudist.nn.autocast import autocast_is_on, autocast_type
 from gpudist.world import runtime
 from gpudist.world.partition import CartesianPartition, Partition
 
@@ -58,8 +58,9 @@ class Placement(Checked):
 
     @property
     def autocast(self) -> str | None:
-        """The device type if autocast is on for it; always ``None`` for ``"meta"``."""
-        return self.type if autocast_is_on(self.partition.device) else None
+        """The type of device whose autocast is on for the tensors, or ``None``."""
+        device = self.partition.device
+        return autocast_type(device) if autocast_is_on(device) else None
 
     @classmethod
     def of(cls, partition: CartesianPartition) -> Placement:

@@ -149,6 +149,6 @@ def test_damaged_mnist(tmp_path: Path, name: str, content: bytes | None, message
         (tmp_path / f"{part}-{IMAGES}").write_bytes(gzip.compress(idx(2, 28, 28)))
         (tmp_path / f"{part}-{LABELS}").write_bytes(gzip.compress(idx(2)))
     (tmp_path / name).write_bytes(gzip.compress(content) if content is not None else b"no gzip")
-    datasets = example("datasets")
-    with pytest.raises(datasets.DataError, match=message):
-        datasets.load(str(tmp_path))
+    digits = example("digits")
+    with pytest.raises(digits.DataError, match=message):
+        digits.load(str(tmp_path))

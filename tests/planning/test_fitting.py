@@ -14,6 +14,8 @@ from torch import nn
 from gpudist.cli import main, plan
 from gpudist.errors import ShapeError
 from gpudist.planning import Memory, fits, profile_of, recompute, smallest
+from gpudist.planning.fitting import _cells, _counted
+from gpudist.planning.grids import grids
 from gpudist.planning.live_bytes import LiveBytes, update_bytes
 from gpudist.planning.rehearsal import DryNetwork
 from tests.patience import allowed_s
@@ -113,6 +115,50 @@ def test_the_smallest_number_and_a_grid_for_each_are_found_in_time() -> None:
     assert all(torch.Size(one.grid).numel() == one.ranks for one in found)
 
 
+def test_a_grid_whose_layers_copy_more_than_estimated_is_not_chosen() -> None:
+    """Convolutions after an upsampling copy their blocks on some grids, and on others do not."""
+    network = nn.Sequential(
+        nn.Conv3d(4, 4, 3, padding=1), nn.Upsample(scale_factor=2), nn.Conv3d(4, 4, 3, padding=1)
+    )
+    shape = (1, 4, 240, 240, 240)
+    dry = DryNetwork(network, shape, PROFILE, True, "sgd")
+    found = fits(network, shape, KIB, most=6, optimizer="sgd", limit_s=1e3)
+    for one in found[3:]:
+        totals = {g: _counted(dry, g).total for g in grids(one.ranks, shape, (2, 3, 4))}
+        assert one.memory.total <= 1.1 * min(totals.values())
+        if one.ranks == 6:
+            first = min(totals, key=lambda grid: _cells(dry, grid))
+            assert totals[first] > 1.3 * one.memory.total
+
+
+def test_dropout_keeps_a_key_alone() -> None:
+    def activations(*layers: nn.Module) -> int:
+        network = nn.Sequential(nn.Conv2d(4, 4, 1), *layers, nn.Conv2d(4, 4, 1))
+        return memory_of(network=network).activations
+
+    dropouts = (nn.Dropout(0.1), nn.Dropout2d(0.1))
+    assert activations(*dropouts) == pytest.approx(activations(), abs=32)
+
+
+class Reading(nn.Module):
+    """Network that reads values which do not depend on its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        positions = torch.arange(x.shape[-1], device=x.device)
+        if (positions.diff() != 1).any():
+            raise AssertionError("the values are not known")
+        with torch.autocast(x.device.type, enabled=False):
+            return self.convolution(x)
+
+
+def test_forwards_may_read_values_that_are_known() -> None:
+    assert memory_of(network=Reading()).activations > 0
+
+
 def test_numbers_that_time_does_not_allow_are_estimated() -> None:
     found = fits(blocks(), SHAPE, 1.0, most=8, limit_s=0.0)
     assert [one.is_counted for one in found] == 2 * [True] + 6 * [False]
@@ -127,7 +173,7 @@ def command(*words: str) -> list[str]:
 
 
 def test_the_command_says_first_whether_it_fits(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(command("--optimizer", "sgd", "--recompute")) == 0
+    assert main(command("--optimizer", "sgd", "--recompute", "--amp", "bf16")) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("Fits on 1 GPU: grid [1, 1, 1, 1] needs ")
     assert max(map(len, printed.splitlines())) <= 80
@@ -163,3 +209,5 @@ def test_a_network_that_fits_nowhere_or_cannot_be_called_is_refused() -> None:
         fits(blocks(), SHAPE, -1.0)
     with pytest.raises(ShapeError, match="cannot be called with an input of shape"):
         fits(blocks(), (1, 3, 8, 8))
+    with pytest.raises(ShapeError, match="pass torch\\.bfloat16"):
+        fits(blocks(), SHAPE, amp=torch.float32)

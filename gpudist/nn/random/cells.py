@@ -171,7 +171,7 @@ def _draw_plainly(
     drawn = torch.empty(cells.box.shape, dtype=dtype, device=device)
     if draws_natively(drawn, kind):
         draw(kind, drawn, key, cells, p=p)
-    elif device.type != "meta":
+    else:
         composed(drawn, key.as_tensor(device), *cells)
     return drawn
 
@@ -203,7 +203,7 @@ def bernoulli_by_index(
 
 @lru_cache
 def _rounded(x: float, dtype: torch.dtype) -> float:
-    return torch.tensor(x, dtype=dtype).item()
+    return torch.tensor(x, dtype=dtype, device="cpu").item()
 
 
 def has_memory(x: torch.Tensor) -> bool:
@@ -218,6 +218,8 @@ def dropped_below(p: float) -> int:
 
 @lru_cache
 def _draws_on(device: torch.device) -> bool:
+    if device.type == "meta":
+        return True
     if _native is None or device.type not in ("cpu", "cuda"):
         return False
     return device.type == "cpu" or _native.cuda_information() is not None
@@ -246,7 +248,7 @@ def draw(
     factor: float = 0.0,
     stores_key: torch.Tensor | None = None,
 ) -> None:
-    """Draw all cells of a new tensor by the native core.
+    """Draw all cells of a new tensor by the native core; nothing if it has no data.
 
     Args:
         kind: name of a ``Draw`` of the native core.
@@ -258,6 +260,8 @@ def draw(
         factor: factor of kept cells, or probability of a one.
         stores_key: one int64 to which the key is written.
     """
+    if output.is_meta:
+        return
     assert _native is not None
     device = output.device
     seed, call, stored, value = _addresses(key, device)

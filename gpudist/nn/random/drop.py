@@ -101,7 +101,7 @@ def _beside(kept: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 def _factor(p: float, dtype: torch.dtype) -> float:
     # The factor preserves the mean. Torch's CPU kernel rounds it to the dtype.
     with outside_torch():
-        return torch.ones((), dtype=dtype).div_(1 - p).item()
+        return torch.ones((), dtype=dtype, device="cpu").div_(1 - p).item()
 
 
 def drop_cells(x: torch.Tensor, kept: torch.Tensor, p: float) -> torch.Tensor:

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from gpudist.checks.arguments import checked
 from gpudist.errors import PartitionError, ShapeError
+from gpudist.nn.autocast import autocast_is_on
 from gpudist.ops.halo_exchange import halo_exchange
 from gpudist.ops.operator import remembered
 from gpudist.ops.shape_agreement import ShapeMode, refuse
@@ -109,7 +110,7 @@ def _problem(
     if bias is not None and bias.shape != weight.shape[:1]:
         return f"bias must be [{x.shape[1]}], but is {list(bias.shape)}"
     dtypes = {t.dtype for t in (x, weight, bias) if t is not None}
-    if len(dtypes) > 1 and not torch.is_autocast_enabled(x.device.type):
+    if len(dtypes) > 1 and not autocast_is_on(x.device):
         return f"dtypes are {sorted(map(str, dtypes))}; convert weight and bias to {x.dtype}"
     if seq_idx is not None and seq_idx.shape != (x.shape[0], x.shape[2]):
         return f"seq_idx must be [{x.shape[0]}, {x.shape[2]}], but is {list(seq_idx.shape)}"

@@ -14,6 +14,7 @@ from torch import Tensor
 from gpudist.exchange import Movement
 from gpudist.exchange.autograd import move
 from gpudist.geometry.layout import Layout, Sbp, broadcast, partial_sum, split
+from gpudist.nn.autocast import product_dtype
 from gpudist.sbp.boxing import movement_of
 from gpudist.sbp.registry import Call, Compute, SbpSignature, Where, compose, register
 from gpudist.sbp.signatures.across import axes_that_split
@@ -36,6 +37,8 @@ def attention(
 ) -> Tensor:
     """Compute the attention of plain tensors, without dropout."""
     if query.is_meta and type(query) is Tensor and query.dim() == 4:
+        dtype = product_dtype(query)
+        query, key, value = (x.to(dtype) for x in (query, key, value))
         return _fused(query, key, value, mask, is_causal, scale)
     return attend(query, key, value, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
 
