@@ -90,7 +90,9 @@ def search(
     def searched() -> NetworkPlan:
         machine = profile_of_device() if profile is None else profile
         machine = machine if isinstance(machine, Profile) else profile_of(machine)
-        dry = dry_network(network, global_shape, machine, replicate_parameters, optimizer, False)
+        dry = dry_network(
+            network, global_shape, machine, replicate_parameters, optimizer, False, None
+        )
         dry.training = training
         limit_gib = machine.memory_gib if memory_gib is None else memory_gib
         return Search(dry, grid, int(limit_gib * 2**30)).plan()
