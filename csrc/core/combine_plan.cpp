@@ -118,14 +118,13 @@ CombinePlan::Rows CombinePlan::rows_of(const CombineBox& box, int64_t item_bytes
   return rows;
 }
 
-CombineTable CombinePlan::table(int alignment) const {
+CombineTable CombinePlan::table(int alignment, int64_t enough_threads) const {
   int64_t granules = 0;
   for (const Rows& rows : boxes_) {
     if (rows.summands >= 0) granules += ceil_divide(rows.bytes(), kGranule);
   }
-  constexpr int64_t kEnoughThreads = 512 * CombineArguments::kThreads;
   int64_t tile_rows = kFewestRows;
-  while (tile_rows < kMostRows && granules >= 2 * tile_rows * kEnoughThreads) tile_rows *= 2;
+  while (tile_rows < kMostRows && granules >= 2 * tile_rows * enough_threads) tile_rows *= 2;
   CombineTable table;
   for (const Rows& rows : boxes_) append(rows, alignment, tile_rows, table);
   return table;

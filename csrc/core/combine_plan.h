@@ -35,6 +35,8 @@ class CombinePlan {
  public:
   // Largest job: the bytes of four rows fit in 32 bits.
   static constexpr int64_t kMostBytes = int64_t{1} << 29;
+  // Threads of a launch from which on each has more rows.
+  static constexpr int64_t kEnoughThreads = 512 * CombineArguments::kThreads;
 
   CombinePlan() = default;
   // `fill`: value of cells without a summand. Jobs larger than `most_bytes`, which is at least 32,
@@ -45,7 +47,7 @@ class CombinePlan {
   bool is_empty() const { return boxes_.empty(); }
 
   // Tables for buffers whose addresses are multiples of `alignment`: 1, 2, 4, 8 or 16.
-  CombineTable table(int alignment) const;
+  CombineTable table(int alignment, int64_t enough_threads = kEnoughThreads) const;
 
   // Arguments of the kernel, without the buffers and the failed word. They point into `table`.
   CombineArguments arguments(const CombineTable& table) const;

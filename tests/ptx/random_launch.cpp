@@ -92,6 +92,12 @@ std::string launch(const CombinePlan& plan, const CombineTable& table, size_t ki
   return "";
 }
 
+// Also of tiles with more rows than a thread has in flight, which only large tensors have
+// otherwise.
+CombineTable table_of(const Case& given, const CombinePlan& plan) {
+  return plan.table(given.alignment, one_of(2) ? between(1, 16) : CombinePlan::kEnoughThreads);
+}
+
 std::string describe(const Case& given, const char* what) {
   return std::string(what) + ", in boxes of dtype " +
          std::to_string(static_cast<int>(given.dtype)) + ", alignment " +
@@ -179,8 +185,7 @@ std::string launch_far(Case& given, size_t kind, bool has_word, uint32_t failed)
   }
   const std::vector<char> expected = combine_cases::plainly(given, failed != 0);
   const CombinePlan plan(given.dtype, combine_cases::kFill, boxes);
-  const std::string fault =
-      launch(plan, plan.table(given.alignment), kind, buffers, has_word, failed);
+  const std::string fault = launch(plan, table_of(given, plan), kind, buffers, has_word, failed);
   if (!fault.empty()) return fault;
   for (size_t i = 0; i < boxes.size(); ++i) {
     const int64_t offset = given.boxes[i].views[0].offset * bytes;
@@ -215,7 +220,7 @@ std::string run_launch(uint64_t seed, uint64_t index) {
   const bool splits = !is_large && between(0, 11) == 0;
   const int64_t most_bytes = splits ? between(32, 4000) : CombinePlan::kMostBytes;
   const CombinePlan plan(given.dtype, combine_cases::kFill, given.boxes, most_bytes);
-  return launch_near(given, plan, plan.table(given.alignment), kind, has_word, failed);
+  return launch_near(given, plan, table_of(given, plan), kind, has_word, failed);
 }
 
 }  // namespace ptx

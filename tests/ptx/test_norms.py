@@ -26,7 +26,7 @@ def compilers() -> None:
 
 
 def test_random_launches_do_what_the_host_does():
-    """The host runs the same bodies, and loops in float64 judge both."""
+    """The host runs the same bodies, and loops in extended precision judge both."""
     found = launch(90, LAUNCHES, 1, UNIT)
     assert found.wrong == ""
     assert found.covered >= LEAST, found.missed
@@ -35,7 +35,7 @@ def test_random_launches_do_what_the_host_does():
 @pytest.mark.parametrize("architecture", ARCHITECTURES if EVERY else ARCHITECTURES[-1:])
 def test_kernels_fit_the_registers(architecture: int):
     found = machine_code.spills(architecture, UNIT)
-    assert len(found) == 64
+    assert len(found) == 76
     for kernel, (registers, spilled_bytes) in found.items():
         assert spilled_bytes == 0, f"{kernel} spills on sm_{architecture}"
         assert registers <= MOST_REGISTERS, f"{kernel} on sm_{architecture}"
