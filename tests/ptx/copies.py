@@ -46,7 +46,6 @@ class Copies:
                 state[name] = self._written(index, one, name, state)
 
     def _is_computed_again(self, value: object, index: int, name: str) -> bool:
-        """Return whether a value is another one after instruction ``index`` writes a register."""
         if isinstance(value, Value):
             return name in self.values.leaves(value)
         return value == name or value[:2] in (("from", index), ("old", index))  # pyright: ignore
