@@ -53,7 +53,7 @@ def _frames(call: Callable[[], object]) -> int:
 FRAMES: dict[str, tuple[Callable[[], torch.nn.Module], int]] = {
     "relu": (torch.nn.ReLU, 4),
     "dropout": (lambda: torch.nn.Dropout(0.5), 32),
-    "batch_norm": (lambda: torch.nn.BatchNorm2d(3), 38),
+    "batch_norm": (lambda: torch.nn.BatchNorm2d(3), 32),
     "layer_norm": (lambda: torch.nn.LayerNorm([3, 8, 8]), 7),
     "convolution": (lambda: torch.nn.Conv2d(3, 3, 1), 9),
 }

@@ -218,7 +218,10 @@ _momenta: set[float] = set()
 
 def _update_in_place(input: Any, running: Moments, momentum: float) -> bool:
     """Return whether the norm itself may update running moments: each worker holds all of them."""
-    if not hasattr(input, "_local") or _workers_beyond(input) is not None:
+    if not hasattr(input, "_local"):
+        return False
+    partition = input._global_spec.placement.partition
+    if len(partition.ranks) < partition.wire.size and _workers_beyond(input) is not None:
         return False
     for one in input.sbp:
         if one.dim == 1 or one == partial_sum:
