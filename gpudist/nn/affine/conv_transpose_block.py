@@ -108,11 +108,24 @@ def _fit(
     """Return torch's padding and output padding along one dim, and the rest for each side."""
     first, last = window.reached(*needed)
     left, right = outputs[0] - first, last - outputs[1]
+    if _has_idle_taps(window, needed[1] - needed[0], left, outputs[1] - outputs[0]):
+        # For 16-bit numbers on CPUs, torch leaves the gradients of such taps uninitialized.
+        return 0, 0, (-left, -right)
     # Torch crops both sides equally, and extends the end by less than a stride.
     if left >= 0 and 0 <= left - right < window.stride:
         return left, left - right, (0, 0)
     both = max(0, min(left, right))
     return both, 0, (both - left, both - right)
+
+
+def _has_idle_taps(window: TransposedWindow, cells: int, first: int, count: int) -> bool:
+    """Return whether a tap contributes to none of ``count`` outputs from ``first`` on."""
+    for tap in range(window.kernel):
+        start = tap * window.dilation
+        cell = max(0, -((start - first) // window.stride))
+        if cell >= cells or start + cell * window.stride >= first + count:
+            return True
+    return False
 
 
 def _with_bias(y: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
