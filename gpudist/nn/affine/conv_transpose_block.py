@@ -119,7 +119,6 @@ def _fit(
 
 
 def _has_idle_taps(window: TransposedWindow, cells: int, first: int, count: int) -> bool:
-    """Return whether a tap contributes to none of ``count`` outputs from ``first`` on."""
     for tap in range(window.kernel):
         start = tap * window.dilation
         cell = max(0, -((start - first) // window.stride))
