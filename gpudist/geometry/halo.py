@@ -16,13 +16,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
-from math import prod
 from typing import Literal, NamedTuple
 
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.boxes import Box, Message, Move, Plan, Stage, stage_of
 from gpudist.geometry.cartesian import rank_of
-from gpudist.geometry.windows import FoldedWindow, SlidingWindow, Window
+from gpudist.geometry.windows import SlidingWindow, Window
 
 Part = Literal["left", "inside", "right", "whole"]
 _SIDES: tuple[Part, ...] = ("left", "right")
@@ -112,10 +111,8 @@ class _Axis:
 
     def _takes(self, part: Part) -> Iterator[_HaloSegment]:
         low, high = self.needed(part, self.index)
-        for image in images(self.window, (low, high), self.inputs.extent, self.periodic):
-            shift = image.shift
-            first, last = max(low - shift, image.start), min(high - shift, image.stop)
-            for owner, start, stop in self.inputs.overlapping(first, last):
+        for shift in shifts((low, high), self.inputs.extent, self.periodic):
+            for owner, start, stop in self.inputs.overlapping(low - shift, high - shift):
                 own = owner == self.index and shift == 0
                 yield _HaloSegment(owner, start + shift - low, stop + shift - low, own)
 
@@ -128,10 +125,8 @@ class _Axis:
             reads(outputs, window, extent, 0)[0],
             reads(outputs, window, extent, outputs.occupied - 1)[1],
         )
-        for image in images(window, reach, extent, self.periodic):
-            shift = image.shift
-            seen = max(first, image.start) + shift, min(last, image.stop) + shift
-            for taker, low, high in takers(outputs, window, extent, *seen):
+        for shift in shifts(reach, extent, self.periodic):
+            for taker, low, high in takers(outputs, window, extent, first + shift, last + shift):
                 if part != "whole":
                     needed = self.needed(part, taker)
                     low, high = max(low, needed[0]), min(high, needed[1])
@@ -149,15 +144,14 @@ def inside(
     Outputs before the range read ghosts on the left; outputs behind it read them only on the right.
     """
     owned, (start, stop) = inputs.block(index), outputs.block(index)
-    copies = periodic or isinstance(window, FoldedWindow)
 
     def reads_from(output: int) -> int:
         low = window.needed(output, output + 1, inputs.extent)[0]
-        return low if copies else max(low, 0)
+        return low if periodic else max(low, 0)
 
     def reads_to(output: int) -> int:
         high = window.needed(output, output + 1, inputs.extent)[1]
-        return high if copies else min(high, inputs.extent)
+        return high if periodic else min(high, inputs.extent)
 
     first = bisect_left(range(stop), True, start, key=lambda i: reads_from(i) >= owned[0])
     last = bisect_left(range(stop), True, first, key=lambda i: reads_to(i) > owned[1])
@@ -304,6 +298,11 @@ def plan_faces(
     return tuple(faces)
 
 
+def have_faces(inputs: Decomposition, windows: Sequence[Window], periodic: Sequence[bool]) -> bool:
+    """Return whether any worker reads ghosts, so that :func:`plan_faces` returns a face."""
+    return most_faces(inputs, windows, periodic) > 0
+
+
 def most_faces(inputs: Decomposition, windows: Sequence[Window], periodic: Sequence[bool]) -> int:
     """Return the number of faces with outputs that a worker has at most."""
     axes = _axes(inputs, windows, (0,) * len(inputs.dims), periodic)
@@ -394,37 +393,11 @@ def takers(
             yield taker, low, high
 
 
-class Image(NamedTuple):
-    """Cells ``[start, stop)``, of which a window sees copies ``shift`` cells further on."""
-
-    start: int
-    stop: int
-    shift: int
-
-
-def images(window: Window, cells: tuple[int, int], extent: int, periodic: bool) -> Iterator[Image]:
-    """Yield what ``cells``, which may lie beyond the edges, are copies of; shift 0 is the tensor.
-
-    Reflected and repeated cells are images one by one.
-    """
-    first, last = cells
-    if periodic and extent:
-        for shift in range(first // extent * extent, last, extent):
-            yield Image(0, extent, shift)
-        return
-    yield Image(0, extent, 0)
-    if isinstance(window, FoldedWindow):
-        for place in (*range(first, min(last, 0)), *range(max(first, extent), last)):
-            cell = window.copied(place, extent)
-            yield Image(cell, cell + 1, place - cell)
-
-
-def most_images(inputs: Decomposition, windows: Sequence[Window]) -> int:
-    """Return the number of images, in all dims together, of which a block consists at most."""
-    return prod(
-        1 + sum(window.overhang(blocks.extent)) if isinstance(window, FoldedWindow) else 1
-        for blocks, window in zip(inputs.dims, windows, strict=True)
-    )
+def shifts(cells: tuple[int, int], extent: int, periodic: bool) -> range:
+    """Return offsets of the copies of the global extent that ``cells`` touch; 0 is the original."""
+    if not periodic or extent == 0:
+        return range(1)
+    return range(cells[0] // extent * extent, cells[1], extent)
 
 
 def own_paddings(

@@ -339,6 +339,11 @@ class PaddingWindow:
 class FoldedWindow:
     """Window whose cells beyond the global edge are copies of cells inside.
 
+    Needed ranges never leave the global extent: they are the hull of the cells that are read and of
+    the cells that are copied. Ranges must be monotone in the outputs. Therefore, with reflected
+    padding, the ranges of outputs near an edge cover the whole reflection, even if the outputs read
+    less of it.
+
     Attributes:
         window: window that reads beyond the edge.
         mode: ``"reflect"`` to mirror at the edge cell, ``"replicate"`` to repeat the edge cell.
@@ -348,21 +353,20 @@ class FoldedWindow:
     mode: CopyingMode
 
     def outputs(self, inputs: Blocks) -> Blocks:
-        require_padding_fits(self.mode, self.overhang(inputs.extent), inputs.extent)
+        require_padding_fits(self.mode, self._overhang(inputs.extent), inputs.extent)
         return self.window.outputs(inputs)
 
     def needed(self, start: int, stop: int, extent: int) -> tuple[int, int]:
-        return self.window.needed(start, stop, extent)
-
-    def copied(self, cell: int, extent: int) -> int:
-        """Return the cell inside of which ``cell`` is a copy."""
-        last = extent - 1
+        low, high = self.window.needed(start, stop, extent)
+        low, high = min(max(low, 0), extent - 1), max(min(high, extent), 1)
         if self.mode == "replicate":
-            return min(max(cell, 0), last)
-        return last - abs(last - abs(cell))
+            return low, high
+        front, behind = self._overhang(extent)
+        if behind:
+            low = min(low, extent - 1 - behind)
+        return low, max(high, front + 1) if front else high
 
-    def overhang(self, extent: int) -> tuple[int, int]:
-        """Return the numbers of cells that outputs read in front of and behind the extent."""
+    def _overhang(self, extent: int) -> tuple[int, int]:
         outputs = self.window.outputs(Blocks(extent, 1)).extent
         if outputs == 0:
             return 0, 0

@@ -14,7 +14,7 @@ from gpudist.errors import PartitionError, PlanMismatch, ShapeError, side_by_sid
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.boxes import Plan, Stage
-from gpudist.geometry.halo import most_images, plan_halo
+from gpudist.geometry.halo import plan_halo
 from gpudist.geometry.halo_choice import costs_less_nested
 from gpudist.geometry.windows import HaloWidths, Window
 from gpudist.ops.arrays import Array, applied
@@ -25,9 +25,6 @@ from gpudist.world.partition import CartesianPartition
 
 # Largest width of a halo, in global extents.
 _MOST_TURNS = 100
-# Most boxes of reflected and repeated cells. Dim by dim there are fewer, since corners are copied
-# with the edges: wide padding then takes less time to plan and to carry out.
-_MOST_IMAGES = 256
 
 
 @operator("halo_exchange", lambda kind, P_x: kind(P_x, halo=[(1, 2), (1, 0)]), (7, 5))
@@ -135,8 +132,6 @@ class HaloExchange(Operator):
     def _is_nested(
         self, inputs: Decomposition, windows: Sequence[Window], dtype: torch.dtype
     ) -> bool:
-        if most_images(inputs, windows) > _MOST_IMAGES:
-            return True
         if self.nested is not None:
             return self.nested
         # The costs that are known are NCCL's.

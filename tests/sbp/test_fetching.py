@@ -10,11 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gpudist.exchange.torch_library import Watching
-from gpudist.sbp import Placement
 from gpudist.world.partition import Partition
 from tests.pool import distributed
-from tests.sbp.compare import assert_global, global_of
 from tests.sbp.parts import P, S, random
 from tests.sbp.tables import assert_everywhere, assert_table
 
@@ -58,35 +55,3 @@ def test_without_boxing(P_world: Partition) -> None:
     padded = [([S(2)], S(2, [5, 3, 4])), ([S(3)], S(3, [4, 3, 2]))]
     assert_table(P_world, lambda t: F.pad(t, (1, 0, 2, 1)), [x], padded, cuts=False)
     assert_table(P_world, lambda t: F.pad(t, (1, 0, 2, 1), "reflect"), [x], padded, cuts=False)
-
-
-class _Operations(Watching):
-    """Dispatch mode that notes the names of operations."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        self.names.add(func._overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
-@distributed(ranks=2, transports=["loopback"])
-def test_cells_arrive_in_order(P_world: Partition, mode: str) -> None:
-    """Narrow padding is one movement; wide padding arranges cells after it. Results are equal."""
-    placement = Placement("cpu", [0, 1], P_world)
-    for width, arranges in ((3, False), (20, mode != "circular")):
-        whole = random((1, 2, 5, 24)).requires_grad_()
-        x = global_of(whole.detach(), placement, (S(3),)).requires_grad_()
-        expected = F.pad(whole, (width, width, 1, 2), mode)
-        with _Operations() as operations:
-            y = F.pad(x, (width, width, 1, 2), mode)
-            (gradient,) = torch.autograd.grad(y.square().sum(), x)
-        (wanted,) = torch.autograd.grad(expected.square().sum(), whole)
-        assert any("index" in name for name in operations.names) is arranges
-        assert_global(y, expected)
-        assert_global(gradient, wanted)

@@ -14,6 +14,7 @@ from gpudist.exchange.autograd import apply_handwritten, is_eager
 from gpudist.exchange.compiled_nodes import apply_compiled
 from gpudist.exchange.torch_library import is_compiled
 from gpudist.geometry.blocks import Decomposition
+from gpudist.geometry.halo import have_faces
 from gpudist.geometry.windows import FoldedWindow, PaddedWindow, Read, SlidingWindow, Window
 from gpudist.nn.affine.affine_layer import BoundAffine
 from gpudist.nn.affine.affine_placement import place_channels
@@ -41,8 +42,13 @@ from gpudist.nn.kernel_choice import suits_cpu
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.partitions import partitions_lead
 from gpudist.nn.windowed.block_in_place import use_in_place
+from gpudist.nn.windowed.edge_padding import (
+    EdgePadding,
+    bind_edge_padding,
+    require_padding_of_input,
+)
 from gpudist.nn.windowed.region_layer import BlockOperation, WithPadding, padding_widths
-from gpudist.nn.windowed.window import per_dim, require_padding_of_input
+from gpudist.nn.windowed.window import per_dim
 from gpudist.ops.halo_exchange import HaloExchange
 from gpudist.ops.operator import Bound
 from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, ShapeMode
@@ -93,6 +99,7 @@ class _DistributedConv(ConvLayer):
         place or no worker needs ghosts. The copy has no zeros that the worker would have on both
         sides of a dim. Backward keeps it; on a GPU, with ``P_x`` alone and from 4 MiB on, it keeps
         the block and the ghosts, and copies again for the gradient of the weight.
+        Workers at an edge copy the block once more if the padding is reflected or replicated.
 
     Raises:
         PartitionError: the partitions do not match.
@@ -213,6 +220,8 @@ class _DistributedConv(ConvLayer):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
+        if bound.edge_padding is not None:
+            block = bound.edge_padding(block)
         assert bound.block is not None
         return bound.block(in_form(block, channels_last_form(x)), weight, bias)
 
@@ -247,7 +256,7 @@ class _DistributedConv(ConvLayer):
         features = block.shape[1] if block is not None else None
         bound = _BoundConv(movement, self.bind_parameters(), reduction, features, block)
         if any(isinstance(window, FoldedWindow) for window in windows):
-            return bound
+            return self._with_edge_padding(bound, inputs, x)
         is_alone = self._placement.P_source is None and reduction is None
         if is_alone and index is not None and block is not None and 0 not in block.shape:
             given = bound.parameters, block.convolution, partial(self.affine, bound)
@@ -264,6 +273,21 @@ class _DistributedConv(ConvLayer):
             PaddedWindow(window) if isinstance(window, SlidingWindow) and not wraps else window
             for window, wraps in zip(halo.windows, halo.periodic, strict=True)
         ]
+
+    def _with_edge_padding(
+        self, bound: _BoundConv, inputs: Decomposition, x: torch.Tensor
+    ) -> _BoundConv:
+        """Add to ``bound`` the padding by copies of cells, which follows the halo exchange."""
+        halo, index = self.halo_exchange, self._placement.P_c.index
+        has_ghosts = self._placement.P_source is not None or have_faces(
+            inputs, halo.windows, halo.periodic
+        )
+        bound = bound if has_ghosts else replace(bound, halo=None)
+        if index is None or bound.block is None or 0 in bound.block.shape:
+            return bound
+        features = (inputs.dims[2:], halo.windows[2:], index[2:])
+        edge_padding = bind_edge_padding(*features, x.device, of_own_block=not has_ghosts)
+        return replace(bound, edge_padding=edge_padding)
 
     def _with_block_in_place(
         self, bound: _BoundConv, layout: BlockLayout, x: torch.Tensor
@@ -331,11 +355,13 @@ class _BoundConv(BoundAffine):
         block: local convolution; ``None`` on workers that do not convolve.
         in_place: convolution without a copy of the block; ``None`` if the block is copied.
         with_ghosts: convolution that keeps the ghosts alone; ``None`` if the copy is kept.
+        edge_padding: padding of the block and its ghosts before the convolution.
     """
 
     block: BlockConvolution | None = None
     in_place: ConvolutionInPlace | None = None
     with_ghosts: ConvolutionWithGhosts | None = None
+    edge_padding: EdgePadding | None = None
 
     def by_hand(self, x: torch.Tensor) -> ConvolutionInPlace | ConvolutionWithGhosts | None:
         """Return the convolution with a backward of its own that suits ``x``, on all ranks alike.
@@ -355,7 +381,7 @@ class _BoundConv(BoundAffine):
     def alone(self) -> Callable[..., torch.Tensor] | None:
         """Function of input, weight and bias, if the layer moves nothing; else ``None``."""
         block = self.block
-        if block is None or 0 in block.shape or self.moves:
+        if block is None or 0 in block.shape or self.edge_padding is not None or self.moves:
             return None
         return block.convolution
 

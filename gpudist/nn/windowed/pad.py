@@ -16,8 +16,12 @@ from gpudist.geometry.windows import CopyingMode, FoldedWindow, PaddingWindow, R
 from gpudist.nn.channels_last import channels_last_form, in_form
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.parameters.parameter import tied_empty
+from gpudist.nn.windowed.edge_padding import (
+    EdgePadding,
+    bind_edge_padding,
+    require_padding_of_input,
+)
 from gpudist.nn.windowed.region_layer import BlockOperation, RegionLayer, padding_widths
-from gpudist.nn.windowed.window import require_padding_of_input
 from gpudist.ops.halo_exchange import HaloExchange
 from gpudist.ops.operator import Bound
 from gpudist.ops.shape_agreement import ShapeMode
@@ -26,15 +30,17 @@ from gpudist.world.partition import CartesianPartition
 
 @dataclass(frozen=True)
 class _BoundPad:
-    """Movement of a layer, bound to one input shape.
+    """Movement and local padding of a layer, bound to one input shape.
 
     Attributes:
         halo: movement of the cells that each worker's output consists of.
         output_shape: shape of this worker's block of the output.
+        edge_padding: local padding after the movement; ``None`` if there is nothing left to pad.
     """
 
     halo: Movement
     output_shape: tuple[int, ...]
+    edge_padding: EdgePadding | None
 
 
 class _DistributedPad(RegionLayer):
@@ -89,15 +95,21 @@ class _DistributedPad(RegionLayer):
         y = move((bound.halo,), (x,))[0]
         if 0 in bound.output_shape:
             return tied_empty(bound.output_shape, y.dtype, y)
+        if bound.edge_padding is not None:
+            y = bound.edge_padding(y)
         return in_form(y, channels_last_form(x))
 
     def _bind(self, x: torch.Tensor) -> _BoundPad:
         layout = self.halo_exchange.agreement(x)
-        inputs, index = layout.decomposition, self.P_x.index
+        inputs, windows, index = layout.decomposition, self.halo_exchange.windows, self.P_x.index
         assert index is not None
         self.require_input(inputs)
         halo = self.halo_exchange.bind_to(inputs, layout.dtype, x)
-        return _BoundPad(halo, self.outputs_of(inputs).block(index).shape)
+        outputs = self.outputs_of(inputs).block(index).shape
+        edge_padding = None
+        if self._mode in ("reflect", "replicate") and 0 not in outputs:
+            edge_padding = bind_edge_padding(inputs.dims[2:], windows[2:], index[2:], x.device)
+        return _BoundPad(halo, outputs, edge_padding)
 
     def require_region(self) -> None:
         if self._mode != "constant":
@@ -230,7 +242,8 @@ class _DistributedCopyingPad(_DistributedPad):
 
     Cost:
         One halo exchange, which copies the block. Its messages carry the cells that change owners
-        because the output is balanced, and the cells copied from other workers.
+        because the output is balanced, and the cells copied from other workers. Workers at an edge
+        copy their block once more, except for circular padding.
 
     Raises:
         PartitionError, ShapeError: at construction, for unsupported arguments; a ShapeError at the

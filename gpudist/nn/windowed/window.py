@@ -1,4 +1,4 @@
-"""Arguments of windows: one number or one per dim, as in torch, and paddings that fit the input."""
+"""Arguments that, as in torch, are one number or one number per dim."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from operator import index
 import torch
 
 from gpudist.errors import ShapeError
-from gpudist.geometry.windows import require_padding_fits
 
 
 def per_dim(name: str, what: str, value: int | Sequence[int], dims: int) -> tuple[int, ...]:
@@ -27,21 +26,3 @@ def per_dim(name: str, what: str, value: int | Sequence[int], dims: int) -> tupl
             f"number or {dims}"
         )
     return values
-
-
-def require_padding_of_input(
-    name: str,
-    mode: str,
-    paddings: Sequence[tuple[int, int]],
-    extents: Sequence[int],
-) -> None:
-    """Raise if the extents of an input do not fit the padding, like torch's layer.
-
-    Raises:
-        ShapeError: on every rank alike, naming the layer and the dim.
-    """
-    for d, (padding, extent) in enumerate(zip(paddings, extents, strict=True)):
-        try:
-            require_padding_fits(mode, padding, extent)
-        except ShapeError as error:
-            raise ShapeError(f"{name}, dim {d + 2}: {error}") from None

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
-from typing import NamedTuple
 
 import torch
 
@@ -21,11 +20,6 @@ from gpudist.world.partition import CartesianPartition
 
 Range = tuple[int, int]
 Sizes = tuple[int, ...]
-
-# Most boxes of a movement, and most ranges of a dim, that are moved in the order of the result.
-# Boxes of single cells read and write little at a time, and sums of n boxes take n * n steps to
-# plan.
-_MOST_BOXES, _MOST_RANGES = 256, 16
 
 
 @dataclass(frozen=True)
@@ -101,26 +95,12 @@ def _bind(read: Read, call: Call, where: Where) -> Compute:
     assert P.index is not None
     if P.size == 1 and 0 not in where.inputs[0].shape:
         return call
-    dims = _in_order([_Dim.of(blocks, fetches.get(d)) for d, blocks in enumerate(inputs.dims)])
+    dims = [_Dim.of(blocks, fetches.get(d)) for d, blocks in enumerate(inputs.dims)]
     movement = _movement(P, inputs, dims, where, 0)
     places = {
-        d: dims[d].places(P.index[d], is_fetched=movement is not None)
-        for d in sorted(fetches)
-        if not dims[d].in_order
+        d: dims[d].places(P.index[d], is_fetched=movement is not None) for d in sorted(fetches)
     }
     return _Fetching(movement, {d: at for d, at in places.items() if at is not None})
-
-
-def _in_order(dims: Sequence[_Dim]) -> list[_Dim]:
-    """Return the dims, of which those with too many ranges are fetched in ascending order."""
-    found, boxes = list(dims), 1
-    for d in sorted(range(len(dims)), key=lambda d: dims[d].most_ranges):
-        ranges = dims[d].most_ranges
-        if ranges > _MOST_RANGES or boxes * ranges > _MOST_BOXES:
-            found[d] = replace(dims[d], in_order=False)
-        else:
-            boxes *= ranges
-    return found
 
 
 def _movement(
@@ -167,7 +147,7 @@ def _bind_joined(along: int, call: Call, where: Where) -> Compute:
 
 
 class _Fetching:
-    """Function that fetches cells, and arranges those of ``places`` that do not arrive in order."""
+    """Function that fetches cells and arranges them in the order of the result's block."""
 
     def __init__(self, movement: Movement | None, places: dict[int, torch.Tensor]) -> None:
         self.movement, self.places = movement, places
@@ -193,14 +173,11 @@ class _Dim:
         inputs: blocks of the input.
         outputs: blocks of the result.
         cells: cell of the input for each cell of the result; ``None`` if the result is the input.
-        in_order: whether cells are fetched in the order of the result, copies included, instead of
-            once and in ascending order.
     """
 
     inputs: Blocks
     outputs: Blocks
     cells: tuple[int, ...] | None
-    in_order: bool = True
 
     @classmethod
     def of(cls, inputs: Blocks, fetch: Fetch | None) -> _Dim:
@@ -210,7 +187,7 @@ class _Dim:
         return cls(inputs, Blocks.of_sizes(sizes), tuple(fetch.cells))
 
     def needed(self, index: int) -> list[Range]:
-        """Return the ranges of the input that the result's block needs, as they are fetched."""
+        """Return the ranges of the input that the result's block needs, in ascending order."""
         return self._needed[index]
 
     @cached_property
@@ -221,8 +198,7 @@ class _Dim:
         if self.cells is None:
             return [(start, stop)] if start < stop else []
         found: list[Range] = []
-        cells = self.cells[start:stop]
-        for cell in cells if self.in_order else sorted(set(cells)):
+        for cell in sorted(set(self.cells[start:stop])):
             if found and found[-1][1] == cell:
                 found[-1] = found[-1][0], cell + 1
             else:
@@ -230,17 +206,10 @@ class _Dim:
         return found
 
     @cached_property
-    def most_ranges(self) -> int:
-        """Number of ranges that a worker needs at most."""
-        return max(1, *map(len, self._needed))
-
-    @cached_property
     def is_local(self) -> bool:
-        """Whether every worker has what it needs, in that order if order matters."""
+        """Whether every worker has what it needs."""
         for index in range(self.inputs.parts):
             start, stop = self.inputs.block(index)
-            if self.in_order and self.needed(index) != ([(start, stop)] if start < stop else []):
-                return False
             if any(first < start or stop < last for first, last in self.needed(index)):
                 return False
         return True
@@ -265,25 +234,11 @@ class _Dim:
         at = [there[cell] for cell in self.cells[start:stop]]
         return None if at == list(range(len(there))) else torch.tensor(at, dtype=torch.int64)
 
-    def given(self, needs: int, gives: int) -> list[_Piece]:
-        """Return what one worker needs and another holds."""
+    def given(self, needs: int, gives: int) -> list[Range]:
+        """Return the ranges that one worker needs and another holds."""
         first, last = self.inputs.block(gives)
-        found: list[_Piece] = []
-        at = 0
-        for start, stop in self.needed(needs):
-            low, high = max(start, first), min(stop, last)
-            if low < high:
-                found.append(_Piece(low, high, at + low - start))
-            at += stop - start
-        return found
-
-
-class _Piece(NamedTuple):
-    """Cells ``[start, stop)`` of the input, which become those from ``at`` on of the block."""
-
-    start: int
-    stop: int
-    at: int
+        common = [(max(a, first), min(b, last)) for a, b in self.needed(needs)]
+        return [(a, b) for a, b in common if a < b]
 
 
 def _plan(P: CartesianPartition, inputs: Decomposition, dims: Sequence[_Dim]) -> Plan:
@@ -293,15 +248,9 @@ def _plan(P: CartesianPartition, inputs: Decomposition, dims: Sequence[_Dim]) ->
     along = list(enumerate(zip(dims, index, strict=True)))
     workers = [range(dim.inputs.parts) for dim in dims]
     wanted = [[(j, dim.given(j, i)) for j in workers[d]] for d, (dim, i) in along]
-    gives = [
-        (peer, Box(tuple(p.start for p in box), tuple(p.stop for p in box)).shifted(own))
-        for peer, box in _boxes(wanted, P.shape)
-    ]
+    gives = [(peer, box.shifted(own)) for peer, box in _boxes(wanted, P.shape)]
     owned = [[(j, dim.given(i, j)) for j in workers[d]] for d, (dim, i) in along]
-    takes = [
-        (peer, Box(tuple(p.at for p in box), tuple(p.at + p.stop - p.start for p in box)))
-        for peer, box in _boxes(owned, P.shape)
-    ]
+    takes = [(peer, _compact(box, dims, index)) for peer, box in _boxes(owned, P.shape)]
     output_shape = tuple(
         sum(b - a for a, b in dim.needed(i)) for dim, i in zip(dims, index, strict=True)
     )
@@ -311,11 +260,20 @@ def _plan(P: CartesianPartition, inputs: Decomposition, dims: Sequence[_Dim]) ->
 
 
 def _boxes(
-    along: Sequence[Sequence[tuple[int, list[_Piece]]]], grid: Sequence[int]
-) -> Iterator[tuple[int, tuple[_Piece, ...]]]:
+    along: Sequence[Sequence[tuple[int, list[Range]]]], grid: Sequence[int]
+) -> Iterator[tuple[int, Box]]:
     # In an order that all ranks share.
-    present = [[(i, pieces) for i, pieces in one if pieces] for one in along]
+    present = [[(i, ranges) for i, ranges in one if ranges] for one in along]
     for choice in product(*present):
         peer = rank_of([i for i, _ in choice], grid)
-        for box in product(*(pieces for _, pieces in choice)):
-            yield peer, box
+        for ranges in product(*(ranges for _, ranges in choice)):
+            yield peer, Box(*map(tuple, zip(*ranges, strict=True)))
+
+
+def _compact(box: Box, dims: Sequence[_Dim], index: Sequence[int]) -> Box:
+    start: list[int] = []
+    for dim, i, cell in zip(dims, index, box.start, strict=True):
+        before = (min(b, cell) - a for a, b in dim.needed(i) if a < cell)
+        start.append(sum(before))
+    stop = [a + n for a, n in zip(start, box.shape, strict=True)]
+    return Box(tuple(start), tuple(stop))

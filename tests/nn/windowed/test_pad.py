@@ -64,16 +64,6 @@ def test_blocks_of_padding_only(P_world: Partition, kind: str, padding: tuple[in
     check(P_world, kind, (2, 2, 3, 3), [1, 1, 5, 1], (0, 1, *padding))
 
 
-@pytest.mark.parametrize("kind", ["Reflection", "Replication"])
-@distributed(ranks=2, transports=["loopback"])
-def test_wide_padding_is_added_dim_by_dim(P_world: Partition, kind: str) -> None:
-    P_x = grid(P_world, [1, 1, 2, 1])
-    for padding, stages in ((7, 1), (8, 2)):
-        check(P_world, kind, (1, 2, 18, 9), P_x.shape, padding)
-        layer = getattr(nn, f"Distributed{kind}Pad2d")(P_x, padding)
-        assert len(layer._bind(torch.randn(1, 2, 9, 9)).halo.stages) == stages
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @distributed(ranks=4, transports=["loopback"])
 def test_options(P_world: Partition, kind: str) -> None:
