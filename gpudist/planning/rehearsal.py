@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import astuple, dataclass
 from math import prod
 from typing import Any
@@ -164,7 +164,11 @@ class DryNetwork:
 
     def _whole(self, x: Sequence[int] | torch.Tensor) -> torch.Tensor:
         if isinstance(x, torch.Tensor):
-            return know_copy(torch.empty_like(x, device=META), x, {})
+            whole = torch.empty_like(x, device=META)
+            # Values of tensors without memory of their own are unknown.
+            with suppress(RuntimeError):
+                know_copy(whole, x, {})
+            return whole
         try:
             return torch.empty(tuple(x), dtype=self._dtype, device=META)
         except (RuntimeError, TypeError) as error:

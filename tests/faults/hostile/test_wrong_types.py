@@ -34,10 +34,10 @@ WITH_METHODS = (Partition, CartesianPartition, sbp.GlobalTensor)
 METHODS = {kind.__name__ for kind in WITH_METHODS}
 # Users make partitions by methods of others.
 NOT_CALLED_BY_USERS = {"Partition", "CartesianPartition"}
-# Right calls need more than a world: process groups of torch, or another package.
+# Right calls need more than a world: process groups of torch, another package, or a GPU.
 NEEDS_MORE = {
     "from_dtensor", "to_dtensor", "to_typed_local", "CartesianPartition.create_device_mesh",
-    "install_methods", "plan_of",
+    "install_methods", "plan_of", "search",
 }  # fmt: skip
 
 _CELLS = {"1d": 3, "2d": 4, "3d": 5}
