@@ -64,7 +64,7 @@ class Counting(Watching):
     def __enter__(self) -> Any:
         # The native core draws on the CPU here, where the doubles of CUDA see no kernel.
         for module in (cells, drop):
-            module.draw = self._drawing
+            vars(module)["draw"] = self._drawing
         return super().__enter__()
 
     def _drawing(self, kind: str, output: torch.Tensor, *args: Any, **options: Any) -> None:
@@ -74,7 +74,7 @@ class Counting(Watching):
 
     def __exit__(self, *error: Any) -> None:
         for module in (cells, drop):
-            module.draw = _draw
+            vars(module)["draw"] = _draw
         super().__exit__(*error)
         for name in _OWN:
             self._add(f"gpudist::{name}", count(name) - self._before[name], 0)
