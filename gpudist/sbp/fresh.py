@@ -18,6 +18,7 @@ from gpudist.exchange.torch_library import is_recorded
 from gpudist.geometry.layout import NdSbp, broadcast, split
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.outer import CASTS
+from gpudist.sbp.placement import Placement
 from gpudist.sbp.signatures.factories import block
 from gpudist.sbp.signatures.slicing import index_by_dim
 
@@ -90,10 +91,12 @@ def _split_for(y: Any, index: Any, value: GlobalTensor) -> None:
         return
     if y.requires_grad or y.is_inference() != torch.is_inference_mode_enabled():
         return
+    if isinstance(y, GlobalTensor) and not _holds(y.placement, value.placement):
+        return
     sbp = _attributes(tuple(y.shape), index, value)
     if sbp is None or _references(getattr(y, "_local", y)) != _ALONE:
         return
-    made: Any = block(value, getattr(y, "_local", y), sbp)
+    made: Any = block(value, getattr(y, "_local", y), sbp, tuple(y.shape))
     if isinstance(y, GlobalTensor):
         y._local, y._global_spec = made._local, made._global_spec
         return
@@ -101,6 +104,11 @@ def _split_for(y: Any, index: Any, value: GlobalTensor) -> None:
         torch.utils.swap_tensors(y, made)
     except RuntimeError:
         return  # Something else refers to the tensor.
+
+
+def _holds(placement: Placement, other: Placement) -> bool:
+    """Return whether every worker of ``other`` has the copies of ``placement``."""
+    return set(other.partition.ranks) <= set(placement.partition.ranks)
 
 
 def _attributes(shape: tuple[int, ...], index: Any, value: GlobalTensor) -> NdSbp | None:

@@ -288,6 +288,29 @@ def test_work_in_place_on_what_was_moved_reaches_the_original(
     assert_as_alone(ReadAgain, grid(P_world, [1, 1, 2, 1]), [(1, 2, 6, 8)], edit)
 
 
+class Collecting(nn.Module):
+    """Writes blocks of all workers to a new tensor like one that the plan moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = nn.PReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        like = self.act(x)
+        y = like.new_zeros(x.shape)
+        y[:, :, ::2] = x[:, :, ::2].sin() * self.act.weight
+        return y
+
+
+@pytest.mark.parametrize("most", [1, 2])
+@distributed(ranks=4, transports=["loopback"])
+def test_a_new_tensor_on_fewer_workers_takes_blocks_of_all(P_world: Partition, most: int) -> None:
+    def edit(plan: Plan) -> None:
+        plan.layout("act", split(3), grid=[most])
+
+    assert_as_alone(Collecting, grid(P_world, [1, 1, 3, 1]), [(1, 2, 6, 8)], edit)
+
+
 class Looking(nn.Module):
     """Notes the layouts of what it computes."""
 

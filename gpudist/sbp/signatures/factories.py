@@ -97,9 +97,12 @@ enter_cast("byte", torch.uint8)
 enter_cast("char", torch.int8)
 
 
-def block(x: Any, whole: Tensor, sbp: NdSbp) -> Tensor:
-    """Return this rank's part of ``whole`` on the placement of ``x``."""
-    shape = tuple(whole.shape)
+def block(x: Any, whole: Tensor, sbp: NdSbp, shape: tuple[int, ...] | None = None) -> Tensor:
+    """Return this rank's part of ``whole`` on the placement of ``x``.
+
+    Ranks outside of the placement, which may not hold ``whole``, pass its global ``shape``.
+    """
+    shape = tuple(whole.shape) if shape is None else shape
     index = x.placement.index
     if index is None:
         return x._wrap(whole.new_empty(0), x.placement, sbp, shape)
