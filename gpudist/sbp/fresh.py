@@ -91,7 +91,7 @@ def _split_for(y: Any, index: Any, value: GlobalTensor) -> None:
         return
     if y.requires_grad or y.is_inference() != torch.is_inference_mode_enabled():
         return
-    if isinstance(y, GlobalTensor) and not _holds(y.placement, value.placement):
+    if isinstance(y, GlobalTensor) and not _includes(y.placement, value.placement):
         return
     sbp = _attributes(tuple(y.shape), index, value)
     if sbp is None or _references(getattr(y, "_local", y)) != _ALONE:
@@ -106,8 +106,7 @@ def _split_for(y: Any, index: Any, value: GlobalTensor) -> None:
         return  # Something else refers to the tensor.
 
 
-def _holds(placement: Placement, other: Placement) -> bool:
-    """Return whether every worker of ``other`` has the copies of ``placement``."""
+def _includes(placement: Placement, other: Placement) -> bool:
     return set(other.partition.ranks) <= set(placement.partition.ranks)
 
 
