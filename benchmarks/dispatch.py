@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from benchmarks.case import Case, Side
 from gpudist.sbp import GlobalTensor, split
-from gpudist.sbp.interception import intercepted
+from gpudist.sbp.interception import intercept
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.scope import Scope
 from gpudist.world.partition import Partition
@@ -61,7 +61,7 @@ def sides(case: Case, P_world: Partition) -> dict[str, Side]:
 
     @torch.no_grad()
     def ours() -> Any:
-        with intercepted(Scope(placement)):
+        with intercept(Scope(placement)):
             for _ in range(CALLS):
                 y = function(x)
         return _whole_of(y)

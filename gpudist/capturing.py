@@ -15,7 +15,7 @@ from gpudist.sbp.global_parameter import block_of
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.world import runtime
 from gpudist.world.partition import Partition
-from gpudist.world.texts import gathered
+from gpudist.world.texts import gather_texts
 
 Arguments = ParamSpec("Arguments")
 Y = TypeVar("Y")
@@ -172,7 +172,7 @@ class CapturedStep(Generic[Arguments, Y]):
         finally:
             hook.remove()
         text = "" if failure is None else f"{type(failure).__name__}: {failure}"
-        answers = gathered(self._P_world, text.encode(errors="backslashreplace")[:2048])
+        answers = gather_texts(self._P_world, text.encode(errors="backslashreplace")[:2048])
         for rank, answer in enumerate(answers):
             if answer:
                 reason = answer.decode(errors="replace").strip()

@@ -28,7 +28,7 @@ from benchmarks.gpu.machine import CudaMachine, HostMachine
 from benchmarks.gpu.measure import ITERATIONS, GpuRow, measure
 from gpudist.world.environment import describe
 from gpudist.world.partition import Partition
-from gpudist.world.runtime import built, settings
+from gpudist.world.runtime import build_info, settings
 
 LEAST_ITERATIONS = 20
 # Of a rehearsal, whose times are not results; quantiles take two.
@@ -100,8 +100,8 @@ def what_is_missing(ranks: int, subject: str | None) -> str:
         return ""
     if not torch.cuda.is_available():
         return f"torch {torch.__version__} does not see a GPU"
-    if built().nccl_missing:
-        return built().nccl_missing
+    if build_info().nccl_missing:
+        return build_info().nccl_missing
     if ranks == 1:
         return f"{subject} takes several ranks" if subject in several.SUBJECTS else ""
     if subject in SUBJECTS and subject not in SEVERAL_RANKS:

@@ -20,7 +20,7 @@ from gpudist.batch.carrier import Carrier
 from gpudist.batch.differentiable import move_differentiable
 from gpudist.batch.flattener import Flattener
 from gpudist.batch.header import END, ERROR, HEADER_BYTES, BatchHeader, unpack_error
-from gpudist.batch.packing import malformed
+from gpudist.batch.packing import batch_error
 from gpudist.batch.piece_carrier import PieceCarrier
 from gpudist.batch.prepared import PreparedBatch, prepare
 from gpudist.batch.schema import Schema
@@ -108,7 +108,7 @@ class BatchChannel:
         """Unpack the message that begins in ``packet``, and receive its remainder."""
         header = BatchHeader.unpack(packet)
         if header.step != self._step:
-            raise malformed(f"it is message {header.step}, expected message {self._step}")
+            raise batch_error(f"it is message {header.step}, expected message {self._step}")
         self._step += 1
         facts = packet[HEADER_BYTES : HEADER_BYTES + header.facts_bytes]
         if header.tail_bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from gpudist.batch.header import BATCH, END, ERROR, BatchHeader, pack_error
-from gpudist.batch.packing import malformed
+from gpudist.batch.packing import batch_error
 from gpudist.batch.payload import payload_bytes
 from gpudist.batch.prepared import PreparedBatch
 from gpudist.batch.schema import Schema, schema_of
@@ -31,7 +31,7 @@ class KnownSchemas:
     def __getitem__(self, digest: bytes) -> Schema:
         found = self._schemas.get(digest)
         if found is None:
-            raise malformed("its schema has not been sent before")
+            raise batch_error("its schema has not been sent before")
         return found
 
     def add(self, schema: Schema) -> None:
@@ -86,15 +86,15 @@ def understand(
     if header.schema_bytes:
         schema = schema_of(facts[: header.schema_bytes])
         if schema.digest != header.digest:
-            raise malformed("the digest of its schema is wrong")
+            raise batch_error("the digest of its schema is wrong")
         known.add(schema)
     schema = known[header.digest]
     if schema.has_gradients and not differentiable:
-        raise malformed("a tensor requires grad, but the batch is not differentiable")
+        raise batch_error("a tensor requires grad, but the batch is not differentiable")
     parts = schema.values.read(values)
     expected = payload_bytes(schema.constants(parts))
     if expected != header.payload_bytes:
-        raise malformed(f"its tensors have {expected} bytes, not {header.payload_bytes}")
+        raise batch_error(f"its tensors have {expected} bytes, not {header.payload_bytes}")
     return schema, parts
 
 

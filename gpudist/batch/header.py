@@ -10,7 +10,7 @@ import struct
 import zlib
 from typing import NamedTuple
 
-from gpudist.batch.packing import malformed, packed, unpacked
+from gpudist.batch.packing import batch_error, decode_values, encode_values
 from gpudist.checks.digest import DIGEST_BYTES
 
 # Together with gloo's message header, this fills one frame, so that gloo also sends one message.
@@ -31,7 +31,7 @@ _CHECKSUM_AT = 8
 _MAX_TEXT_BYTES = 2048
 
 
-def aligned(nbytes: int) -> int:
+def round_up(nbytes: int) -> int:
     """Round ``nbytes`` up to the alignment of tensors."""
     return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
@@ -71,7 +71,7 @@ class BatchHeader(NamedTuple):
     @property
     def payload_at(self) -> int:
         """Offset of an inline payload in the packet."""
-        return aligned(HEADER_BYTES + self.facts_bytes)
+        return round_up(HEADER_BYTES + self.facts_bytes)
 
     @property
     def payload_fits(self) -> bool:
@@ -115,29 +115,29 @@ class BatchHeader(NamedTuple):
             TransportError: if the bytes are not a header of this version.
         """
         if len(data) < HEADER_BYTES:
-            raise malformed(f"its header has {len(data)} bytes, expected {HEADER_BYTES}")
+            raise batch_error(f"its header has {len(data)} bytes, expected {HEADER_BYTES}")
         fields = _FIXED.unpack_from(data)
         magic, version, kind, flags, zero, checksum, values_checksum, *sizes, digest, zeros = fields
         if magic != _MAGIC or version != _VERSION:
-            raise malformed(f"it begins with {data[:5].hex()}, expected version {_VERSION}")
+            raise batch_error(f"it begins with {data[:5].hex()}, expected version {_VERSION}")
         cleared = bytearray(data[:HEADER_BYTES])
         _CHECKSUM.pack_into(cleared, _CHECKSUM_AT, 0)
         if zlib.crc32(cleared) != checksum:
-            raise malformed("the checksum of its header is wrong")
+            raise batch_error("the checksum of its header is wrong")
         schema_bytes, values_bytes, payload_bytes, step = sizes
         header = cls(
             kind, step, digest, schema_bytes, values_bytes, payload_bytes, values_checksum,
             flags == _IS_INLINE,
         )  # fmt: skip
         if kind > END or flags > _IS_INLINE or zero or any(zeros):
-            raise malformed(f"unknown kind {kind} or flags {flags}")
+            raise batch_error(f"unknown kind {kind} or flags {flags}")
         if header.is_inline and not header.payload_fits:
-            raise malformed(f"{payload_bytes} bytes of payload do not fit into the packet")
+            raise batch_error(f"{payload_bytes} bytes of payload do not fit into the packet")
         return header
 
     def check_values(self, values: bytes) -> None:
         if zlib.crc32(values) != self.values_checksum:
-            raise malformed("the checksum of its values is wrong")
+            raise batch_error("the checksum of its values is wrong")
 
 
 def pack_error(error: BaseException) -> bytes:
@@ -146,7 +146,7 @@ def pack_error(error: BaseException) -> bytes:
         text.encode("utf-8", "replace")[: _MAX_TEXT_BYTES // 2].decode("utf-8", "ignore")
         for text in (type(error).__name__, str(error))
     ]
-    return packed(texts)
+    return encode_values(texts)
 
 
 def unpack_error(values: bytes) -> tuple[str, str]:
@@ -155,7 +155,7 @@ def unpack_error(values: bytes) -> tuple[str, str]:
     Raises:
         TransportError: if the bytes do not encode an exception.
     """
-    match unpacked(values):
+    match decode_values(values):
         case (str(name), str(text)):
             return name, text
-    raise malformed("it does not encode an exception")
+    raise batch_error("it does not encode an exception")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gpudist.batch.packing import malformed, packed, unpacked
+from gpudist.batch.packing import batch_error, decode_values, encode_values
 
 # Messages refer to dtypes by position in this list, so only append to it.
 _DTYPE_NAMES = (
@@ -85,7 +85,7 @@ class Values:
             extents += values[i].shape
         size = 4 if max(extents, default=0) <= _MAX_NARROW else 8
         out = self._extents[size].pack(size, *extents)
-        return out + packed([values[i] for i in self._plain]) if self._plain else out
+        return out + encode_values([values[i] for i in self._plain]) if self._plain else out
 
     def read(self, data: bytes) -> list[Any]:
         """Decode the result of :meth:`write`, with a ``TensorSpec`` in place of each tensor.
@@ -95,7 +95,7 @@ class Values:
         """
         form = self._extents.get(data[0]) if data else None
         if form is None or len(data) < form.size:
-            raise malformed(f"its {len(data)} bytes of values have no extents")
+            raise batch_error(f"its {len(data)} bytes of values have no extents")
         _, *extents = form.unpack_from(data)
         values: list[Any] = [None] * self._count
         at = 0
@@ -108,11 +108,11 @@ class Values:
             values[i] = TensorSpec(dtype, shape, items * itemsize)
         if not self._plain and len(data) == form.size:
             return values
-        plain = unpacked(data[form.size :])
+        plain = decode_values(data[form.size :])
         if type(plain) is not tuple or not PLAIN.issuperset(map(type, plain)):
-            raise malformed("its plain values are of other types")
+            raise batch_error("its plain values are of other types")
         if len(plain) != len(self._plain):
-            raise malformed(f"it has {len(plain)} plain values, expected {len(self._plain)}")
+            raise batch_error(f"it has {len(plain)} plain values, expected {len(self._plain)}")
         for i, value in zip(self._plain, plain, strict=True):
             values[i] = value
         return values
@@ -121,4 +121,4 @@ class Values:
 def _check_size(shape: Sequence[int]) -> None:
     # Even an empty tensor has strides, which must fit into 64 bits.
     if prod([extent or 1 for extent in shape]) > _MAX_ITEMS:
-        raise malformed(f"a tensor has the shape {list(shape)}, which is too large")
+        raise batch_error(f"a tensor has the shape {list(shape)}, which is too large")

@@ -13,7 +13,7 @@ _INTEGER, _COMPLEX = 1, 2
 _PAIR = struct.Struct("<dd")
 
 
-def malformed(what: str) -> TransportError:
+def batch_error(what: str) -> TransportError:
     """Return the error for bytes that are not a batch, with the reason ``what``."""
     return TransportError(
         f"received bytes that are not a valid batch: {what}; run the same gpudist on every rank, "
@@ -21,12 +21,12 @@ def malformed(what: str) -> TransportError:
     )
 
 
-def packed(value: Any) -> bytes:
+def encode_values(value: Any) -> bytes:
     return packb(value, default=_extended, unicode_errors="surrogatepass")  # pyright: ignore
 
 
-def unpacked(data: bytes) -> Any:
-    """Decode the result of :func:`packed`; lists become tuples.
+def decode_values(data: bytes) -> Any:
+    """Decode the result of :func:`encode_values`; lists become tuples.
 
     Raises:
         TransportError: if the bytes are not one value.
@@ -34,7 +34,7 @@ def unpacked(data: bytes) -> Any:
     try:
         return unpackb(data, ext_hook=_read, use_list=False, unicode_errors="surrogatepass")
     except Exception as error:  # bytes can fail in any way
-        raise malformed(f"{type(error).__name__}: {error}") from None
+        raise batch_error(f"{type(error).__name__}: {error}") from None
 
 
 def _extended(value: Any) -> ExtType:

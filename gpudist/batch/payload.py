@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from gpudist import recycling
-from gpudist.batch.header import ALIGNMENT_BYTES, aligned
+from gpudist.batch.header import ALIGNMENT_BYTES, round_up
 from gpudist.batch.leaves import TensorSpec
 from gpudist.batch.places import tensors_in
 
@@ -18,7 +18,7 @@ _SIZES_PER_OCTAVE = 8
 
 def payload_bytes(tensors: Sequence[torch.Tensor | TensorSpec]) -> int:
     """Return the size of the tensors packed one after the other, each aligned."""
-    return sum([aligned(x.nbytes) for x in tensors])
+    return sum([round_up(x.nbytes) for x in tensors])
 
 
 def message_bytes(nbytes: int) -> int:

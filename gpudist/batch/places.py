@@ -13,7 +13,7 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from gpudist import recycling
-from gpudist.batch.header import aligned
+from gpudist.batch.header import round_up
 from gpudist.batch.leaves import TensorSpec
 
 try:
@@ -36,7 +36,7 @@ class Places:
     def __init__(self, like: Sequence[torch.Tensor | TensorSpec]) -> None:
         self._like = like
         self.sizes = [x.nbytes for x in like]
-        self.rooms = [aligned(size) for size in self.sizes]
+        self.rooms = [round_up(size) for size in self.sizes]
         *self.offsets, self.nbytes = accumulate(self.rooms, initial=0)
 
     def pieces(self, addresses: Sequence[int]) -> list[tuple[int, int]]:

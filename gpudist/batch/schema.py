@@ -31,7 +31,7 @@ from gpudist.batch.named_classes import (
     name_of,
     rebuild,
 )
-from gpudist.batch.packing import malformed, packed, unpacked
+from gpudist.batch.packing import batch_error, decode_values, encode_values
 from gpudist.checks.digest import digest_of
 from gpudist.errors import ShapeError
 
@@ -65,7 +65,7 @@ class Schema:
         self.data = data
         self.digest = digest_of(data)
         self.leaves: list[Leaf] = []
-        self._tree = self._read(unpacked(data), 0)
+        self._tree = self._read(decode_values(data), 0)
         self.values = Values(self.leaves)
         tensors = [(i, leaf) for i, leaf in enumerate(self.leaves) if leaf is not None]
         self._constants = [i for i, leaf in tensors if not leaf.requires_grad]
@@ -102,7 +102,7 @@ class Schema:
     def _read(self, node: Any, depth: int) -> Any:
         """Check a node: ``None`` for a leaf, else kind, constructor and children."""
         if depth > _MAX_DEPTH:
-            raise malformed(f"it is more than {_MAX_DEPTH} containers deep")
+            raise batch_error(f"it is more than {_MAX_DEPTH} containers deep")
         made_of: Any = None
         match node:
             case Kind.VALUE:
@@ -115,13 +115,13 @@ class Schema:
                 pass
             case (Kind.DICT, (*made_of,), *children) if all(map(_is_key, made_of)):
                 if not len(set(made_of)) == len(made_of) == len(children):
-                    raise malformed("a dict has the same key twice, or too few or too many keys")
+                    raise batch_error("a dict has the same key twice, or too few or too many keys")
             case (Kind.DATACLASS | Kind.NAMED_TUPLE, str(name), (*fields,), *children):
                 made_of = class_named(name, fields, node[0] == Kind.NAMED_TUPLE), fields
                 if len(fields) != len(children):
-                    raise malformed(f"{name} has {len(fields)} fields and {len(children)} values")
+                    raise batch_error(f"{name} has {len(fields)} fields and {len(children)} values")
             case _:
-                raise malformed(f"a {type(node).__name__} is not a part of a structure")
+                raise batch_error(f"a {type(node).__name__} is not a part of a structure")
         return node[0], made_of, [self._read(child, depth + 1) for child in children]
 
 
@@ -142,7 +142,7 @@ def flatten(batch: Any, differentiable: bool = False) -> tuple[bytes, list[Any]]
         ShapeError: if something in the batch cannot be sent; the error names it and its place.
     """
     values: list[Any] = []
-    return packed(_flatten(values, batch, "batch", 0, differentiable)), values
+    return encode_values(_flatten(values, batch, "batch", 0, differentiable)), values
 
 
 def _flatten(values: list[Any], value: Any, where: str, depth: int, differentiable: bool) -> Any:
@@ -203,9 +203,9 @@ def _tensor_node(x: torch.Tensor, where: str, differentiable: bool) -> tuple[Any
 
 def _tensor_leaf(dtype: int, dims: int, requires_grad: bool) -> TensorLeaf:
     if not 0 <= dtype < len(DTYPES) or not 0 <= dims <= MAX_DIMS:
-        raise malformed(f"a tensor has the dtype {dtype} and {dims} dims")
+        raise batch_error(f"a tensor has the dtype {dtype} and {dims} dims")
     if requires_grad and DTYPES[dtype] not in SUMMED:
-        raise malformed(f"a tensor of {DTYPES[dtype]} has a gradient")
+        raise batch_error(f"a tensor of {DTYPES[dtype]} has a gradient")
     return TensorLeaf(DTYPES[dtype], dims, requires_grad)
 
 

@@ -27,7 +27,7 @@ def dtype_problem(stored: torch.dtype, wanted: torch.dtype) -> str:
     return ""
 
 
-def converted(x: torch.Tensor, dtype: torch.dtype, what: str) -> torch.Tensor:
+def convert_dtype(x: torch.Tensor, dtype: torch.dtype, what: str) -> torch.Tensor:
     """Convert ``x`` to ``dtype``, rounding floating-point numbers.
 
     Args:
@@ -47,8 +47,8 @@ def converted(x: torch.Tensor, dtype: torch.dtype, what: str) -> torch.Tensor:
     if dtype.is_complex:
         real = dtype.to_real()
         if x.is_complex():
-            return torch.view_as_complex(converted(torch.view_as_real(x), real, what))
-        return converted(x, real, what).to(dtype)
+            return torch.view_as_complex(convert_dtype(torch.view_as_real(x), real, what))
+        return convert_dtype(x, real, what).to(dtype)
     y = x.to(dtype)
     fits = _is_at_most_rounded(x, y) if x.is_floating_point() else _returns(x, y)
     if not bool(fits.all()):

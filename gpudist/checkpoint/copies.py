@@ -13,7 +13,7 @@ from gpudist.convert.copies import NamedCopy, copies_in
 from gpudist.nn.parameters.parameter_placement import placements
 from gpudist.nn.parameters.replication import holders_of
 from gpudist.world.partition import Partition
-from gpudist.world.texts import collected
+from gpudist.world.texts import gather_texts_on_first
 
 
 def warn_of_differences(
@@ -44,7 +44,7 @@ def warn_of_differences(
         if mine in ranks and rows[mine][i] != rows[ranks[0]][i]
     ]
     text = f"{different[0]}; {len(different)} of {len(own)} tensors do" if different else ""
-    found = [text for text in collected(P_world, text.encode()) if text]
+    found = [text for text in gather_texts_on_first(P_world, text.encode()) if text]
     if found:
         warnings.warn(
             f"{where}: {found[0].decode()}, and the checkpoint keeps one copy of each. Start with "

@@ -23,9 +23,9 @@ from gpudist.checkpoint import folders
 from gpudist.checkpoint.copies import warn_of_differences
 from gpudist.checkpoint.extra_state import extra_to_load, set_extra
 from gpudist.checkpoint.identity import files_of, first_bytes, identity_of
-from gpudist.checkpoint.json_values import encoded_text
+from gpudist.checkpoint.json_values import comparable_text
 from gpudist.checkpoint.nested import Entire, NestedPlanner
-from gpudist.checkpoint.optimizer_state import unchanged_by_failure
+from gpudist.checkpoint.optimizer_state import restore_on_failure
 from gpudist.checkpoint.reader import METADATA, SafePlanner, SafeReader
 from gpudist.checkpoint.seal import seal
 from gpudist.checkpoint.sequential import world_of
@@ -41,7 +41,7 @@ from gpudist.checkpoint.texts import ReplacedError, broadcast_text, failing_toge
 from gpudist.checks.arguments import checked
 from gpudist.errors import CheckpointError
 from gpudist.world.partition import Partition
-from gpudist.world.texts import collected
+from gpudist.world.texts import gather_texts_on_first
 
 
 @checked(CheckpointError)
@@ -97,7 +97,7 @@ def save(
         writer = _Writer(folder, identity)
         with failing_together(P_world, what):
             written = _write(state, planner, writer, P_world)
-        all_written = [pickle.loads(data) for data in collected(P_world, written)]
+        all_written = [pickle.loads(data) for data in gather_texts_on_first(P_world, written)]
         with failing_together(P_world, what):
             if P_world.rank == 0:
                 _, metadata = planner.create_global_plan([plan for plan, _ in all_written])
@@ -177,7 +177,7 @@ def _require_readable(reader: SafeReader, written: dict[str, Any]) -> None:
     _read(values, reader, metadata)
     for name, value in values.items():
         given = written[name].value if isinstance(written[name], Entire) else written[name]
-        if encoded_text(value, name) != encoded_text(given, name):
+        if comparable_text(value, name) != comparable_text(given, name):
             raise CheckpointError(
                 f"{name} is {given!r:.200} but reads back as {value!r:.200}; convert it to "
                 "numbers, texts or lists of them"
@@ -291,7 +291,7 @@ def _load(
         _read(values, reader, metadata)
         if optimizer is not None:
             require_same_groups(module, optimizer, metadata, values)
-    with unchanged_by_failure(optimizer):
+    with restore_on_failure(optimizer):
         with failing_together(P_world, what):
             if optimizer is not None:
                 _read(tensors, reader, metadata)

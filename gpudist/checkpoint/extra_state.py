@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from gpudist.checkpoint.json_values import decode, encode
-from gpudist.checkpoint.nested import assembled, entries_of
+from gpudist.checkpoint.nested import assemble, entries_of
 from gpudist.checkpoint.texts import failing_together, require_alike
 from gpudist.errors import CheckpointError
 from gpudist.sbp.global_parameter import block_of
@@ -89,7 +89,7 @@ def _shares_cells(x: torch.Tensor) -> bool:
     return False
 
 
-def encoded_extra(module: torch.nn.Module, state: Mapping[str, Any]) -> str:
+def encode_extra(module: torch.nn.Module, state: Mapping[str, Any]) -> str:
     """Return the extra state in a module's state dict as JSON.
 
     Raises:
@@ -111,7 +111,7 @@ def extra_to_save(
     text = ""
     with failing_together(P_world, "saving the model"):
         require_fillable(module, state)
-        text = encoded_extra(module, state)
+        text = encode_extra(module, state)
     require_alike(P_world, "the modules' extra state (get_extra_state)", text)
     return {name: entries_of(decode(value)) for name, value in json.loads(text).items()}
 
@@ -140,7 +140,7 @@ def set_extra(module: torch.nn.Module, metadata: Metadata, loaded: dict[str, Any
     found: dict[str, list[tuple[Any, Any]]] = {}
     for full, value in loaded.items():
         found.setdefault(paths[full][1], []).append((tuple(paths[full][2:]), value))
-    give_extra(module, {name: assembled(parts, name) for name, parts in found.items()})
+    give_extra(module, {name: assemble(parts, name) for name, parts in found.items()})
 
 
 def give_extra(module: torch.nn.Module, values: Mapping[str, Any]) -> None:

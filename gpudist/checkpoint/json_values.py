@@ -118,7 +118,7 @@ def storable(value: Any, what: str, *, cells: int | None = 1) -> Any:
     return decode(encode(value, what, cells=cells))
 
 
-def encoded_text(value: Any, what: str) -> str:
+def comparable_text(value: Any, what: str) -> str:
     """Return a text that is equal for equal values only; NaN equals NaN.
 
     Raises:

@@ -7,7 +7,7 @@ import torch
 from gpudist.exchange import Movement, bind, carry_out
 from gpudist.nn.parameters.parameter import bind_parameter
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement, plan_recut
-from gpudist.world.partition import Partition, kept_by_world
+from gpudist.world.partition import Partition, cache_in_world
 
 
 def gather_blocks(
@@ -89,7 +89,7 @@ def _share_cell(x: torch.Tensor, kept: torch.Tensor, root: int, P_world: Partiti
             kept.copy_(torch.tensor(values, dtype=torch.uint8).view(x.dtype).view(()))
 
 
-@kept_by_world
+@cache_in_world
 def _gathering(
     P_world: Partition,
     placement: ParameterPlacement,
@@ -105,7 +105,7 @@ def _gathering(
     return gathering.then(_copying(whole, P_world, dtype))
 
 
-@kept_by_world
+@cache_in_world
 def _scattering(
     P_world: Partition, placement: ParameterPlacement, dtype: torch.dtype, root: int
 ) -> Movement:

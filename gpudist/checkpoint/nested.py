@@ -32,7 +32,7 @@ class NestedPlanner(DefaultSavePlanner):
 
 
 def entries_of(value: Any) -> Any:
-    """Return ``value``, or an :class:`Entire` if :func:`assembled` would not return an equal one.
+    """Return ``value``, or an :class:`Entire` if :func:`assemble` would not return an equal one.
 
     Torch divides dicts, and lists that contain dicts or tensors. It drops empty ones, and turns
     keys into texts and every mapping into a dict.
@@ -48,7 +48,7 @@ def _survives(value: Any) -> bool:
     return not isinstance(value, Mapping)
 
 
-def assembled(entries: Iterable[tuple[Path, Any]], what: str) -> Any:
+def assemble(entries: Iterable[tuple[Path, Any]], what: str) -> Any:
     """Return the value that torch has divided into entries.
 
     Args:
@@ -67,10 +67,10 @@ def assembled(entries: Iterable[tuple[Path, Any]], what: str) -> Any:
             raise CheckpointError(f"{what} is both one value and several; the index is damaged")
         items.setdefault(path[0], []).append((path[1:], leaf))
     if all(type(key) is str for key in items):
-        return {key: assembled(inside, f"{what}.{key}") for key, inside in items.items()}
+        return {key: assemble(inside, f"{what}.{key}") for key, inside in items.items()}
     numbers = range(len(items))
     if any(number not in items or type(number) is not int for number in numbers):
         raise CheckpointError(
             f"{what} has the items {list(items)}, not 0 to {len(items) - 1}; the index is damaged"
         )
-    return [assembled(items[number], f"{what}.{number}") for number in numbers]
+    return [assemble(items[number], f"{what}.{number}") for number in numbers]

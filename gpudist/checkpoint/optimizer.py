@@ -11,13 +11,13 @@ import torch
 from gpudist.checkpoint.json_values import decode, encode, name_of
 from gpudist.checkpoint.moving import gather_blocks, scatter_blocks
 from gpudist.checkpoint.optimizer_state import (
-    described_state,
+    describe_state,
     empty_state,
     new_state,
     require_complete,
     require_same_parameters,
+    restore_on_failure,
     set_state,
-    unchanged_by_failure,
     whole_shape,
 )
 from gpudist.checkpoint.sequential import world_of
@@ -60,7 +60,7 @@ def full_optimizer_state_dict(
     groups = require_same_parameters(module, optimizer, P_world)
     with failing_together(P_world, "describing the optimizer"):
         require_complete(optimizer)
-    described = described_state(module, optimizer, placed, P_world)
+    described = describe_state(module, optimizer, placed, P_world)
     gets = to_all or P_world.rank == 0
     parameters = dict(module.named_parameters(remove_duplicate=False))
     state: dict[int, dict[str, Any]] = {}
@@ -150,7 +150,7 @@ def load_full_optimizer_state_dict(
     own = {name: number for number, name in enumerate(shapes)}
     for group, names in zip(options, groups, strict=True):
         group["params"] = [own[name] for name in names]
-    with unchanged_by_failure(optimizer), failing_together(P_world, what):
+    with restore_on_failure(optimizer), failing_together(P_world, what):
         set_state(optimizer, {"state": state, "param_groups": options})
 
 

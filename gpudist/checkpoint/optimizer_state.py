@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from gpudist.checkpoint.conversion import converted
+from gpudist.checkpoint.conversion import convert_dtype
 from gpudist.checkpoint.json_values import decode, dtype_of, encode, name_of
 from gpudist.checkpoint.texts import broadcast_text, failing_together, require_alike
 from gpudist.errors import CheckpointError
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.sbp.global_parameter import block_of, state_of
 from gpudist.world.partition import Partition
-from gpudist.world.texts import collected
+from gpudist.world.texts import gather_texts_on_first
 
 # By parameter and by key of its state: description of a tensor or of a value.
 Described = dict[str, dict[str, dict[str, Any]]]
@@ -63,7 +63,7 @@ def whole_shape(
     return placed[name].shape if name in placed else tuple(parameter.shape)
 
 
-def described_state(
+def describe_state(
     module: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     placed: dict[str, ParameterPlacement],
@@ -85,7 +85,7 @@ def described_state(
     except CheckpointError as error:
         problem = str(error)
     own = json.dumps({"problem": problem, "state": mine}).encode()
-    parts = [json.loads(data) for data in collected(P_world, own)]
+    parts = [json.loads(data) for data in gather_texts_on_first(P_world, own)]
     merged: dict[str, Any] = {"problem": "", "state": {}}
     for part in parts:
         merged["problem"] = merged["problem"] or part["problem"]
@@ -187,7 +187,7 @@ def set_state(
                 and key != "step"
                 and number not in same_dtype
             ):
-                values[key] = converted(value, parameter.dtype, f"{key} of parameter {number}")
+                values[key] = convert_dtype(value, parameter.dtype, f"{key} of parameter {number}")
     given, converts = state_dict, _is_loaded_by_torch(optimizer)
     if converts:
         kept = {
@@ -242,7 +242,7 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 
 @contextmanager
-def unchanged_by_failure(optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
+def restore_on_failure(optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
     """Restore the state and the groups of ``optimizer`` if the body raises."""
     if optimizer is None:
         yield

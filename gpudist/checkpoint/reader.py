@@ -28,10 +28,10 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadIte
 from torch.futures import Future
 from torch.serialization import get_crc32_options
 
-from gpudist.checkpoint.conversion import converted
+from gpudist.checkpoint.conversion import convert_dtype
 from gpudist.checkpoint.identity import identity_of, require_identity
 from gpudist.checkpoint.pickles import end_of
-from gpudist.checkpoint.seal import unsealed
+from gpudist.checkpoint.seal import unseal
 from gpudist.checkpoint.texts import ReplacedError
 from gpudist.errors import CheckpointError
 
@@ -153,7 +153,7 @@ class SafeReader(FileSystemReader):
             data = file.read()
         self.digest = int.from_bytes(blake2b(data, digest_size=7).digest(), "little")
         try:
-            data, self.is_sealed = unsealed(data)
+            data, self.is_sealed = unseal(data)
             metadata = read_pickled(data, is_alone=True)
             if not isinstance(metadata, Metadata):
                 raise CheckpointError(
@@ -351,7 +351,7 @@ class SafePlanner(DefaultLoadPlanner):
         cells = zip(item.storage_offsets, item.lengths, strict=True)
         part = part[tuple(slice(start, start + length) for start, length in cells)]
         target = self.resolve_tensor(item).detach()
-        target.copy_(converted(part, target.dtype, name))
+        target.copy_(convert_dtype(part, target.dtype, name))
         self.commit_tensor(item, target)
 
 

@@ -24,7 +24,7 @@ def seal(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def unsealed(data: bytes) -> tuple[bytes, bool]:
+def unseal(data: bytes) -> tuple[bytes, bool]:
     """Return an index without its checksum, and whether it had one.
 
     Raises:

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from gpudist.checkpoint.conversion import converted
+from gpudist.checkpoint.conversion import convert_dtype
 from gpudist.checkpoint.extra_state import (
-    encoded_extra,
+    encode_extra,
     give_extra,
     modules_with_extra,
     require_fillable,
@@ -48,7 +48,7 @@ def full_state_dict(module: torch.nn.Module, *, to_all: bool = False) -> dict[st
     placed, P_world = placements(module), world_of(module)
     names = _sequential_names(module)
     state = module.state_dict()
-    require_alike(P_world, "the names and shapes", described(names, state, placed))
+    require_alike(P_world, "the names and shapes", describe_shapes(names, state, placed))
     gets = to_all or P_world.rank == 0
     full: dict[str, Any] = {}
     for name in names:
@@ -87,7 +87,7 @@ def load_full_state_dict(
     placed, P_world = placements(module), world_of(module)
     names = _sequential_names(module)
     state = module.state_dict()
-    require_alike(P_world, "the names and shapes", described(names, state, placed))
+    require_alike(P_world, "the names and shapes", describe_shapes(names, state, placed))
     text, what = None, "the state dict does not fit the model"
     with failing_together(P_world, what):
         require_fillable(module, state)
@@ -99,7 +99,7 @@ def load_full_state_dict(
             continue
         own, given = state[name], None
         if state_dict is not None and P_world.rank == root:
-            given = converted(state_dict[name].detach(), own.dtype, name)
+            given = convert_dtype(state_dict[name].detach(), own.dtype, name)
         where = placed.get(name) or ParameterPlacement.on(P_world, own.shape)
         scatter_blocks(given, own, where, root)
     with failing_together(P_world, what):
@@ -132,7 +132,7 @@ def _text_of_extra(
     problems += _problems(given, wanted)
     if problems:
         raise CheckpointError("; ".join(problems))
-    return encoded_extra(module, given)
+    return encode_extra(module, given)
 
 
 def world_of(module: torch.nn.Module) -> Partition:
@@ -166,7 +166,7 @@ def _shape(name: str, value: Any, placed: dict[str, ParameterPlacement]) -> tupl
     return tuple(value.shape) if isinstance(value, torch.Tensor) else None
 
 
-def described(
+def describe_shapes(
     names: list[str], state: Mapping[str, Any], placed: dict[str, ParameterPlacement]
 ) -> str:
     """Return a text with the names and global shapes, for comparison between ranks."""
@@ -186,6 +186,6 @@ def _problems(
             yield f"{name} has shape {list(value.shape)}, not {list(shape or ())}"
         else:
             try:
-                converted(value.detach(), dtype, name)
+                convert_dtype(value.detach(), dtype, name)
             except CheckpointError as error:
                 yield str(error)

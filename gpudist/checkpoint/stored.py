@@ -17,9 +17,9 @@ from gpudist.checkpoint.extra_state import (
     whole_to_read,
 )
 from gpudist.checkpoint.json_values import decode, storable
-from gpudist.checkpoint.nested import assembled, entries_of
+from gpudist.checkpoint.nested import assemble, entries_of
 from gpudist.checkpoint.optimizer_state import (
-    described_state,
+    describe_state,
     empty_block,
     empty_state,
     parameter_names,
@@ -28,7 +28,7 @@ from gpudist.checkpoint.optimizer_state import (
     set_state,
     whole_shape,
 )
-from gpudist.checkpoint.sequential import described, names_beyond_sequential
+from gpudist.checkpoint.sequential import describe_shapes, names_beyond_sequential
 from gpudist.checkpoint.texts import failing_together, require_alike
 from gpudist.errors import CheckpointError
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement, placements
@@ -39,7 +39,7 @@ from gpudist.world.partition import Partition
 def model_to_save(module: torch.nn.Module, P_world: Partition) -> dict[str, Any]:
     """Return this rank's blocks of the state dict; on rank 0 also replicated values. Collective."""
     placed, state = placements(module), module.state_dict()
-    require_alike(P_world, "the names and shapes", described(list(state), state, placed))
+    require_alike(P_world, "the names and shapes", describe_shapes(list(state), state, placed))
     extra = extra_to_save(module, state, P_world)
     return {
         name: _stored(value, placed.get(name))
@@ -61,7 +61,7 @@ def optimizer_to_save(
             given = {key: value for key, value in group.items() if key != "params"}
             options.append(storable(given, f"param_groups[{number}]"))
     state: dict[str, dict[str, Any]] = {}
-    for name, keys in described_state(module, optimizer, placed, P_world).items():
+    for name, keys in describe_state(module, optimizer, placed, P_world).items():
         own = optimizer.state.get(parameters[name], {})
         state[name] = {}
         for key, about in keys.items():
@@ -210,7 +210,7 @@ def set_optimizer(
     state: dict[int, dict[str, Any]] = {}
     groups: list[dict[str, Any]] = [{} for _ in names]
     for (part, owner, key), entries in found.items():
-        value = assembled(entries, f"{owner}.{key}")
+        value = assemble(entries, f"{owner}.{key}")
         if part == "state":
             state.setdefault(numbers[owner], {})[key] = value
         else:

@@ -8,7 +8,7 @@ from hashlib import blake2b
 
 from gpudist.errors import CheckpointError
 from gpudist.world.partition import Partition
-from gpudist.world.texts import gathered
+from gpudist.world.texts import gather_texts
 
 
 def broadcast_text(P: Partition, text: str | None, root: int) -> str:
@@ -64,7 +64,7 @@ def failing_together(P: Partition, what: str) -> Iterator[None]:
         text = str(failure)
     # The first byte says which error it is.
     kind = b"" if failure is None else b"\1" if isinstance(failure, ReplacedError) else b"\0"
-    answers = gathered(P, (kind + text.encode(errors="backslashreplace"))[:4096])
+    answers = gather_texts(P, (kind + text.encode(errors="backslashreplace"))[:4096])
     for rank, data in enumerate(answers):
         if data:
             raised = ReplacedError if data[0] == 1 else CheckpointError

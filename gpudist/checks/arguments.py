@@ -26,7 +26,7 @@ from gpudist.checks.storage import TORCH_ERRORS, explain, storage_refusal
 from gpudist.errors import GpudistError, PartitionError, ShapeError
 
 __all__ = [
-    "Checked", "as_plain", "check", "check_constructor", "checked", "checking_itself", "described",
+    "Checked", "as_plain", "check", "check_constructor", "checked", "checking_itself", "describe",
     "refusal_of", "settle",
 ]  # fmt: skip
 
@@ -196,7 +196,7 @@ def _refusal(
             return error(
                 f"{where}: {value!r} has no Cartesian topology; create one with its method grid"
             )
-    text = f"{where}: {name} is {described(value)}; it takes {kind.text}"
+    text = f"{where}: {name} is {describe(value)}; it takes {kind.text}"
     if kind.is_partition and hasattr(value, "mesh_dim_names"):
         text += "; create one with P_world.create_mesh_partition(mesh)"
     elif kind.is_partition and isinstance(value, tuple | list) and all(map(_is_integer, value)):
@@ -386,7 +386,7 @@ def _is_iterable(value: Any) -> bool:
     return hasattr(type(value), "__iter__") or hasattr(type(value), "__getitem__")
 
 
-def described(value: Any) -> str:
+def describe(value: Any) -> str:
     """Describe a value in a few words, for error messages."""
     if value is None:
         return "None"

@@ -12,7 +12,7 @@ from gpudist.cli.tables import print_table
 from gpudist.errors import ShapeError
 from gpudist.geometry import SlidingWindow
 from gpudist.pictures import Scene, draw_scene, save, traffic
-from gpudist.pictures.draw import chosen_rank, require_picture, scene_of
+from gpudist.pictures.draw import choose_rank, require_picture, scene_of
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -141,6 +141,6 @@ def _found(scene: Scene, arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "picture": str(arguments.output),
         "ranks": list(scene.names),
-        "shown_rank": scene.names[chosen_rank(scene, arguments.rank)],
+        "shown_rank": scene.names[choose_rank(scene, arguments.rank)],
         "stages": stages,
     }

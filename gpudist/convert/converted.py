@@ -93,7 +93,7 @@ def conversion_of(network: Any) -> Conversion:
 
 
 @cache
-def converted_class(kind: type[torch.nn.Module], methods: tuple[str, ...]) -> type[Any]:
+def make_converted_class(kind: type[torch.nn.Module], methods: tuple[str, ...]) -> type[Any]:
     """Return a subclass of ``kind`` whose ``methods`` take and return global tensors."""
 
     def entry(name: str) -> Any:
@@ -190,7 +190,7 @@ def convert(
     if parameters.split_weights or not conversion.replicate_parameters:
         parameters.make_global(network, conversion.replicate_parameters)
         parameters.replace([(old, module._parameters[name]) for module, name, old in before])
-    network.__class__ = converted_class(type(network), tuple(methods))
+    network.__class__ = make_converted_class(type(network), tuple(methods))
     network.__dict__[_CONVERSION] = conversion
     for module in modules_of(network):
         if module is not network:

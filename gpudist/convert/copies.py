@@ -16,7 +16,7 @@ from gpudist.errors import ConversionError, PlanMismatch
 from gpudist.nn.parameters.parameter_broadcast import ParameterBroadcast, copies_of_owned
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement, placements
 from gpudist.world.partition import CartesianPartition, Partition
-from gpudist.world.texts import gathered
+from gpudist.world.texts import gather_texts
 
 
 class NamedCopy(NamedTuple):
@@ -94,7 +94,7 @@ def require_equal_copies(
     different = [ranks for ranks in alike.values() if len(set(ranks.values())) > 1]
     if different:
         # Every rank sees all rows, so that all take part, whichever workers differ.
-        texts = gathered(P_x.world, json.dumps([type(network).__name__, facts]).encode())
+        texts = gather_texts(P_x.world, json.dumps([type(network).__name__, facts]).encode())
         raise _difference({rank: json.loads(texts[rank]) for rank in different[0]})
     return int(rows[0][0])
 

@@ -15,7 +15,7 @@ from gpudist.errors import ConversionError
 _ATOMS = (str, bytes, type, FunctionType, MethodType, ModuleType)
 
 
-def copied(network: torch.nn.Module, memo: dict[int, Any] | None = None) -> torch.nn.Module:
+def copy_network(network: torch.nn.Module, memo: dict[int, Any] | None = None) -> torch.nn.Module:
     """Deep-copy a network; tensors that it keeps and that are not leaves are detached.
 
     Torch copies only leaves. ``weight_norm`` keeps others as attributes, and a network that has run

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from gpudist.checks.arguments import checked
 from gpudist.convert.converted import convert, names_of_entries
 from gpudist.convert.copies import broadcast_copies, require_buffers
-from gpudist.convert.copying import copied
+from gpudist.convert.copying import copy_network
 from gpudist.convert.inputs import Entrance, Kind, require_known
 from gpudist.convert.network import Conversion
 from gpudist.convert.network_plan import NetworkPlan
@@ -112,7 +112,7 @@ def distribute(
     entries = names_of_entries(network, methods)
     require_known(inputs or {}, *entries)
     require_buffers(network, local_buffers)
-    made = copied(network)
+    made = copy_network(network)
     for own, theirs in zip(made.parameters(), network.parameters(), strict=True):
         keep_extras(own, theirs)
     made = made.to(P_x.device)

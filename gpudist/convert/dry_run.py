@@ -17,12 +17,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from gpudist.checks.arguments import checked
 from gpudist.checks.storage import on_meta
 from gpudist.convert.converted import convert, names_of_entries
-from gpudist.convert.copying import copied
+from gpudist.convert.copying import copy_network
 from gpudist.convert.inputs import Entrance, names_by_place, require_known
 from gpudist.convert.known import KnownValues, know, know_copy, value_of
 from gpudist.convert.network import Conversion, without_wait
 from gpudist.convert.network_plan import NetworkPlan
-from gpudist.convert.parameters import unlisted
+from gpudist.convert.parameters import unlisted_leaves
 from gpudist.errors import ConversionError, GpudistError
 from gpudist.geometry.blocks import Decomposition
 from gpudist.sbp.call_cache import nothing_remembered
@@ -229,7 +229,7 @@ def _place_of(error: Exception) -> str:
     return found
 
 
-def converted_for(
+def convert_dry(
     network: nn.Module,
     P_x: CartesianPartition,
     inputs: Sequence[torch.Tensor],
@@ -294,11 +294,11 @@ def without_cells(network: nn.Module) -> nn.Module:
         id(p): nn.Parameter(torch.empty_like(p, device=META), p.requires_grad)
         for p in network.parameters()
     }
-    for x in unlisted(network).values():
+    for x in unlisted_leaves(network).values():
         meta = torch.empty_like(x, device=META).requires_grad_()
         memo[id(x)] = nn.Parameter(meta) if isinstance(x, nn.Parameter) else meta
     copies: dict[int, Any] = {}
     memo |= {
         id(b): know_copy(torch.empty_like(b, device=META), b, copies) for b in network.buffers()
     }
-    return copied(network, memo)
+    return copy_network(network, memo)

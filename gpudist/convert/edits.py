@@ -13,7 +13,7 @@ from gpudist.errors import ConversionError
 from gpudist.geometry.layout import broadcast, partial_sum, split
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement, set_placements
 from gpudist.sbp.global_parameter import replacement
-from gpudist.sbp.global_spec import global_spec, wrapped
+from gpudist.sbp.global_spec import global_spec, wrap
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.pins import Pin, PinHook, Pins, PlacedPin
 from gpudist.sbp.placement import Placement
@@ -245,6 +245,6 @@ class SplitWeight:
         """Return the parameter, with ``own`` on this worker, on the workers that compute."""
         used = self.used[name]
         own = own if self.placement.active else own.reshape(-1)[:0]
-        x = wrapped(GlobalTensor, own, global_spec(self.placement, used.sbp, used.shape, own.dtype))
+        x = wrap(GlobalTensor, own, global_spec(self.placement, used.sbp, used.shape, own.dtype))
         is_term = name == "bias" and self.bias_sbp != used.sbp
         return x.to_global(sbp=self.bias_sbp) if is_term else x

@@ -16,7 +16,7 @@ from gpudist.checks.bits import digest_unless_constant
 from gpudist.errors import ConversionError, ShapeError, TransportError
 from gpudist.geometry.layout import broadcast, split
 from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement
-from gpudist.sbp.global_spec import global_spec, on_axes_of, wrapped
+from gpudist.sbp.global_spec import global_spec, on_axes_of, wrap
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.scope import Scope
@@ -107,7 +107,7 @@ class Entrance:
             if layout.requires_grad != local.requires_grad:
                 local = local.detach().requires_grad_(bool(layout.requires_grad))
         how = global_spec(self.placement, sbp or (broadcast,), shape, local.dtype)
-        return wrapped(GlobalTensor, local, how)
+        return wrap(GlobalTensor, local, how)
 
     def _cut(self, name: str, x: torch.Tensor) -> GlobalTensor:
         """Return a tensor that every worker holds as balanced blocks."""
@@ -119,7 +119,7 @@ class Entrance:
         copies = (broadcast,) * self.placement.axes
         local = x.view_as(x) if self.P_x.active else x.reshape(-1)[:0]
         how = global_spec(self.placement, copies, tuple(x.shape), x.dtype)
-        whole = wrapped(GlobalTensor, local, how)
+        whole = wrap(GlobalTensor, local, how)
         return whole.to_global(sbp=tuple(split(axis) for axis in self.axes) or copies)
 
     @staticmethod

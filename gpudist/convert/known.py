@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from gpudist.errors import GpudistError
 from gpudist.sbp.global_tensor import GlobalTensor
-from gpudist.sbp.registry import mapped, tensors_in
+from gpudist.sbp.registry import map_tree, tensors_in
 
 T = torch.Tensor
 _VALUE = "_gpudist_value"
@@ -155,7 +155,7 @@ def _of_values(func: Any, args: Any, kwargs: Any) -> Any:
 
     named = {name: x for name, x in kwargs.items() if name != "device"}
     with torch.device("cpu"):
-        return func(*mapped(args, value), **mapped(named, value))
+        return func(*map_tree(args, value), **map_tree(named, value))
 
 
 def _attempt(func: Any, args: Any, kwargs: Any) -> Any:

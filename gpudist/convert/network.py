@@ -23,12 +23,12 @@ from gpudist.nn.parameters.replication import copies_of
 from gpudist.sbp.copies import copy_of, require_copies
 from gpudist.sbp.functions import dispatch_functions
 from gpudist.sbp.global_parameter import GlobalParameter
-from gpudist.sbp.global_spec import global_spec, spec_of, wrapped
+from gpudist.sbp.global_spec import global_spec, spec_of, wrap
 from gpudist.sbp.global_tensor import GlobalTensor
-from gpudist.sbp.interception import intercepted
+from gpudist.sbp.interception import intercept
 from gpudist.sbp.outer import OuterTensor
-from gpudist.sbp.scope import Scope, current_scope, entered, path_of_error, started
-from gpudist.sbp.spectrum import computed
+from gpudist.sbp.scope import Scope, current_scope, enter_scope, path_of_error, start_call
+from gpudist.sbp.spectrum import compute_spectrum
 
 # Key of the hook that refuses calls from outside among a module's hooks; torch's are not negative.
 GUARD = -1
@@ -108,18 +108,18 @@ class Conversion:
             return function(*args, **kwargs)
         self.agree(network)
         self.scope.paths, self.scope.name_of = paths_of(network), names_of(network)
-        scope = started(self.scope)
-        with entered(scope):
+        scope = start_call(self.scope)
+        with enter_scope(scope):
             args, kwargs = self.entered(function, args, kwargs)
         try:
-            with _with_substitutes(network, self, scope), intercepted(scope):
+            with _with_substitutes(network, self, scope), intercept(scope):
                 result = function(*args, **kwargs)
         # The user's network may raise any exception.
         except Exception as error:
             leaves = leaves_by_name(function, args, kwargs)
             add_note(error, [path_of_error(scope, error), *self.entrance.notes_of(leaves)])
             raise
-        with entered(scope):
+        with enter_scope(scope):
             left = self.left(result)
         self.outputs = without_wait(left)
         if self.expects_pins:
@@ -186,12 +186,12 @@ class Conversion:
             leaf = copy_of(scope, leaf)
             require_copies(scope, "output", [leaf])
             if isinstance(leaf, GlobalTensor):
-                return without_terms(computed(leaf))
+                return without_terms(compute_spectrum(leaf))
             placement = self.entrance.placement
             copies = (broadcast,) * placement.axes
             local = leaf if placement.active else leaf.reshape(-1)[:0]
             how = global_spec(placement, copies, tuple(leaf.shape), leaf.dtype)
-            return wrapped(GlobalTensor, local, how)
+            return wrap(GlobalTensor, local, how)
 
         return tree_map(leave, result, is_leaf=_is_size)
 

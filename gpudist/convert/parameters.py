@@ -83,9 +83,9 @@ class Parameters:
         Attributes of ``source`` that are computed from parameters have no copy: they are refused
         where the forward uses them.
         """
-        self.unlisted = list(unlisted(made).values())
-        theirs = [*listed(source), *unlisted(source).items()]
-        own = [*(x for _, x in listed(made)), *self.unlisted]
+        self.unlisted = list(unlisted_leaves(made).values())
+        theirs = [*named_tensors(source), *unlisted_leaves(source).items()]
+        own = [*(x for _, x in named_tensors(made)), *self.unlisted]
         for (name, x), stands_for in zip(theirs, own, strict=True):
             self.follow(x, stands_for, name)
         parameters = {id(p) for p in source.parameters()}
@@ -202,7 +202,7 @@ class Parameters:
         return copies
 
 
-def listed(network: nn.Module) -> list[tuple[str, torch.Tensor]]:
+def named_tensors(network: nn.Module) -> list[tuple[str, torch.Tensor]]:
     """Return the parameters and buffers of a network by name, shared ones under every name."""
     return [
         *network.named_parameters(remove_duplicate=False),
@@ -210,12 +210,12 @@ def listed(network: nn.Module) -> list[tuple[str, torch.Tensor]]:
     ]
 
 
-def unlisted(network: nn.Module) -> dict[str, torch.Tensor]:
+def unlisted_leaves(network: nn.Module) -> dict[str, torch.Tensor]:
     """Return leaves that require grad, by name, that the network's modules keep but do not list.
 
     Searches attributes, lists, tuples, dicts, and modules in these.
     """
-    known = {id(x) for x in [*(x for _, x in listed(network)), *network.modules()]}
+    known = {id(x) for x in [*(x for _, x in named_tensors(network)), *network.modules()]}
     found: dict[str, torch.Tensor] = {}
     places = [
         (f"{path}.{name}" if path else name, x)

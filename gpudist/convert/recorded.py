@@ -18,9 +18,9 @@ from gpudist.convert.converted import conversion_of
 from gpudist.convert.known import READS
 from gpudist.convert.network import names_of, paths_of, without_terms
 from gpudist.errors import ConversionError
-from gpudist.sbp.global_spec import GlobalSpec, local_of, spec_of, wrapped
+from gpudist.sbp.global_spec import GlobalSpec, local_of, spec_of, wrap
 from gpudist.sbp.global_tensor import GlobalTensor
-from gpudist.sbp.interception import intercepted
+from gpudist.sbp.interception import intercept
 from gpudist.sbp.registry import name_of, tensors_in
 from gpudist.sbp.scope import Scope, where_called
 
@@ -164,7 +164,7 @@ class Compiled:
         found = graph.run(self._state(), [local_of(x) for x in tensors])
         parts = iter(found)
         outputs = [
-            other if how is None else wrapped(GlobalTensor, next(parts), how)
+            other if how is None else wrap(GlobalTensor, next(parts), how)
             for other, how in zip(graph.others, graph.specs, strict=True)
         ]
         return tree_unflatten(outputs, graph.tree)
@@ -206,7 +206,7 @@ class Compiled:
         def forward(state: list[torch.Tensor], given: list[torch.Tensor]) -> list[torch.Tensor]:
             parts = iter(given)
             inputs = [
-                wrapped(GlobalTensor, next(parts), spec_of(x))
+                wrap(GlobalTensor, next(parts), spec_of(x))
                 if isinstance(x, GlobalTensor)
                 else next(parts)
                 if isinstance(x, torch.Tensor)
@@ -217,7 +217,7 @@ class Compiled:
             parameters = self._conversion.parameters
             own = [*network.parameters(), *parameters.unlisted, *network.buffers()]
             substitutes = {id(x): y for x, y in zip(own, state, strict=True)}
-            with _standing_for(network, substitutes), intercepted(scope), _RefusingMode(scope):
+            with _standing_for(network, substitutes), intercept(scope), _RefusingMode(scope):
                 scope.substitutes, scope.calls = {**parameters.aliases, **substitutes}, {}
                 scope.learns = parameters.holders is not None and torch.is_grad_enabled()
                 result = network(*args, **kwargs)

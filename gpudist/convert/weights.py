@@ -8,8 +8,8 @@ import torch
 
 from gpudist.checks.arguments import checked
 from gpudist.convert.converted import conversion_of, undone
-from gpudist.convert.copying import copied
-from gpudist.convert.parameters import listed
+from gpudist.convert.copying import copy_network
+from gpudist.convert.parameters import named_tensors
 from gpudist.errors import ConversionError
 from gpudist.nn.parameters.parameter_placement import (
     ParameterPlacement,
@@ -54,14 +54,14 @@ def sequential(distributed: _Network, root: int | None = None) -> _Network | Non
     if not conversion.P_x.active:
         return None
     P_x, placed = conversion.P_x, placements(distributed)
-    own = dict(listed(distributed))
+    own = dict(named_tensors(distributed))
     wholes = {
         name: _whole_of(block_of(own[name].detach(), placed[name]), placed[name], P_x, root)
         for name in placed
     }
     if root is not None and P_x.rank != root:
         return None
-    made = copied(distributed)
+    made = copy_network(distributed)
     elsewhere = {id(new): old for old, new in conversion_of(made).parameters.kept_elsewhere()}
     made = undone(made)
     blocks = dict(made.named_parameters(remove_duplicate=False))

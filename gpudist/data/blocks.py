@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from gpudist.checks.arguments import Checked, checked, described
+from gpudist.checks.arguments import Checked, checked, describe
 from gpudist.data.crops import Crop
 from gpudist.data.samples import ReadsRegions, Unread, as_tensor, map_arrays, of_arrays
 from gpudist.errors import PartitionError, ShapeError
@@ -87,7 +87,7 @@ def _places(P_x: Any) -> Any:
         return None
     if not isinstance(P_x, Partition):
         raise PartitionError(
-            f"block_of: P_x is {described(P_x)}; it takes a CartesianPartition, or a tuple, list "
+            f"block_of: P_x is {describe(P_x)}; it takes a CartesianPartition, or a tuple, list "
             "or mapping of them and None"
         )
     if P_x.dim < 2:

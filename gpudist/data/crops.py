@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from gpudist.checks.arguments import Checked, checked, described
+from gpudist.checks.arguments import Checked, checked, describe
 from gpudist.data.samples import as_tensor, map_arrays, of_arrays
 from gpudist.errors import ShapeError
 
@@ -106,7 +106,7 @@ class RandomCrops(Checked, Dataset[Any]):
         map_arrays(lambda x, _: shapes.append(tuple(x.shape)), sample, None, "")
         if not shapes:
             raise ShapeError(
-                f"{where}: {described(sample)} has no array; its parts need a shape and slices, as "
+                f"{where}: {describe(sample)} has no array; its parts need a shape and slices, as "
                 "arrays of NumPy, HDF5 and Zarr have, or its dataset the methods of ReadsRegions"
             )
         extents = {shape[-dims:] for shape in shapes}
@@ -160,7 +160,7 @@ class Crop:
         block = self._transform(block, _generator(*self._key, 1))
         if not isinstance(block, torch.Tensor) or block.shape != shape:
             raise ShapeError(
-                f"RandomCrops: transform returned {described(block)} for a block of shape "
+                f"RandomCrops: transform returned {describe(block)} for a block of shape "
                 f"{list(shape)}; it must return a tensor of that shape"
             )
         return block

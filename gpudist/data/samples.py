@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset
 
-from gpudist.checks.arguments import described
+from gpudist.checks.arguments import describe
 from gpudist.errors import ShapeError
 
 
@@ -52,7 +52,7 @@ def of_arrays(where: str, dataset: Any) -> Any:
         methods = ("__len__", "shape_of", "read")
         lacking = " and ".join(name for name in methods if not hasattr(dataset, name))
         raise ShapeError(
-            f"{where}: dataset is {described(dataset)}; it takes a map-style dataset, or one with "
+            f"{where}: dataset is {describe(dataset)}; it takes a map-style dataset, or one with "
             f"the methods of gpudist.data.ReadsRegions, of which this one lacks {lacking}"
         )
     return dataset
@@ -95,7 +95,7 @@ def map_arrays(apply: Callable[[Any, Any], Any], sample: Any, given: Any, where:
     keys, known = _keys(sample), _keys(given)
     fits = keys is not None and known is not None and set(keys) <= set(known)
     if known is not None and not (fits if isinstance(given, Mapping) else keys == known):
-        parts = described(sample) if keys is None else f"the parts {keys}"
+        parts = describe(sample) if keys is None else f"the parts {keys}"
         raise ShapeError(
             f"{where} has entries for the parts {known}, but a sample has {parts}; give each part "
             "an entry, which may be None"

@@ -62,7 +62,7 @@ def move(movements: Sequence[Movement], inputs: Sequence[torch.Tensor]) -> tuple
         return carry_out(movements, inputs)
     if is_recorded() or any([type(x) not in PLAIN for x in inputs]):
         return _moved_by_library(movements, inputs)
-    return apply(_MoveNode, moved, tuple(movements), *inputs)
+    return apply(_MoveNode, move_without_node, tuple(movements), *inputs)
 
 
 def move_one(movement: Movement, x: torch.Tensor) -> torch.Tensor:
@@ -72,7 +72,7 @@ def move_one(movement: Movement, x: torch.Tensor) -> torch.Tensor:
     return carry_out_one(movement, x)
 
 
-def moved(
+def move_without_node(
     movements: Sequence[Movement], inputs: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, ...]:
     """Move the inputs without creating an autograd node, for the body of a ``Function``.
@@ -149,7 +149,7 @@ class Declared(NamedTuple):
     map: Callable[[torch.Tensor], torch.Tensor]
 
 
-def declared(x: torch.Tensor, forward: Declared, backward: Declared) -> torch.Tensor:
+def apply_with_adjoint(x: torch.Tensor, forward: Declared, backward: Declared) -> torch.Tensor:
     """Apply ``forward`` to ``x`` and in double backward, and ``backward`` to the gradient."""
     return apply(_ApplyDeclared, x, forward, backward)
 
@@ -166,12 +166,12 @@ class _ApplyDeclared(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: torch.Tensor) -> torch.Tensor:
-        return declared(tangents[0], ctx.declared, ctx.adjoint)
+        return apply_with_adjoint(tangents[0], ctx.declared, ctx.adjoint)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         _ = ctx.saved_tensors
-        return declared(gradients[0], ctx.adjoint, ctx.declared), None, None
+        return apply_with_adjoint(gradients[0], ctx.adjoint, ctx.declared), None, None
 
 
 # Tensors that a node has saved, ``None`` for those that it had not.

@@ -210,7 +210,7 @@ class Plan:
         return digest_of(text_of((self.key, self.transposed)).encode())
 
 
-def uncovered(shape: Sequence[int], boxes: Iterable[Box]) -> tuple[Box, ...]:
+def boxes_outside(shape: Sequence[int], boxes: Iterable[Box]) -> tuple[Box, ...]:
     """Return disjoint boxes that cover the cells of a tensor of ``shape`` outside all ``boxes``."""
     rest = [Box.whole(shape)] if prod(shape) else []
     for box in boxes:

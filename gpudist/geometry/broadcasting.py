@@ -13,7 +13,7 @@ from gpudist.geometry.cartesian import (
     column_major_index,
     column_major_number,
     index_of,
-    left_padded,
+    pad_left,
     rank_of,
 )
 
@@ -40,8 +40,8 @@ class Pairing:
         problem = misfit(self.source, self.target, self.transpose_source, self.transpose_target)
         if problem is not None:
             raise PartitionError(
-                f"a partition of shape {written(self.source, self.transpose_source)} does not "
-                f"broadcast to one of shape {written(self.target, self.transpose_target)}: "
+                f"a partition of shape {format_grid(self.source, self.transpose_source)} does not "
+                f"broadcast to one of shape {format_grid(self.target, self.transpose_target)}: "
                 f"{problem}"
             )
 
@@ -52,7 +52,7 @@ class Pairing:
     @cached_property
     def _source_shape(self) -> tuple[int, ...]:
         shape = _effective(self.source, self.transpose_source)
-        return left_padded(shape, len(self._target_shape), 1)
+        return pad_left(shape, len(self._target_shape), 1)
 
     @cached_property
     def _matching(self) -> tuple[int, ...]:
@@ -79,7 +79,7 @@ class Pairing:
     def targets_of(self, source_rank: int) -> tuple[int, ...]:
         """Return the target ranks that match the worker ``source_rank`` of the source grid."""
         index = index_of(source_rank, self.source)
-        index = left_padded(
+        index = pad_left(
             index[::-1] if self.transpose_source else index, len(self._source_shape), 0
         )
         number = self._number(index, self.transpose_source)
@@ -109,7 +109,7 @@ def _effective(shape: tuple[int, ...], transposed: bool) -> tuple[int, ...]:
     return shape[::-1] if transposed else shape
 
 
-def written(shape: tuple[int, ...], transposed: bool) -> str:
+def format_grid(shape: tuple[int, ...], transposed: bool) -> str:
     """Format a grid shape for error messages."""
     return f"{list(shape)} (transposed)" if transposed else f"{list(shape)}"
 
@@ -124,7 +124,7 @@ def misfit(
 ) -> str | None:
     """Return why two grids do not match; ``None`` if they do."""
     many = _effective(target, transpose_target)
-    few = left_padded(_effective(source, transpose_source), len(many), 1)
+    few = pad_left(_effective(source, transpose_source), len(many), 1)
     if len(few) > len(many):
         return (
             f"{source_name} has {len(few)} axes and {target_name} {len(many)}; padded with ones on "

@@ -36,7 +36,7 @@ def column_major_index(number: int, shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(index_of(number, tuple(reversed(shape)))))
 
 
-def left_padded(values: Iterable[int], dim: int, fill: int) -> tuple[int, ...]:
+def pad_left(values: Iterable[int], dim: int, fill: int) -> tuple[int, ...]:
     """Prepend ``fill`` to ``values`` up to a length of ``dim``."""
     values = tuple(values)
     return (fill,) * (dim - len(values)) + values

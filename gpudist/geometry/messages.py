@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gpudist.geometry.blocks import Blocks
-from gpudist.geometry.boxes import Box, Collective, Message, Move, Stage, uncovered
+from gpudist.geometry.boxes import Box, Collective, Message, Move, Stage, boxes_outside
 
 # Below this size, an all-reduce is faster if every member sends its whole block to all others,
 # since a second round of messages costs more than redundant additions.
@@ -123,19 +123,19 @@ def as_messages(
     if not adds:
         written = [move.destination for move in moves]
         written += [box for message in receives for box in message.boxes]
-        fills = uncovered(shape, written) if shape is not None else ()
+        fills = boxes_outside(shape, written) if shape is not None else ()
         return MessageStage(fills, tuple(moves), tuple(sends), tuple(receives))
     sums = _in_order(moves, receives, rank)
     if (from_zero and sums) or accumulates:
         return MessageStage(sends=tuple(sends), sums=sums)
     whole = MessageStage(sends=tuple(sends), sums=sums, starts_with_copy=True)
     if whole.same_cells and len(sums[0].destinations) == 1:
-        fills = uncovered(shape, sums[0].destinations) if shape is not None else ()
+        fills = boxes_outside(shape, sums[0].destinations) if shape is not None else ()
         return replace(whole, fills=fills)
     # Most cells belong to this rank and no other rank adds to them: copy these, and add the others.
     base = max(moves, key=lambda move: move.destination.volume, default=None)
     first = (base,) if base is not None else ()
-    fills = uncovered(shape, [move.destination for move in first]) if shape is not None else ()
+    fills = boxes_outside(shape, [move.destination for move in first]) if shape is not None else ()
     rest = _in_order([move for move in moves if move is not base], receives, rank)
     return MessageStage(fills, first, tuple(sends), sums=rest)
 

@@ -145,7 +145,7 @@ def in_dtypes_of_torch(
             return cast(compute(tensors), dtypes)
         torch.set_autocast_enabled(device, False)
         try:
-            given = tensors if reads_low else [widened(x) for x in tensors]
+            given = tensors if reads_low else [widen(x) for x in tensors]
             return cast(compute(given), dtypes)
         finally:
             torch.set_autocast_enabled(device, True)
@@ -171,6 +171,6 @@ def cast(result: Any, dtypes: Sequence[torch.dtype]) -> Any:
     return tree_map(lambda y: cast(y, (next(left),)) if isinstance(y, torch.Tensor) else y, result)
 
 
-def widened(x: Any) -> Any:
+def widen(x: Any) -> Any:
     """Return a 16-bit tensor in float32, and anything else as it is."""
     return x.float() if isinstance(x, torch.Tensor) and x.dtype in LOW else x

@@ -21,7 +21,7 @@ from gpudist.nn.autocast import (
     autocast_type,
     device_of,
     is_wide,
-    widened,
+    widen,
 )
 from gpudist.nn.layer_table import LAYERS, sequential_of
 from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, refuse
@@ -110,8 +110,8 @@ class DistributedModule(CheckedModule):
             return super()._called(args, kwargs)
         # Torch casts the input of its layer once; this layer consists of several functions.
         with torch.autocast(device, enabled=False):
-            single = {name: widened(x) for name, x in kwargs.items()}
-            return super()._called(tuple(map(widened, args)), single)
+            single = {name: widen(x) for name, x in kwargs.items()}
+            return super()._called(tuple(map(widen, args)), single)
 
     def _device_that_widens(self, inputs: Iterable[Any]) -> str:
         for x in inputs:

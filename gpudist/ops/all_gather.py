@@ -11,8 +11,8 @@ from gpudist.exchange import Movement, bind
 from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.repartition import plan_all_gather
 from gpudist.ops.all_sum_reduce import axes_given
-from gpudist.ops.arrays import Array, applied
-from gpudist.ops.operator import Operator, remembered
+from gpudist.ops.arrays import Array, apply_to_array
+from gpudist.ops.operator import Operator, cached_operator
 from gpudist.ops.operators import operator
 from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
@@ -128,10 +128,10 @@ def all_gather(
     Source:
         Hewett & Grady 2020, arXiv:2006.03108, section 3.
     """
-    operator = remembered(
+    operator = cached_operator(
         AllGather, P_x, (axes, axes_keep, global_shape, shape), ("global_shape", "shape")
     )
-    return applied(operator, x)
+    return apply_to_array(operator, x)
 
 
 def sum_scatter(
@@ -170,5 +170,5 @@ def sum_scatter(
     Source:
         Hewett & Grady 2020, arXiv:2006.03108, section 3.
     """
-    operator = remembered(SumScatter, P_x, (axes, axes_keep, shape), ("shape",))
-    return applied(operator, x)
+    operator = cached_operator(SumScatter, P_x, (axes, axes_keep, shape), ("shape",))
+    return apply_to_array(operator, x)

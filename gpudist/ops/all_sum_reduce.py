@@ -11,8 +11,8 @@ from gpudist.exchange import Movement, bind
 from gpudist.geometry.boxes import Plan
 from gpudist.geometry.broadcasting import plan_all_sum_reduce
 from gpudist.geometry.cartesian import index_of
-from gpudist.ops.arrays import Array, applied
-from gpudist.ops.operator import Operator, remembered, require_cartesian
+from gpudist.ops.arrays import Array, apply_to_array
+from gpudist.ops.operator import Operator, cached_operator, require_cartesian
 from gpudist.ops.operators import operator
 from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
@@ -129,7 +129,7 @@ def all_sum_reduce(
     Source:
         Hewett & Grady 2020, arXiv:2006.03108, section 3.
     """
-    operator = remembered(
+    operator = cached_operator(
         AllSumReduce, P_x, (axes_reduce, axes_keep, global_shape, shape), ("global_shape", "shape")
     )
-    return applied(operator, x)
+    return apply_to_array(operator, x)

@@ -26,7 +26,7 @@ TENSOR, NUMPY, CUPY = range(3)
 _kept_streams: set[Any] = set()
 
 
-def applied(operator: Any, x: Array | None) -> Array:
+def apply_to_array(operator: Any, x: Array | None) -> Array:
     """Apply ``operator`` to a tensor, or to a NumPy or CuPy array, and return the same kind.
 
     Autograd ignores arrays, and they must not be used under torch.compile. If ``x`` is ``None``,

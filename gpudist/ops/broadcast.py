@@ -9,10 +9,10 @@ import torch
 from gpudist.errors import PartitionError
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.boxes import Plan
-from gpudist.geometry.broadcasting import Pairing, misfit, plan_broadcast, written
-from gpudist.ops.arrays import Array, applied
+from gpudist.geometry.broadcasting import Pairing, format_grid, misfit, plan_broadcast
+from gpudist.ops.arrays import Array, apply_to_array
 from gpudist.ops.headers import SourceHeaders
-from gpudist.ops.operator import Operator, remembered
+from gpudist.ops.operator import Operator, cached_operator
 from gpudist.ops.operators import operator
 from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import Partition
@@ -41,8 +41,9 @@ class Broadcast(Operator):
         problem = misfit(*grids, "P_x", "P_y")
         if problem is not None:
             raise PartitionError(
-                f"{type(self).__name__}: P_x of shape {written(P_x.shape, transpose_src)} does not "
-                f"broadcast to P_y of shape {written(P_y.shape, transpose_dest)}: {problem}"
+                f"{type(self).__name__}: P_x of shape {format_grid(P_x.shape, transpose_src)} "
+                f"does not broadcast to P_y of shape "
+                f"{format_grid(P_y.shape, transpose_dest)}: {problem}"
             )
         self.pairing = Pairing(*grids)
         super().__init__(P_x, P_y, None, preserve_batch, global_shape, shape)
@@ -150,10 +151,10 @@ def broadcast(
     Source:
         Hewett & Grady 2020, arXiv:2006.03108, section 3.
     """
-    operator = remembered(
+    operator = cached_operator(
         Broadcast,
         P_x,
         (P_y, transpose_src, transpose_dest, preserve_batch, global_shape, shape),
         ("global_shape", "shape"),
     )
-    return applied(operator, x)
+    return apply_to_array(operator, x)

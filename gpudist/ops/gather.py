@@ -7,8 +7,8 @@ from torch.compiler import is_dynamo_compiling
 
 from gpudist.checks.storage import storage_problem
 from gpudist.errors import ShapeError
-from gpudist.ops.arrays import Array, applied
-from gpudist.ops.operator import remembered, zero_volume_tensor
+from gpudist.ops.arrays import Array, apply_to_array
+from gpudist.ops.operator import cached_operator, zero_volume_tensor
 from gpudist.ops.operators import operator
 from gpudist.ops.repartition import Repartition
 from gpudist.ops.shape_agreement import ShapeMode
@@ -115,7 +115,9 @@ def scatter(
     Source:
         Hewett & Grady 2020, arXiv:2006.03108, section 3.
     """
-    return applied(remembered(Scatter, P_x, (root, preserve_batch, shape), ("shape",)), x)
+    return apply_to_array(
+        cached_operator(Scatter, P_x, (root, preserve_batch, shape), ("shape",)), x
+    )
 
 
 def gather(
@@ -152,4 +154,6 @@ def gather(
     Source:
         Hewett & Grady 2020, arXiv:2006.03108, section 3.
     """
-    return applied(remembered(Gather, P_x, (root, preserve_batch, shape), ("shape",)), x)
+    return apply_to_array(
+        cached_operator(Gather, P_x, (root, preserve_batch, shape), ("shape",)), x
+    )

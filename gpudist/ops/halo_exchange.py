@@ -17,8 +17,8 @@ from gpudist.geometry.boxes import Plan, Stage
 from gpudist.geometry.halo import plan_halo
 from gpudist.geometry.halo_choice import costs_less_nested
 from gpudist.geometry.windows import HaloWidths, Window
-from gpudist.ops.arrays import Array, applied
-from gpudist.ops.operator import Operator, remembered, require_cartesian
+from gpudist.ops.arrays import Array, apply_to_array
+from gpudist.ops.operator import Operator, cached_operator, require_cartesian
 from gpudist.ops.operators import operator
 from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
@@ -219,13 +219,13 @@ def halo_exchange(
         make, windows = _of_numbers, _numbers(window)
     if type(halo) is list:
         halo = tuple(halo)  # has a hash, so that the look-up below is fast
-    operator = remembered(
+    operator = cached_operator(
         make,
         P_x,
         (windows, halo, periodic, padding_value, nested, global_shape, shape),
         ("halo", "periodic", "padding_value", "nested", "global_shape", "shape"),
     )
-    return applied(operator, x)
+    return apply_to_array(operator, x)
 
 
 def _numbers(windows: Sequence[Window] | None) -> list[tuple[Any, ...]] | None:
@@ -243,4 +243,4 @@ def _of_numbers(
     P_x: CartesianPartition, windows: Sequence[tuple[Any, ...]] | None, **options: Any
 ) -> HaloExchange:
     made = None if windows is None else tuple(kind(*numbers) for kind, *numbers in windows)
-    return remembered(HaloExchange, P_x, (made, *options.values()), tuple(options))
+    return cached_operator(HaloExchange, P_x, (made, *options.values()), tuple(options))

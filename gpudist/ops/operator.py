@@ -197,7 +197,7 @@ class Operator(Checked, torch.nn.Module):
 _Operator = TypeVar("_Operator")
 
 
-def remembered(
+def cached_operator(
     make: Callable[..., _Operator],
     P_x: Partition,
     values: tuple[object, ...],
@@ -259,7 +259,7 @@ def _remember_while_tracing(
     names: tuple[str, ...],
     *values: object,
 ) -> str:
-    found = remembered(make, P_x, values, names)
+    found = cached_operator(make, P_x, values, names)
     name = f"_operator_{handle_of(found)}"
     setattr(P_x, name, found)
     return name

@@ -11,8 +11,8 @@ from gpudist.exchange import Movement, bind
 from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.cartesian import rank_of
 from gpudist.geometry.repartition import plan_repartition
-from gpudist.ops.arrays import Array, applied
-from gpudist.ops.operator import Operator, remembered
+from gpudist.ops.arrays import Array, apply_to_array
+from gpudist.ops.operator import Operator, cached_operator
 from gpudist.ops.operators import operator
 from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import Partition
@@ -106,7 +106,7 @@ def repartition(
     Source:
         Hewett & Grady 2020, arXiv:2006.03108, section 3.
     """
-    operator = remembered(
+    operator = cached_operator(
         Repartition, P_x, (P_y, preserve_batch, global_shape, shape), ("global_shape", "shape")
     )
-    return applied(operator, x)
+    return apply_to_array(operator, x)

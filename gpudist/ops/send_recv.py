@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpudist.errors import PartitionError
-from gpudist.ops.arrays import Array, applied
+from gpudist.ops.arrays import Array, apply_to_array
 from gpudist.ops.broadcast import Broadcast
-from gpudist.ops.operator import remembered
+from gpudist.ops.operator import cached_operator
 from gpudist.ops.operators import operator
 from gpudist.ops.shape_agreement import ShapeMode
 from gpudist.world.partition import Partition
@@ -89,7 +89,7 @@ def send_recv(
     Source:
         Hewett & Grady 2020, arXiv:2006.03108, section 3.
     """
-    operator = remembered(
+    operator = cached_operator(
         SendRecv, P_x, (P_y, preserve_batch, global_shape, shape), ("global_shape", "shape")
     )
-    return applied(operator, x)
+    return apply_to_array(operator, x)

@@ -15,7 +15,7 @@ import torch
 
 from gpudist.errors import GpudistError, PlanMismatch, ShapeError, side_by_side
 from gpudist.geometry.blocks import Blocks, Decomposition
-from gpudist.geometry.cartesian import index_of, left_padded
+from gpudist.geometry.cartesian import index_of, pad_left
 from gpudist.ops.arrays import TENSOR
 from gpudist.ops.given_shape import wrong_block
 from gpudist.ops.tensor_facts import (
@@ -67,7 +67,7 @@ class BlockLayout:
         if self._table is not None:
             return self._table[rank]
         index = self._placed(rank) if self._placed is not None else index_of(rank, self.grid)
-        return self.decomposition.block(left_padded(index, len(self.grid), 0)).shape
+        return self.decomposition.block(pad_left(index, len(self.grid), 0)).shape
 
     @property
     def dims(self) -> int:
@@ -180,7 +180,7 @@ class ShapeAgreement:
             self._global_shape = tuple(global_shape)
 
     def _grid(self, dims: int) -> tuple[int, ...]:
-        return left_padded(self._cut, dims, 1) if len(self._cut) <= dims else ()
+        return pad_left(self._cut, dims, 1) if len(self._cut) <= dims else ()
 
     def __call__(self, x: torch.Tensor) -> BlockLayout:
         """Return the layout that follows from ``x``; collective if the ranks have not agreed yet.
@@ -300,7 +300,7 @@ class ShapeAgreement:
             if self._placed is not None
             else index_of(self._P_x.rank, self._cut)
         )
-        shape = self._P_x.wire.known_global_shape(x.shape, grid, left_padded(index, len(grid), 0))
+        shape = self._P_x.wire.known_global_shape(x.shape, grid, pad_left(index, len(grid), 0))
         if shape is None:
             return None
         cut = Decomposition.balanced(shape, grid)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from gpudist.errors import PartitionError
 from gpudist.geometry.cartesian import index_of, rank_of
-from gpudist.ops.arrays import Array, applied
-from gpudist.ops.operator import remembered
+from gpudist.ops.arrays import Array, apply_to_array
+from gpudist.ops.operator import cached_operator
 from gpudist.ops.operators import operator
 from gpudist.ops.send_recv import SendRecv
 from gpudist.ops.shape_agreement import ShapeMode
@@ -94,7 +94,7 @@ def shift(
     Source:
         ``MPI_Cart_shift`` of the MPI 4.1 standard, section 8.5.6.
     """
-    operator = remembered(
+    operator = cached_operator(
         Shift, P_x, (steps, preserve_batch, global_shape, shape), ("global_shape", "shape")
     )
-    return applied(operator, x)
+    return apply_to_array(operator, x)

@@ -8,11 +8,11 @@ import torch
 
 from gpudist.errors import PartitionError, PlanMismatch, ShapeError
 from gpudist.exchange import Movement, bind
-from gpudist.geometry.broadcasting import Pairing, misfit, written
+from gpudist.geometry.broadcasting import Pairing, format_grid, misfit
 from gpudist.geometry.cartesian import index_of
-from gpudist.ops.arrays import Array, applied
+from gpudist.ops.arrays import Array, apply_to_array
 from gpudist.ops.broadcast import plan_between
-from gpudist.ops.operator import Operator, remembered
+from gpudist.ops.operator import Operator, cached_operator
 from gpudist.ops.operators import operator
 from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import Partition
@@ -41,8 +41,8 @@ class SumReduce(Operator):
         problem = misfit(*grids, "P_y", "P_x")
         if problem is not None:
             raise PartitionError(
-                f"SumReduce: P_x of shape {written(P_x.shape, transpose_src)} does not reduce to "
-                f"P_y of shape {written(P_y.shape, transpose_dest)}: {problem}"
+                f"SumReduce: P_x of shape {format_grid(P_x.shape, transpose_src)} does not reduce "
+                f"to P_y of shape {format_grid(P_y.shape, transpose_dest)}: {problem}"
             )
         self.pairing = Pairing(*grids)
         super().__init__(
@@ -124,10 +124,10 @@ def sum_reduce(
     Source:
         Hewett & Grady 2020, arXiv:2006.03108, section 3.
     """
-    operator = remembered(
+    operator = cached_operator(
         SumReduce,
         P_x,
         (P_y, transpose_src, transpose_dest, preserve_batch, global_shape, shape),
         ("global_shape", "shape"),
     )
-    return applied(operator, x)
+    return apply_to_array(operator, x)

@@ -117,7 +117,7 @@ def draw_scene(
     drawn = _drawn_dims(scene, dims)
     panels = _owners(scene, drawn)
     if scene.plans:
-        shown = chosen_rank(scene, rank)
+        shown = choose_rank(scene, rank)
         if scene.ghosts:
             panels.append(ghosts_panel(scene, drawn, shown))
         for number, moved in enumerate(traffic(scene)):
@@ -153,7 +153,7 @@ def require_picture(path: str | Path) -> None:
     require_matplotlib()
 
 
-def chosen_rank(scene: Scene, name: int | None) -> int:
+def choose_rank(scene: Scene, name: int | None) -> int:
     """Return the rank in the scene with world rank ``name``; the busiest rank if ``None``."""
     if name is None:
         return busiest(scene)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from gpudist.geometry.boxes import Box, Plan, uncovered
+from gpudist.geometry.boxes import Box, Plan, boxes_outside
 from gpudist.geometry.cartesian import index_of
 from gpudist.pictures.maps import color_at
 from gpudist.pictures.page import WIDEST_PANEL_IN, Panel, box, label
@@ -82,7 +82,7 @@ def _parts(scene: Scene, plan: Plan) -> list[tuple[Box, int | None]]:
     for stage in plan.stages:
         parts += [(move.destination, plan.rank) for move in stage.moves]
         parts += [(cells, m.peer) for m in stage.receives for cells in m.boxes]
-    rest = uncovered(plan.output_shape or (), [cells for cells, _ in parts])
+    rest = boxes_outside(plan.output_shape or (), [cells for cells, _ in parts])
     return parts + [(cells, None) for cells in rest]
 
 

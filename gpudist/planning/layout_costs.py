@@ -13,11 +13,11 @@ from gpudist.errors import GpudistError
 from gpudist.geometry.layout import NdSbp, broadcast, partial_sum, split
 from gpudist.planning.clock import Clock, Kernel, Kernels
 from gpudist.planning.forward_graph import Given, Node
-from gpudist.sbp.global_spec import global_spec, local_of, spec_of, wrapped
+from gpudist.sbp.global_spec import global_spec, local_of, spec_of, wrap
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.placement import Placement
-from gpudist.sbp.registry import filled, tensors_in
-from gpudist.sbp.scope import Scope, entered
+from gpudist.sbp.registry import fill_slots, tensors_in
+from gpudist.sbp.scope import Scope, enter_scope
 from gpudist.transport.dry import META
 
 # For each axis of the placement, whether tensors are whole on all of its workers.
@@ -134,7 +134,7 @@ class LayoutCosts:
     def _work_of(self, node: Node, given: Sequence[Given], state: State) -> Work | None:
         outputs = [self._in_state(one, state).sbp for one in node.outputs]
         return self._rehearsed(
-            node.compute, given, lambda tensors: filled(node.args, tensors), outputs
+            node.compute, given, lambda tensors: fill_slots(node.args, tensors), outputs
         )
 
     def _rehearsed(
@@ -177,7 +177,7 @@ class LayoutCosts:
             hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x)
             with torch.device(META), Kernels(self._clock):
                 forward = self._clock.begin()
-                with entered(self._scope), hooks:
+                with enter_scope(self._scope), hooks:
                     results = list(tensors_in(compute(*arguments(tensors))))
                 if outputs is not None:
                     found = [spec_of(y).sbp for y in results if isinstance(y, GlobalTensor)]
@@ -196,7 +196,7 @@ class LayoutCosts:
     def _wrapped(self, x: torch.Tensor, given: Given) -> torch.Tensor:
         if given.sbp is None:
             return x
-        return wrapped(
+        return wrap(
             GlobalTensor, x, global_spec(self.placement, given.sbp, given.shape, given.dtype)
         )
 

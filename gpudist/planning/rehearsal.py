@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from gpudist.checks.arguments import Checked
 from gpudist.convert.converted import Converted
-from gpudist.convert.dry_run import converted_for, without_cells
+from gpudist.convert.dry_run import convert_dry, without_cells
 from gpudist.convert.known import KnownValues, know_copy
 from gpudist.convert.network_plan import NetworkPlan
 from gpudist.errors import GpudistError, ShapeError
@@ -261,7 +261,7 @@ class DryNetwork:
             rank, prod(grid), clock, lambda shape, *_: tuple(shape), self.profile.wire
         )
         P_x = Partition(wire, range(prod(grid))).create_cartesian_topology_partition(grid)
-        network, inputs = converted_for(self.network, P_x, self._inputs, self._replicates, plan)
+        network, inputs = convert_dry(self.network, P_x, self._inputs, self._replicates, plan)
         return network, inputs, clock
 
     def _step(

@@ -46,7 +46,7 @@ def read_clock(P: Partition) -> Reading:
     return best
 
 
-def aligned_ns(at_ns: int, first: Reading, last: Reading) -> float:
+def align_ns(at_ns: int, first: Reading, last: Reading) -> float:
     """Convert a time of this rank's clock to rank 0's, between two readings and beyond."""
     passed = last.at_ns - first.at_ns
     share = (at_ns - first.at_ns) / passed if passed else 0.0

@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 
 from gpudist.checks.arguments import checked
-from gpudist.profiling.clocks import Reading, aligned_ns, read_clock
+from gpudist.profiling.clocks import Reading, align_ns, read_clock
 from gpudist.profiling.trace import Event, Tracer, events_of
 from gpudist.world import runtime
 from gpudist.world.host_channel import host_partition
 from gpudist.world.partition import Partition
-from gpudist.world.texts import collected
+from gpudist.world.texts import gather_texts_on_first
 
 
 @checked()
@@ -58,7 +58,9 @@ def profile(path: str | Path, P_world: Partition | None = None) -> Generator[Non
             wire.recorder.ignore(tracer)
     last = read_clock(P_host)
     events = _events(tracer, rank, first, last)
-    said = collected(P, json.dumps([max(first.error_ns, last.error_ns), events]).encode())
+    said = gather_texts_on_first(
+        P, json.dumps([max(first.error_ns, last.error_ns), events]).encode()
+    )
     if rank == 0:
         parts = [json.loads(text) for text in said]
         merged = [event for _, some in parts for event in some]
@@ -66,7 +68,7 @@ def profile(path: str | Path, P_world: Partition | None = None) -> Generator[Non
 
 
 def _events(tracer: Tracer, rank: int, first: Reading, last: Reading) -> list[Event]:
-    return events_of(tracer.calls, rank, partial(aligned_ns, first=first, last=last))
+    return events_of(tracer.calls, rank, partial(align_ns, first=first, last=last))
 
 
 def _part_of(path: Path, rank: int) -> Path:

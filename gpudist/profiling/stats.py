@@ -11,7 +11,7 @@ from gpudist.checks.columns import columns
 from gpudist.transport.flight_recorder import OperatorTotals
 from gpudist.world import runtime
 from gpudist.world.partition import Partition
-from gpudist.world.texts import gathered
+from gpudist.world.texts import gather_texts
 
 _HEADINGS = ("operator", "partition", "calls", "messages", "sent MB", "received MB", "seconds")
 _LONGEST = 48
@@ -91,7 +91,7 @@ def stats(reset: bool = False, all_ranks: bool = False, P_world: Partition | Non
     P = P_world if P_world is not None else runtime.world()
     rows = [_stat(row) for wire in P.wire.wires for row in wire.recorder.rows()]
     if all_ranks:
-        said = gathered(P, json.dumps([asdict(row) for row in rows]).encode())
+        said = gather_texts(P, json.dumps([asdict(row) for row in rows]).encode())
         by_rank = [_merged([Stat(**row) for row in json.loads(text)]) for text in said]
         rows = _over_ranks(by_rank)
     else:

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpudist.sbp.trees import has_any, mapped
+from gpudist.sbp.trees import has_any, map_tree
 
 # NumPy's names, which torch accepts too.
 _NAMES = {"axis": "dim", "keepdims": "keepdim"}
 
 
-def settled(
+def bind_arguments(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments with Python's numbers and torch's names, and the tensors in order.
@@ -25,7 +25,7 @@ def settled(
     argument is among them.
     """
     if has_any((*args, *kwargs.values()), np.generic):
-        args, kwargs = mapped(args, _number), mapped(kwargs, _number)
+        args, kwargs = map_tree(args, _number), map_tree(kwargs, _number)
     if not kwargs:
         return args, kwargs
     kwargs = {_NAMES.get(name, name): one for name, one in kwargs.items()}

@@ -14,7 +14,7 @@ from gpudist.exchange.autograd import apply, move
 from gpudist.exchange.torch_library import is_immediate, is_recorded
 from gpudist.geometry.layout import Layout
 from gpudist.geometry.routes import least_volume, plan, route, volume
-from gpudist.world.partition import Partition, kept_by_world
+from gpudist.world.partition import Partition, cache_in_world
 
 
 def box(x: torch.Tensor, source: Layout, target: Layout, P_world: Partition) -> torch.Tensor:
@@ -52,7 +52,7 @@ def movement_of(
     return _bound(P_world, dtype, source, target)
 
 
-@kept_by_world
+@cache_in_world
 def _bound(P_world: Partition, dtype: torch.dtype, source: Layout, target: Layout) -> Movement:
     assert P_world.rank is not None
     members = tuple(sorted({*source.ranks, *target.ranks}))
@@ -107,7 +107,7 @@ def _moved(x: torch.Tensor, movements: Sequence[Movement]) -> torch.Tensor:
     return x
 
 
-def declared(
+def box_both_ways(
     x: torch.Tensor, there: Sequence[Layout], back: Sequence[Layout], P_world: Partition
 ) -> torch.Tensor:
     """Box ``x`` along the layouts of ``there``, and its gradient along the layouts of ``back``.

@@ -13,11 +13,11 @@ import torch
 
 from gpudist.exchange import Movement
 from gpudist.sbp import views
-from gpudist.sbp.arguments import settled
+from gpudist.sbp.arguments import bind_arguments
 from gpudist.sbp.copies import require_copies, standing_for, with_copies
-from gpudist.sbp.dispatch import Noted, boxed, dispatch
+from gpudist.sbp.dispatch import Noted, box_inputs, dispatch
 from gpudist.sbp.explain import debug_logs, explained, is_explaining
-from gpudist.sbp.global_spec import GlobalSpec, global_spec, make_wrapper, wrapped
+from gpudist.sbp.global_spec import GlobalSpec, global_spec, make_wrapper, wrap
 from gpudist.sbp.registry import Composite, Compute, Rule, signatures
 from gpudist.sbp.scope import Scope, current_scope
 from gpudist.sbp.signatures.elementwise import ELEMENTWISE
@@ -89,7 +89,7 @@ def nothing_remembered() -> Iterator[None]:
         _notes.anew -= 1
 
 
-def recalled(
+def call_cached(
     kind: type[GlobalTensor], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Call ``function``, from the cache if the same call was made before."""
@@ -98,7 +98,7 @@ def recalled(
         scope = current_scope()
         given = None if scope is None else with_copies(scope, function, args, kwargs)
         if given is not None:
-            return recalled(kind, function, *given)
+            return call_cached(kind, function, *given)
         if scope is not None:
             require_copies(scope, function, (*args, *kwargs.values()))
         return _noted(kind, function, args, kwargs)[0]
@@ -119,7 +119,7 @@ def recalled(
     if spec is None and not specs and _must_check_change(kind, args[0]):
         return _derived(kind, function, args, kwargs, first, key, scope)
     if movements:
-        local = boxed(movements, local)
+        local = box_inputs(movements, local)
     if compute is not None:
         result = compute(local)
     elif len(local) == len(args):
@@ -145,7 +145,7 @@ def recalled(
             _notes.open[-1].append(noted._replace(inputs=_tensors(args, kwargs), results=[y]))
         return y
     found = [
-        wrapped(kind, y, _of_dtype(spec, y.dtype))
+        wrap(kind, y, _of_dtype(spec, y.dtype))
         for y, spec in zip(result if specs else (), specs, strict=True)
     ]
     if noted.is_view:
@@ -341,7 +341,7 @@ def _composite(
         return None
     if _any_autocast() or "out" in kwargs:
         return None
-    own, named = settled(function, args, kwargs)
+    own, named = bind_arguments(function, args, kwargs)
     if own is not args or list(named) != list(kwargs):
         return None
     # Outside of networks, calls of plain tensors with dims are not cached.

@@ -20,7 +20,7 @@ from gpudist.nn.parameters.gradient_graph import border_of, ends_search
 from gpudist.nn.parameters.replication import copies_of
 from gpudist.sbp.registry import name_of
 from gpudist.sbp.scope import Scope, place_of_call
-from gpudist.sbp.trees import mapped
+from gpudist.sbp.trees import map_tree
 
 T = torch.Tensor
 # Questions about a leaf of the graph, and changes of one.
@@ -149,7 +149,7 @@ def with_copies(
         is_changed |= copy is not x
         return copy
 
-    found = mapped(args, passed), mapped(kwargs, passed)
+    found = map_tree(args, passed), map_tree(kwargs, passed)
     return found if is_changed else None
 
 

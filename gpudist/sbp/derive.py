@@ -24,7 +24,7 @@ from gpudist.sbp.registry import (
     SbpSignature,
     Slot,
     Spec,
-    mapped,
+    map_tree,
     name_of,
 )
 
@@ -472,4 +472,4 @@ def as_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
         tensors.append(leaf)
         return Slot(len(tensors) - 1)
 
-    return mapped(args, slot), mapped(kwargs, slot), tensors
+    return map_tree(args, slot), map_tree(kwargs, slot), tensors

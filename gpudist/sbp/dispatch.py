@@ -20,12 +20,12 @@ from gpudist.exchange.autograd import move
 from gpudist.geometry.layout import Layout, broadcast, share_at_cuts, split
 from gpudist.nn.autocast import in_dtypes_of_torch, is_wide
 from gpudist.sbp import views
-from gpudist.sbp.arguments import settled
+from gpudist.sbp.arguments import bind_arguments
 from gpudist.sbp.boxing import movement_of
 from gpudist.sbp.derive import Derivation, as_call, derive, key_of
 from gpudist.sbp.explain import is_explaining, say
 from gpudist.sbp.global_spec import is_held, on_axes_of
-from gpudist.sbp.outer import OuterTensor, made_in, outer, writable
+from gpudist.sbp.outer import OuterTensor, materialize_in, outer, writable
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.plain import with_copies
 from gpudist.sbp.registry import (
@@ -35,8 +35,8 @@ from gpudist.sbp.registry import (
     Rule,
     Spec,
     Where,
-    filled,
-    mapped,
+    fill_slots,
+    map_tree,
     name_of,
     signatures,
     tensors_in,
@@ -45,7 +45,7 @@ from gpudist.sbp.remedies import remedy_of
 from gpudist.sbp.scope import PlanRow, Scope, current_scope, place_of_call
 from gpudist.sbp.signatures.across import in_one_order
 from gpudist.sbp.signatures.elementwise import ELEMENTWISE
-from gpudist.sbp.unknown import gathered
+from gpudist.sbp.unknown import compute_gathered
 
 if TYPE_CHECKING:
     from gpudist.sbp.global_tensor import GlobalTensor
@@ -108,15 +108,15 @@ def dispatch(
         if copies is not None:
             args, kwargs = copies
             return function(*args, **kwargs)
-    args, kwargs = (made_in if scope is None else writable)(function, args, kwargs)
+    args, kwargs = (materialize_in if scope is None else writable)(function, args, kwargs)
     if entry is None:
         if scope is not None:
-            return gathered(kind, scope, function, args, kwargs)
+            return compute_gathered(kind, scope, function, args, kwargs)
         raise NotImplementedError(
             f"{name_of(function)} has no signatures for global tensors; "
             f"{remedy_of(function, args, kwargs)}"
         )
-    args, kwargs = settled(function, args, kwargs)
+    args, kwargs = bind_arguments(function, args, kwargs)
     if kwargs.get("out") is not None:
         return _into(function, args, **kwargs)
     if scope is not None and function in ELEMENTWISE:
@@ -132,7 +132,7 @@ def dispatch(
             raise
         if noted is not None:
             noted.append(None)
-        return gathered(kind, scope, function, args, kwargs, str(error))
+        return compute_gathered(kind, scope, function, args, kwargs, str(error))
 
 
 # Dtypes that autocast gives a composite function, by its call; none if torch refuses the call.
@@ -162,7 +162,7 @@ def _composed(
         return composite.function(*args, **kwargs)
 
     def compute(xs: Sequence[torch.Tensor]) -> Any:
-        return composite.function(*filled(slots, xs), **filled(named, xs))
+        return composite.function(*fill_slots(slots, xs), **fill_slots(named, xs))
 
     return in_dtypes_of_torch(compute, placement.autocast, dtypes)(tensors)
 
@@ -192,7 +192,7 @@ def _outer_of_copies(
     def local(x: Any) -> Any:
         return x._local if isinstance(x, kind) else x
 
-    return outer(kind, given[0].placement, function, mapped(args, local), mapped(kwargs, local))
+    return outer(kind, given[0].placement, function, map_tree(args, local), map_tree(kwargs, local))
 
 
 def _into(function: Any, args: tuple[Any, ...], out: Any, **kwargs: Any) -> Any:
@@ -239,7 +239,7 @@ def _carry_out(
         if not rule.in_place or function is torch.Tensor.copy_:
             raise
         # In-place functions cannot box their first tensor, but can box a clone of it.
-        own = filled(slots, [tensors[0].clone(), *tensors[1:]])
+        own = fill_slots(slots, [tensors[0].clone(), *tensors[1:]])
         return tensors[0].copy_(_carry_out(kind, rule, function, own, kwargs, is_clone=True))
     if is_explaining():
         say(_explained(call, layouts, prepared.derivation))
@@ -252,7 +252,7 @@ def _carry_out(
             local[i] = x.cells(prepared.derivation.inputs[i], placement.index)
             movements = {slot: movements[slot] for slot in movements if slot != i}
     try:
-        local = boxed(movements, local)
+        local = box_inputs(movements, local)
         results = prepared(call, local)
     except Exception as error:
         _name_call(error, call)
@@ -266,7 +266,7 @@ def _carry_out(
             if follower.requires_grad:
                 local[0].add_(follower.view_as(local[0]))
         if is_watched:
-            views.changed(tensors[0])
+            views.propagate_change(tensors[0])
         if noted is not None:
             noted.append(Noted(function, call, tensors, prepared, (), False, False))
         return tensors[0]
@@ -288,7 +288,7 @@ def _carry_out(
             views.note(y, function, args, kwargs, call, is_copy, place)
     if noted is not None:
         noted.append(Noted(function, call, tensors, prepared, wrapped, rule.view, is_copy))
-    return filled(prepared.derivation.tree, wrapped)
+    return fill_slots(prepared.derivation.tree, wrapped)
 
 
 def _on_one_placement(
@@ -514,7 +514,7 @@ def _name_call(error: Exception, call: Call) -> None:
     error.args = (f"{where} of tensors of shapes {given}: {error.args[0]}",)
 
 
-def boxed(movements: dict[int, Movement], local: list[torch.Tensor]) -> list[torch.Tensor]:
+def box_inputs(movements: dict[int, Movement], local: list[torch.Tensor]) -> list[torch.Tensor]:
     """Box all inputs as the operator requires, with all movements in flight together."""
     if not movements:
         return local

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from gpudist.checks.arguments import checked, described
+from gpudist.checks.arguments import checked, describe
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry.boxes import Box
 from gpudist.geometry.cartesian import index_of
 from gpudist.geometry.layout import Layout, NdSbp, Sbp, broadcast, partial_sum, split
-from gpudist.sbp.boxing import declared
+from gpudist.sbp.boxing import box_both_ways
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.placement import Placement
 from gpudist.world.partition import Partition
@@ -53,7 +53,7 @@ def from_dtensor(x: DTensor, P_world: Partition | None = None) -> GlobalTensor:
             that ``sizes`` cannot express.
     """
     if not hasattr(x, "device_mesh"):
-        raise ShapeError(f"from_dtensor: x is {described(x)}; it must be a DTensor")
+        raise ShapeError(f"from_dtensor: x is {describe(x)}; it must be a DTensor")
     placement = Placement.of_mesh(x.device_mesh, P_world)
     shape = tuple(x.shape)
     layout = _in_chunks(placement.layout(_attributes(x.placements), shape))
@@ -62,7 +62,7 @@ def from_dtensor(x: DTensor, P_world: Partition | None = None) -> GlobalTensor:
     local = _waited(x.to_local())
     local = local if placement.active else local.reshape(-1)[:0]
     back = [layout.dual, _gradient_of_dtensor(layout)]
-    local = declared(local, [layout], back, placement.partition.world)
+    local = box_both_ways(local, [layout], back, placement.partition.world)
     return GlobalTensor._wrap(local, placement, layout.sbp, layout.shape)
 
 

@@ -16,11 +16,11 @@ from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.nn.parameters.replication import copies_of, holders_of
 from gpudist.sbp import methods
 from gpudist.sbp.copies import copy_of
-from gpudist.sbp.global_spec import GlobalSpec, global_spec, local_of, wrapped
+from gpudist.sbp.global_spec import GlobalSpec, global_spec, local_of, wrap
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.outer import changes_in_place
 from gpudist.sbp.placement import Placement
-from gpudist.sbp.registry import mapped
+from gpudist.sbp.registry import map_tree
 from gpudist.sbp.scope import current_scope
 from gpudist.world.partition import CartesianPartition, Partition
 
@@ -52,7 +52,7 @@ class GlobalParameter(GlobalTensor):
         local = cells.detach().view(box.shape if box is not None else (0,))
         # The copies' node sums the gradients.
         vars(local)["_gpudist_watched"] = True
-        parameter = wrapped(GlobalParameter, local.requires_grad_(requires_grad), spec)
+        parameter = wrap(GlobalParameter, local.requires_grad_(requires_grad), spec)
         parameter.placed, parameter.holders = placed, holders_of(placed)
         vars(parameter)["_is_param"] = True
         return parameter
@@ -85,10 +85,10 @@ class GlobalParameter(GlobalTensor):
             copy = x if scope is None else copy_of(scope, x)
             return copy.tensor() if type(copy) is GlobalParameter else copy
 
-        named = mapped(named, tensor)
+        named = map_tree(named, tensor)
         if not args or not changes_in_place(func, named):
-            return func(*mapped(args, tensor), **named)
-        result = func(mapped(args[0], leaf), *mapped(args[1:], tensor), **named)
+            return func(*map_tree(args, tensor), **named)
+        result = func(map_tree(args[0], leaf), *map_tree(args[1:], tensor), **named)
         return args[0] if type(args[0]) is GlobalParameter else result
 
     @classmethod
@@ -145,7 +145,7 @@ def state_of(parameter: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
         return block
     spec = parameter._global_spec
     spec = global_spec(spec.placement, spec.sbp, spec.shape, block.dtype)
-    return wrapped(GlobalTensor, block.view(parameter._local.shape), spec)
+    return wrap(GlobalTensor, block.view(parameter._local.shape), spec)
 
 
 def _shared_spec(

@@ -63,7 +63,7 @@ def global_spec(
 make_wrapper: Any = torch.Tensor._make_wrapper_subclass  # pyright: ignore
 
 
-def wrapped(kind: type[_Wrapper], local: torch.Tensor, how: GlobalSpec) -> _Wrapper:
+def wrap(kind: type[_Wrapper], local: torch.Tensor, how: GlobalSpec) -> _Wrapper:
     """Wrap this rank's part as a global tensor with the given spec."""
     wrapper: Any = make_wrapper(kind, how.shape, dtype=how.dtype, device=local.device)
     wrapper._local = local
@@ -99,11 +99,11 @@ def on_axes_of(x: _Wrapper, placement: Placement) -> _Wrapper | None:
         return None
     if all(one == broadcast for one in how.sbp):
         copies = (broadcast,) * placement.axes
-        return wrapped(type(x), local_of(x), global_spec(placement, copies, how.shape, how.dtype))
+        return wrap(type(x), local_of(x), global_spec(placement, copies, how.shape, how.dtype))
     several = [[n for n in one.shape if n > 1] for one in (placement, how.placement)]
     if several[0] != several[1]:
         return None
     pairs = zip(how.placement.shape, how.sbp, strict=True)
     own = iter([one for n, one in pairs if n > 1])
     sbp = tuple(next(own) if n > 1 else broadcast for n in placement.shape)
-    return wrapped(type(x), local_of(x), global_spec(placement, sbp, how.shape, how.dtype))
+    return wrap(type(x), local_of(x), global_spec(placement, sbp, how.shape, how.dtype))

@@ -12,9 +12,9 @@ from gpudist.checks.arguments import checked
 from gpudist.geometry.layout import Layout, NdSbp, Sbp, broadcast, nd_sbp
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.sbp import memory, methods, views
-from gpudist.sbp.boxing import box, declared
-from gpudist.sbp.call_cache import recalled
-from gpudist.sbp.global_spec import GlobalSpec, global_spec, wrapped
+from gpudist.sbp.boxing import box, box_both_ways
+from gpudist.sbp.call_cache import call_cached
+from gpudist.sbp.global_spec import GlobalSpec, global_spec, wrap
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.plain import mark_part
 from gpudist.sbp.scope import PlanRow, current_scope, place_of_call
@@ -43,10 +43,10 @@ class GlobalTensor(torch.Tensor):
     def _wrap(
         cls, local: torch.Tensor, placement: Placement, sbp: NdSbp, shape: tuple[int, ...]
     ) -> GlobalTensor:
-        return wrapped(cls, local, global_spec(placement, sbp, shape, local.dtype))
+        return wrap(cls, local, global_spec(placement, sbp, shape, local.dtype))
 
     def _with_part(self, local: torch.Tensor) -> GlobalTensor:
-        return wrapped(GlobalTensor, local, self._global_spec)
+        return wrap(GlobalTensor, local, self._global_spec)
 
     @classmethod
     def __torch_function__(
@@ -65,11 +65,11 @@ class GlobalTensor(torch.Tensor):
             result = method(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        return recalled(GlobalTensor, func, args, kwargs)
+        return call_cached(GlobalTensor, func, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name == "_local" and views.is_outdated(self):
-            return views.renewed(self)
+            return views.renew(self)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __copy__(self) -> GlobalTensor:
@@ -148,7 +148,7 @@ class GlobalTensor(torch.Tensor):
                 nd_sbp(grad_sbp, self.placement.axes, self.dim()), tuple(self.shape)
             )
             back = [target.dual, passed, self.global_layout.dual]
-            local = declared(self._local, [self.global_layout, target], back, world)
+            local = box_both_ways(self._local, [self.global_layout, target], back, world)
         if record is not None and scope is not None and self.global_layout != target:
             record.rows.append(
                 PlanRow(
@@ -176,7 +176,7 @@ class GlobalTensor(torch.Tensor):
         )
         back = [given, self.global_layout.dual]
         world = self.placement.partition.world
-        local = declared(self._local, [self.global_layout], back, world)
+        local = box_both_ways(self._local, [self.global_layout], back, world)
         is_one_value = self.is_copy_everywhere and given == self.global_layout
         return local if is_one_value else mark_part(local, self.placement)
 

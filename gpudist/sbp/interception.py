@@ -22,20 +22,20 @@ from gpudist.exchange.torch_library import is_traced
 from gpudist.geometry.layout import broadcast
 from gpudist.nn.autocast import META_AS
 from gpudist.nn.autocast_on_meta import same_autocast
-from gpudist.sbp.boxing import declared
-from gpudist.sbp.call_cache import recalled
+from gpudist.sbp.boxing import box_both_ways
+from gpudist.sbp.call_cache import call_cached
 from gpudist.sbp.copies import copy_of, needs_copies, require_copies, with_copies
 from gpudist.sbp.drawing import WITHOUT_INDEX, Drawing, may_draw
 from gpudist.sbp.fresh import FACTORIES, FreshTensors
 from gpudist.sbp.functions import apply_to_plain, dispatch_functions
 from gpudist.sbp.global_parameter import GlobalParameter
-from gpudist.sbp.global_spec import GlobalSpec, wrapped
+from gpudist.sbp.global_spec import GlobalSpec, wrap
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.methods import METADATA, METHODS, entry, gradient_of
-from gpudist.sbp.outer import OuterTensor, made_in, outer, without_cells
+from gpudist.sbp.outer import OuterTensor, materialize_in, outer, without_cells
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.plain import shared
-from gpudist.sbp.registry import mapped, tensors_in
+from gpudist.sbp.registry import map_tree, tensors_in
 from gpudist.sbp.scope import (
     AnyDraws,
     Draws,
@@ -43,13 +43,13 @@ from gpudist.sbp.scope import (
     Scope,
     current_draws,
     current_scope,
-    entered,
-    resumed,
+    enter_scope,
+    resume,
     where_called,
 )
 from gpudist.sbp.signatures.elementwise import ELEMENTWISE
 from gpudist.sbp.spectra import zeros
-from gpudist.sbp.spectrum import Spectrum, computed
+from gpudist.sbp.spectrum import Spectrum, compute_spectrum
 from gpudist.sbp.terms import OF_GRADIENTS, is_users
 from gpudist.sbp.unknown import cut_like, settle, stand_in
 
@@ -84,7 +84,7 @@ class _Intercepted(Drawing):
             is_operator = types == _GLOBAL and func not in METHODS and func not in WITHOUT_INDEX
             if is_operator and not is_pinned:
                 # What the methods below come to, on the path of most calls.
-                return recalled(GlobalTensor, func, args, kwargs)
+                return call_cached(GlobalTensor, func, args, kwargs)
             return self._result(func, types, args, kwargs)
         result = self._result(func, types, args, kwargs)
         self.fresh.note(result)
@@ -112,7 +112,7 @@ class _Intercepted(Drawing):
             found = without_cells(func, args, kwargs)
             if found is not NotImplemented:
                 return found
-            args, kwargs = made_in(func, args, kwargs)
+            args, kwargs = materialize_in(func, args, kwargs)
             if any(isinstance(x, GlobalTensor) for x in tensors_in([args, kwargs])):
                 return func(*args, **kwargs)
         if needs_copies(self.scope, (*args, *kwargs.values()), False):
@@ -162,11 +162,11 @@ _IDENTITIES = {"BackwardHookFunction", "RegisterPostBackwardFunction", "_DDPSink
 
 
 @entry(torch.autograd.Function)
-def applied(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def apply_function(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Apply an ``autograd.Function`` in a scope, or to global tensors."""
     scope = current_scope()
     name = cls.__name__
-    args, kwargs = made_in(cls, args, kwargs)
+    args, kwargs = materialize_in(cls, args, kwargs)
     own = _global_in(args, kwargs)
     if name == "CheckpointFunction" and (own or current_draws() is not None):
         run, preserve, *inputs = args
@@ -184,7 +184,7 @@ def applied(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             )
         if not own and _backward_gets_terms(scope, cls, args):
             convert = partial(_as_global_copies, scope, f"{name}.apply")
-            args, kwargs = mapped(args, convert), mapped(kwargs, convert)
+            args, kwargs = map_tree(args, convert), map_tree(kwargs, convert)
             own = _global_in(args, kwargs)
     if name == "CheckpointFunction":
         args = (Repeatable(args[0]), *args[1:])
@@ -297,7 +297,7 @@ def _with_global_gradients(module: torch.nn.Module, args: Any) -> Any:
     if scope is None or not _plain_gradients_are_terms(scope):
         return args
     name = f"backward hook of {type(module).__name__}"
-    return mapped(args, partial(_as_global_copies, scope, name))
+    return map_tree(args, partial(_as_global_copies, scope, name))
 
 
 def _global_gradients(gradients: Any, tensors: Sequence[Any]) -> Any:
@@ -346,7 +346,7 @@ def _on_whole(scope: Scope, cls: Any, args: Any, kwargs: Any) -> Any:
         if not placement.active:
             return x.detach() + x.reshape(-1)[:0].sum()
         layout = placement.copies(tuple(x.shape))
-        return declared(x, [layout], [layout, layout.dual], world)
+        return box_both_ways(x, [layout], [layout, layout.dual], world)
 
     wholes = {id(x): once(x) for x in given}
     versions = [wholes[id(x)]._version for x in own]
@@ -354,8 +354,8 @@ def _on_whole(scope: Scope, cls: Any, args: Any, kwargs: Any) -> Any:
     try:
         result = apply_to_plain(
             cls,
-            mapped(args, lambda x: wholes.get(id(x), x)),
-            mapped(kwargs, lambda x: wholes.get(id(x), x)),
+            map_tree(args, lambda x: wholes.get(id(x), x)),
+            map_tree(kwargs, lambda x: wholes.get(id(x), x)),
         )
     finally:
         scope.applying -= 1
@@ -371,11 +371,11 @@ def _on_whole(scope: Scope, cls: Any, args: Any, kwargs: Any) -> Any:
             return y
         layout = placement.copies(tuple(y.shape))
         y = y if placement.active else y.reshape(-1)[:0]
-        local = declared(y, [layout], [layout.dual, layout], world)
+        local = box_both_ways(y, [layout], [layout.dual, layout], world)
         whole = GlobalTensor._wrap(local, placement, copies, layout.shape)
         return cut_like(whole, like)
 
-    return mapped(result, back)
+    return map_tree(result, back)
 
 
 @entry(_checkpoint)
@@ -385,7 +385,7 @@ def _checkpointed(fn: Any, *args: Any, **kwargs: Any) -> Any:
         return _repeatable(fn, *args, **kwargs)
     for x in tensors_in([args, kwargs]):
         # Else the first call alone would compute it.
-        computed(x)
+        compute_spectrum(x)
     # Torch saves these tensors for backward, and only the parts carry the graph.
     specs = [x._global_spec if isinstance(x, GlobalTensor) else None for x in args]
     parts = [x._local if isinstance(x, GlobalTensor) else x for x in args]
@@ -407,12 +407,12 @@ def _resuming(fn: Any, scope: Draws, specs: Sequence[GlobalSpec | None]) -> Any:
     def run(*args: Any, **kwargs: Any) -> Any:
         own = specs[len(specs) - len(args) :]
         given = [
-            x if spec is None else wrapped(GlobalTensor, x, spec)
+            x if spec is None else wrap(GlobalTensor, x, spec)
             for x, spec in zip(args, own, strict=True)
         ]
         if current_draws() is scope and scope.draws == draws:
             return fn(*given, **kwargs)
-        with autocast(), intercepted(resumed(scope, draws, calls)):
+        with autocast(), intercept(resume(scope, draws, calls)):
             return fn(*given, **kwargs)
 
     return run
@@ -450,10 +450,10 @@ def _init_autocast(
 
 
 @contextmanager
-def intercepted(scope: AnyDraws) -> Iterator[AnyDraws]:
+def intercept(scope: AnyDraws) -> Iterator[AnyDraws]:
     """Make ``scope`` the current scope of this thread, and intercept its calls."""
     mode = _Intercepted(scope) if isinstance(scope, Scope) else Drawing(scope)
-    with installed(), entered(scope), mode:
+    with installed(), enter_scope(scope), mode:
         yield scope
 
 
@@ -473,7 +473,7 @@ def draws_by_index() -> Iterator[None]:
         Per cell about 25 torch operations on 8 bytes, as in the converted network.
     """
     seed = int(torch.randint(1 << 62, ()).item())
-    with intercepted(Draws(seed=seed)):
+    with intercept(Draws(seed=seed)):
         yield
 
 

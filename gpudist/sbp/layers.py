@@ -13,13 +13,13 @@ from gpudist.errors import PartitionError
 from gpudist.geometry.layout import Layout, NdSbp, broadcast, misfit, split
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.loss.base import DistributedLoss
-from gpudist.sbp.boxing import declared
+from gpudist.sbp.boxing import box_both_ways
 from gpudist.sbp.derive import key_of
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.methods import entry
 from gpudist.sbp.placement import Placement
-from gpudist.sbp.registry import mapped, tensors_in
-from gpudist.sbp.to_global import agreed
+from gpudist.sbp.registry import map_tree, tensors_in
+from gpudist.sbp.to_global import agree_on_spec
 from gpudist.world.partition import Partition
 
 
@@ -65,14 +65,14 @@ def call_layer(layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
     def block(leaf: Any) -> Any:
         return _block(leaf) if isinstance(leaf, GlobalTensor) else leaf
 
-    results = layer(*mapped(args, block), **mapped(kwargs, block))
+    results = layer(*map_tree(args, block), **map_tree(kwargs, block))
     if isinstance(layer, DistributedLoss):
         return _loss(layer, results, tensors)
     outputs = list(tensors_in(results))
     specs = _output_specs(layer, args, kwargs, tensors, outputs)
     needs_grad = any(x.requires_grad for x in (*tensors, *layer.parameters()))
     wrapped = iter([_wrapped(y, one, needs_grad) for y, one in zip(outputs, specs, strict=True)])
-    return mapped(results, lambda leaf: next(wrapped))
+    return map_tree(results, lambda leaf: next(wrapped))
 
 
 def _blocks_of(P: Partition, shape: tuple[int, ...], first: int) -> Layout:
@@ -132,7 +132,7 @@ def _output_specs(
 ) -> list[_OutputSpec]:
     # Ranks agree on the output shape once for each shape of the inputs.
     remembered = cache_of(vars(layer), "_output_specs")
-    others = mapped([args, kwargs], lambda x: None if isinstance(x, torch.Tensor) else x)
+    others = map_tree([args, kwargs], lambda x: None if isinstance(x, torch.Tensor) else x)
     key = tuple(x.global_layout for x in tensors), key_of(others), len(outputs)
     return remembered.made(key, lambda: [_agreed(layer, tensors[0], y) for y in outputs])
 
@@ -142,7 +142,7 @@ def _agreed(layer: Any, x: GlobalTensor, y: torch.Tensor) -> _OutputSpec:
     # The partitions have no axes for these leading dims; an embedding adds a last dim.
     first = x.dim() - layer.P_x.dim
     sbp = tuple(split(first + axis) for axis in range(P_y.dim))
-    shape, dtype, _ = agreed(y, Placement.of(P_y), sbp)
+    shape, dtype, _ = agree_on_spec(y, Placement.of(P_y), sbp)
     if not misfit(x.sbp, x.placement.shape, shape):
         like_input = x.placement.layout(x.sbp, shape)
         if like_input.boxes == _blocks_of(P_y, shape, first).boxes:
@@ -170,5 +170,5 @@ def _loss(layer: DistributedLoss, loss: torch.Tensor, tensors: Sequence[Any]) ->
     copies = placement.copies(())
     local = loss if placement.active else loss.reshape(-1)[:0]
     back = [copies.dual, copies]
-    local = declared(local, [copies], back, placement.partition.world)
+    local = box_both_ways(local, [copies], back, placement.partition.world)
     return GlobalTensor._wrap(local, placement, copies.sbp, ())

@@ -421,7 +421,7 @@ def text(x: GlobalTensor, **_: object) -> str:
 
 
 @entry(T.__format__)
-def formatted(x: GlobalTensor, spec: str) -> str:
+def format_tensor(x: GlobalTensor, spec: str) -> str:
     return format(item(x), spec) if spec and x.dim() == 0 else text(x)
 
 

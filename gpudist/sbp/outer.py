@@ -15,10 +15,10 @@ import torch
 
 from gpudist.exchange.torch_library import is_recorded
 from gpudist.geometry.layout import Layout, split
-from gpudist.sbp.global_spec import global_spec, wrapped
+from gpudist.sbp.global_spec import global_spec, wrap
 from gpudist.sbp.methods import METADATA
 from gpudist.sbp.placement import Placement
-from gpudist.sbp.registry import mapped, tensors_in
+from gpudist.sbp.registry import map_tree, tensors_in
 from gpudist.sbp.signatures.elementwise import ELEMENTWISE
 from gpudist.sbp.trees import has_any
 
@@ -93,7 +93,7 @@ class OuterTensor(torch.Tensor):
         found = without_cells(func, args, kwargs or {})
         if found is not NotImplemented:
             return found
-        args, kwargs = made_in(func, args, kwargs or {})
+        args, kwargs = materialize_in(func, args, kwargs or {})
         return func(*args, **kwargs)
 
     @classmethod
@@ -151,7 +151,7 @@ class OuterTensor(torch.Tensor):
             return self.whole()
         rows = (split(dim),) * placement.axes
         local = self.cells(placement.layout(rows, shape), placement.index)
-        return wrapped(self._kind, local, global_spec(placement, rows, shape, self.dtype))
+        return wrap(self._kind, local, global_spec(placement, rows, shape, self.dtype))
 
     def changed(self) -> torch.Tensor:
         """Make the tensor for a function that changes it in place.
@@ -180,7 +180,7 @@ class OuterTensor(torch.Tensor):
             return function(x, *args, **kwargs) if isinstance(x, torch.Tensor) and x.dim() else x
 
         try:
-            call = (self._function, mapped(self._args, view), mapped(self._kwargs, view))
+            call = (self._function, map_tree(self._args, view), map_tree(self._kwargs, view))
         except RuntimeError:
             # A view of dims that the inputs repeat.
             return None
@@ -189,7 +189,7 @@ class OuterTensor(torch.Tensor):
 
     def cast(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the tensor in another dtype, or ``self`` if it has that dtype."""
-        dtypes = mapped(args, lambda x: x.dtype if isinstance(x, torch.Tensor) else x)
+        dtypes = map_tree(args, lambda x: x.dtype if isinstance(x, torch.Tensor) else x)
         function = T.to if function is T.type_as else function
         found = outer(self._kind, self._placement, function, (self, *dtypes), kwargs)
         is_same = found is not None and (found.dtype, found.device) == (self.dtype, self.device)
@@ -236,7 +236,7 @@ def _called(call: tuple[Any, Any, Any], slices: tuple[slice, ...]) -> torch.Tens
             return x._cells(slices)
         return x[slices] if isinstance(x, torch.Tensor) and x.dim() else x
 
-    return function(*mapped(args, own), **mapped(kwargs, own))
+    return function(*map_tree(args, own), **map_tree(kwargs, own))
 
 
 def changes_in_place(function: Any, kwargs: dict[str, Any]) -> bool:
@@ -246,7 +246,7 @@ def changes_in_place(function: Any, kwargs: dict[str, Any]) -> bool:
     return is_named or bool(kwargs.get("inplace")) or name == "__set__"
 
 
-def made_in(function: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+def materialize_in(function: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
     """Return the arguments with blocks of rows in place of tensors that are not made yet.
 
     A tensor that ``function`` changes in place stands for its blocks from then on.
@@ -260,7 +260,7 @@ def made_in(function: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]
             return x
         return x.changed() if is_first and x is args[0] else x.standing()
 
-    return mapped(args, made), mapped(kwargs, made)
+    return map_tree(args, made), map_tree(kwargs, made)
 
 
 def writable(function: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -277,7 +277,7 @@ def writable(function: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any
         made = x.made
         return x if made is None else made
 
-    return mapped(args, current), mapped(kwargs, current)
+    return map_tree(args, current), map_tree(kwargs, current)
 
 
 def outer(
@@ -327,7 +327,7 @@ def outer(
         return once.expand(shape) if x.dim() else once
 
     with torch.no_grad():
-        call = (function, mapped(args, entered), mapped(kwargs, entered))
+        call = (function, map_tree(args, entered), map_tree(kwargs, entered))
         first = _called(call, (slice(0, 1),) * len(shape))
         if type(first) is not torch.Tensor or first.dim() != len(shape):
             return None

@@ -28,7 +28,7 @@ from gpudist.nn.parameters.gradient_graph import (
 from gpudist.nn.parameters.replication import copies_of
 from gpudist.sbp.outer import changes_in_place
 from gpudist.sbp.placement import Placement
-from gpudist.sbp.registry import mapped, name_of, tensors_in
+from gpudist.sbp.registry import map_tree, name_of, tensors_in
 from gpudist.world.partition import Partition
 
 if TYPE_CHECKING:
@@ -119,12 +119,12 @@ def with_copies(
         elif type(x) in PLAIN and x.requires_grad and id(x) not in changed:
             plain[id(x)] = x
 
-    mapped((args, {name: x for name, x in kwargs.items() if name != "out"}), look)
+    map_tree((args, {name: x for name, x in kwargs.items() if name != "out"}), look)
     if not plain or placement is None:
         return None
     name = name_of(function)
     copies = {i: as_copies(kind, name, x, placement) for i, x in plain.items()}
-    return tuple(mapped(tree, lambda x: copies.get(id(x), x)) for tree in (args, kwargs))
+    return tuple(map_tree(tree, lambda x: copies.get(id(x), x)) for tree in (args, kwargs))
 
 
 def as_copies(

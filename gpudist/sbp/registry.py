@@ -94,7 +94,7 @@ from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.boxes import Box
 from gpudist.geometry.layout import NdSbp, split
 from gpudist.nn.autocast import LOW, ShapeOnDevice, device_of
-from gpudist.sbp.trees import mapped, tensors_in
+from gpudist.sbp.trees import map_tree, tensors_in
 from gpudist.sbp.unneeded_compiler import call_shape_functions_directly
 from gpudist.world.partition import CartesianPartition
 
@@ -195,8 +195,8 @@ class Call:
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> Any:
         """Call the function with ``tensors`` in the slots."""
-        args = filled(self.args, tensors)
-        return self.function(*args, **filled(self.kwargs, tensors))
+        args = fill_slots(self.args, tensors)
+        return self.function(*args, **fill_slots(self.kwargs, tensors))
 
     @property
     def ready(self) -> Compute:
@@ -264,7 +264,7 @@ class Call:
     def tree(self) -> Any:
         """The results, with each tensor replaced by a ``Slot``."""
         number = count()
-        return mapped(
+        return map_tree(
             self._results, lambda y: Slot(next(number)) if isinstance(y, torch.Tensor) else y
         )
 
@@ -454,6 +454,6 @@ def name_of(function: Function) -> str:
     return torch.overrides.resolve_name(function) or getattr(function, "__name__", repr(function))
 
 
-def filled(tree: Any, tensors: Sequence[Any]) -> Any:
+def fill_slots(tree: Any, tensors: Sequence[Any]) -> Any:
     """Return ``tree`` with its slots replaced by tensors."""
-    return mapped(tree, lambda leaf: tensors[leaf.number] if isinstance(leaf, Slot) else leaf)
+    return map_tree(tree, lambda leaf: tensors[leaf.number] if isinstance(leaf, Slot) else leaf)

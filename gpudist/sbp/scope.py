@@ -80,7 +80,7 @@ class Draws:
     def number(self) -> int:
         """Return the seed of the next draw, the same on every worker."""
         self.draws += 1
-        return mixed(self.seed, self.draws)
+        return mix(self.seed, self.draws)
 
 
 @dataclass
@@ -147,7 +147,7 @@ class Scope(Draws):
         self.largest_block_bytes = max(self.largest_block_bytes, cells)
 
 
-def mixed(seed: int, draw: int) -> int:
+def mix(seed: int, draw: int) -> int:
     """Mix seed and draw number into a number of 63 bits."""
     digest = blake2b(f"{seed}/{draw}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
@@ -156,7 +156,7 @@ def mixed(seed: int, draw: int) -> int:
 AnyDraws = TypeVar("AnyDraws", bound=Draws)
 
 
-def resumed(
+def resume(
     scope: AnyDraws, draws: int, calls: dict[tuple[str, str], int] | None = None
 ) -> AnyDraws:
     """Return a copy of the scope with ``draws`` draws and ``calls`` done, for a recomputation."""
@@ -194,7 +194,7 @@ class Repeatable:
             self.next = 0
 
 
-def started(scope: Scope) -> Scope:
+def start_call(scope: Scope) -> Scope:
     """Return the scope of a call of a network, which repeats the draws of a repeated call."""
     draws, noting = scope.draws, list[Repeatable]()
     for function in _scopes.repeatable:
@@ -206,7 +206,7 @@ def started(scope: Scope) -> Scope:
     for function in noting:
         function.starts.append(draws)
     scope.calls = {}
-    return scope if draws == scope.draws else resumed(scope, draws)
+    return scope if draws == scope.draws else resume(scope, draws)
 
 
 class _Scopes(threading.local):
@@ -237,7 +237,7 @@ def current_scope() -> Scope | None:
 
 
 @contextmanager
-def entered(scope: AnyDraws) -> Iterator[AnyDraws]:
+def enter_scope(scope: AnyDraws) -> Iterator[AnyDraws]:
     """Make ``scope`` the current scope of this thread."""
     _scopes.open.append(scope)
     try:

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 from gpudist.geometry.layout import NdSbp, broadcast, partial_sum, split
 from gpudist.sbp import views
-from gpudist.sbp.call_cache import recalled
+from gpudist.sbp.call_cache import call_cached
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.methods import entry
 from gpudist.sbp.scope import Scope, current_scope
@@ -31,9 +31,9 @@ from gpudist.sbp.spectrum import (
     Ranges,
     Spectrum,
     bypass,
-    changed_by,
-    computed,
+    compute_spectrum,
     new_spectrum,
+    note_change,
     slice_of,
 )
 
@@ -52,7 +52,7 @@ class _Transform(NamedTuple):
         """Apply ``function`` over some of the dims, which are whole, by its rule."""
         own = [d for d in self.extents if d in dims]
         sizes = [self.extents[d] for d in own]
-        return recalled(GlobalTensor, function, (x, sizes, own, self.norm), {}) if own else x
+        return call_cached(GlobalTensor, function, (x, sizes, own, self.norm), {}) if own else x
 
 
 def _read(name: str, x: T, s: Any = None, dim: Any = None, norm: Any = None, **more: Any) -> Any:
@@ -232,16 +232,16 @@ def _part(x: Spectrum, own: Ranges) -> GlobalTensor:
         then = [slice(None) if d in blocked else one for d, one in enumerate(cells)]
         then = [one if d in pending.late else slice(None) for d, one in enumerate(then)]
         less = replace(less, base=less.base[tuple(then)])  # pyright: ignore
-    part = computed(new_spectrum(less, tuple(map(len, own)), x.dtype, x.device))
+    part = compute_spectrum(new_spectrum(less, tuple(map(len, own)), x.dtype, x.device))
     weak, sbp = ref(x), part.sbp
 
     def make() -> T:
-        return computed(weak())[tuple(cells)].to_global(sbp=sbp)
+        return compute_spectrum(weak())[tuple(cells)].to_global(sbp=sbp)
 
     def write(changed: T) -> None:
         whole = weak()
         if whole is not None:
-            changed_by(whole, own)
+            note_change(whole, own)
 
     # Once ``x`` has cells, which may change, the part is linked to it.
     views.link(part, views.EmulatedView(base, make, write, True))
@@ -367,7 +367,9 @@ def _enter(function: Any, step: Callable[..., Any]) -> None:
         found = NotImplemented
         if current_scope() is not None and args and isinstance(args[0], GlobalTensor):
             found = step(*args, **kwargs)
-        return recalled(GlobalTensor, function, args, kwargs) if found is NotImplemented else found
+        return (
+            call_cached(GlobalTensor, function, args, kwargs) if found is NotImplemented else found
+        )
 
 
 _enter(torch.zeros_like, _zeros_like)

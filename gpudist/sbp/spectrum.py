@@ -123,12 +123,12 @@ class Spectrum(GlobalTensor):
                 return found
         if func not in METADATA:
             for x in tensors_in([args, kwargs]):
-                computed(x)
+                compute_spectrum(x)
         return GlobalTensor.__torch_function__(func, types, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name == "_local":
-            return vars(computed(self))["_local"]
+            return vars(compute_spectrum(self))["_local"]
         if name == "_global_spec":
             placement, sbp = self._pending.layout
             return global_spec(placement, sbp, tuple(self.shape), self.dtype)
@@ -141,11 +141,11 @@ def new_spectrum(pending: Pending, shape: Sequence[int], dtype: Any, device: Any
     return made
 
 
-def computed(x: Any) -> Any:
+def compute_spectrum(x: Any) -> Any:
     """Return ``x``, which has cells then. Collective if it had none."""
     if type(x) is not Spectrum:
         if isinstance(x, GlobalTensor) and views.is_outdated(x):
-            views.renewed(x)
+            views.renew(x)
         return x
     pending, base = x._pending, x._pending.base
     placement, sbp = pending.layout
@@ -170,7 +170,7 @@ def computed(x: Any) -> Any:
     return x
 
 
-def changed_by(x: Spectrum, ranges: Ranges) -> None:
+def note_change(x: Spectrum, ranges: Ranges) -> None:
     """Note that the part with cells ``ranges`` has changed in place, and outdate all others."""
     x._changed = ranges
     for other, part in x._pending.parts.items():

@@ -9,13 +9,18 @@ import torch
 
 from gpudist.checks.arguments import checked
 from gpudist.errors import ConventionError, PartitionError, PlanMismatch, ShapeError
-from gpudist.exchange.autograd import Declared, declared as apply_declared, move, moved
+from gpudist.exchange.autograd import (
+    Declared,
+    apply_with_adjoint as apply_declared,
+    move,
+    move_without_node,
+)
 from gpudist.exchange.torch_library import is_immediate
 from gpudist.geometry.cartesian import index_of
 from gpudist.geometry.layout import Layout, NdSbp, Sbp, broadcast, nd_sbp
 from gpudist.nn.tensor_parallel.conventions import expect
 from gpudist.ops.shape_agreement import wants_gradient
-from gpudist.sbp.boxing import declared, movement_of
+from gpudist.sbp.boxing import box_both_ways, movement_of
 from gpudist.sbp.copies import copy_of, require_copies
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.placement import Placement
@@ -117,7 +122,7 @@ def to_global(
 def _from_local(
     x: torch.Tensor, placement: Placement, sbp: NdSbp, grad_sbp: Attributes | None
 ) -> GlobalTensor:
-    shape, dtype, needs_grad = agreed(x, placement, sbp)
+    shape, dtype, needs_grad = agree_on_spec(x, placement, sbp)
     nd_sbp(sbp, placement.axes, len(shape))
     layout = placement.layout(sbp, shape)
     if not placement.active:
@@ -127,7 +132,7 @@ def _from_local(
     world = placement.partition.world
     if grad_sbp is not None:
         given = placement.layout(nd_sbp(grad_sbp, placement.axes, len(shape)), shape)
-        local = declared(x, [source, layout], [layout.dual, given], world)
+        local = box_both_ways(x, [source, layout], [layout.dual, given], world)
         return GlobalTensor._wrap(local, placement, sbp, shape)
     expect("to_global", "dual", x, placement.partition)
     movement = movement_of(dtype, source, layout, world)
@@ -171,10 +176,10 @@ def _one_value(x: torch.Tensor, source: Layout, layout: Layout, world: Partition
     is_first = world.rank in source.ranks
 
     def copy(value: torch.Tensor) -> torch.Tensor:
-        return moved((there,), (value if is_first else value.reshape(-1)[:0],))[0]
+        return move_without_node((there,), (value if is_first else value.reshape(-1)[:0],))[0]
 
     def add(terms: torch.Tensor) -> torch.Tensor:
-        return moved((back,), (terms,))[0]
+        return move_without_node((back,), (terms,))[0]
 
     P = world.create_partition_inclusive(sorted(layout.ranks))
     return apply_declared(
@@ -184,7 +189,7 @@ def _one_value(x: torch.Tensor, source: Layout, layout: Layout, world: Partition
     )
 
 
-def agreed(
+def agree_on_spec(
     x: torch.Tensor, placement: Placement, sbp: NdSbp
 ) -> tuple[tuple[int, ...], torch.dtype, bool]:
     """Agree on the global shape, the dtype and ``requires_grad`` on all ranks."""

@@ -33,10 +33,10 @@ def has_any(parts: Iterable[Any], kind: type) -> bool:
     return False
 
 
-def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
+def map_tree(tree: Any, change: Callable[[Any], Any]) -> Any:
     """Apply ``change`` to the leaves of ``tree``; lists, tuples and dicts keep their types."""
     if isinstance(tree, (list, tuple)):
-        parts = [mapped(part, change) for part in tree]
+        parts = [map_tree(part, change) for part in tree]
         if hasattr(tree, "_fields"):
             return type(tree)(*parts)
         if hasattr(tree, "n_fields"):
@@ -44,5 +44,5 @@ def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
             return type(tree)(parts)  # pyright: ignore
         return parts if isinstance(tree, list) else tuple(parts)
     if isinstance(tree, dict):
-        return {name: mapped(part, change) for name, part in tree.items()}
+        return {name: map_tree(part, change) for name, part in tree.items()}
     return change(tree)

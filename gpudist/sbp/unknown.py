@@ -16,7 +16,7 @@ from gpudist.sbp import views
 from gpudist.sbp.boxing import boxed_bytes
 from gpudist.sbp.global_spec import is_held
 from gpudist.sbp.outer import OuterTensor
-from gpudist.sbp.registry import mapped, name_of, tensors_in
+from gpudist.sbp.registry import map_tree, name_of, tensors_in
 from gpudist.sbp.remedies import can_have_rule
 from gpudist.sbp.scope import PlanRow, Scope, place_of_call, where_called
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpudist.sbp.global_tensor import GlobalTensor
 
 
-def gathered(
+def compute_gathered(
     kind: type[GlobalTensor],
     scope: Scope,
     function: Any,
@@ -60,7 +60,7 @@ def gathered(
     def of(leaf: Any) -> Any:
         return wholes.get(id(leaf), leaf) if isinstance(leaf, torch.Tensor) else leaf
 
-    result = function(*mapped(args, of), **mapped(kwargs, of))
+    result = function(*map_tree(args, of), **map_tree(kwargs, of))
     originals = {id(wholes[id(x)]): x for x in given}
     for x in given:
         whole = wholes[id(x)]
@@ -70,7 +70,7 @@ def gathered(
             x.copy_(_copies(kind, whole, scope))
         elif views.concerns(x):
             views.require_writable(name_of(function), x)
-            views.changed(x)
+            views.propagate_change(x)
     like = max(split, key=lambda x: x.numel(), default=None)
     like = next((x for x in given if isinstance(x, kind) and is_held(x)), like)
 
@@ -81,7 +81,7 @@ def gathered(
             return originals[id(leaf)]
         return cut_like(_copies(kind, leaf, scope), like)
 
-    results = mapped(result, back)
+    results = map_tree(result, back)
     if record is not None:
         found = list(tensors_in(results))
         # The row also counts the movements made for this function.

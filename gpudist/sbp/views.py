@@ -157,7 +157,7 @@ def require_writable(name: str, x: torch.Tensor) -> None:
         view = view_of(view.base)
 
 
-def changed(x: Any) -> None:
+def propagate_change(x: Any) -> None:
     """Propagate an in-place change of ``x`` to all tensors that should share its memory."""
     _outdate_views(_memory(x), x)
     view = view_of(x)
@@ -168,7 +168,7 @@ def changed(x: Any) -> None:
         # This writes to the base in place, which updates the base's other views in turn.
         view.write(x.detach() if not x.requires_grad else x)
     else:
-        changed(view.base)
+        propagate_change(view.base)
 
 
 def _outdate_views(memory: int, but: Any) -> None:
@@ -200,7 +200,7 @@ def is_outdated(x: torch.Tensor) -> bool:
     return "_local" not in vars(x) and view_of(x) is not None
 
 
-def renewed(y: Any) -> torch.Tensor:
+def renew(y: Any) -> torch.Tensor:
     """Compute the cells of an outdated view, and return this rank's part. Collective."""
     view = view_of(y)
     assert view is not None

@@ -19,7 +19,7 @@ from gpudist.transport.base import BoundSteps, Signature
 from gpudist.transport.failure.channel import Failure, FailureChannel
 from gpudist.transport.flight_recorder import Activity
 from gpudist.transport.message_header import MessageHeader
-from gpudist.transport.nccl.stages import carried_by_nccl, collectives_by_nccl
+from gpudist.transport.nccl.stages import carry_by_nccl, collectives_by_nccl
 from gpudist.transport.point_to_point import PointToPointTransport
 
 META = torch.device("meta")
@@ -156,7 +156,7 @@ class DryTransport(PointToPointTransport):
         self, stage: Stage, rank: int, dtype: torch.dtype, accumulates: bool
     ) -> MessageStage:
         if self._posting == "nccl":
-            return carried_by_nccl(stage, rank, dtype, accumulates, collectives_by_nccl)
+            return carry_by_nccl(stage, rank, dtype, accumulates, collectives_by_nccl)
         return super().carried(stage, rank, dtype, accumulates)
 
     def bind_steps(

@@ -20,7 +20,7 @@ from gpudist.transport.nccl.library import (
 )
 from gpudist.world.launch import Built, Settings
 from gpudist.world.links import GpuLink, gpu_links
-from gpudist.world.runtime import built, settings
+from gpudist.world.runtime import build_info, settings
 
 try:
     import gpudist._native as _native
@@ -148,7 +148,7 @@ def describe(asked: Settings | None = None) -> Environment:
         nccl_missing=nccl_missing,
         transport=asked.transport,
         transport_reason=asked.reason,
-        transports=_transports(built(), nccl_missing),
+        transports=_transports(build_info(), nccl_missing),
         links=gpu_links(),
         warnings=tuple(
             warning

@@ -24,7 +24,7 @@ from gpudist.geometry.cartesian import index_of, integers, rank_of
 from gpudist.transport.base import Communicator, ReduceOp, Signature, Transport
 from gpudist.transport.failure.channel import Failure
 from gpudist.world.mesh import mesh_of
-from gpudist.world.shared_numbers import combined, numbers_of, words_of
+from gpudist.world.shared_numbers import numbers_of, reduce_rows, words_of
 
 Number = TypeVar("Number", int, float)
 _Result = TypeVar("_Result")
@@ -354,7 +354,7 @@ class Partition:
         if not (isinstance(op, str) and op in ("sum", "prod", "max", "min")):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise PartitionError(f"allreduce_data: op is {op!r}; it must be sum, prod, max or min")
         rows = self._gathered("allreduce_data", f"allreduce_data({op})", data)
-        return combined("allreduce_data", rows, op)
+        return reduce_rows("allreduce_data", rows, op)
 
     def barrier(self) -> None:
         """Return when every member has called it."""
@@ -573,7 +573,7 @@ def require_one_world(where: str, *partitions: Partition) -> None:
         raise error
 
 
-def kept_by_world(function: Callable[..., _Result]) -> Callable[..., _Result]:
+def cache_in_world(function: Callable[..., _Result]) -> Callable[..., _Result]:
     """Cache the results of a function of a partition and hashable arguments, until the world ends.
 
     Arguments are positional, and the partition is the first.

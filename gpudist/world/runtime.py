@@ -62,7 +62,7 @@ _COMPARING_S = 0.2
 
 def settings() -> Settings:
     """Read the settings of ``init()`` from the environment of this process."""
-    return settings_of(os.environ, built())
+    return settings_of(os.environ, build_info())
 
 
 def launch() -> Launch:
@@ -74,7 +74,7 @@ def launch() -> Launch:
     return launch_of(os.environ)
 
 
-def built() -> Built:
+def build_info() -> Built:
     """Return which parts of gpudist are built and how many GPUs torch sees."""
     return Built(
         "" if is_built() else what_is_missing(),
@@ -232,7 +232,7 @@ def init(
     launch = launch_of(os.environ)
     if process_group is not None:
         launch = replace(launch, rank=process_group.rank(), size=process_group.size())
-    choice, reason = choose_transport(launch, os.environ, built())
+    choice, reason = choose_transport(launch, os.environ, build_info())
     if reason == what_is_missing():
         logger.warning("using gloo, which is many times slower: %s", reason)
     wire: Transport

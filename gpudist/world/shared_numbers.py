@@ -70,7 +70,7 @@ def numbers_of(words: Sequence[int]) -> list[Any]:
     return list(struct.unpack(f"{len(values)}d", struct.pack(f"{len(values)}q", *values)))
 
 
-def combined(where: str, rows: Sequence[Sequence[Any]], op: str) -> list[Any]:
+def reduce_rows(where: str, rows: Sequence[Sequence[Any]], op: str) -> list[Any]:
     """Reduce the rows element by element, in order; the results are floats if any row has floats.
 
     Raises:

@@ -10,7 +10,7 @@ from gpudist.world.host_channel import host_partition
 from gpudist.world.partition import Partition
 
 
-def collected(P: Partition, text: bytes) -> list[bytes]:
+def gather_texts_on_first(P: Partition, text: bytes) -> list[bytes]:
     """Gather every member's text on rank 0, by rank; empty elsewhere. Collective over ``P``."""
     if P.size == 1:
         return [text]
@@ -27,7 +27,7 @@ def collected(P: Partition, text: bytes) -> list[bytes]:
     return [buffer.numpy().tobytes() for buffer in buffers] if P.rank == 0 else []
 
 
-def gathered(P: Partition, text: bytes) -> list[bytes]:
+def gather_texts(P: Partition, text: bytes) -> list[bytes]:
     """Gather every member's text on every member, by rank. Collective over ``P``.
 
     Cost:

@@ -18,7 +18,7 @@ from gpudist import broadcast_batch
 from gpudist.batch.batch_message import BatchMessage, KnownSchemas, batch_message, understand
 from gpudist.batch.header import ALIGNMENT_BYTES, HEADER_BYTES, PACKET_BYTES, BatchHeader
 from gpudist.batch.named_classes import class_named, name_of, rebuild
-from gpudist.batch.packing import packed
+from gpudist.batch.packing import encode_values
 from gpudist.batch.payload import message_bytes, pack, payload_bytes
 from gpudist.batch.places import tensors_in
 from gpudist.batch.prepared import prepare
@@ -181,7 +181,7 @@ def test_structure_that_is_too_deep_is_refused() -> None:
         node: Any = Kind.VALUE
         for _ in range(count):
             node = (Kind.LIST, node)
-        return packed(node)
+        return encode_values(node)
 
     limit = 64
     assert len(Schema(lists(limit)).leaves) == 1
@@ -204,16 +204,16 @@ def test_structure_that_is_too_deep_is_refused() -> None:
 )  # fmt: skip
 def test_what_is_no_structure_is_refused(node: Any) -> None:
     with pytest.raises(TransportError):
-        Schema(packed(node))
+        Schema(encode_values(node))
 
 
 @pytest.mark.parametrize("plain", [None, (), (1, 2), ((),), ({},), (Timestamp(0),), "text"])
 def test_what_are_no_values_is_refused(plain: Any) -> None:
-    schema = Schema(packed((Kind.LIST, (Kind.TENSOR, 5, 2, False), Kind.VALUE)))
+    schema = Schema(encode_values((Kind.LIST, (Kind.TENSOR, 5, 2, False), Kind.VALUE)))
     extents = struct.pack("<B2I", 4, 1, 2)
-    assert schema.values.read(extents + packed((-7,)))[1] == -7
+    assert schema.values.read(extents + encode_values((-7,)))[1] == -7
     with pytest.raises(TransportError):
-        schema.values.read(extents + packed(plain))
+        schema.values.read(extents + encode_values(plain))
     for data in (b"", extents, extents[:-1], struct.pack("<B2Q", 8, 1 << 40, 1 << 40)):
         with pytest.raises(TransportError):
             schema.values.read(data)

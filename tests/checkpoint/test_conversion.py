@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gpudist import checkpoint
-from gpudist.checkpoint.conversion import converted, dtype_problem
+from gpudist.checkpoint.conversion import convert_dtype, dtype_problem
 from gpudist.errors import CheckpointError
 from tests.checkpoint.one_rank import P_WORLD, Extra, Holder, Keeper
 
@@ -66,9 +66,9 @@ def test_every_value_into_every_dtype(stored: torch.dtype) -> None:
             assert bool(dtype_problem(stored, wanted)) is not is_of_a_kind, wanted
             if not is_of_a_kind or not fits(x.item(), wanted):
                 with pytest.raises(CheckpointError, match=r"x has .*; use"):
-                    converted(x, wanted, "x")
+                    convert_dtype(x, wanted, "x")
                 continue
-            y = converted(x, wanted, "x")
+            y = convert_dtype(x, wanted, "x")
             assert y.dtype == wanted
             if order.get(stored, 3) == 1:
                 assert y.item() == value, wanted

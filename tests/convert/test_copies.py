@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import gpudist
-from gpudist.world.texts import gathered
+from gpudist.world.texts import gather_texts
 from tests.pool import distributed
 
 BUFFERS = {
@@ -49,7 +49,7 @@ def message(P_world: Any, net: Any, x: torch.Tensor) -> str:
     """Return the text of the error of a call, which must be the same on all ranks."""
     with pytest.raises(gpudist.PlanMismatch) as caught:
         net(x)
-    texts = gathered(P_world, str(caught.value).encode())
+    texts = gather_texts(P_world, str(caught.value).encode())
     assert len(set(texts)) == 1
     return str(caught.value)
 

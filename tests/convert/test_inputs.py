@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import gpudist
-from gpudist.world.texts import gathered
+from gpudist.world.texts import gather_texts
 from tests.pool import distributed
 
 
@@ -40,7 +40,7 @@ def refusal(P_world: Any, net: Any, *args: Any) -> str:
     """Return the text of the error of a call, which must be the same on all ranks."""
     with pytest.raises(gpudist.ShapeError) as caught:
         net(*args)
-    texts = gathered(P_world, str(caught.value).encode())
+    texts = gather_texts(P_world, str(caught.value).encode())
     assert len(set(texts)) == 1
     return str(caught.value)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from gpudist import nn
-from gpudist.geometry.cartesian import left_padded
+from gpudist.geometry.cartesian import pad_left
 from gpudist.testing.rank_pool import RankPool
 from tests.fuzz.case import Case, Feature
 from tests.fuzz.families import families
@@ -84,7 +84,7 @@ MATRIX_LEGEND = """\
 
 def case_of(feature: Feature, grid: tuple[int, ...]) -> Case | None:
     """The case of a cell, with those uneven blocks that fit the grid; ``None`` if none does."""
-    parts = left_padded(grid, len(feature.shape), 1)
+    parts = pad_left(grid, len(feature.shape), 1)
     sizes = {d: blocks for d, blocks in feature.sizes.items() if len(blocks) == parts[d]}
     if feature.sizes and not sizes:
         return None

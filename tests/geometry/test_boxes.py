@@ -19,10 +19,10 @@ from gpudist.geometry import (
     plan_halo,
 )
 from gpudist.geometry.boxes import (
+    boxes_outside,
     contiguous_strides,
     intersection,
     messages_by_peer,
-    uncovered,
 )
 from tests.geometry.oracle import carry_out
 
@@ -50,9 +50,9 @@ def test_what_boxes_have_in_common_and_leave():
     left, right = Box((0, 0), (2, 3)), Box((2, 0), (4, 3))
     assert intersection(left, right) is None
     assert intersection(left, Box((1, 1), (3, 9))) == Box((1, 1), (2, 3))
-    assert uncovered((4, 3), [left]) == (right,)
-    assert uncovered((4, 3), [left, right]) == ()
-    assert uncovered((4, 0), []) == ()
+    assert boxes_outside((4, 3), [left]) == (right,)
+    assert boxes_outside((4, 3), [left, right]) == ()
+    assert boxes_outside((4, 0), []) == ()
 
 
 def test_an_adjoint_plan_is_told_by_what_it_does():

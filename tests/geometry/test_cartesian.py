@@ -10,7 +10,7 @@ from gpudist.geometry.cartesian import (
     column_major_number,
     index_of,
     integers,
-    left_padded,
+    pad_left,
     rank_of,
     size_of,
 )
@@ -56,5 +56,5 @@ def test_an_index_of_another_dim_is_refused():
 
 
 def test_left_padded_never_shortens():
-    assert left_padded((2, 3), 4, 1) == (1, 1, 2, 3)
-    assert left_padded([2, 3], 1, 1) == (2, 3)
+    assert pad_left((2, 3), 4, 1) == (1, 1, 2, 3)
+    assert pad_left([2, 3], 1, 1) == (2, 3)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gpudist.world.environment import describe
-from gpudist.world.runtime import built, settings
+from gpudist.world.runtime import build_info, settings
 from tests.gpu import REHEARSED
 
 # As this module is imported: other tests put the doubles into the environment later.
@@ -24,7 +24,7 @@ def what_is_missing() -> str:
         return ""
     if not torch.cuda.is_available():
         return f"torch {torch.__version__} sees no GPU"
-    return built().nccl_missing
+    return build_info().nccl_missing
 
 
 def require_gpu() -> None:

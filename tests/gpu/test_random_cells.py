@@ -14,7 +14,7 @@ from gpudist.errors import GpudistError
 from gpudist.geometry.boxes import Box
 from gpudist.nn.random.cells import (
     bernoulli_by_index,
-    kept_by_index,
+    draw_kept,
     normal_by_index,
     uniform_by_index,
 )
@@ -49,8 +49,8 @@ def random_blocks(P_world: Partition, seed: int) -> None:
         dtype, p = draw.choice(DTYPES), draw.choice((0.001, 0.1, 0.5))
         key = (seed, number)
         assert torch.equal(
-            kept_by_index(*key, box, shape, p, device).cpu(),
-            kept_by_index(*key, box, shape, p, CPU),
+            draw_kept(*key, box, shape, p, device).cpu(),
+            draw_kept(*key, box, shape, p, CPU),
         )
         for by in (uniform_by_index, normal_by_index):
             found = by(*key, box, shape, dtype, device).cpu()
@@ -78,13 +78,13 @@ def large_block(P_world: Partition) -> None:
     """More cells than one launch draws, and more bytes than 32 bits count."""
     shape = (3, (1 << 30) + 1000)
     box, ends = Box.whole(shape), ((0, 3000), (shape[1] - 3000, shape[1]))
-    kept = kept_by_index(1, 2, box, shape, 0.25, P_world.device)
+    kept = draw_kept(1, 2, box, shape, 0.25, P_world.device)
     drawn = uniform_by_index(1, 2, box, shape, torch.bfloat16, P_world.device)
     for row in range(3):
         for start, stop in ends:
             part = Box((row, start), (row + 1, stop))
             found = kept[part.slices].cpu(), drawn[part.slices].cpu()
-            assert torch.equal(found[0], kept_by_index(1, 2, part, shape, 0.25, CPU))
+            assert torch.equal(found[0], draw_kept(1, 2, part, shape, 0.25, CPU))
             expected = uniform_by_index(1, 2, part, shape, torch.bfloat16, CPU)
             assert torch.equal(found[1], expected)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gpudist.geometry.blocks import Blocks, Decomposition
-from gpudist.geometry.cartesian import left_padded
+from gpudist.geometry.cartesian import pad_left
 from gpudist.world.partition import CartesianPartition, Partition
 
 SEED = 7
@@ -29,7 +29,7 @@ def grid(
 
 def cut_of(shape: Sequence[int], P: Partition, sizes: Cut | None = None) -> Decomposition:
     """Blocks of a tensor on ``P``, axes counted from the last: balanced, or of these sizes."""
-    parts = left_padded(P.shape, len(shape), 1)
+    parts = pad_left(P.shape, len(shape), 1)
     dims = [Blocks(n, p) for n, p in zip(shape, parts, strict=True)]
     for d, given in (sizes or {}).items():
         dims[d] = Blocks.of_sizes(given)
@@ -42,7 +42,7 @@ def own_slices(shape: Sequence[int], P: Partition, sizes: Cut | None = None) -> 
     """Return the slices of this rank's block in the global tensor; ``None`` off ``P``."""
     if P.index is None:
         return None
-    return cut_of(shape, P, sizes).block(left_padded(P.index, len(shape), 0)).slices
+    return cut_of(shape, P, sizes).block(pad_left(P.index, len(shape), 0)).slices
 
 
 def own_block(

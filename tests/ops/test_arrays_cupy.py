@@ -15,7 +15,7 @@ import torch
 
 import gpudist
 from gpudist.errors import ShapeError, TransportError
-from gpudist.ops.arrays import TENSOR, applied
+from gpudist.ops.arrays import TENSOR, apply_to_array
 from gpudist.world.partition import Partition
 from tests.pool import distributed
 
@@ -123,7 +123,7 @@ def test_cupy_is_ordered_with_torch(use_cupy: Callable[..., None], log: list[str
     use_cupy(ours=16, theirs=32)
     operator = FakeOperator(log)
     x = FakeArray(np.arange(3.0), log)
-    y: Any = applied(operator, x)  # pyright: ignore[reportArgumentType]
+    y: Any = apply_to_array(operator, x)  # pyright: ignore[reportArgumentType]
     assert type(y) is FakeArray and y.cells.tolist() == [0.0, 2.0, 4.0]
     assert log == IN_ORDER
     assert operator.kind == TENSOR and operator.kinds != [TENSOR]
@@ -135,7 +135,7 @@ def test_streams_of_outputs_are_kept(
     """CuPy destroys a stream that nobody holds, and torch goes on to use it."""
     use_cupy(ours=16, theirs=48)
     stream = weakref.ref(sys.modules["cupy"].cuda.get_current_stream(0))
-    applied(FakeOperator(log), FakeArray(np.ones(2), log))  # pyright: ignore[reportArgumentType]
+    apply_to_array(FakeOperator(log), FakeArray(np.ones(2), log))  # pyright: ignore[reportArgumentType]
     monkeypatch.undo()
     gc.collect()
     assert stream() is not None
@@ -146,14 +146,14 @@ def test_cupy_waits_for_what_failed(use_cupy: Callable[..., None], log: list[str
     operator = FakeOperator(log)
     operator.fails = True
     with pytest.raises(TransportError, match="it fails"):
-        applied(operator, FakeArray(np.ones(2), log))  # pyright: ignore[reportArgumentType]
+        apply_to_array(operator, FakeArray(np.ones(2), log))  # pyright: ignore[reportArgumentType]
     assert log == [IN_ORDER[0], IN_ORDER[1], IN_ORDER[3]]
     assert operator.kind == TENSOR
 
 
 def test_one_stream_needs_no_events(use_cupy: Callable[..., None], log: list[str]) -> None:
     use_cupy(ours=0, theirs=0)
-    y: Any = applied(FakeOperator(log), FakeArray(np.ones(2), log))  # pyright: ignore
+    y: Any = apply_to_array(FakeOperator(log), FakeArray(np.ones(2), log))  # pyright: ignore
     assert y.cells.tolist() == [2.0, 2.0]
     assert log == ["the operator runs"]
 
@@ -161,7 +161,7 @@ def test_one_stream_needs_no_events(use_cupy: Callable[..., None], log: list[str
 def test_cupy_copies_before_torch_waits(use_cupy: Callable[..., None], log: list[str]) -> None:
     use_cupy(ours=16, theirs=32)
     x = FakeArray(np.arange(3.0)[::-1], log)
-    y: Any = applied(FakeOperator(log), x)  # pyright: ignore[reportArgumentType]
+    y: Any = apply_to_array(FakeOperator(log), x)  # pyright: ignore[reportArgumentType]
     assert y.cells.tolist() == [4.0, 2.0, 0.0]
     assert log == ["CuPy copies", *IN_ORDER]
 
@@ -169,11 +169,11 @@ def test_cupy_copies_before_torch_waits(use_cupy: Callable[..., None], log: list
 def test_none_where_the_owner_gave_cupys(use_cupy: Callable[..., None], log: list[str]) -> None:
     use_cupy(ours=16, theirs=32)
     given = FakeOperator(log)
-    applied(given, FakeArray(np.ones(2), log))  # pyright: ignore[reportArgumentType]
+    apply_to_array(given, FakeArray(np.ones(2), log))  # pyright: ignore[reportArgumentType]
     operator = FakeOperator(log)
     (operator.owners_kind,) = given.kinds
     log.clear()
-    y: Any = applied(operator, None)
+    y: Any = apply_to_array(operator, None)
     assert type(y) is FakeArray
     assert log[0] == "the operator runs"
     assert log[-1] == "CuPy's stream waits for torch's stream"
@@ -189,7 +189,7 @@ def test_none_where_the_owner_gave_cupys(use_cupy: Callable[..., None], log: lis
 )
 def test_other_devices(device: str, x: Any, message: str, log: list[str]) -> None:
     with pytest.raises(ShapeError, match=f"FakeOperator: the {message}"):
-        applied(FakeOperator(log, device), x)
+        apply_to_array(FakeOperator(log, device), x)
     assert log == []
 
 

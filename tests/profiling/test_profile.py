@@ -13,7 +13,7 @@ import torch
 import gpudist
 from gpudist.exchange import start
 from gpudist.ops import HaloExchange
-from gpudist.profiling.clocks import Reading, aligned_ns, read_clock
+from gpudist.profiling.clocks import Reading, align_ns, read_clock
 from gpudist.world.partition import Partition
 from tests.pool import distributed
 
@@ -90,7 +90,7 @@ def test_clocks_of_one_machine_agree(P_world: Partition) -> None:
 
 def test_clocks_that_drift() -> None:
     first, last = Reading(1000, 50, 1), Reading(3000, 70, 1)
-    assert aligned_ns(1000, first, last) == 1050
-    assert aligned_ns(2000, first, last) == 2060
-    assert aligned_ns(4000, first, last) == 4080
-    assert aligned_ns(2000, first, first) == 2050
+    assert align_ns(1000, first, last) == 1050
+    assert align_ns(2000, first, last) == 2060
+    assert align_ns(4000, first, last) == 4080
+    assert align_ns(2000, first, first) == 2050

@@ -17,7 +17,7 @@ from unittest import mock
 import torch
 
 from gpudist.sbp import GlobalTensor, Placement
-from gpudist.sbp.registry import mapped, tensors_in
+from gpudist.sbp.registry import map_tree, tensors_in
 from gpudist.world.partition import Partition
 from tests.sbp.compare import global_of
 from tests.sbp.parts import B, S
@@ -126,7 +126,7 @@ def _draws(sample: Any) -> bool:
 
 
 def _told(call: Any) -> str:
-    return str(mapped(call, lambda one: "x" if isinstance(one, torch.Tensor) else one))[:200]
+    return str(map_tree(call, lambda one: "x" if isinstance(one, torch.Tensor) else one))[:200]
 
 
 def _judge_call(
@@ -141,7 +141,7 @@ def _judge_call(
 ) -> None:
     def filled_by(xs: list[Any]) -> Any:
         left = iter(xs)
-        return mapped(call, lambda one: next(left) if isinstance(one, torch.Tensor) else one)
+        return map_tree(call, lambda one: next(left) if isinstance(one, torch.Tensor) else one)
 
     def leaf(x: torch.Tensor) -> torch.Tensor:
         learns = differentiable and x.is_floating_point()

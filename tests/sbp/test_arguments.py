@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.sbp import Placement
-from gpudist.sbp.arguments import settled
+from gpudist.sbp.arguments import bind_arguments
 from gpudist.world.partition import Partition
 from tests.pool import distributed
 from tests.sbp.compare import assert_global, global_of
@@ -63,7 +63,7 @@ X, Y = torch.zeros(1), torch.ones(1)
     ],
 )
 def test_settled(function: Any, args: Any, kwargs: Any, expected: Any) -> None:
-    found = settled(function, args, kwargs)
+    found = bind_arguments(function, args, kwargs)
     assert str(found) == str(expected) and type(found[0][0]) is type(expected[0][0])
 
 

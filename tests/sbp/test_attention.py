@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import gpudist
 from gpudist.sbp import Placement, explain
-from gpudist.sbp.scope import Scope, entered
+from gpudist.sbp.scope import Scope, enter_scope
 from gpudist.world.partition import Partition
 from tests.nn.compare import own_block, own_slices
 from tests.pool import distributed
@@ -80,7 +80,7 @@ def test_layers_of_torch(P_world: Partition, need_weights: bool) -> None:
     for call in calls:
         for sbp in ((S(0), B), (S(1), S(0)), (S(1), S(1)), (S(2), P)):
             x_global: Any = global_of(x, placement, sbp, True)
-            with entered(Scope(placement)):
+            with enter_scope(Scope(placement)):
                 y, weights = call(x_global, global_of(memory, placement, sbp))
             leaf = x.clone().requires_grad_()
             expected, expected_weights = call(leaf, memory)
@@ -98,7 +98,7 @@ def test_no_message_along_samples(P_world: Partition) -> None:
     torch.manual_seed(0)
     layer = torch.nn.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True).double()
     x = random((4, 5, 6))
-    with entered(Scope(placement)), explain() as lines:
+    with enter_scope(Scope(placement)), explain() as lines:
         y = layer(global_of(x, placement, (S(0),)))
     assert all(line.endswith("; 0 bytes boxed") for line in lines), lines
     assert_global(y, layer(x))

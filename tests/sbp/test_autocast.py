@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import gpudist
 from gpudist.sbp import GlobalTensor, Placement
 from gpudist.sbp.derive import as_call
-from gpudist.sbp.registry import Call, Spec, mapped, signatures, tensors_in
+from gpudist.sbp.registry import Call, Spec, map_tree, signatures, tensors_in
 from gpudist.world.partition import Partition
 from tests.pool import distributed
 from tests.sbp.compare import assert_global, assert_matches, global_of
@@ -88,7 +88,7 @@ def _differences(
 
 def _called(op: Any, call: Any, xs: list[Any]) -> Any:
     left = iter(xs)
-    args, kwargs = mapped(call, lambda x: next(left) if isinstance(x, torch.Tensor) else x)
+    args, kwargs = map_tree(call, lambda x: next(left) if isinstance(x, torch.Tensor) else x)
     return op.op(*args, **kwargs)
 
 

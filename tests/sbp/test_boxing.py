@@ -10,7 +10,7 @@ import torch
 
 from gpudist.errors import ShapeError
 from gpudist.geometry.layout import Layout, NdSbp
-from gpudist.sbp.boxing import box, declared
+from gpudist.sbp.boxing import box, box_both_ways
 from gpudist.testing import assert_adjoint
 from gpudist.world.partition import Partition
 from tests.pool import distributed
@@ -128,7 +128,7 @@ def test_declared_gradient(P_world: Partition) -> None:
     """The gradient is boxed as declared, instead of by the adjoint."""
     copies, terms = (Layout((0, 1), (2,), (one,), (3,)) for one in (B, P))
     x = torch.arange(3.0).requires_grad_()
-    y = declared(x, [copies], [terms, copies], P_world)
+    y = box_both_ways(x, [copies], [terms, copies], P_world)
     assert torch.equal(y, x)
     y.backward(torch.full((3,), float(P_world.rank or 0) + 1))
     assert torch.equal(x.grad, torch.full((3,), 3.0)) if x.grad is not None else False

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 import gpudist
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.sbp import Placement, Sbp, explain, to_global
-from gpudist.sbp.registry import Rule, mapped, name_of, signatures, tensors_in
+from gpudist.sbp.registry import Rule, map_tree, name_of, signatures, tensors_in
 from gpudist.sbp.signatures.channel_norms import updating_batch_norm
 from gpudist.sbp.signatures.dropout import dropped
 from gpudist.testing import assert_adjoint
@@ -91,7 +91,7 @@ def cases(function: Any) -> Iterator[Case]:
 
         def call(*xs: torch.Tensor, given: Any = arguments) -> Any:
             left = iter(xs)
-            args = mapped(given, lambda one: next(left) if is_tensor(one) else one)
+            args = map_tree(given, lambda one: next(left) if is_tensor(one) else one)
             if entry.in_place:
                 args = (args[0].clone(), *args[1:])
             return function(*args)

@@ -16,7 +16,7 @@ from benchmarks.ledger.counting import Counting
 from gpudist.geometry.boxes import Box
 from gpudist.nn.random.cells import normal_by_index, uniform_by_index
 from gpudist.sbp import Placement, explain
-from gpudist.sbp.scope import Scope, entered
+from gpudist.sbp.scope import Scope, enter_scope
 from gpudist.transport.host.core_transport import is_built, what_is_missing
 from gpudist.world.partition import Partition
 from tests.pool import distributed
@@ -50,7 +50,7 @@ def test_same_on_any_layout(P_world: Partition, name: str) -> None:
     found: list[tuple[torch.Tensor, ...]] = []
     for sbp in ((B, B), (S(0), S(1)), (S(1), S(1)), (S(2), B), (S(2), S(0))):
         x: Any = global_of(X, placement, sbp, True)
-        with entered(Scope(placement, seed=3)):
+        with enter_scope(Scope(placement, seed=3)):
             y, again = FUNCTIONS[name](x), FUNCTIONS[name](x)
         slope = torch.zeros_like(X)
         if y.requires_grad:
@@ -97,7 +97,7 @@ def test_costs_of_a_draw_on_a_gpu(P_world: Partition, dtype: torch.dtype) -> Non
         most = 1.2 * (least + of_mask * x.numel() / 2)
         leaf = x.detach().requires_grad_(name == "dropout")
         # The step of a network: its draws share a seed, which ranks agree on once.
-        with entered(Scope(placement)):
+        with enter_scope(Scope(placement)):
             y = function(leaf)
             found = [costs(lambda function=function, leaf=leaf: function(leaf))]
         if name == "dropout":
@@ -112,7 +112,7 @@ def test_costs_of_a_draw_on_a_gpu(P_world: Partition, dtype: torch.dtype) -> Non
 def test_without_messages(P_world: Partition) -> None:
     placement = Placement("cpu", [0, 1], P_world)
     x: Any = global_of(X, placement, (S(1),))
-    with entered(Scope(placement)) as scope, explain() as lines:
+    with enter_scope(Scope(placement)) as scope, explain() as lines:
         y = F.dropout(x, 0.5) + torch.rand_like(x)
     assert scope.draws == 2 and y.sbp == (S(1),)
     assert all(line.endswith("; 0 bytes boxed") for line in lines)
@@ -123,7 +123,7 @@ def test_shares(P_world: Partition) -> None:
     """About as much is dropped as asked for, and the mean stays; evaluation keeps all."""
     placement = Placement("cpu", [0, 1], P_world)
     ones: Any = global_of(torch.ones(200, 100, dtype=torch.float64), placement, (S(0),))
-    with entered(Scope(placement)):
+    with enter_scope(Scope(placement)):
         y = F.dropout(ones, 0.3).full_tensor()
         z = F.alpha_dropout(torch.randn_like(ones), 0.3, True).full_tensor()
     assert abs(float((y == 0).double().mean()) - 0.3) < 0.02

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import gpudist.nn as gnn
 from gpudist.sbp import Placement
-from gpudist.sbp.scope import Scope, entered
+from gpudist.sbp.scope import Scope, enter_scope
 from gpudist.world.partition import Partition
 from tests.pool import distributed
 from tests.sbp.compare import assert_global, assert_matches, global_of
@@ -137,7 +137,7 @@ def test_plain_running_moments(P_world: Partition) -> None:
         layer, expected = layer.double(), expected.double()
         for x_sbp in ((S(0), S(1)), (S(2), B), (S(2), S(0)), (S(2), S(2)), (B, P)):
             y: Any = global_of(GROUPS, placement, x_sbp)
-            with entered(Scope(placement)):
+            with enter_scope(Scope(placement)):
                 assert_global(layer(y), expected(GROUPS))
             for own, other in zip(layer.buffers(), expected.buffers(), strict=True):
                 torch.testing.assert_close(own, other)
@@ -145,7 +145,7 @@ def test_plain_running_moments(P_world: Partition) -> None:
                 assert P_world.allgather_data(cells) == [cells] * 4
         layer.eval()
         expected.eval()
-        with entered(Scope(placement)):
+        with enter_scope(Scope(placement)):
             assert_global(layer(y), expected(GROUPS))
 
 

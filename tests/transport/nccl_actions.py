@@ -12,7 +12,7 @@ import torch
 from gpudist import ops, zero_volume_tensor
 from gpudist.errors import GpudistError
 from gpudist.exchange import start
-from gpudist.ops.operator import remembered
+from gpudist.ops.operator import cached_operator
 from gpudist.transport.base import Transport
 from gpudist.world import runtime
 from gpudist.world.partition import CartesianPartition, Partition
@@ -29,7 +29,7 @@ def line(P_world: Partition) -> CartesianPartition:
 
 def halo_of(P_world: Partition, cells: int = 6, rows: int = 4) -> ops.HaloExchange:
     """Return a halo exchange of columns, which must be packed; made once per world."""
-    return remembered(
+    return cached_operator(
         ops.HaloExchange,
         line(P_world),
         (None, ((1, 2),), True, (rows, cells * P_world.size)),

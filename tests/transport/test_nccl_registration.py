@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gpudist import ops
-from gpudist.ops.operator import remembered
+from gpudist.ops.operator import cached_operator
 from gpudist.transport.base import Transport
 from gpudist.transport.nccl import library
 from gpudist.transport.nccl.transport import NcclTransport
@@ -48,7 +48,7 @@ def repartitioned(P_world: Partition, first: list[int], second: list[int]) -> Te
     P_y = P_world.create_cartesian_topology_partition(second)
     x = block(P_x).requires_grad_()
     return with_gradient(
-        remembered(ops.Repartition, P_x, (P_y, (CELLS, CELLS)), ("global_shape",)), x
+        cached_operator(ops.Repartition, P_x, (P_y, (CELLS, CELLS)), ("global_shape",)), x
     )
 
 
@@ -64,7 +64,7 @@ def halo_of_rows(P_world: Partition) -> Tensors:
     """Faces are contiguous in the input and in the output; the adjoint adds them."""
     P_x = P_world.create_cartesian_topology_partition([RANKS, 1])
     x = block(P_x).requires_grad_()
-    operator = remembered(
+    operator = cached_operator(
         ops.HaloExchange, P_x, (None, ((1, 1), (0, 0)), (CELLS, CELLS)), ("halo", "global_shape")
     )
     return with_gradient(operator, x)
@@ -74,7 +74,7 @@ def halo_of_boxes(P_world: Partition) -> Tensors:
     """Some faces are contiguous in the input, and none in the output."""
     P_x = P_world.create_cartesian_topology_partition([2, 2, 1])
     x = torch.arange(64.0).reshape(4, 4, 4).requires_grad_()
-    operator = remembered(
+    operator = cached_operator(
         ops.HaloExchange, P_x, (None, ((1, 1), (1, 1), (0, 0)), (8, 8, 4)), ("halo", "global_shape")
     )
     return with_gradient(operator, x)

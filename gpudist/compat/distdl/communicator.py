@@ -64,7 +64,7 @@ class Communicator:
             recvbuf: array for the result.
             op: ``MPI.SUM``, ``MPI.PROD``, ``MPI.MAX`` or ``MPI.MIN``.
         """
-        recvbuf[...] = reduced(self.partition, sendbuf, op)
+        recvbuf[...] = reduce_arrays(self.partition, sendbuf, op)
 
     def Reduce(
         self, sendbuf: Any, recvbuf: NDArray[Any] | None, op: ReduceOp = "sum", root: int = 0
@@ -75,7 +75,7 @@ class Communicator:
             sendbuf, recvbuf, op: see :meth:`Allreduce`; ``recvbuf`` is ignored off the root.
             root: rank of the receiver.
         """
-        result = reduced(self.partition, sendbuf, op)
+        result = reduce_arrays(self.partition, sendbuf, op)
         if recvbuf is not None and self.rank == root:
             recvbuf[...] = result
 
@@ -98,7 +98,7 @@ class Communicator:
         )
 
 
-def reduced(P: Partition, data: Any, op: ReduceOp) -> NDArray[Any]:
+def reduce_arrays(P: Partition, data: Any, op: ReduceOp) -> NDArray[Any]:
     """Return the members' arrays of numbers, reduced element by element, in their shape and dtype.
 
     Args:

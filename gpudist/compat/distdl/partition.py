@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gpudist.compat.distdl.communicator import PROC_NULL, Communicator, reduced
+from gpudist.compat.distdl.communicator import PROC_NULL, Communicator, reduce_arrays
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry.broadcasting import Pairing
 from gpudist.transport.base import ReduceOp
@@ -203,7 +203,7 @@ class MPIPartition:
         Returns:
             Array of the shape and dtype of ``data``, the same on all members.
         """
-        return reduced(self.partition, data, op)
+        return reduce_arrays(self.partition, data, op)
 
     def print_sequential(self, val: object) -> None:
         """Print ``val`` of every member, in rank order; do nothing on other workers."""

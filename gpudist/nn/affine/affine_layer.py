@@ -9,7 +9,7 @@ import torch
 
 from gpudist.exchange import Movement
 from gpudist.nn.autocast import sum_of_products
-from gpudist.nn.parameters.parameter import tied_empty, zero_bias
+from gpudist.nn.parameters.parameter import empty_output, zero_bias
 from gpudist.nn.parameters.parameter_layer import ParameterLayer, move_those
 
 
@@ -55,7 +55,7 @@ class AffineLayer(ParameterLayer):
         bias = biases[0] if biases else None
         if bound.features is None:
             dtype = x.dtype if x.is_floating_point() or x.is_complex() else weight.dtype
-            y = tied_empty(block.shape, dtype, block, weight, bias)
+            y = empty_output(block.shape, dtype, block, weight, bias)
         else:
             if bias is not None and not bias.numel():
                 bias = zero_bias(bias, bound.features)

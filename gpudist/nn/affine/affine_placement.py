@@ -12,7 +12,7 @@ from gpudist.errors import PartitionError
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.blocks import Blocks
 from gpudist.geometry.broadcasting import Pairing
-from gpudist.geometry.cartesian import left_padded
+from gpudist.geometry.cartesian import pad_left
 from gpudist.geometry.layout import split
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.nn.partitions import plane, regrid, require_cells, require_shape
@@ -141,7 +141,7 @@ class AffinePlacement:
 
         def shape_of(at: Sequence[int]) -> tuple[int, ...]:
             *index, row, column = at
-            index = left_padded(index, len(leading), 0)
+            index = pad_left(index, len(leading), 0)
             lengths = [blocks.length(i) for blocks, i in zip(leading, index, strict=True)]
             # The output is split along one of the two axes; the index on the other is 0.
             return (*lengths, features.length(row + column))
@@ -173,7 +173,7 @@ def place_matrix(
         PartitionError: the partitions do not match.
     """
     dims = max(len(leading), P_y.dim - 1)
-    if left_padded(P_y.shape[:-1], dims, 1) != left_padded(leading, dims, 1):
+    if pad_left(P_y.shape[:-1], dims, 1) != pad_left(leading, dims, 1):
         require_shape(name, "P_y", P_y, (*leading, None))
     short = P_w.dim == 2 and prod(leading) == 1
     require_shape(name, "P_w", P_w, weight_parts if short else (*leading, *weight_parts))

@@ -8,7 +8,7 @@ import torch
 
 from gpudist.nn.affine.local_conv import LocalConvolution
 from gpudist.nn.autocast import product_dtype
-from gpudist.nn.parameters.parameter import tied_empty
+from gpudist.nn.parameters.parameter import empty_output
 
 
 @dataclass(frozen=True)
@@ -38,5 +38,5 @@ class BlockConvolution:
         self, block: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         if 0 in self.shape:
-            return tied_empty(self.shape, product_dtype(block), block, weight, bias)
+            return empty_output(self.shape, product_dtype(block), block, weight, bias)
         return self.convolution(block, weight, bias)

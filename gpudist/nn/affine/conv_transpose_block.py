@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from gpudist.geometry.windows import TransposedWindow
 from gpudist.nn.autocast import product_dtype
-from gpudist.nn.parameters.parameter import tied_empty
+from gpudist.nn.parameters.parameter import empty_output
 
 _CONVOLVE: dict[int, Callable[..., torch.Tensor]] = {
     1: F.conv_transpose1d,
@@ -50,9 +50,9 @@ class TransposedBlock:
     ) -> torch.Tensor:
         """Return the output block for the needed cells ``x`` of shape ``[B, C, *needed]``."""
         if 0 in self.shape:
-            return tied_empty(self.shape, product_dtype(x), x, weight, bias)
+            return empty_output(self.shape, product_dtype(x), x, weight, bias)
         if not self.reads_input:
-            zeros = x.new_zeros(self.shape) + tied_empty((0,), x.dtype, x, weight).sum()
+            zeros = x.new_zeros(self.shape) + empty_output((0,), x.dtype, x, weight).sum()
             return _with_bias(zeros, bias).to(product_dtype(x))
         adds_zeros = any(cells > 0 for cells in self.rest)
         y = _CONVOLVE[len(self.stride)](

@@ -15,7 +15,7 @@ import torch
 from gpudist.exchange import Movement
 from gpudist.exchange.autograd import Saved
 from gpudist.geometry.blocks import Decomposition
-from gpudist.geometry.boxes import Box, intersection, uncovered
+from gpudist.geometry.boxes import Box, boxes_outside, intersection
 from gpudist.geometry.halo import adjoint_in_place, covers_own_cells, needed_range
 from gpudist.geometry.windows import Window
 from gpudist.nn.affine.block_copy import BlockCopy, Convolution, bind_block_copy
@@ -123,7 +123,7 @@ def bind_with_ghosts(
     filled += [move.destination for move in stage.moves if move.destination != own]
     ghosts = [
         box
-        for box in uncovered(halo.output_shape, [own])
+        for box in boxes_outside(halo.output_shape, [own])
         if any(intersection(box, part) for part in filled)
     ]
     places = [(i, Box.whole(box.shape), box) for i, box in enumerate(ghosts)]

@@ -16,7 +16,7 @@ from gpudist.geometry.boxes import Box, Plan
 from gpudist.geometry.repartition import plan_all_gather, plan_repartition
 from gpudist.nn.attention.blockwise import BlockAttention, Drops
 from gpudist.nn.attention.sequence_attention import Cuts, SequenceAttention, attend_to_all
-from gpudist.ops.operator import remembered
+from gpudist.ops.operator import cached_operator
 from gpudist.ops.shape_agreement import ShapeMode
 from gpudist.world.partition import CartesianPartition
 
@@ -116,7 +116,7 @@ def all_to_all_attention(
     Returns:
         This worker's block of the output, ``[B, H, S_q, D_v]``.
     """
-    layer = remembered(AllToAllAttention, P_x, (is_causal, scale, shape), ("shape",))
+    layer = cached_operator(AllToAllAttention, P_x, (is_causal, scale, shape), ("shape",))
     return layer(query, key, value, key_padding_mask, key_lengths)
 
 

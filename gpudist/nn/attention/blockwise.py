@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from gpudist.geometry.boxes import Box
-from gpudist.nn.random.cells import kept_by_index
+from gpudist.nn.random.cells import draw_kept
 from gpudist.nn.random.dropout import DistributedDropout
 
 Range = tuple[int, int]
@@ -55,7 +55,7 @@ class Drops:
         """Return 0 or ``1 / (1 - p)`` for each weight of the block, ``[B, H, queries, keys]``."""
         box = Box((*self.box.start[:3], keys[0]), (*self.box.stop[:3], keys[1]))
         shape = (*self.shape[:3], key_count)
-        kept = kept_by_index(self.seed, self.call, box, shape, self.p, device)
+        kept = draw_kept(self.seed, self.call, box, shape, self.p, device)
         return kept.to(dtype).div_(1 - self.p)
 
 

@@ -15,7 +15,7 @@ from gpudist.geometry.blocks import Blocks
 from gpudist.geometry.ring import held_block, plan_ring_hop
 from gpudist.nn.attention.blockwise import AttentionSums, BlockAttention, Range
 from gpudist.nn.attention.sequence_attention import Cuts, SequenceAttention
-from gpudist.ops.operator import remembered
+from gpudist.ops.operator import cached_operator
 from gpudist.ops.shape_agreement import ShapeMode
 from gpudist.world.partition import CartesianPartition
 
@@ -130,7 +130,7 @@ def ring_attention(
     Returns:
         This worker's block of the output, ``[B, H, S_q, D_v]``.
     """
-    layer = remembered(RingAttention, P_x, (is_causal, scale, shape), ("shape",))
+    layer = cached_operator(RingAttention, P_x, (is_causal, scale, shape), ("shape",))
     return layer(query, key, value, key_padding_mask, key_lengths)
 
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.errors import ShapeError
-from gpudist.geometry.cartesian import left_padded
+from gpudist.geometry.cartesian import pad_left
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.loss.base import DistributedElementLoss, Reduction, no_cells
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
@@ -221,7 +221,7 @@ class DistributedHingeEmbeddingLoss(DistributedElementLoss):
 def _is_whole(weight: torch.Tensor | None, P_x: Partition) -> bool:
     if weight is None or weight.numel() == 1:
         return True
-    parts = left_padded(P_x.shape, max(P_x.dim, weight.dim()), 1)[-weight.dim() :]
+    parts = pad_left(P_x.shape, max(P_x.dim, weight.dim()), 1)[-weight.dim() :]
     return all(n == 1 or cut == 1 for n, cut in zip(weight.shape, parts, strict=True))
 
 

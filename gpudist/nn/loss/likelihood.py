@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 import torch.nn.functional as F
 
-from gpudist.geometry.cartesian import left_padded
+from gpudist.geometry.cartesian import pad_left
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.loss.base import (
     DistributedElementLoss,
@@ -60,7 +60,7 @@ class DistributedKLDivLoss(DistributedElementLoss):
                 f"the block has {losses.dim()} dims but P_x has {self.P_x.dim} axes; "
                 "reduction='batchmean' needs a batch dim and at most one axis per dim"
             )
-        index = left_padded(self.P_x.index, losses.dim(), 0)
+        index = pad_left(self.P_x.index, losses.dim(), 0)
         return number(0 if any(index[1:]) else losses.shape[0], losses)
 
 

@@ -11,7 +11,7 @@ from gpudist.errors import ShapeError
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.blocks import Blocks
 from gpudist.geometry.layout import split
-from gpudist.nn.norm.node import normalized
+from gpudist.nn.norm.node import normalize_block
 from gpudist.nn.norm.normalization import Normalization
 from gpudist.nn.parameters.parameter import bind_parameter
 from gpudist.nn.parameters.parameter_layer import ParameterLayer
@@ -88,7 +88,7 @@ class Norm(ParameterLayer):
         if not self.P_x.active:
             return x.to(dtype or x.dtype, copy=True)
         bound = self._bound(x, self._bind, self.uses_copies)
-        return normalized(bound, x, self.own_parameters(), dtype)
+        return normalize_block(bound, x, self.own_parameters(), dtype)
 
     def _named(
         self, parameters: Sequence[torch.Tensor]

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from gpudist.exchange.autograd import move
 from gpudist.nn.layer_table import Sample, layer
-from gpudist.nn.norm.node import normalize, normalized
+from gpudist.nn.norm.node import normalize, normalize_block
 from gpudist.nn.norm.normalization import Normalization, bind_total
 from gpudist.nn.norm.running import RunningNorm, require_dims
 from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
@@ -87,7 +87,7 @@ class _DistributedInstanceNorm(RunningNorm):
             return self._by_running_moments(input, bound)
         self._require_values(bound.cells, "spatial element")
         if not self.track_running_stats:
-            return normalized(bound, input, self.own_parameters())
+            return normalize_block(bound, input, self.own_parameters())
         y, totals, shift = normalize(bound, input, self.own_parameters())
         if bound.samples > 0 and bound.cells > 0:
             mean, variance = bound.moments(totals, shift)

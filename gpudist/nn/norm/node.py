@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gpudist.exchange.autograd import apply_handwritten, is_eager
-from gpudist.nn.autocast import widened
+from gpudist.nn.autocast import widen
 from gpudist.nn.norm import kernels, lines
 from gpudist.nn.norm.normalization import Normalization, Parameters, Running, Summing
 
@@ -79,7 +79,7 @@ def is_alone(normalization: Normalization, x: torch.Tensor, parameters: Paramete
     return not is_shared and not kernels.fits(normalization, x, parameters)
 
 
-def normalized(
+def normalize_block(
     normalization: Normalization,
     x: torch.Tensor,
     parameters: Parameters,
@@ -92,7 +92,7 @@ def normalized(
             computes. The kernels widen the cells that they read; for others the block is widened.
     """
     if dtype is not None:
-        parameters = [widened(p) for p in parameters]
+        parameters = [widen(p) for p in parameters]
     if kernels.fits(normalization, x, parameters, dtype):
         by = kernels.by_kernels(normalization, x, dtype=dtype)
         return apply_handwritten(by, x, *parameters)

@@ -11,7 +11,7 @@ from gpudist.errors import PartitionError, ShapeError
 from gpudist.nn.norm.base import Norm
 from gpudist.nn.norm.normalization import Normalization, Running
 from gpudist.nn.norm.strides import gradient_as_laid_out
-from gpudist.nn.parameters.parameter import tied_empty
+from gpudist.nn.parameters.parameter import empty_output
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
@@ -112,7 +112,7 @@ class RunningNorm(Norm):
     def _by_running_moments(self, x: torch.Tensor, bound: Normalization) -> torch.Tensor:
         weight, bias = self._named(bound.move(None, self.own_parameters())[1])
         if x.numel() == 0:
-            return tied_empty(x.shape, x.dtype, x, weight, bias)
+            return empty_output(x.shape, x.dtype, x, weight, bias)
         running = self.running_mean, self.running_var
         return gradient_as_laid_out(F.batch_norm(x, *running, weight, bias, False, 0.0, self.eps))
 

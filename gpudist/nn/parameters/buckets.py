@@ -35,7 +35,7 @@ def messages(
     return [*found, *([i] for i, size in nbytes.items() if size > copied_bytes)]
 
 
-def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+def concatenate_cells(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Concatenate the cells of all tensors in one dim; a single contiguous tensor is not copied."""
     if len(tensors) == 1:
         return tensors[0].reshape(-1)

@@ -135,7 +135,7 @@ def bind_parameter(
     return bind(plan, P_all, label, dtype, owners.own_shape, dtype)
 
 
-def tied_empty(
+def empty_output(
     shape: Sequence[int],
     dtype: torch.dtype,
     block: torch.Tensor,

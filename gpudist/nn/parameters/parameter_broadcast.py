@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 import torch
 
 from gpudist.exchange import Movement, bind
-from gpudist.exchange.autograd import apply, has_tangents, is_eager, move, moved
+from gpudist.exchange.autograd import apply, has_tangents, is_eager, move, move_without_node
 from gpudist.exchange.torch_library import is_recorded
 from gpudist.geometry.broadcasting import Pairing
-from gpudist.nn.parameters.buckets import BUCKET_BYTES, joined, messages
+from gpudist.nn.parameters.buckets import BUCKET_BYTES, concatenate_cells, messages
 from gpudist.nn.parameters.parameter import bind_parameter
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.ops.broadcast import plan_between
-from gpudist.world.partition import Partition, kept_by_world
+from gpudist.world.partition import Partition, cache_in_world
 
 
 @dataclass(frozen=True)
@@ -181,8 +181,8 @@ def _moved(
             which = tuple([moving[i] for i in part])
             movement = _bind(members, which, tensors[part[0]].dtype)
             movements.append(movement.T if to_owners else movement)
-        blocks = [joined([tensors[i] for i in part]) for part in parts]
-        for part, total in zip(parts, moved(movements, blocks), strict=True):
+        blocks = [concatenate_cells([tensors[i] for i in part]) for part in parts]
+        for part, total in zip(parts, move_without_node(movements, blocks), strict=True):
             broadcasts = [moving[i].broadcast for i in part]
             shapes = [(s.owners if to_owners else s.used).own_shape for s in broadcasts]
             pieces = total.split([prod(shape) for shape in shapes])
@@ -205,7 +205,7 @@ def _messages(
     return [part for nbytes in alike.values() for part in messages(nbytes, bucket_bytes)]
 
 
-@kept_by_world
+@cache_in_world
 def _bind(members: Partition, moving: tuple[Moving, ...], dtype: torch.dtype) -> Movement:
     """Bind the broadcast of the blocks of several parameters, one after the other."""
     first = moving[0].broadcast

@@ -19,15 +19,15 @@ import torch
 
 from gpudist.errors import ConventionError
 from gpudist.exchange import Movement, bind, start
-from gpudist.exchange.autograd import apply, has_tangents, is_eager, moved
+from gpudist.exchange.autograd import apply, has_tangents, is_eager, move_without_node
 from gpudist.exchange.torch_library import has_modes, is_recorded
 from gpudist.geometry.broadcasting import plan_all_sum_reduce
 from gpudist.geometry.layout import broadcast
-from gpudist.nn.parameters.buckets import BUCKET_BYTES, joined, messages
+from gpudist.nn.parameters.buckets import BUCKET_BYTES, concatenate_cells, messages
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.nn.tensor_parallel.invariant import copy_once
 from gpudist.ops.shape_agreement import refuse
-from gpudist.world.partition import Partition, kept_by_world
+from gpudist.world.partition import Partition, cache_in_world
 
 
 class ReplicatedParameter(NamedTuple):
@@ -207,7 +207,9 @@ def sums_of(
             )
             for part in parts
         ]
-        totals = _carried_out(movements, (joined([blocks[i] for i in part]) for part in parts))
+        totals = _carried_out(
+            movements, (concatenate_cells([blocks[i] for i in part]) for part in parts)
+        )
         for part, total in zip(parts, totals, strict=True):
             pieces = total.split([blocks[i].numel() for i in part])
             for i, piece in zip(part, pieces, strict=True):
@@ -232,12 +234,12 @@ def _carried_out(
 ) -> tuple[torch.Tensor, ...]:
     # With streams, the next bucket is filled while the previous one is in flight.
     if has_modes() or not movements[0].steps[0].partition.wire.has_streams:
-        return moved(movements, list(blocks))
+        return move_without_node(movements, list(blocks))
     started = [start([m], [block]) for m, block in zip(movements, blocks, strict=True)]
     return tuple([in_flight.wait(0) for in_flight in started])
 
 
-@kept_by_world
+@cache_in_world
 def _bind_sum(
     holders: Partition,
     dtype: torch.dtype,

@@ -15,7 +15,7 @@ from gpudist.geometry.parts import PartsWindow
 from gpudist.geometry.windows import AdaptiveWindow
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.layer_table import Sample, layer
-from gpudist.nn.pool.local import coordinates, flattened
+from gpudist.nn.pool.local import coordinates, flat_indices
 from gpudist.nn.pool.ranges import adaptive_maxima, adaptive_means
 from gpudist.nn.pool.sliding import refuse_empty
 from gpudist.nn.pool.steps import MaximumStep, ReducedAxis, SumStep, maximum_step, sum_step
@@ -211,7 +211,9 @@ class _DistributedAdaptiveMaxPool(_DistributedAdaptivePool):
         if 0 in bound.output_shape:
             return y, places
         cells = zip(coordinates(places, x.shape[2:]), bound.origin, strict=True)
-        return y, flattened([c + start for c, start in cells], bound.layout.decomposition.shape[2:])
+        return y, flat_indices(
+            [c + start for c, start in cells], bound.layout.decomposition.shape[2:]
+        )
 
     def _step(self, axis: ReducedAxis, layout: BlockLayout, x: torch.Tensor) -> MaximumStep:
         return maximum_step(axis, x, prod(layout.decomposition.shape[axis.dim + 1 :]))

@@ -13,9 +13,9 @@ from gpudist.nn.pool.local import (
     LocalPool,
     behind_margin,
     coordinates,
-    flattened,
+    flat_indices,
+    gather_cells,
     no_samples,
-    taken,
 )
 
 
@@ -64,7 +64,7 @@ class PoolBlock:
         _, places = self.pool.maxima(x.detach(), self.padding)
         margin = self.margin_before(self.outputs)
         places = behind_margin(places, x.shape[2:], margin, self.pool.dilation)
-        return taken(x, places), places
+        return gather_cells(x, places), places
 
     def scaled(self, y: torch.Tensor) -> torch.Tensor:
         """Return the output for a result of :meth:`pooled`, with corrected means."""
@@ -91,7 +91,7 @@ class PoolBlock:
     ) -> torch.Tensor:
         """Convert flat indices in a block of ``shape`` at ``origin`` to global flat indices."""
         cells = zip(coordinates(places, shape), origin, strict=True)
-        return flattened([cell + start for cell, start in cells], self.extents)
+        return flat_indices([cell + start for cell, start in cells], self.extents)
 
     def first_cells(self, outputs: Sequence[int]) -> tuple[int, ...]:
         """Return the first cell that an output reads, per spatial dim; negative in padding."""

@@ -113,7 +113,7 @@ def coordinates(places: torch.Tensor, shape: Sequence[int]) -> list[torch.Tensor
     return [places, *reversed(per_dim)]
 
 
-def flattened(per_dim: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tensor:
+def flat_indices(per_dim: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tensor:
     """Convert indices per dim in a tensor of ``shape`` to flat ones; inverse of ``coordinates``."""
     places = per_dim[0]
     for indices, extent in zip(per_dim[1:], shape[1:], strict=True):
@@ -136,9 +136,9 @@ def behind_margin(
             missing = (cells - per_dim[d]).clamp(min=0)
             steps = torch.div(missing + step - 1, step, rounding_mode="floor")
             per_dim[d] = per_dim[d] + steps * step
-    return flattened(per_dim, shape)
+    return flat_indices(per_dim, shape)
 
 
-def taken(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+def gather_cells(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """Gather cells of ``x``, shape ``[B, C, *spatial]``, at flat indices in its spatial dims."""
     return x.flatten(2).gather(2, places.flatten(2)).view_as(places)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from gpudist.geometry.parts import Range, coincides
 from gpudist.geometry.windows import AdaptiveWindow
-from gpudist.nn.parameters.parameter import tied_empty
+from gpudist.nn.parameters.parameter import empty_output
 from gpudist.nn.pool.local import LocalPool, no_samples
 
 _aten = torch.ops.aten
@@ -92,7 +92,7 @@ class RangeSum:
 
     def _means(self, x: torch.Tensor) -> torch.Tensor:
         if self.beside is None:
-            return tied_empty(self.output_shape, x.dtype, x)
+            return empty_output(self.output_shape, x.dtype, x)
         cells = self.beside(x)
         if self.beside.repeated is not None:
             cells = cells.masked_fill(self.beside.repeated, 0)

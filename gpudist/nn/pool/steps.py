@@ -11,7 +11,7 @@ from gpudist.exchange.autograd import move
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.parts import PartsWindow
 from gpudist.geometry.windows import HaloWidths, Window
-from gpudist.nn.pool.local import coordinates, taken
+from gpudist.nn.pool.local import coordinates, gather_cells
 from gpudist.nn.pool.ranges import RangeMaximum, RangeSum
 from gpudist.ops.halo_exchange import HaloExchange
 from gpudist.world.partition import CartesianPartition
@@ -98,7 +98,7 @@ class MaximumStep:
         y, cells = self.of_cells(x)
         if with_places:
             own = coordinates(cells, self.shape[2:])[self.dim - 2] + self.origin
-            before = 0 if places is None else taken(places, cells)
+            before = 0 if places is None else gather_cells(places, cells)
             places = own * self.stride + before
         if self.movements is None or self.of_parts is None:
             return y, places
@@ -106,7 +106,7 @@ class MaximumStep:
             return self.of_parts(move(self.movements[:1], (y,))[0])[0], None
         y, places = move(self.movements, (y, places))
         y, parts = self.of_parts(y)
-        return y, taken(places, parts)
+        return y, gather_cells(places, parts)
 
 
 def sum_step(axis: ReducedAxis, x: torch.Tensor) -> SumStep:

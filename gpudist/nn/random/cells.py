@@ -57,7 +57,7 @@ class Key(NamedTuple):
         one = [
             x if isinstance(x, torch.Tensor) else torch.tensor(x, device=device) for x in self[:2]
         ]
-        return composed_cells.mixed_key(*one)
+        return composed_cells.mix_key(*one)
 
 
 class Cells(NamedTuple):
@@ -73,7 +73,7 @@ class Cells(NamedTuple):
     shape: tuple[int, ...]
 
 
-def kept_by_index(
+def draw_kept(
     seed: torch.Tensor | int,
     call: torch.Tensor | int,
     box: Box,
@@ -99,12 +99,12 @@ def kept_by_index(
     Cost:
         One pass over the result; no communication.
     """
-    return kept_by_key(Key(seed, call), Cells(box, shape), p, device)
+    return draw_kept_by_key(Key(seed, call), Cells(box, shape), p, device)
 
 
-def kept_by_key(key: Key, cells: Cells, p: float, device: torch.device) -> torch.Tensor:
-    """Draw which cells are kept; see :func:`kept_by_index`."""
-    composed = partial(composed_cells.fill_kept, dropped_below=dropped_below(p))
+def draw_kept_by_key(key: Key, cells: Cells, p: float, device: torch.device) -> torch.Tensor:
+    """Draw which cells are kept; see :func:`draw_kept`."""
+    composed = partial(composed_cells.fill_kept, dropped_below=drop_threshold(p))
     return _draw_block("kept", composed, key, cells, torch.bool, device, p)
 
 
@@ -118,7 +118,7 @@ def uniform_by_index(
 ) -> torch.Tensor:
     """Draw uniform numbers in [0, 1), multiples of a step that the dtype represents exactly.
 
-    A number depends on the same quantities as in :func:`kept_by_index`, which describes the
+    A number depends on the same quantities as in :func:`draw_kept`, which describes the
     arguments.
 
     Returns:
@@ -211,7 +211,7 @@ def has_memory(x: torch.Tensor) -> bool:
     return is_eager(x) and not (storage_problem(x) or x.is_neg() or x._is_zerotensor())
 
 
-def dropped_below(p: float) -> int:
+def drop_threshold(p: float) -> int:
     """Return the number, as a signed one, below which those of dropped cells are."""
     return int(p * 2.0**64) - (1 << 63)
 
@@ -281,7 +281,7 @@ def draw(
         stored,
         value,
         0 if stores_key is None else stores_key.data_ptr(),
-        dropped_below(p),
+        drop_threshold(p),
         factor,
         device.index if on_gpu else -1,
         _stream_of(device)() if on_gpu else 0,

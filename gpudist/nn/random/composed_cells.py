@@ -21,7 +21,7 @@ _FACTORS = 0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64)
 _BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 
 
-def mixed_key(seed: torch.Tensor, call: torch.Tensor) -> torch.Tensor:
+def mix_key(seed: torch.Tensor, call: torch.Tensor) -> torch.Tensor:
     """Return the key of the numbers of a seed and a call, all int64."""
     return _mixed(_mixed(seed + _STEP) ^ call)
 
@@ -68,7 +68,7 @@ def _numbers(
         yield tile, _mixed(_mixed(_indices(tile, strides, device) + key) ^ second)
 
 
-def kept_by_torch(box: Box, shape: tuple[int, ...], p: float) -> torch.Tensor:
+def draw_kept_by_torch(box: Box, shape: tuple[int, ...], p: float) -> torch.Tensor:
     """Draw which cells of ``box`` are kept, with the numbers of torch's default CPU generator.
 
     Every worker draws all cells of the global tensor in order, so that all generators advance by

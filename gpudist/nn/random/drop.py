@@ -14,7 +14,7 @@ import torch
 from gpudist.exchange.autograd import apply
 from gpudist.exchange.torch_library import constant_when_traced, outside_torch
 from gpudist.geometry.boxes import Box
-from gpudist.nn.random.cells import Cells, Key, changes_natively, draw, kept_by_key
+from gpudist.nn.random.cells import Cells, Key, changes_natively, draw, draw_kept_by_key
 
 # Scale of SELU times its alpha; outputs of SELU are above the negative of this product.
 _ALPHA = 1.7580993408473766
@@ -49,7 +49,7 @@ def drop_by_index(
     key, cells = Key(seed, call), Cells(box, shape)
     if not is_alpha:
         return _drop(x, key, cells, p)
-    kept = kept_by_key(key, cells, p, x.device)
+    kept = draw_kept_by_key(key, cells, p, x.device)
     return alpha_drop_cells(x, _beside(kept, x), p)
 
 
@@ -57,7 +57,7 @@ def _drop(x: torch.Tensor, key: Key, cells: Cells, p: float) -> torch.Tensor:
     # Where few numbers are drawn, torch's conversions of float16 on a CPU are faster.
     is_slow = x.dtype == torch.float16 and len(cells.shape) < x.dim() and x.device.type == "cpu"
     if is_slow or not changes_natively(x):
-        return drop_cells(x, _beside(kept_by_key(key, cells, p, x.device), x), p)
+        return drop_cells(x, _beside(draw_kept_by_key(key, cells, p, x.device), x), p)
     if x.requires_grad and torch.is_grad_enabled():
         return apply(_Drop, x, key, cells, p)
     return _scale_kept(x, key, cells, p, None)

@@ -15,8 +15,8 @@ from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.nn.random.call_numbers import CallNumbers
-from gpudist.nn.random.cells import kept_by_index
-from gpudist.nn.random.composed_cells import kept_by_torch
+from gpudist.nn.random.cells import draw_kept
+from gpudist.nn.random.composed_cells import draw_kept_by_torch
 from gpudist.nn.random.drop import alpha_drop_cells, drop_by_index, drop_cells
 from gpudist.ops.bound import Bound
 from gpudist.ops.shape_agreement import ShapeAgreement, ShapeMode
@@ -128,8 +128,8 @@ class _DropoutLayer(DistributedModule):
             self._number()
             return x.new_empty(whole, dtype=torch.bool)
         if self.seed is None:
-            return kept_by_torch(*self._bound(x, self._agree), self.p).view(whole)
-        return kept_by_index(*self._draw(x), self.p, x.device).view(whole)
+            return draw_kept_by_torch(*self._bound(x, self._agree), self.p).view(whole)
+        return draw_kept(*self._draw(x), self.p, x.device).view(whole)
 
     def _number(self) -> torch.Tensor | None:
         # All workers count calls, so that generators and state dicts remain equal.

@@ -10,7 +10,7 @@ from gpudist.exchange import Movement
 from gpudist.exchange.autograd import move
 from gpudist.nn.scan.block_scan import CELLS, MATRICES, block_scan
 from gpudist.ops.halo_exchange import HaloExchange
-from gpudist.ops.operator import remembered
+from gpudist.ops.operator import cached_operator
 from gpudist.ops.shape_agreement import ShapeMode, refuse
 from gpudist.world.partition import CartesianPartition
 
@@ -147,7 +147,7 @@ def carried_state(
             _where_documents_start(seq_idx, h, dim, reverse).any(dim, keepdim=True), 0, a
         )
         slots = [a, h, _end_documents(seq_idx, h, dim, reverse)]
-    line = remembered(CartesianPartition.along, P_x, ((dim,),))
+    line = cached_operator(CartesianPartition.along, P_x, ((dim,),))
     moved = move(*_to_followers(line, dim, reverse, shape, slots))
     factors, states, *documents = [
         list(x.tensor_split(count, dim))[:: -1 if reverse else 1] for x in moved
@@ -178,7 +178,7 @@ def _to_followers(
         cells = x.shape[dim] * (line.shape[dim] - 1)
         widths = ((0, 0),) * dim + (((0, cells) if reverse else (cells, 0)),)
         halo = widths + ((0, 0),) * (line.dim - dim - 1)
-        operator = remembered(HaloExchange, line, (None, halo, shape), ("halo", "shape"))
+        operator = cached_operator(HaloExchange, line, (None, halo, shape), ("halo", "shape"))
         movements.append(operator.movement(x))
     return movements, slots
 

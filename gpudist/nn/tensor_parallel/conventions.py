@@ -128,6 +128,6 @@ def expect(name: str, convention: Convention, x: torch.Tensor, P: Partition) -> 
     kept[key](x, P)
 
 
-def marked(y: torch.Tensor, name: str, P: Partition) -> torch.Tensor:
+def mark_result(y: torch.Tensor, name: str, P: Partition) -> torch.Tensor:
     """Return ``y``, a new result, with the operator's name and workers on its graph node."""
     return mark(y, name, P) if is_eager() else y

@@ -14,9 +14,9 @@ import torch
 from gpudist.checks.arguments import checked
 from gpudist.errors import PartitionError
 from gpudist.exchange import all_reduce
-from gpudist.exchange.autograd import Declared, all_reduce_constant, declared
+from gpudist.exchange.autograd import Declared, all_reduce_constant, apply_with_adjoint
 from gpudist.exchange.torch_library import define, handles_of, is_recorded, thing_of
-from gpudist.nn.tensor_parallel.conventions import expect, marked
+from gpudist.nn.tensor_parallel.conventions import expect, mark_result
 from gpudist.world.partition import Partition
 
 
@@ -86,7 +86,7 @@ def invariant_sum(x: torch.Tensor, P: Partition) -> torch.Tensor:
     """
     require_active("invariant_sum", P)
     expect("invariant_sum", "dual", x, P)
-    return marked(sum_once(x, P), "invariant_sum", P)
+    return mark_result(sum_once(x, P), "invariant_sum", P)
 
 
 def sum_once(x: torch.Tensor, P: Partition) -> torch.Tensor:
@@ -94,7 +94,7 @@ def sum_once(x: torch.Tensor, P: Partition) -> torch.Tensor:
     if is_recorded():
         (partition,) = handles_of(P)
         return torch.ops.gpudist.invariant_sum(partition, x, None)[0]
-    return declared(x, _sum_over(P), _copy_on(P))
+    return apply_with_adjoint(x, _sum_over(P), _copy_on(P))
 
 
 @checked()
@@ -123,7 +123,7 @@ def invariant_copy(x: torch.Tensor, P: Partition) -> torch.Tensor:
     """
     require_active("invariant_copy", P)
     expect("invariant_copy", "invariant", x, P)
-    return marked(copy_once(x, P), "invariant_copy", P)
+    return mark_result(copy_once(x, P), "invariant_copy", P)
 
 
 def copy_once(x: torch.Tensor, P: Partition) -> torch.Tensor:
@@ -131,7 +131,7 @@ def copy_once(x: torch.Tensor, P: Partition) -> torch.Tensor:
     if is_recorded():
         (partition,) = handles_of(P)
         return torch.ops.gpudist.invariant_copy(partition, x, None)[0]
-    return declared(x, _copy_on(P), _sum_over(P))
+    return apply_with_adjoint(x, _copy_on(P), _sum_over(P))
 
 
 def _sum_over(P: Partition) -> Declared:

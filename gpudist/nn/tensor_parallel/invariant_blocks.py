@@ -11,12 +11,12 @@ import torch
 
 from gpudist.checks.arguments import checked
 from gpudist.exchange import Movement
-from gpudist.exchange.autograd import Declared, declared, move, moved
+from gpudist.exchange.autograd import Declared, apply_with_adjoint, move, move_without_node
 from gpudist.exchange.torch_library import is_recorded
 from gpudist.nn.norm.line_blocks import LineBlocks
-from gpudist.nn.tensor_parallel.conventions import expect, marked
+from gpudist.nn.tensor_parallel.conventions import expect, mark_result
 from gpudist.nn.tensor_parallel.invariant import copy_once, require_active
-from gpudist.ops.operator import remembered
+from gpudist.ops.operator import cached_operator
 from gpudist.world.partition import Partition
 
 
@@ -51,13 +51,13 @@ def invariant_gather(
         ConventionError: the block is already an invariant value.
     """
     require_active("invariant_gather", P)
-    blocks = remembered(LineBlocks, P, ("invariant_gather",))
+    blocks = cached_operator(LineBlocks, P, ("invariant_gather",))
     dim %= x.dim()
     if lengths is None:
         lengths = [row[0] for row in P.allgather_data([x.shape[dim]])]
     movement, own = _movement_and_own(blocks, x, dim, blocks.given(x, dim, lengths, False))
     expect("invariant_gather", "dual", x, P)
-    return marked(gather_once(x, movement, dim, own), "invariant_gather", P)
+    return mark_result(gather_once(x, movement, dim, own), "invariant_gather", P)
 
 
 @checked()
@@ -89,11 +89,11 @@ def invariant_scatter(
         ConventionError: the value is a part, or a copy whose gradients add up.
     """
     require_active("invariant_scatter", P)
-    blocks = remembered(LineBlocks, P, ("invariant_scatter",))
+    blocks = cached_operator(LineBlocks, P, ("invariant_scatter",))
     dim %= x.dim()
     expect("invariant_scatter", "invariant", x, P)
-    y = cut_once(x, blocks, dim, blocks.given(x, dim, lengths, True))
-    return marked(y, "invariant_scatter", P)
+    y = cut_unchecked(x, blocks, dim, blocks.given(x, dim, lengths, True))
+    return mark_result(y, "invariant_scatter", P)
 
 
 @checked()
@@ -125,7 +125,7 @@ def invariant_share(x: torch.Tensor, P: Partition) -> torch.Tensor:
     expect("invariant_share", "dual", x, P)
     if is_recorded():
         return _with_share_of_gradient(x, P.size)
-    return marked(declared(x, *_shared_and_divided(P)), "invariant_share", P)
+    return mark_result(apply_with_adjoint(x, *_shared_and_divided(P)), "invariant_share", P)
 
 
 def gather_once(
@@ -135,7 +135,7 @@ def gather_once(
     if is_recorded():
         return _with_share_of_gradient(move((movement,), (x,))[0], movement.steps[0].partition.size)
     gathered, cut = _gathered_and_cut(movement, dim, own)
-    return declared(x, gathered, cut)
+    return apply_with_adjoint(x, gathered, cut)
 
 
 def _with_share_of_gradient(x: torch.Tensor, size: int) -> torch.Tensor:
@@ -144,13 +144,15 @@ def _with_share_of_gradient(x: torch.Tensor, size: int) -> torch.Tensor:
     return x / size + (x * (1 - 1 / size)).detach()
 
 
-def cut_once(x: torch.Tensor, blocks: LineBlocks, dim: int, lengths: Sequence[int]) -> torch.Tensor:
+def cut_unchecked(
+    x: torch.Tensor, blocks: LineBlocks, dim: int, lengths: Sequence[int]
+) -> torch.Tensor:
     """Compute :func:`invariant_scatter` without checks."""
     movement, own = _movement_and_own(blocks, x, dim, lengths)
     if is_recorded():
         return copy_once(x, blocks.P).narrow(dim, *own)
     gathered, cut = _gathered_and_cut(movement, dim, own)
-    return declared(x, cut, gathered)
+    return apply_with_adjoint(x, cut, gathered)
 
 
 def _movement_and_own(
@@ -166,7 +168,11 @@ def _gathered_and_cut(
     P = movement.steps[0].partition
     return (
         Declared(
-            "invariant_gather", "dual", "invariant", P, lambda x: moved((movement,), (x,))[0]
+            "invariant_gather",
+            "dual",
+            "invariant",
+            P,
+            lambda x: move_without_node((movement,), (x,))[0],
         ),
         Declared(
             "invariant_scatter", "invariant", "dual", P,

@@ -19,9 +19,9 @@ from gpudist.nn.affine.linear_overlap import BlockProducts
 from gpudist.nn.norm.line_blocks import LineBlocks
 from gpudist.nn.parameters.gradient_graph import Convention
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
-from gpudist.nn.tensor_parallel.conventions import Expectation, marked
+from gpudist.nn.tensor_parallel.conventions import Expectation, mark_result
 from gpudist.nn.tensor_parallel.invariant import copy_once, sum_once
-from gpudist.nn.tensor_parallel.invariant_blocks import cut_once, gather_once
+from gpudist.nn.tensor_parallel.invariant_blocks import cut_unchecked, gather_once
 from gpudist.ops.bound import Bound
 from gpudist.ops.shape_agreement import ShapeMode, refuse
 from gpudist.world.partition import CartesianPartition, Partition
@@ -200,7 +200,7 @@ class TensorRegion:
 
     def marked(self, y: torch.Tensor) -> torch.Tensor:
         """Return ``y``, the new result of an operator, with the layer's name on its node."""
-        return marked(y, self._name, self.line)
+        return mark_result(y, self._name, self.line)
 
     def own_block(self, x: torch.Tensor, dim: int, lengths: Sequence[int]) -> torch.Tensor:
         """Return this worker's block of a value that is equal on all workers."""
@@ -209,7 +209,7 @@ class TensorRegion:
         lengths = self._line_blocks.given(x, dim, lengths, True)
         self._copies(x, self.line)
         if self.is_invariant:
-            return self.marked(cut_once(x, self._line_blocks, dim, lengths))
+            return self.marked(cut_unchecked(x, self._line_blocks, dim, lengths))
         return x.narrow(dim, sum(lengths[: self.rank]), lengths[self.rank])
 
 

@@ -15,7 +15,7 @@ from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.windows import CopyingMode, FoldedWindow, PaddingWindow, Read, Window
 from gpudist.nn.channels_last import channels_last_form, in_form
 from gpudist.nn.layer_table import Sample, layer
-from gpudist.nn.parameters.parameter import tied_empty
+from gpudist.nn.parameters.parameter import empty_output
 from gpudist.nn.windowed.edge_padding import (
     EdgePadding,
     bind_edge_padding,
@@ -94,7 +94,7 @@ class _DistributedPad(RegionLayer):
         bound = self._bound(x, self._bind)
         y = move((bound.halo,), (x,))[0]
         if 0 in bound.output_shape:
-            return tied_empty(bound.output_shape, y.dtype, y)
+            return empty_output(bound.output_shape, y.dtype, y)
         if bound.edge_padding is not None:
             y = bound.edge_padding(y)
         return in_form(y, channels_last_form(x))

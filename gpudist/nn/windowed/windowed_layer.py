@@ -15,7 +15,7 @@ from gpudist.geometry.boxes import Box
 from gpudist.geometry.halo import needed_range
 from gpudist.geometry.windows import Window
 from gpudist.nn.distributed_module import DistributedModule
-from gpudist.nn.parameters.parameter import tied_empty
+from gpudist.nn.parameters.parameter import empty_output
 from gpudist.ops.halo_exchange import HaloExchange
 from gpudist.ops.operator import Bound, require_cartesian
 from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, ShapeMode
@@ -60,7 +60,7 @@ class DistributedWindowed(DistributedModule):
         bound = self._bound(x, self._bind)
         block = x if bound.halo is None else move((bound.halo,), (x,))[0]
         if 0 in bound.output_shape:
-            return tied_empty(bound.output_shape, block.dtype, block)
+            return empty_output(bound.output_shape, block.dtype, block)
         return bound.compute(block)
 
     def _bind(self, x: torch.Tensor) -> _BoundWindowedLayer:

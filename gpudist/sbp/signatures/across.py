@@ -32,7 +32,7 @@ def largest(x: torch.Tensor, where: Where, axes: Iterable[int]) -> torch.Tensor:
     return all_reduce_constant(x.detach(), P, "max") if P.size > 1 and x.numel() else x.detach()
 
 
-def stacked(x: torch.Tensor, where: Where, axes: Iterable[int]) -> torch.Tensor:
+def stack_blocks(x: torch.Tensor, where: Where, axes: Iterable[int]) -> torch.Tensor:
     """All-gather blocks of equal shape over ``axes`` along a new first dim, in block order.
 
     Adjoint:

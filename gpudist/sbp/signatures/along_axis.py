@@ -24,9 +24,9 @@ from gpudist.sbp.registry import (
     forms,
     register,
 )
-from gpudist.sbp.signatures.across import axes_that_split, place, stacked
+from gpudist.sbp.signatures.across import axes_that_split, place, stack_blocks
 from gpudist.sbp.signatures.elementwise import linear_in
-from gpudist.sbp.signatures.reduce import dims_of, kept
+from gpudist.sbp.signatures.reduce import dims_of, splits_of_kept_dims
 
 Dims = Callable[[Call], Collection[int] | None]
 
@@ -114,7 +114,7 @@ def quantile(call: Call, parts: int) -> list[SbpSignature]:
     quantiles = 1 if len(call.tensors) > 1 and call.tensors[1].dims else 0
     keeps = call.outputs[0].dims - quantiles == x.dims
     found: list[SbpSignature] = []
-    for one in kept(call, tuple(dims), keeps):
+    for one in splits_of_kept_dims(call, tuple(dims), keeps):
         inputs = (*one.inputs, *(broadcast,) * (len(call.tensors) - 1))
         moved = split(one.outputs[0].dim + quantiles)
         found.append(SbpSignature(inputs, (moved,), bind=on_cells))
@@ -138,7 +138,7 @@ def running(call: Call, parts: int) -> list[SbpSignature]:
     """Split all dims; along the accumulated dim, each block adds the totals of preceding blocks."""
     dims = dims_of(call)
     found = [SbpSignature((split(d),), (split(d),), run=_running) for d in dims]
-    return [*kept(call, dims, True), *found]
+    return [*splits_of_kept_dims(call, dims, True), *found]
 
 
 def _running(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
@@ -147,7 +147,7 @@ def _running(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch
     x = tensors[0].to(own.dtype)
     is_product = call.function.__name__ == "cumprod"
     ends = x.prod(dim, keepdim=True) if is_product else x.logsumexp(dim, keepdim=True)
-    before = stacked(ends, where, axes)[: place(where, axes)]
+    before = stack_blocks(ends, where, axes)[: place(where, axes)]
     if is_product:
         return own * before.prod(0)
     return torch.logaddexp(own, before.logsumexp(0)) if len(before) else own + 0 * before.sum(0)

@@ -19,9 +19,9 @@ from gpudist.sbp.boxing import movement_of
 from gpudist.sbp.registry import Call, Compute, SbpSignature, Where, compose, register
 from gpudist.sbp.signatures.across import axes_that_split
 from gpudist.sbp.signatures.along_axis import on_cells, without_cells
-from gpudist.sbp.signatures.channel_norms import carried_out
-from gpudist.sbp.signatures.elementwise import aligned
-from gpudist.sbp.signatures.factories import copied
+from gpudist.sbp.signatures.channel_norms import call_rule
+from gpudist.sbp.signatures.elementwise import align_attribute
+from gpudist.sbp.signatures.factories import copies_of_whole
 
 attend: Any = F.scaled_dot_product_attention
 
@@ -75,7 +75,7 @@ def attention_of_blocks(call: Call, parts: int) -> list[SbpSignature]:
     scores = (*result[:-1], k[-2])
     found: list[SbpSignature] = []
     for d in range(rows):
-        ones = [aligned(shape[:-2], d, result[:-2]) for shape in (q, k, v)]
+        ones = [align_attribute(shape[:-2], d, result[:-2]) for shape in (q, k, v)]
         if call.args[6] and d == rows - 1 and k[-3] not in (1, q[-3]):
             # Groups of query heads share keys: a block needs whole groups.
             if k[-3] % parts:
@@ -148,7 +148,7 @@ def _attending(
     result: Sbp,
     keeps_cut: bool = False,
 ) -> SbpSignature:
-    inputs = (*ones, *(aligned(shape, d, scores) for shape in masks))
+    inputs = (*ones, *(align_attribute(shape, d, scores) for shape in masks))
     recut: Any = (lambda sizes: None) if keeps_cut else None
     return SbpSignature(inputs, (result,), recut=recut, bind=_bind)
 
@@ -191,10 +191,10 @@ def scaled_dot_product_attention(
     """Compute attention; with dropout, by way of explicit attention weights."""
     if dropout_p == 0:
         given = (query, key, value, attn_mask, is_causal, scale, enable_gqa)
-        return carried_out(attention, *given)
+        return call_rule(attention, *given)
     if is_causal:
         ones = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device)
-        attn_mask = copied(query, ones.tril())
+        attn_mask = copies_of_whole(query, ones.tril())
     if enable_gqa:
         groups = query.shape[-3] // key.shape[-3]
         key, value = (_for_groups(x, groups) for x in (key, value))

@@ -13,7 +13,7 @@ from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.layout import split
 from gpudist.nn.distributed_module import settle
 from gpudist.ops.shape_agreement import BlockLayout
-from gpudist.sbp.registry import Bind, Call, Compute, SbpSignature, Where, mapped
+from gpudist.sbp.registry import Bind, Call, Compute, SbpSignature, Where, map_tree
 from gpudist.sbp.signatures.across import axes_that_split
 from gpudist.world.partition import CartesianPartition
 
@@ -47,12 +47,12 @@ def no_samples(where: Where, dims: int) -> Compute:
         none = tensors[0].reshape(-1)[:0]
         # Some functions of torch reject meta tensors without samples.
         x = none.sum().expand(1, 1, *last) if none.is_meta else none.view(0, 1, *last)
-        return mapped(where.call([x]), lambda y: y[:0].view(shape))
+        return map_tree(where.call([x]), lambda y: y[:0].view(shape))
 
     return compute
 
 
-def split_last(where: Where, dims: int) -> Where:
+def along_last_dims(where: Where, dims: int) -> Where:
     """Return ``where`` restricted to workers that differ in their block of the last ``dims``."""
     first = len(where.inputs[0].shape) - dims
     axes = axes_that_split(where, 0, range(first, first + dims))
@@ -87,4 +87,4 @@ class LayerAlongLast:
         if len(self.leading) == 2:
             return self.layer.forward(x)
         y = self.layer.forward(x.reshape(*self.folded, *x.shape[x.dim() - self.dims :]))
-        return mapped(y, lambda block: block.reshape(*self.leading, *block.shape[2:]))
+        return map_tree(y, lambda block: block.reshape(*self.leading, *block.shape[2:]))

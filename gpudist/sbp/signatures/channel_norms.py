@@ -25,7 +25,7 @@ from gpudist.sbp.registry import (
     register,
 )
 from gpudist.sbp.scope import current_scope
-from gpudist.sbp.signatures.norms import bound, parameters_of, result_like, tensor_at
+from gpudist.sbp.signatures.norms import bind_normalization, parameters_of, result_like, tensor_at
 
 Moments = tuple[torch.Tensor | None, torch.Tensor | None]
 
@@ -116,7 +116,7 @@ on_meta[batch_norm_and_moments] = partial(_of_shapes, 1)
 on_meta[instance_norm_and_moments] = partial(_of_shapes, 2)
 
 
-def carried_out(function: Any, *args: Any) -> Any:
+def call_rule(function: Any, *args: Any) -> Any:
     """Execute ``function`` by its rule; at least one argument must be a global tensor."""
     for first in args:
         if hasattr(first, "_local"):
@@ -160,7 +160,7 @@ def _bind(call: Call, where: Where) -> Compute:
     returns_moments = len(call.args) == 5
     updates = call.function is updating_batch_norm
     eps, dtype = call.args[3:5] if returns_moments else (call.args[6 + (not updates)], None)
-    by = bound(Normalization(dims, eps), where)
+    by = bind_normalization(Normalization(dims, eps), where)
     alone, parameters_at = call.ready, parameters_of(call, 1)
     moment_shape = x.shape[:2] if is_instance else x.shape[1:2]
 
@@ -249,14 +249,14 @@ def batch_norm(
     running = running_mean, running_var
     on = torch.backends.cudnn.enabled
     if not training:
-        return carried_out(plain_batch_norm, input, weight, bias, *running, False, 0.0, eps, on)
+        return call_rule(plain_batch_norm, input, weight, bias, *running, False, 0.0, eps, on)
     F._verify_batch_size(input.size())  # pyright: ignore
     known = running_mean if running_mean is not None else running_var
     if known is None:
-        return carried_out(plain_batch_norm, input, weight, bias, None, None, True, 0.0, eps, on)
+        return call_rule(plain_batch_norm, input, weight, bias, None, None, True, 0.0, eps, on)
     if _update_in_place(input, running, momentum):
-        return carried_out(updating_batch_norm, input, weight, bias, *running, momentum, eps)
-    y, *seen = carried_out(batch_norm_and_moments, input, weight, bias, eps, known.dtype)
+        return call_rule(updating_batch_norm, input, weight, bias, *running, momentum, eps)
+    y, *seen = call_rule(batch_norm_and_moments, input, weight, bias, eps, known.dtype)
     remember(running, seen, momentum)
     return y
 
@@ -277,12 +277,12 @@ def instance_norm(
     on = torch.backends.cudnn.enabled
     if not use_input_stats:
         # Given moments are the same for all samples.
-        return carried_out(plain_batch_norm, input, weight, bias, *running, False, 0.0, eps, on)
+        return call_rule(plain_batch_norm, input, weight, bias, *running, False, 0.0, eps, on)
     F._verify_spatial_size(input.size())  # pyright: ignore
     known = running_mean if running_mean is not None else running_var
     if known is None:
-        return carried_out(plain_instance_norm, input, weight, bias, None, None, True, 0.0, eps, on)
-    y, *seen = carried_out(instance_norm_and_moments, input, weight, bias, eps, known.dtype)
+        return call_rule(plain_instance_norm, input, weight, bias, None, None, True, 0.0, eps, on)
+    y, *seen = call_rule(instance_norm_and_moments, input, weight, bias, eps, known.dtype)
     with torch.no_grad():
         remember(running, [one.mean(0) for one in seen], momentum)
     return y

@@ -12,7 +12,7 @@ from gpudist.geometry.layout import Sbp, broadcast, partial_sum, split
 from gpudist.sbp.registry import Call, SbpSignature, Slot, Where, compose, register
 from gpudist.sbp.signatures.across import axes_that_split, total
 from gpudist.sbp.signatures.losses import reduction_of
-from gpudist.sbp.signatures.margins import reduced
+from gpudist.sbp.signatures.margins import reduce_losses
 
 
 def _slot(call: Call, position: int, name: str) -> int | None:
@@ -145,5 +145,5 @@ def _of_probabilities(
 
 def _reduced(losses: torch.Tensor, weights: torch.Tensor | None, reduction: str) -> torch.Tensor:
     if weights is None or reduction != "mean":
-        return reduced(losses, reduction)
+        return reduce_losses(losses, reduction)
     return losses.sum() / weights.sum()

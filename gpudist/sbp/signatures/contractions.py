@@ -16,7 +16,7 @@ from torch import Tensor
 from gpudist.errors import ShapeError
 from gpudist.geometry.layout import Sbp, broadcast, partial_sum, split
 from gpudist.sbp.registry import Call, SbpSignature, compose, forms, on_meta, register
-from gpudist.sbp.signatures.elementwise import aligned
+from gpudist.sbp.signatures.elementwise import align_attribute
 
 Names = tuple[str, ...]
 # Products of two tensors, and those that are added to a third one, which comes first.
@@ -95,7 +95,7 @@ def product(equation: str, call: Call, parts: int, added: int | None = None) -> 
 
     def with_added(one: SbpSignature) -> SbpSignature:
         (output,) = one.outputs
-        own = aligned(shape, output.dim, result) if output.is_split else partial_sum
+        own = align_attribute(shape, output.dim, result) if output.is_split else partial_sum
         return replace(one, inputs=(*one.inputs[:added], own, *one.inputs[added:]))
 
     factors = [*call.shapes[:added], *call.shapes[added + 1 :]]

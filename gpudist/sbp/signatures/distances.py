@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gpudist.geometry.layout import broadcast, split
 from gpudist.sbp.registry import AxisPart, Call, SbpSignature, compose, register
-from gpudist.sbp.signatures.elementwise import aligned, splits
+from gpudist.sbp.signatures.elementwise import align_attribute, splits
 
 
 @compose(torch.dist, Tensor.dist)
@@ -41,7 +41,7 @@ def cdist(call: Call, parts: int) -> list[SbpSignature]:
     dims = len(result)
     batch = [
         SbpSignature(
-            tuple(aligned(shape[:-2], d, result[:-2]) for shape in call.shapes), (split(d),)
+            tuple(align_attribute(shape[:-2], d, result[:-2]) for shape in call.shapes), (split(d),)
         )
         for d in range(dims - 2)
     ]

@@ -17,7 +17,7 @@ from gpudist.sbp.global_spec import local_of
 from gpudist.sbp.registry import compose
 from gpudist.sbp.scope import Draws, current_draws
 from gpudist.sbp.signatures.dropout import next_draw, seed_and_number_of
-from gpudist.sbp.signatures.factories import copied, drawn_whole
+from gpudist.sbp.signatures.factories import copies_of_whole, draw_whole
 
 
 def _by_index(x: Any, by: Any, dtype: torch.dtype, draws: Draws) -> Tensor:
@@ -49,7 +49,7 @@ def uniform_like(x: Any, dtype: torch.dtype | None = None) -> Tensor:
     draws, wanted = current_draws(), dtype or x.dtype
     if draws is not None:
         return _by_index(x, uniform_by_index, wanted, draws)
-    return drawn_whole(torch.rand_like, False)(x, dtype=wanted)
+    return draw_whole(torch.rand_like, False)(x, dtype=wanted)
 
 
 def normal_like(x: Any, dtype: torch.dtype | None = None) -> Tensor:
@@ -58,7 +58,7 @@ def normal_like(x: Any, dtype: torch.dtype | None = None) -> Tensor:
     if draws is not None:
         found = _by_index(x, normal_by_index, wanted, draws)
         return found * sqrt(0.5) if wanted.is_complex else found
-    return drawn_whole(torch.randn_like, False)(x, dtype=wanted)
+    return draw_whole(torch.randn_like, False)(x, dtype=wanted)
 
 
 def _is_drawn_whole(x: Any, options: dict[str, Any]) -> bool:
@@ -91,21 +91,21 @@ def randn_like(input: Tensor, *, dtype: torch.dtype | None = None, **options: An
 def uniform_(x: Tensor, low: float = 0, high: float = 1, **given: Any) -> Tensor:
     low, high = given.pop("from", low), given.pop("to", high)
     if _is_drawn_whole(x, given):
-        return drawn_whole(Tensor.uniform_, True)(x, low, high, **given)
+        return draw_whole(Tensor.uniform_, True)(x, low, high, **given)
     return _filled(x, low + (high - low) * uniform_like(x))
 
 
 @compose(Tensor.normal_)
 def normal_(x: Tensor, mean: float = 0, std: float = 1, **given: Any) -> Tensor:
     if _is_drawn_whole(x, given):
-        return drawn_whole(Tensor.normal_, True)(x, mean, std, **given)
+        return draw_whole(Tensor.normal_, True)(x, mean, std, **given)
     return _filled(x, mean + std * normal_like(x))
 
 
 @compose(Tensor.exponential_)
 def exponential_(x: Tensor, lambd: float = 1, **given: Any) -> Tensor:
     if _is_drawn_whole(x, given):
-        return drawn_whole(Tensor.exponential_, True)(x, lambd, **given)
+        return draw_whole(Tensor.exponential_, True)(x, lambd, **given)
     return _filled(x, -torch.log1p(-uniform_like(x)) / lambd)
 
 
@@ -137,7 +137,7 @@ def bernoulli(input: Tensor, p: float | None = None, **given: Any) -> Tensor:
 @compose(Tensor.bernoulli_)
 def bernoulli_(x: Tensor, p: Any = 0.5, **given: Any) -> Tensor:
     if given.get("generator") is not None:
-        return drawn_whole(Tensor.bernoulli_, True)(x, p, **given)
+        return draw_whole(Tensor.bernoulli_, True)(x, p, **given)
     wide = torch.float64 if not x.is_floating_point() else x.dtype
     return _filled(x, _ones(x, p, wide))
 
@@ -170,5 +170,5 @@ def gumbel_softmax(
     chosen = soft.detach().argmax(dim, keepdim=True)
     shape = [1] * logits.dim()
     shape[dim] = logits.shape[dim]
-    places = copied(logits, torch.arange(prod(shape), device=logits.device).view(shape))
+    places = copies_of_whole(logits, torch.arange(prod(shape), device=logits.device).view(shape))
     return (places == chosen).to(soft.dtype) - soft.detach() + soft

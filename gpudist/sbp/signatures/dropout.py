@@ -15,8 +15,8 @@ from gpudist.geometry.layout import broadcast, partial_sum, split
 from gpudist.nn.random.drop import drop_by_index
 from gpudist.nn.random.replays import replays_on
 from gpudist.sbp.registry import Call, SbpSignature, Where, compose, register
-from gpudist.sbp.scope import Draws, current_draws, mixed
-from gpudist.sbp.signatures.channel_norms import carried_out
+from gpudist.sbp.scope import Draws, current_draws, mix
+from gpudist.sbp.signatures.channel_norms import call_rule
 from gpudist.world.partition import CartesianPartition
 
 
@@ -36,7 +36,7 @@ def seed_and_number_of(draws: Draws, device: torch.device) -> tuple[int, int | T
     if device.type == "cuda":
         replay = replays_on(device, draws.replays).number()
         if replay is not None:
-            return mixed(draws.seed, draws.draws), replay
+            return mix(draws.seed, draws.draws), replay
     return draws.seed, draws.draws
 
 
@@ -104,7 +104,7 @@ def drop(
     if p == 1:
         found = input * 0.0
     elif hasattr(input, "placement"):
-        found = carried_out(dropped, input, p, leading, is_alpha)
+        found = call_rule(dropped, input, p, leading, is_alpha)
     else:
         assert draws is not None
         seeds, box = seed_and_number_of(draws, input.device), Box.whole(input.shape)

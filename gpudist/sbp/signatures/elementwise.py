@@ -21,7 +21,7 @@ from gpudist.sbp.registry import (
     Slot,
     compose,
     forms,
-    mapped,
+    map_tree,
     name_of,
     on_meta,
     register,
@@ -32,7 +32,7 @@ from gpudist.sbp.registry import (
 ELEMENTWISE: set[Function] = set()
 
 
-def aligned(shape: tuple[int, ...], dim: int, result: tuple[int, ...]) -> Sbp:
+def align_attribute(shape: tuple[int, ...], dim: int, result: tuple[int, ...]) -> Sbp:
     """Return the attribute of an input for which the broadcast result is ``split(dim)``."""
     own = dim - (len(result) - len(shape))
     return broadcast if own < 0 or shape[own] != result[dim] else split(own)
@@ -42,7 +42,7 @@ def splits(call: Call) -> Iterator[SbpSignature]:
     """Yield the signatures that split a dim of the result, and the same dim of the inputs."""
     (result,) = {spec.shape for spec in call.outputs}
     for dim in range(len(result)):
-        inputs = tuple(aligned(shape, dim, result) for shape in call.shapes)
+        inputs = tuple(align_attribute(shape, dim, result) for shape in call.shapes)
         yield SbpSignature(inputs, (split(dim),) * len(call.outputs))
 
 
@@ -133,13 +133,13 @@ def _of_single_cells(function: Function, in_place: bool, *args: Any, **kwargs: A
         return torch.ones([1] * x.dim(), dtype=x.dtype) if isinstance(x, torch.Tensor) else x
 
     try:
-        found = function(*mapped(args, cell), **mapped(kwargs, cell))
+        found = function(*map_tree(args, cell), **map_tree(kwargs, cell))
     except ZeroDivisionError:
         return function(*args, **kwargs)
     if found is NotImplemented:
         # Raised inside torch's comparison, this lets Python ask the other operand.
         raise TypeError(f"{name_of(function)}: an operand is neither a tensor nor a number")
-    return mapped(found, lambda y: torch.empty(shape, dtype=y.dtype, device="meta"))
+    return map_tree(found, lambda y: torch.empty(shape, dtype=y.dtype, device="meta"))
 
 
 def enter(rule: Derive, functions: Sequence[Function], in_place: bool = False) -> None:

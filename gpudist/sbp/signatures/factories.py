@@ -110,7 +110,7 @@ def block(x: Any, whole: Tensor, sbp: NdSbp, shape: tuple[int, ...] | None = Non
     return x._wrap(whole[cells].clone(), x.placement, sbp, shape)
 
 
-def copied(x: Any, whole: Tensor) -> Tensor:
+def copies_of_whole(x: Any, whole: Tensor) -> Tensor:
     """Return ``whole``, equal on all ranks, as copies on the placement of ``x``, if it has one."""
     if not hasattr(x, "placement"):
         return whole
@@ -118,11 +118,11 @@ def copied(x: Any, whole: Tensor) -> Tensor:
 
 
 def enter_drawn(function: Function, changes_in_place: bool) -> None:
-    """Register a drawing function by :func:`drawn_whole`."""
-    compose(function)(drawn_whole(function, changes_in_place))
+    """Register a drawing function by :func:`draw_whole`."""
+    compose(function)(draw_whole(function, changes_in_place))
 
 
-def drawn_whole(function: Function, changes_in_place: bool) -> Function:
+def draw_whole(function: Function, changes_in_place: bool) -> Function:
     """Return a function that draws the values of the global tensor, in any layout.
 
     Every rank draws all values, so that equal generators stay equal; torch's seed must be the same

@@ -45,7 +45,7 @@ def as_before(sizes: Sizes) -> Sizes:
     return sizes
 
 
-def balanced(extent: int) -> Callable[[Sizes], Sizes]:
+def balanced_cut(extent: int) -> Callable[[Sizes], Sizes]:
     """Return a function that gives balanced blocks, for a result of another extent."""
 
     def cut(sizes: Sizes) -> Sizes:
@@ -78,7 +78,7 @@ def fetching(call: Call, parts: int, read: Read, takes_empty: bool = True) -> li
 def _fetched(
     dim: int, extent: int, parts: int, fetch: Fetch, read: Read, sizes: Sizes | None = None
 ) -> SbpSignature:
-    given = sizes or balanced(extent)((0,) * parts)
+    given = sizes or balanced_cut(extent)((0,) * parts)
     return SbpSignature(
         (split(dim, sizes),),
         (split(dim, fetch.cut(given)),),
@@ -113,7 +113,7 @@ def _movement(
     return bind(_plan(P, inputs, dims), P, label, spec.dtype, (0,), spec.dtype)
 
 
-def joined(along: int, count: int) -> SbpSignature:
+def concat_signature(along: int, count: int) -> SbpSignature:
     """Return the signature of tensors concatenated along a split dim."""
     inputs, bind_all = (split(along),) * count, partial(_bind_joined, along)
     return SbpSignature(inputs, (split(along),), bind=bind_all, nests=False, cuts="inputs")

@@ -21,7 +21,7 @@ from gpudist.sbp.registry import (
     on_meta,
     register,
 )
-from gpudist.sbp.signatures.fetching import joined
+from gpudist.sbp.signatures.fetching import concat_signature
 
 
 def _all_alike(call: Call, one: Sbp, result: Sbp) -> SbpSignature:
@@ -47,7 +47,7 @@ def cat(call: Call, parts: int) -> list[SbpSignature]:
             for one in found
         ]
     else:
-        found.append(joined(joint, len(call.tensors)))
+        found.append(concat_signature(joint, len(call.tensors)))
     return [*found, _all_alike(call, partial_sum, partial_sum)]
 
 
@@ -75,7 +75,7 @@ def stack(call: Call, parts: int) -> list[SbpSignature]:
 
 
 @register(*forms("split", "split_with_sizes", "chunk", "tensor_split"), view=True, any_cuts=True)
-def cut(call: Call, parts: int) -> list[SbpSignature]:
+def cut_pieces(call: Call, parts: int) -> list[SbpSignature]:
     """Split all dims; along the cut dim, a worker holds its own cells of each piece."""
     dims = call.tensors[0].dims
     along = call.get(2, "dim", 0) % dims

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from gpudist.geometry.layout import broadcast, partial_sum
 from gpudist.sbp.registry import Call, SbpSignature, Slot, Where, register
 from gpudist.sbp.signatures.across import axes_that_split, total
-from gpudist.sbp.signatures.elementwise import aligned, splits
+from gpudist.sbp.signatures.elementwise import align_attribute, splits
 
 LOSSES = (
     F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy,
@@ -45,7 +45,7 @@ def loss_of_cells(call: Call, parts: int) -> list[SbpSignature]:
     shape = result_shape(call)
     found: list[SbpSignature] = []
     for d in range(len(shape)):
-        inputs = tuple(aligned(given, d, shape) for given in call.shapes)
+        inputs = tuple(align_attribute(given, d, shape) for given in call.shapes)
         if any(one != broadcast for one in inputs):
             found.append(SbpSignature(inputs, (partial_sum,), run=_run))
     return found

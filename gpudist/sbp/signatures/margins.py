@@ -16,7 +16,9 @@ from gpudist.sbp.registry import Call, SbpSignature, Where, compose, register
 from gpudist.sbp.signatures.losses import reduction_of
 
 
-def reduced(loss: Tensor, reduction: str, size_average: Any = None, reduce: Any = None) -> Tensor:
+def reduce_losses(
+    loss: Tensor, reduction: str, size_average: Any = None, reduce: Any = None
+) -> Tensor:
     """Reduce the losses to their sum or mean, as ``reduction`` says."""
     if size_average is not None or reduce is not None:
         raise NotImplementedError(
@@ -38,7 +40,7 @@ def margin_ranking_loss(
     reduction: str = "mean",
 ) -> Tensor:
     loss = (margin - target * (input1 - input2)).clamp_min(0)
-    return reduced(loss, reduction, size_average, reduce)
+    return reduce_losses(loss, reduction, size_average, reduce)
 
 
 @compose(F.cosine_embedding_loss)
@@ -54,7 +56,7 @@ def cosine_embedding_loss(
     sums: Any = sums_of_rows(input1, input2)
     # The three sums together, in one message.
     sums = sums.to_global(sbp=[broadcast if one == partial_sum else one for one in sums.sbp])
-    return reduced(losses_of_rows(sums, target, margin), reduction, size_average, reduce)
+    return reduce_losses(losses_of_rows(sums, target, margin), reduction, size_average, reduce)
 
 
 @compose(F.gaussian_nll_loss)
@@ -71,7 +73,7 @@ def gaussian_nll_loss(
         var = torch.full_like(input.detach(), var)
     if var.dim() == input.dim() - 1:
         var = var.unsqueeze(-1)
-    return reduced(gaussian_losses(input, target, var, full, eps), reduction)
+    return reduce_losses(gaussian_losses(input, target, var, full, eps), reduction)
 
 
 @compose(F.triplet_margin_loss)
@@ -91,7 +93,7 @@ def triplet_margin_loss(
         return F.pairwise_distance(x, y, p, eps)
 
     loss = _of_triplets(anchor, positive, negative, distance, margin, swap)
-    return reduced(loss, reduction, size_average, reduce)
+    return reduce_losses(loss, reduction, size_average, reduce)
 
 
 @compose(F.triplet_margin_with_distance_loss)
@@ -106,7 +108,9 @@ def triplet_margin_with_distance_loss(
     reduction: str = "mean",
 ) -> Tensor:
     distance = distance_function or F.pairwise_distance
-    return reduced(_of_triplets(anchor, positive, negative, distance, margin, swap), reduction)
+    return reduce_losses(
+        _of_triplets(anchor, positive, negative, distance, margin, swap), reduction
+    )
 
 
 def _of_triplets(
@@ -134,7 +138,7 @@ def multilabel_soft_margin_loss(
 ) -> Tensor:
     loss = -(target * F.logsigmoid(input) + (1 - target) * F.logsigmoid(-input))
     loss = loss if weight is None else loss * weight
-    return reduced(loss.mean(-1), reduction, size_average, reduce)
+    return reduce_losses(loss.mean(-1), reduction, size_average, reduce)
 
 
 @register(F.multi_margin_loss, F.multilabel_margin_loss, any_cuts=True)

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from gpudist.geometry.boxes import Box
 from gpudist.geometry.layout import Layout, Sbp, broadcast, split
 from gpudist.nn.autocast import ReadsLow
-from gpudist.nn.norm.node import normalized
+from gpudist.nn.norm.node import normalize_block
 from gpudist.nn.norm.normalization import Normalization
 from gpudist.sbp.registry import (
     AxisPart,
@@ -61,7 +61,7 @@ def alike(
     return SbpSignature(inputs, (split(d),), localize, bind=bind)
 
 
-def bound(by: Normalization, where: Where) -> Normalization:
+def bind_normalization(by: Normalization, where: Where) -> Normalization:
     """Bind a normalization to this worker's block of the first tensor."""
     shape, sbp = where.call.shapes[0], where.sbps[0]
     blocks: Collection[Box] = ()
@@ -79,7 +79,7 @@ def _normalizing(by: Normalization, call: Call) -> Compute:
 
     def compute(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         x = tensors[0]
-        return normalized(by, x, parameters(tensors), None if x.dtype == dtype else dtype)
+        return normalize_block(by, x, parameters(tensors), None if x.dtype == dtype else dtype)
 
     return ReadsLow(compute)
 
@@ -118,7 +118,7 @@ def _bind_layer(call: Call, where: Where) -> Compute:
     if eps is None:
         eps = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
     dims = tuple(range(x.dims - len(cells), x.dims))
-    by = bound(Normalization(dims, eps, is_layer, per_channel=False), where)
+    by = bind_normalization(Normalization(dims, eps, is_layer, per_channel=False), where)
     return _normalizing(by, call)
 
 
@@ -188,7 +188,9 @@ def _bind_groups(call: Call, where: Where) -> Compute:
     if call.function is F.group_norm and prod(shape) == groups:
         F.group_norm(torch.empty(shape, device="meta"), groups)  # Raises, on every rank alike.
     features, eps = tuple(range(2, call.tensors[0].dims)), call.get(4, "eps", 1e-5)
-    by = bound(Normalization(features, eps, group_count=where.call.get(1, "num_groups")), where)
+    by = bind_normalization(
+        Normalization(features, eps, group_count=where.call.get(1, "num_groups")), where
+    )
     return _normalizing(by, call)
 
 

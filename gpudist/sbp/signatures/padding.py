@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from gpudist.geometry.layout import partial_sum, split
 from gpudist.sbp.registry import AxisPart, Call, SbpSignature, register
-from gpudist.sbp.signatures.fetching import Fetch, Sizes, balanced, fetching
+from gpudist.sbp.signatures.fetching import Fetch, Sizes, balanced_cut, fetching
 
 Widths = tuple[int, int]
 
@@ -52,7 +52,7 @@ def pad(call: Call, parts: int) -> list[SbpSignature]:
 def _padded(
     dim: int, extent: int, widths: Widths, parts: int, sizes: Sizes | None = None
 ) -> SbpSignature:
-    given = sizes or balanced(extent)((0,) * parts)
+    given = sizes or balanced_cut(extent)((0,) * parts)
     made = padded_cut(widths, given)
 
     def localize(call: Call, part: AxisPart) -> Call:

@@ -21,11 +21,11 @@ from gpudist.sbp.registry import (
     forms,
     register,
 )
-from gpudist.sbp.signatures.channel_norms import carried_out
-from gpudist.sbp.signatures.fetching import Fetch, balanced, fetching
+from gpudist.sbp.signatures.channel_norms import call_rule
+from gpudist.sbp.signatures.fetching import Fetch, balanced_cut, fetching
 from gpudist.sbp.signatures.reshape import Units
-from gpudist.sbp.signatures.slicing import kept
-from gpudist.sbp.signatures.windows import given_numbers
+from gpudist.sbp.signatures.slicing import splits_of_full_dims
+from gpudist.sbp.signatures.windows import number_per_dim
 
 _TERMS = SbpSignature((partial_sum,), (partial_sum,))
 
@@ -92,7 +92,7 @@ def pixel_unshuffle(call: Call, parts: int) -> list[SbpSignature]:
 @register(*forms("channel_shuffle", "native_channel_shuffle"), any_cuts=True)
 def channel_shuffle(call: Call, parts: int) -> list[SbpSignature]:
     """Split all dims except the channels."""
-    return kept([d for d in range(call.tensors[0].dims) if d != 1])
+    return splits_of_full_dims([d for d in range(call.tensors[0].dims) if d != 1])
 
 
 @register(torch.Tensor.unfold, view=True, any_cuts=True)
@@ -105,7 +105,7 @@ def sliding(call: Call, parts: int) -> list[SbpSignature]:
     along = call.get(1, "dimension") % dims
     if size == step and not call.shapes[0][along] % size:
         return in_units(call, parts, {along: (size, 1)}, _side_by_side)
-    return kept([d for d in range(dims) if d != along])
+    return splits_of_full_dims([d for d in range(dims) if d != along])
 
 
 def _windows(call: Call, first: int) -> tuple[list[tuple[int, ...]], bool]:
@@ -113,7 +113,7 @@ def _windows(call: Call, first: int) -> tuple[list[tuple[int, ...]], bool]:
     names = ("kernel_size", "dilation", "padding", "stride")
     defaults = (None, 1, 0, 1)
     given = [
-        given_numbers(call.get(first + i, name, default), 2)
+        number_per_dim(call.get(first + i, name, default), 2)
         for i, (name, default) in enumerate(zip(names, defaults, strict=True))
     ]
     kernel, dilation, padding, stride = given
@@ -141,7 +141,7 @@ def _cells(extent: int, size: int, step: int, dilation: int) -> list[int]:
 def _taken(call: Call) -> dict[int, Fetch]:
     dim, size, step, dilation = (*call.args[1:], 1)[:4]
     cells = _cells(call.shapes[0][dim], size, step, dilation)
-    cut = balanced(len(cells) // size)
+    cut = balanced_cut(len(cells) // size)
     return {dim: Fetch(cells, lambda sizes: tuple(size * n for n in cut(sizes)))}
 
 
@@ -156,16 +156,16 @@ def unfold(
     input: torch.Tensor, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1
 ) -> torch.Tensor:
     """Copy windows; rows of windows that do not tile the input are those of a halo."""
-    given = [given_numbers(one, 2) for one in (kernel_size, dilation, padding, stride)]
+    given = [number_per_dim(one, 2) for one in (kernel_size, dilation, padding, stride)]
     kernel, dilations, paddings, strides = given
     is_tiling = kernel == strides and dilations == (1, 1) and not any(paddings)
     if input.dim() != 4 or is_tiling:
-        return carried_out(windows_unfolded, input, *given)
+        return call_rule(windows_unfolded, input, *given)
     x = input
     for axis in range(2):
         dim = 2 + 2 * axis
         x = F.pad(x, (0, 0) * (1 - axis) + (paddings[axis],) * 2)
-        x = carried_out(side_by_side, x, dim, kernel[axis], strides[axis], dilations[axis])
+        x = call_rule(side_by_side, x, dim, kernel[axis], strides[axis], dilations[axis])
         x = x.unflatten(dim, (-1, kernel[axis]))
     return x.permute(0, 1, 3, 5, 2, 4).flatten(4).flatten(1, 3)
 
@@ -201,7 +201,7 @@ def fold(call: Call, parts: int) -> list[SbpSignature]:
         return [_TERMS]
     given, is_tiling = _windows(call, 2)
     (_, channels, steps), kernel = call.shapes[0], given[0]
-    rows, columns = given_numbers(call.get(1, "output_size"), 2)
+    rows, columns = number_per_dim(call.get(1, "output_size"), 2)
     found = [
         SbpSignature((split(0),), (split(0),)),
         Units(1, 1, channels, kernel[0] * kernel[1], 1, parts, takes_empty=False).signature(),

@@ -25,8 +25,8 @@ from gpudist.sbp.registry import (
 from gpudist.sbp.signatures.block_layers import (
     LayerAlongLast,
     along_last,
+    along_last_dims,
     no_samples,
-    split_last,
 )
 
 _LAYERS: Any = layers
@@ -51,7 +51,7 @@ class Pool:
     results: int = 1
 
 
-def listed(value: Any, dims: int) -> list[Any]:
+def entry_per_dim(value: Any, dims: int) -> list[Any]:
     """Return one entry per dim, given a single value or one value per dim."""
     if isinstance(value, (tuple, list)):
         return list(value) * (dims if len(value) == 1 else 1)
@@ -59,18 +59,18 @@ def listed(value: Any, dims: int) -> list[Any]:
 
 
 def _sliding(call: Call, dims: int, kernel_at: int) -> dict[str, Any]:
-    kernel = listed(call.get(kernel_at, "kernel_size"), dims)
+    kernel = entry_per_dim(call.get(kernel_at, "kernel_size"), dims)
     stride = call.get(kernel_at + 1, "stride")
     return {
         "kernel_size": kernel,
-        "stride": kernel if stride in (None, (), []) else listed(stride, dims),
+        "stride": kernel if stride in (None, (), []) else entry_per_dim(stride, dims),
     }
 
 
 def _max_pool(call: Call, dims: int) -> Pool:
     given = _sliding(call, dims, 1)
-    given["padding"] = listed(call.get(3, "padding", 0), dims)
-    given["dilation"] = listed(call.get(4, "dilation", 1), dims)
+    given["padding"] = entry_per_dim(call.get(3, "padding", 0), dims)
+    given["dilation"] = entry_per_dim(call.get(4, "dilation", 1), dims)
     given["ceil_mode"] = bool(call.get(5, "ceil_mode", False))
     given["return_indices"] = returns_indices(call.function)
     return Pool("Max", given, dims, results=1 + given["return_indices"])
@@ -79,7 +79,7 @@ def _max_pool(call: Call, dims: int) -> Pool:
 def _avg_pool(call: Call, dims: int) -> Pool:
     """Read the arguments of an average pool; a dim as long as the kernel is reduced to its mean."""
     given = _sliding(call, dims, 1)
-    padding = given["padding"] = listed(call.get(3, "padding", 0), dims)
+    padding = given["padding"] = entry_per_dim(call.get(3, "padding", 0), dims)
     given["ceil_mode"] = bool(call.get(4, "ceil_mode", False))
     given["count_include_pad"] = bool(call.get(5, "count_include_pad", True))
     given["divisor_override"] = divisor = call.get(6, "divisor_override")
@@ -100,7 +100,7 @@ def _lp_pool(call: Call, dims: int) -> Pool:
 
 def _adaptive(call: Call, dims: int) -> list[int]:
     extents = call.shapes[0][-dims:]
-    sizes = listed(call.get(1, "output_size"), dims)
+    sizes = entry_per_dim(call.get(1, "output_size"), dims)
     return [n if size is None else size for size, n in zip(sizes, extents, strict=True)]
 
 
@@ -151,7 +151,7 @@ def _pool(read: Any, dims: int, call: Call, parts: int) -> list[SbpSignature]:
 def _adaptive_of_shapes(
     function: Function, dims: int, input: torch.Tensor, output_size: Any
 ) -> Any:
-    sizes = listed(output_size, dims)
+    sizes = entry_per_dim(output_size, dims)
     given = [
         n if size is None else size for size, n in zip(sizes, input.shape[-dims:], strict=True)
     ]
@@ -176,7 +176,7 @@ def _bind(read: Any, dims: int, call: Call, where: Where) -> Compute:
     first = len(shape) - dims
     if 0 in shape[:first]:
         return no_samples(where, dims)
-    where = split_last(where, dims)
+    where = along_last_dims(where, dims)
     if where.P.size == 1:
         return call
     where, mean = _without_means(where, tuple(first + d for d in pool.means))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gpudist.geometry.layout import partial_sum, split
 from gpudist.sbp.registry import AxisPart, Call, SbpSignature, compose, forms, register
-from gpudist.sbp.signatures.slicing import kept
+from gpudist.sbp.signatures.slicing import splits_of_full_dims
 
 
 @compose(*forms("diff"))
@@ -76,7 +76,7 @@ def diagonal(call: Call, parts: int) -> list[SbpSignature]:
     dims = call.tensors[0].dims
     gone = [call.get(2, "dim1", 0) % dims, call.get(3, "dim2", 1) % dims]
     others = [d for d in range(dims) if d not in gone]
-    return kept(others, range(len(others)))
+    return splits_of_full_dims(others, range(len(others)))
 
 
 @compose(*forms("trace"))

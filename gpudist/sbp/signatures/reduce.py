@@ -22,7 +22,14 @@ from gpudist.sbp.registry import (
     on_meta,
     register,
 )
-from gpudist.sbp.signatures.across import axes_that_split, largest, place, stacked, terms, total
+from gpudist.sbp.signatures.across import (
+    axes_that_split,
+    largest,
+    place,
+    stack_blocks,
+    terms,
+    total,
+)
 
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
@@ -41,7 +48,9 @@ def keeps_dims(call: Call, position: int = 2) -> bool:
     return bool(call.get(position, "keepdim", call.kwargs.get("keepdims", False)))
 
 
-def kept(call: Call, dims: tuple[int, ...], keeps: bool, results: int = 1) -> list[SbpSignature]:
+def splits_of_kept_dims(
+    call: Call, dims: tuple[int, ...], keeps: bool, results: int = 1
+) -> list[SbpSignature]:
     """Return splits of the dims that are not reduced."""
     found: list[SbpSignature] = []
     for d in range(call.tensors[0].dims):
@@ -61,7 +70,7 @@ def in_terms(dims: tuple[int, ...], run: Run | None = None) -> list[SbpSignature
     return [SbpSignature((split(d),), (partial_sum,), run=run) for d in dims]
 
 
-def reduced(x: torch.Tensor, dims: tuple[int, ...], like: int) -> torch.Tensor:
+def sum_over(x: torch.Tensor, dims: tuple[int, ...], like: int) -> torch.Tensor:
     """Sum over ``dims``, and keep them if the result is to have ``like`` dims."""
     return x.sum(dims, keepdim=like == x.dim()) if dims else x
 
@@ -70,20 +79,20 @@ def reduced(x: torch.Tensor, dims: tuple[int, ...], like: int) -> torch.Tensor:
 def sums(call: Call, parts: int) -> list[SbpSignature]:
     """Split all dims; a reduced dim gives terms."""
     dims = dims_of(call)
-    return [*kept(call, dims, keeps_dims(call)), *in_terms(dims), *terms(call, 0)]
+    return [*splits_of_kept_dims(call, dims, keeps_dims(call)), *in_terms(dims), *terms(call, 0)]
 
 
 @register(*forms("nansum"), any_cuts=True)
 def sums_of_numbers(call: Call, parts: int) -> list[SbpSignature]:
     """Split all dims, like a sum; terms may not be summed later, because one may be missing."""
     dims = dims_of(call)
-    return [*kept(call, dims, keeps_dims(call)), *in_terms(dims)]
+    return [*splits_of_kept_dims(call, dims, keeps_dims(call)), *in_terms(dims)]
 
 
 @register(*forms("count_nonzero"), any_cuts=True)
 def counts(call: Call, parts: int) -> list[SbpSignature]:
     dims = dims_of(call)
-    return [*kept(call, dims, False), *in_terms(dims)]
+    return [*splits_of_kept_dims(call, dims, False), *in_terms(dims)]
 
 
 def _mean_of_shapes(function: Function, input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -101,7 +110,11 @@ for _function in forms("mean", "nansum"):
 def mean(call: Call, parts: int) -> list[SbpSignature]:
     """Split like a sum; the divisor is global."""
     dims = dims_of(call)
-    return [*kept(call, dims, keeps_dims(call)), *in_terms(dims, _mean), *terms(call, 0)]
+    return [
+        *splits_of_kept_dims(call, dims, keeps_dims(call)),
+        *in_terms(dims, _mean),
+        *terms(call, 0),
+    ]
 
 
 def _mean(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
@@ -109,7 +122,7 @@ def _mean(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Te
     dtype = call.kwargs.get("dtype") or x.dtype
     cells = prod(where.call.tensors[0].shape[d] for d in dims)
     wide = x.to(_WIDE.get(dtype, dtype))
-    return (reduced(wide, dims, len(where.outputs[0].shape)) / cells).to(dtype)
+    return (sum_over(wide, dims, len(where.outputs[0].shape)) / cells).to(dtype)
 
 
 @register(*forms("var", "std", "var_mean", "std_mean"), any_cuts=True)
@@ -121,7 +134,7 @@ def moments(call: Call, parts: int) -> list[SbpSignature]:
     results = 2 if call.function.__name__.endswith("_mean") else 1
     keeps = keeps_dims(call, 3)
     # torch would warn about blocks without cells.
-    splits = [replace(s, run=_moments) for s in kept(call, dims, keeps, results)]
+    splits = [replace(s, run=_moments) for s in splits_of_kept_dims(call, dims, keeps, results)]
     return [*splits, *together(dims, _moments, results)]
 
 
@@ -143,7 +156,7 @@ def _moments(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> Any:
     results = [_root(variance) if name.startswith("std") else variance]
     if name.endswith("_mean"):
         results.append(center)
-    shaped = [reduced(y, dims, len(where.outputs[0].shape)).to(x.dtype) for y in results]
+    shaped = [sum_over(y, dims, len(where.outputs[0].shape)).to(x.dtype) for y in results]
     return tuple(shaped) if len(shaped) > 1 else shaped[0]
 
 
@@ -164,7 +177,7 @@ def _correction(call: Call) -> float:
 def extremes(call: Call, parts: int) -> list[SbpSignature]:
     """Split all dims; equal extremes share the gradient, as in torch."""
     dims = dims_of(call)
-    return [*kept(call, dims, keeps_dims(call)), *together(dims, _extremes)]
+    return [*splits_of_kept_dims(call, dims, keeps_dims(call)), *together(dims, _extremes)]
 
 
 def _extreme_of_shapes(function: Any, x: torch.Tensor, *rest: Any, **named: Any) -> Any:
@@ -184,7 +197,7 @@ def _extremes(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torc
         torch.amax(torch.empty(whole, device="meta"), dims)  # Raises, on every rank alike.
     axes = axes_that_split(where, 0, dims)
     is_least = call.function.__name__ in ("amin", "min")
-    blocks = stacked(_extreme(x.detach(), dims, is_least), where, axes)
+    blocks = stack_blocks(_extreme(x.detach(), dims, is_least), where, axes)
     found = blocks.amin(0) if is_least else blocks.amax(0)
     chosen = x == found
     if x.is_floating_point():
@@ -219,7 +232,7 @@ def extreme_or_larger(call: Call, parts: int) -> list[SbpSignature]:
     dims = dims_of(call)
     if call.get(1, "dim") is None:
         return together(dims, _extremes)
-    return [*kept(call, dims, keeps_dims(call), 2), *together(dims, _places, 2)]
+    return [*splits_of_kept_dims(call, dims, keeps_dims(call), 2), *together(dims, _places, 2)]
 
 
 @register(*forms("argmax", "argmin"), any_cuts=True)
@@ -228,7 +241,7 @@ def places(call: Call, parts: int) -> list[SbpSignature]:
     dims = dims_of(call)
     if call.get(1, "dim") is None and call.tensors[0].dims != 1:
         return []
-    return [*kept(call, dims, keeps_dims(call)), *together(dims, _places)]
+    return [*splits_of_kept_dims(call, dims, keeps_dims(call)), *together(dims, _places)]
 
 
 def _places(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> Any:
@@ -242,11 +255,11 @@ def _places(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> Any:
     else:
         values = _extreme(x.detach(), (dim,), is_least)
         indices = torch.full(values.shape, where.call.tensors[0].shape[dim], device=x.device)
-    blocks = stacked(values, where, axes)
+    blocks = stack_blocks(values, where, axes)
     found = blocks.amin(0) if is_least else blocks.amax(0)
     # Of equal cells, the first one counts; an empty block has none.
     far = indices.new_full((), where.call.tensors[0].shape[dim])
-    chosen = stacked(indices, where, axes).where(blocks == found, far).amin(0)
+    chosen = stack_blocks(indices, where, axes).where(blocks == found, far).amin(0)
     keeps = len(where.outputs[0].shape) == x.dim()
     index = chosen if keeps else chosen.squeeze(dim)
     if name.startswith("arg"):
@@ -270,7 +283,7 @@ def _picked(
 @register(*forms("any", "all"), any_cuts=True)
 def truths(call: Call, parts: int) -> list[SbpSignature]:
     dims = dims_of(call)
-    return [*kept(call, dims, keeps_dims(call)), *together(dims, _truths)]
+    return [*splits_of_kept_dims(call, dims, keeps_dims(call)), *together(dims, _truths)]
 
 
 def _truths(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
@@ -286,11 +299,11 @@ def _truths(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.
 def in_two_steps(call: Call, parts: int) -> list[SbpSignature]:
     """Split all dims; a split reduced dim is reduced in each block, then over the blocks."""
     dims = dims_of(call)
-    return [*kept(call, dims, keeps_dims(call)), *together(dims, _in_two_steps)]
+    return [*splits_of_kept_dims(call, dims, keeps_dims(call)), *together(dims, _in_two_steps)]
 
 
 def _in_two_steps(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
-    blocks = stacked(call(tensors), where, axes_that_split(where, 0, dims_of(where.call)))
+    blocks = stack_blocks(call(tensors), where, axes_that_split(where, 0, dims_of(where.call)))
     return call.function(blocks, 0)
 
 
@@ -298,7 +311,7 @@ def _in_two_steps(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> 
 def vector_norm(call: Call, parts: int) -> list[SbpSignature]:
     """Split all dims; for a split reduced dim, take the norm of the norms of the blocks."""
     dims = dims_of(call, 2)
-    return [*kept(call, dims, keeps_dims(call, 3)), *together(dims, _vector_norm)]
+    return [*splits_of_kept_dims(call, dims, keeps_dims(call, 3)), *together(dims, _vector_norm)]
 
 
 def _vector_norm(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
@@ -311,8 +324,8 @@ def _vector_norm(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> t
     else:
         sizes = x.abs()
         wide = sizes.to(call.kwargs.get("dtype") or sizes.dtype)
-        own = reduced(wide, dims, len(where.outputs[0].shape)) + (torch.inf if order < 0 else 0)
-    return torch.linalg.vector_norm(stacked(own, where, axes), order, 0)
+        own = sum_over(wide, dims, len(where.outputs[0].shape)) + (torch.inf if order < 0 else 0)
+    return torch.linalg.vector_norm(stack_blocks(own, where, axes), order, 0)
 
 
 @compose(torch.norm, torch.Tensor.norm)
@@ -337,14 +350,14 @@ def cumsum(call: Call, parts: int) -> list[SbpSignature]:
     """Split all dims; along the accumulated dim, add the sums of preceding blocks. Linear."""
     dims = dims_of(call)
     found = [SbpSignature((split(d),), (split(d),), run=_cumsum) for d in dims]
-    return [*kept(call, dims, True), *found, *terms(call, 0)]
+    return [*splits_of_kept_dims(call, dims, True), *found, *terms(call, 0)]
 
 
 def _cumsum(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
     (dim,) = dims_of(where.call)
     axes = axes_that_split(where, 0, (dim,))
     own = call(tensors)
-    sums = stacked(tensors[0].sum(dim, keepdim=True, dtype=own.dtype), where, axes)
+    sums = stack_blocks(tensors[0].sum(dim, keepdim=True, dtype=own.dtype), where, axes)
     return own + sums[: place(where, axes)].sum(0)
 
 
@@ -369,7 +382,7 @@ def linalg_norm(
 def matrix_norm(call: Call, parts: int) -> list[SbpSignature]:
     """Split the batch dims; the Frobenius norm splits all dims."""
     dims = dims_of(call.replaced(2, "dim", call.get(2, "dim", (-2, -1))), 2)
-    found = kept(call, dims, keeps_dims(call, 3))
+    found = splits_of_kept_dims(call, dims, keeps_dims(call, 3))
     return [*found, *together(dims, _frobenius)] if call.get(1, "ord", "fro") == "fro" else found
 
 
@@ -378,4 +391,4 @@ def _frobenius(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> tor
     dims = dims_of(where.call.replaced(2, "dim", call.get(2, "dim", (-2, -1))), 2)
     dtype = call.kwargs.get("dtype")
     own = torch.linalg.vector_norm(x, 2, dims, keeps, dtype=dtype)
-    return torch.linalg.vector_norm(stacked(own, where, axes_that_split(where, 0, dims)), 2, 0)
+    return torch.linalg.vector_norm(stack_blocks(own, where, axes_that_split(where, 0, dims)), 2, 0)

@@ -13,8 +13,8 @@ from gpudist.sbp.registry import Call, Compute, SbpSignature, Where, register
 from gpudist.sbp.signatures.block_layers import (
     LayerAlongLast,
     along_last,
+    along_last_dims,
     no_samples,
-    split_last,
 )
 
 _NEAREST = ("nearest", "nearest-exact")
@@ -38,7 +38,7 @@ def _mode(call: Call) -> str:
 def _bind(dims: int, call: Call, where: Where) -> Compute:
     if 0 in where.inputs[0].shape[:-dims]:
         return no_samples(where, dims)
-    where = split_last(where, dims)
+    where = along_last_dims(where, dims)
     if where.P.size == 1:
         return call
     return LayerAlongLast(where, dims, partial(_layer, where.call), "interpolate")

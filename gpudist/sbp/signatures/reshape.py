@@ -24,7 +24,7 @@ from gpudist.sbp.registry import (
     name_of,
     register,
 )
-from gpudist.sbp.signatures.fetching import Fetch, balanced, fetching
+from gpudist.sbp.signatures.fetching import Fetch, balanced_cut, fetching
 
 Shape = tuple[int, ...]
 
@@ -153,12 +153,12 @@ def expand(call: Call, parts: int) -> list[SbpSignature]:
     return [*found, SbpSignature((partial_sum,), (partial_sum,))]
 
 
-def repeated(call: Call) -> dict[int, Fetch]:
+def tile_source(call: Call) -> dict[int, Fetch]:
     """Return the source of each cell of a tiled tensor along the tensor's own dims."""
     shape, times = call.shapes[0], tuple(call.get(1, "dims"))
     own = ((1,) * (len(shape) - len(times)) + times)[-len(shape) or len(times) :]
     return {
-        dim: Fetch([*range(shape[dim])] * n, balanced(shape[dim] * n))
+        dim: Fetch([*range(shape[dim])] * n, balanced_cut(shape[dim] * n))
         for dim, n in enumerate(own)
         if n != 1
     }
@@ -170,7 +170,7 @@ def tile(call: Call, parts: int) -> list[SbpSignature]:
     shape, times = call.shapes[0], tuple(call.get(1, "dims"))
     new = max(len(times) - len(shape), 0)
     if not new:
-        return fetching(call, parts, repeated)
+        return fetching(call, parts, tile_source)
     found = [
         SbpSignature((split(dim),), (split(dim + new),))
         for dim in range(len(shape))
@@ -246,11 +246,11 @@ def repeat_interleave(call: Call, parts: int) -> list[SbpSignature]:
         return (
             found
             if dims != 1
-            else [several(0, times, balanced(call.shapes[0][0])((0,) * parts)), *found]
+            else [several(0, times, balanced_cut(call.shapes[0][0])((0,) * parts)), *found]
         )
     for dim in range(dims):
         if dim == along % dims:
-            found.append(several(dim, times, balanced(call.shapes[0][dim])((0,) * parts)))
+            found.append(several(dim, times, balanced_cut(call.shapes[0][dim])((0,) * parts)))
         else:
             found.append(SbpSignature((split(dim),), (split(dim),)))
     return found

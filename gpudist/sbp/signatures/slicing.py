@@ -15,7 +15,9 @@ from gpudist.sbp.signatures.fetching import Fetch, as_before, fetching
 from gpudist.sbp.views import forget, is_copy
 
 
-def kept(dims: Sequence[int], result: Sequence[int] | None = None) -> list[SbpSignature]:
+def splits_of_full_dims(
+    dims: Sequence[int], result: Sequence[int] | None = None
+) -> list[SbpSignature]:
     """Return splits of dims taken in full, which are ``result`` in the result, and terms."""
     result = dims if result is None else result
     found = [SbpSignature((split(a),), (split(b),)) for a, b in zip(dims, result, strict=True)]
@@ -49,7 +51,7 @@ def own_cells(taken: range, part: AxisPart, extent: int) -> range:
     return range(own.start - start, own.stop - start, own.step) if own else range(0)
 
 
-def sliced(
+def slice_signature(
     own: int, new: int, taken: range, extent: int, parts: int, sizes: tuple[int, ...] | None = None
 ) -> SbpSignature:
     """Return the signature for a slice of dim ``own``, which is dim ``new`` of the result."""
@@ -64,7 +66,7 @@ def sliced(
         (split(own, sizes),),
         (split(new, left),),
         localize,
-        recut=partial(sliced, own, new, taken, extent, parts),
+        recut=partial(slice_signature, own, new, taken, extent, parts),
     )
 
 
@@ -130,10 +132,10 @@ def index(call: Call, parts: int) -> list[SbpSignature]:
             results.append(new)
         elif isinstance(one, slice):
             taken = range(*one.indices(shape[own]))
-            slices.append(sliced(own, new, taken, shape[own], parts))
+            slices.append(slice_signature(own, new, taken, shape[own], parts))
         own += one is not None
         new += not isinstance(one, int)
-    return [*kept(dims, results), *slices, *ints]
+    return [*splits_of_full_dims(dims, results), *slices, *ints]
 
 
 @compose(Tensor.__setitem__)
@@ -216,7 +218,7 @@ def narrow(x: Tensor, dim: int, start: int, length: int) -> Tensor:
     return x[(*[slice(None)] * (dim % x.dim()), slice(first, first + length))]
 
 
-def turned(call: Call) -> dict[int, Fetch]:
+def flip_source(call: Call) -> dict[int, Fetch]:
     """Return the source of each cell of a flipped tensor."""
     shape = call.shapes[0]
     given = call.args[1:] if len(call.args) > 1 else (call.kwargs["dims"],)
@@ -227,7 +229,7 @@ def turned(call: Call) -> dict[int, Fetch]:
 
 @register(*forms("flip"), any_cuts=True)
 def flip(call: Call, parts: int) -> list[SbpSignature]:
-    return fetching(call, parts, turned)
+    return fetching(call, parts, flip_source)
 
 
 @compose(*forms("fliplr"))
@@ -240,7 +242,7 @@ def flipud(x: Tensor) -> Tensor:
     return x.flip(0)
 
 
-def rolled(call: Call) -> dict[int, Fetch]:
+def roll_source(call: Call) -> dict[int, Fetch]:
     """Return the source of each cell of a rolled tensor."""
     shape = call.shapes[0]
     shifts, given = call.get(1, "shifts"), call.get(2, "dims")
@@ -260,4 +262,4 @@ def roll(call: Call, parts: int) -> list[SbpSignature]:
     if call.get(2, "dims") in (None, (), []):
         # Without dims, torch rolls the flattened tensor.
         return [SbpSignature((partial_sum,), (partial_sum,))]
-    return fetching(call, parts, rolled)
+    return fetching(call, parts, roll_source)

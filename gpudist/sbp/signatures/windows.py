@@ -37,7 +37,7 @@ TRANSPOSED: dict[int, Any] = {
 }
 
 
-def windowed(call: Call, dim: int, bind: Bind) -> SbpSignature:
+def window_signature(call: Call, dim: int, bind: Bind) -> SbpSignature:
     """Return the signature that splits input and result in samples or in a spatial dim.
 
     All other tensors are copies. The result is balanced along a spatial dim, whatever the blocks of
@@ -55,7 +55,7 @@ def layout_of(where: Where, slot: int = 0) -> tuple[Any, BlockLayout]:
     return P, BlockLayout(str(where.call.function), P.shape, spec.dtype, blocks)
 
 
-def given_numbers(value: Any, dims: int) -> tuple[int, ...]:
+def number_per_dim(value: Any, dims: int) -> tuple[int, ...]:
     """Return one number per dim, given a single number or one per dim."""
     if isinstance(value, (tuple, list)):
         return tuple(int(n) for n in value) * (dims if len(value) == 1 else 1)
@@ -69,7 +69,7 @@ def convolution(call: Call, parts: int) -> list[SbpSignature]:
     require_samples(call, x.dims == weight.dims)
     groups = call.get(6, "groups", 1)
     _require_channels(call, weight.shape[1] * groups, f" and groups={groups} need")
-    found = [windowed(call, dim, _bind_convolution) for dim in (0, *range(2, x.dims))]
+    found = [window_signature(call, dim, _bind_convolution) for dim in (0, *range(2, x.dims))]
     return found + _channels(call, parts, groups, (0, 1), 6)
 
 
@@ -143,9 +143,9 @@ def _bind_convolution(call: Call, where: Where) -> Compute:
         x[1],
         weight[0],
         weight[2:],
-        given_numbers(call.get(3, "stride", 1), dims),
-        padding if isinstance(padding, str) else given_numbers(padding, dims),
-        given_numbers(call.get(5, "dilation", 1), dims),
+        number_per_dim(call.get(3, "stride", 1), dims),
+        padding if isinstance(padding, str) else number_per_dim(padding, dims),
+        number_per_dim(call.get(5, "dilation", 1), dims),
         call.get(6, "groups", 1),
         len(call.tensors) > 2,
         device="meta",
@@ -166,7 +166,7 @@ def transposed_convolution(call: Call, parts: int) -> list[SbpSignature]:
     x, weight = call.tensors[:2]
     require_samples(call, x.dims == weight.dims)
     _require_channels(call, weight.shape[0])
-    found = [windowed(call, dim, _bind_transposed) for dim in (0, *range(2, x.dims))]
+    found = [window_signature(call, dim, _bind_transposed) for dim in (0, *range(2, x.dims))]
     return found + _channels(call, parts, call.get(6, "groups", 1), (1, 0), 6)
 
 
@@ -179,12 +179,12 @@ def _bind_transposed(call: Call, where: Where) -> Compute:
         x[1],
         weight[1] * groups,
         weight[2:],
-        given_numbers(call.get(3, "stride", 1), dims),
-        given_numbers(call.get(4, "padding", 0), dims),
-        given_numbers(call.get(5, "output_padding", 0), dims),
+        number_per_dim(call.get(3, "stride", 1), dims),
+        number_per_dim(call.get(4, "padding", 0), dims),
+        number_per_dim(call.get(5, "output_padding", 0), dims),
         groups,
         len(call.tensors) > 2,
-        given_numbers(call.get(7, "dilation", 1), dims),
+        number_per_dim(call.get(7, "dilation", 1), dims),
         device="meta",
         replicate_parameters=True,
     )

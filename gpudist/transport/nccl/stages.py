@@ -45,7 +45,7 @@ def collectives_by_messages(collective: Collective, dtype: torch.dtype) -> bool:
     return False
 
 
-def carried_by_nccl(
+def carry_by_nccl(
     stage: Stage, rank: int, dtype: torch.dtype, accumulates: bool, strategy: Strategy
 ) -> MessageStage:
     """Express a stage by messages, and the collectives of NCCL that ``strategy`` selects."""
@@ -86,7 +86,7 @@ def lower(
             NCCL registers some kinds of memory automatically, and both sides of a message must use
             the same kind.
     """
-    boxes = carried_by_nccl(stage, rank, dtype, accumulates, strategy)
+    boxes = carry_by_nccl(stage, rank, dtype, accumulates, strategy)
     lowered = Lowered(dtype, in_graph=in_graph)
     strides = tuple(input_strides)
     output = tuple(output_strides or contiguous_strides(stage.output_shape or ()))

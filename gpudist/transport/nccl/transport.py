@@ -28,7 +28,7 @@ from gpudist.transport.nccl.library import order_launches, wheel_libraries
 from gpudist.transport.nccl.program import native_call
 from gpudist.transport.nccl.rendezvous import Rendezvous
 from gpudist.transport.nccl.stages import (
-    carried_by_nccl,
+    carry_by_nccl,
     collectives_by_messages,
     collectives_by_nccl,
     lower,
@@ -251,7 +251,7 @@ class NcclTransport(Transport):
     def carried(
         self, stage: Stage, rank: int, dtype: torch.dtype, accumulates: bool
     ) -> MessageStage:
-        return carried_by_nccl(stage, rank, dtype, accumulates, self.strategy)
+        return carry_by_nccl(stage, rank, dtype, accumulates, self.strategy)
 
     def start_stages(
         self, signature: Signature, calls: Sequence[tuple[Any, int, int]], activity: Activity

@@ -13,7 +13,7 @@ import torch
 
 from gpudist import checkpoint
 from gpudist.checkpoint.reader import METADATA
-from gpudist.checkpoint.seal import unsealed
+from gpudist.checkpoint.seal import unseal
 from gpudist.errors import CheckpointError
 from gpudist.nn import ColumnParallelLinear
 from gpudist.testing import run_distributed
@@ -80,12 +80,12 @@ def test_no_flipped_bit_is_silent(saved: Path, name: str) -> None:
 
 def test_every_byte_of_the_index_counts(saved: Path) -> None:
     data = (saved / METADATA).read_bytes()
-    index, is_sealed = unsealed(data)
+    index, is_sealed = unseal(data)
     assert is_sealed and data.startswith(index) and pickle.loads(data) == pickle.loads(index)
     for at in range(len(data)):
         changed = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
         try:
-            assert unsealed(changed) == (changed, False)
+            assert unseal(changed) == (changed, False)
         except CheckpointError:
             continue
         # A damaged checksum remains behind the pickle, which the reader refuses.
@@ -108,7 +108,7 @@ def test_index_without_checksum_loads_with_a_warning(saved: Path) -> None:
     file, expected = saved / METADATA, loaded(saved)
     whole = file.read_bytes()
     try:
-        file.write_bytes(unsealed(whole)[0])
+        file.write_bytes(unseal(whole)[0])
         with pytest.warns(UserWarning, match="has no checksum: damage to it may") as warnings:
             assert same(loaded(saved), expected)
         assert [Path(warning.filename) for warning in warnings] == [Path(__file__)]

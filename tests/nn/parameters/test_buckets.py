@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpudist.nn.parameters.buckets import joined, messages
+from gpudist.nn.parameters.buckets import concatenate_cells, messages
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,6 @@ def test_nothing_to_send() -> None:
 
 def test_cells_of_all() -> None:
     a, b = torch.arange(6.0).view(2, 3).T, torch.tensor(7.0)
-    assert joined([a, b]).tolist() == [0, 3, 1, 4, 2, 5, 7]
+    assert concatenate_cells([a, b]).tolist() == [0, 3, 1, 4, 2, 5, 7]
     whole = torch.arange(4.0).view(2, 2)
-    assert joined([whole]).data_ptr() == whole.data_ptr()
+    assert concatenate_cells([whole]).data_ptr() == whole.data_ptr()

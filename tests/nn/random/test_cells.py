@@ -15,7 +15,7 @@ from gpudist.nn import DistributedDropout
 from gpudist.nn.random import cells
 from gpudist.nn.random.cells import (
     bernoulli_by_index,
-    kept_by_index,
+    draw_kept,
     normal_by_index,
     uniform_by_index,
 )
@@ -70,9 +70,9 @@ def test_numbers_are_those_of_torchs_operations(seed: int, monkeypatch: pytest.M
         box, shape = block_of(draw)
         dtype, p = draw.choice(DTYPES), draw.choice((0.001, 0.1, 0.5, 0.9))
         key = torch.tensor(draw.getrandbits(62)), torch.tensor(number)
-        kept = kept_by_index(*key, box, shape, p, CPU)
-        assert torch.equal(kept, by_torch(monkeypatch, kept_by_index, *key, box, shape, p, CPU))
-        assert torch.equal(kept, kept_by_index(int(key[0]), number, box, shape, p, CPU))
+        kept = draw_kept(*key, box, shape, p, CPU)
+        assert torch.equal(kept, by_torch(monkeypatch, draw_kept, *key, box, shape, p, CPU))
+        assert torch.equal(kept, draw_kept(int(key[0]), number, box, shape, p, CPU))
         given = (*key, box, shape, dtype, CPU)
         uniform = uniform_by_index(*given)
         assert torch.equal(uniform, by_torch(monkeypatch, uniform_by_index, *given))
@@ -116,7 +116,7 @@ def test_numbers_stay_the_same() -> None:
     normal = normal_by_index(*given, torch.float64, CPU)
     assert [x.hex() for x in uniform.flatten().tolist()] == UNIFORM
     assert [x.hex() for x in normal.flatten().tolist()] == NORMALS
-    kept = kept_by_index(*given, 0.5, CPU)
+    kept = draw_kept(*given, 0.5, CPU)
     # The number that decides is the uniform one with its upper half first.
     assert torch.equal(kept, (uniform + 0.5).remainder(1) >= 0.5)
 

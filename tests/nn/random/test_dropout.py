@@ -145,7 +145,7 @@ def test_cells_are_dropped_at_random(p: float) -> None:
     """The mean, and pairs: neighbours in each dim, and the same cell in two calls or seeds."""
     shape = (50, 40, 60)
     masks = [
-        cells.kept_by_index(
+        cells.draw_kept(
             torch.tensor(seed), torch.tensor(call), Box.whole(shape), shape, p, torch.device("cpu")
         )
         for seed, call in ((0, 0), (0, 1), (1, 0), (1, 1))
@@ -180,8 +180,8 @@ def test_tiles_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def kept() -> list[torch.Tensor]:
         torch.manual_seed(1)
-        by_torch = composed_cells.kept_by_torch(box, shape, 0.3)
-        return [by_torch, cells.kept_by_index(zero, zero, box, shape, 0.3, device)]
+        by_torch = composed_cells.draw_kept_by_torch(box, shape, 0.3)
+        return [by_torch, cells.draw_kept(zero, zero, box, shape, 0.3, device)]
 
     whole = kept()
     torch.manual_seed(1)
@@ -197,7 +197,7 @@ def test_large_tensors_are_drawn_as_torchs() -> None:
     torch.manual_seed(1)
     expected = torch.nn.Dropout(0.25)(torch.ones(shape)) != 0
     torch.manual_seed(1)
-    assert torch.equal(composed_cells.kept_by_torch(Box.whole(shape), shape, 0.25), expected)
+    assert torch.equal(composed_cells.draw_kept_by_torch(Box.whole(shape), shape, 0.25), expected)
 
 
 @pytest.mark.parametrize("layer", SHAPES)
