@@ -74,24 +74,31 @@ class Row:
     host_us_sequential: float | None
 
 
-class _Step:
+class Step:
     """A training step of a network on this rank's block."""
 
     def __init__(self, network: nn.Module, x: torch.Tensor, dtype: str) -> None:
-        self._network, self._x, self._autocasts = network, x, dtype != "float32"
+        self.network, self._x, self._autocasts = network, x, dtype != "float32"
         self._held = [block_of(p) for p in network.parameters()]
 
     def __call__(self, kept: KeptForBackward | None = None) -> None:
-        for parameter in self._network.parameters():
+        for parameter in self.network.parameters():
             parameter.grad = None
-        with _entered(kept), torch.autocast("cpu", torch.bfloat16, enabled=self._autocasts):
-            outputs = tree_leaves(self._network(self._x))
-            loss: Any = sum(
+        with _entered(kept):
+            loss = self.loss()
+        loss.backward()
+
+    def loss(self) -> torch.Tensor:
+        """Return the mean square of the outputs."""
+        device = self._x.device.type
+        with torch.autocast(device, torch.bfloat16, enabled=self._autocasts):
+            outputs = tree_leaves(self.network(self._x))
+            found: Any = sum(
                 y.float().square().mean()
                 for y in outputs
                 if isinstance(y, torch.Tensor) and y.is_floating_point()
             )
-        loss.backward()
+        return found
 
     def count(self) -> tuple[Counts, int]:
         """Return what a step runs, and the bytes that it keeps for backward."""
@@ -124,7 +131,7 @@ def count_step(P_world: Partition, name: str, dtype: str, layout: str, timed: in
         timed: number of pairs of timed steps; 0 for none.
     """
     torch.set_num_threads(1)
-    case = _Case(P_world, SUBJECTS[name], dtype, layout)
+    case = Case(P_world, SUBJECTS[name], dtype, layout)
     with as_on_gpu(), gpu_autocast(dtype != "float32"):
         ours, alone = case.steps(case.subject.size)
         sequential, kept_sequential = alone.count()
@@ -146,20 +153,21 @@ def count_step(P_world: Partition, name: str, dtype: str, layout: str, timed: in
 
 
 @dataclass(frozen=True)
-class _Case:
+class Case:
     P_world: Partition
     subject: Subject
     dtype: str
     layout: str
 
-    def steps(self, size: Size) -> tuple[_Step, _Step]:
+    def steps(self, size: Size) -> tuple[Step, Step]:
         """Return the step of the converted network, and the sequential one on the same block."""
         ranks = self.P_world.size
+        device = self.P_world.device
         torch.manual_seed(0)
-        network = self.subject.make(size)
-        beside = self.subject.make(self.subject.block(size, ranks))
+        network = self.subject.make(size).to(device)
+        beside = self.subject.make(self.subject.block(size, ranks)).to(device)
         torch.manual_seed(1 + (self.P_world.rank or 0))
-        x = self.subject.input(size, ranks)
+        x = self.subject.input(size, ranks).to(device)
         if self.layout == "channels_last":
             form = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
             for part in (network, beside):
@@ -168,7 +176,7 @@ class _Case:
         P_x = self.P_world.create_cartesian_topology_partition(self.subject.grid(ranks))
         argument = next(iter(signature(network.forward).parameters))
         converted = gpudist.distribute(network, P_x, inputs={argument: "block"})
-        return _Step(converted, x, self.dtype), _Step(beside, x, self.dtype)
+        return Step(converted, x, self.dtype), Step(beside, x, self.dtype)
 
 
 def _calls(stats: Stats, *starts: str) -> int:

@@ -36,10 +36,11 @@ struct Divisor {
 };
 
 // Terms: a granule is 16 bytes at an address divisible by 16. A job is one box, stored as lines of
-// rows of contiguous bytes. A tile is the work of one thread at a time: one granule of the
-// destination in each of several rows of a line.
+// rows of contiguous bytes. A tile is the work of one thread: one granule of the destination in
+// each of four rows of a line. More rows leave more of the memory's bandwidth unused on an H200.
 struct CombineTile {
   static constexpr int kGranule = 16;
+  static constexpr int kRows = 4;
 };
 
 // Location of a job's cells in one buffer, in bytes from the start of the buffer. Strides are never
@@ -59,10 +60,11 @@ struct CombineView {
 struct CombineJob {
   static constexpr int kAlreadyThere = -1;  // `summands` of a job whose cells have their values
 
-  uint32_t tiles;  // total number
-  uint32_t first_block;
+  uint32_t tiles;        // total number
+  uint32_t first_block;  // in the launch; in each group if blocks of the job alternate with others'
   uint32_t blocks;
-  uint32_t first_view;  // index of the destination's view; those of the summands follow
+  uint32_t group_blocks;  // blocks in each group, or 0
+  uint32_t first_view;    // index of the destination's view; those of the summands follow
   // Bytes of one row, and of all rows of a line. The last row may be shorter than the others.
   int32_t row_bytes;
   int32_t line_bytes;
@@ -71,7 +73,6 @@ struct CombineJob {
   int32_t tile_bytes;
   int32_t step_bytes;
   int16_t summands;
-  uint8_t rows;     // in a tile
   uint8_t dims;     // number of dims that index lines, outermost first
   uint8_t unit;     // at most 16: divides all addresses, strides and extents
   Divisor columns;  // number of tiles along a row
@@ -90,7 +91,12 @@ struct CombineArguments {
   uint32_t inline_bytes;
   uint32_t job_count;
   uint32_t blocks;
-  Dtype dtype;  // dtype of the sums; a complex number is summed as two real ones
+  // The first jobs, in groups of blocks: each group has blocks of each of these jobs, so that what
+  // they write to the same sectors of memory meets in the cache.
+  uint32_t grouped_jobs;
+  uint32_t grouped_blocks;  // of all groups
+  Divisor group;            // blocks of a group
+  Dtype dtype;              // dtype of the sums; a complex number is summed as two real ones
   // value of cells without a summand, repeated
   alignas(CombineTile::kGranule) uint8_t fill[CombineTile::kGranule];
   // If `failed` is not null and points to a nonzero word, received data is invalid: every

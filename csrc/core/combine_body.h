@@ -308,9 +308,8 @@ GPUDIST_HOST_DEVICE inline void make_tile(const CombineThread& thread, uint32_t 
   const int32_t of_row = job.row_bytes - tile.column;
   int32_t of_line =
       job.line_bytes - tile.column - static_cast<int32_t>(tile.in_line) * job.tile_bytes;
-  int row = 0;
   GPUDIST_NOT_UNROLLED
-  do {
+  for (int row = 0; row < CombineTile::kRows && of_line > -CombineTile::kGranule; row += kCount) {
     const auto address = [&](int i) { return to.at + i * to.step; };
     const auto piece = [&](int i) {
       const int32_t left = of_line - i * job.step_bytes;
@@ -343,35 +342,26 @@ GPUDIST_HOST_DEVICE inline void make_tile(const CombineThread& thread, uint32_t 
       to.at += to.step;
       of_line -= job.step_bytes;
     }
-    row += kCount;
-  } while (row < job.rows && of_line > -CombineTile::kGranule);
+  }
 }
 
-// Copy or fill one tile whose rows are single words, `kCount` rows at a time.
-template <class Word, int kCount>
+// Copy or fill one tile whose rows are single words.
+template <class Word>
 GPUDIST_HOST_DEVICE inline void make_words(const CombineThread& thread, uint32_t number) {
   const CombineJob& job = thread.job;
   const Tile tile(job, number);
   const bool is_copy = job.summands > 0;
   Cursor<1> to(thread, thread.views[0], tile), from(thread, thread.views[is_copy ? 1 : 0], tile);
   const Word fill = at<Word>(reinterpret_cast<const char*>(thread.arguments.fill));
-  int32_t left = job.line_bytes - static_cast<int32_t>(tile.in_line) * job.tile_bytes;
-  int row = 0;
-  GPUDIST_NOT_UNROLLED
-  do {
-    Word words[kCount];
-    for (int i = 0; i < kCount; ++i) {
-      const bool is_there = is_copy && i * job.step_bytes < left;
-      words[i] = is_there ? at<Word>(from.at + i * from.step) : fill;
-    }
-    for (int i = 0; i < kCount; ++i) {
-      if (i * job.step_bytes < left) at<Word>(to.at + i * to.step) = words[i];
-    }
-    to.at += kCount * to.step;
-    from.at += kCount * from.step;
-    left -= kCount * job.step_bytes;
-    row += kCount;
-  } while (row < job.rows && left > 0);
+  const int32_t left = job.line_bytes - static_cast<int32_t>(tile.in_line) * job.tile_bytes;
+  Word words[CombineTile::kRows];
+  for (int i = 0; i < CombineTile::kRows; ++i) {
+    const bool is_there = is_copy && i * job.step_bytes < left;
+    words[i] = is_there ? at<Word>(from.at + i * from.step) : fill;
+  }
+  for (int i = 0; i < CombineTile::kRows; ++i) {
+    if (i * job.step_bytes < left) at<Word>(to.at + i * to.step) = words[i];
+  }
 }
 
 // Sums of integers wrap; C++ defines that for unsigned types only.
@@ -380,10 +370,10 @@ GPUDIST_HOST_DEVICE inline void make(const CombineThread& thread, uint32_t tile)
     // Faces of the last dim.
     if (thread.job.row_bytes == thread.job.unit) {
       switch (thread.job.unit) {
-        case 1: return make_words<uint8_t, 4>(thread, tile);
-        case 2: return make_words<uint16_t, 4>(thread, tile);
-        case 4: return make_words<uint32_t, 4>(thread, tile);
-        case 8: return make_words<uint64_t, 4>(thread, tile);
+        case 1: return make_words<uint8_t>(thread, tile);
+        case 2: return make_words<uint16_t>(thread, tile);
+        case 4: return make_words<uint32_t>(thread, tile);
+        case 8: return make_words<uint64_t>(thread, tile);
         default: break;
       }
     }
@@ -405,20 +395,28 @@ GPUDIST_HOST_DEVICE inline void make(const CombineThread& thread, uint32_t tile)
   }
 }
 
-// Index of the last job whose first block is at most `block`.
-GPUDIST_HOST_DEVICE inline uint32_t job_of(const CombineJob* jobs, uint32_t job_count,
-                                           uint32_t block) {
-  uint32_t first = 0, stop = job_count;
-  while (stop - first > 1) {
-    const uint32_t middle = first + (stop - first) / 2;
-    if (jobs[middle].first_block <= block) {
-      first = middle;
-    } else {
-      stop = middle;
+// A block's job, and its place among the blocks of that job: behind the last one if it is idle.
+struct Place {
+  uint32_t job, block;
+
+  GPUDIST_HOST_DEVICE Place(const CombineArguments& arguments, const CombineJob* jobs,
+                            uint32_t number) {
+    const bool is_grouped = number < arguments.grouped_blocks;
+    const uint32_t group = is_grouped ? arguments.group.quotient(number) : 0;
+    number -= group * arguments.group.value;
+    job = is_grouped ? 0 : arguments.grouped_jobs;
+    uint32_t stop = is_grouped ? arguments.grouped_jobs : arguments.job_count;
+    while (stop - job > 1) {
+      const uint32_t middle = job + (stop - job) / 2;
+      if (jobs[middle].first_block <= number) {
+        job = middle;
+      } else {
+        stop = middle;
+      }
     }
+    block = group * jobs[job].group_blocks + number - jobs[job].first_block;
   }
-  return first;
-}
+};
 
 // If the word is in host memory, the load takes about a microsecond once per multiprocessor, whose
 // cache is empty when a kernel starts, so that earlier writes are visible. On an H200, a load past
@@ -437,9 +435,10 @@ GPUDIST_HOST_DEVICE inline bool is_set(const uint32_t* word) {
 GPUDIST_HOST_DEVICE inline void combine(const CombineArguments& arguments, const CombineJob* jobs,
                                         const CombineView* views, uint32_t block, uint32_t thread) {
   using namespace combining;
-  const CombineJob& job = jobs[job_of(jobs, arguments.job_count, block)];
+  const Place place(arguments, jobs, block);
+  const CombineJob& job = jobs[place.job];
   const CombineView* const job_views = views + job.first_view;
-  const uint32_t first = (block - job.first_block) * CombineArguments::kThreads + thread;
+  const uint32_t first = place.block * CombineArguments::kThreads + thread;
   const bool failed = is_set(arguments.failed);
   if (job.summands != CombineJob::kAlreadyThere && first < job.tiles) {
     make({arguments, job, job_views, false}, first);

@@ -11,9 +11,7 @@ namespace gpudist {
 
 namespace {
 
-constexpr int64_t kGranule = CombineTile::kGranule;
-// Rows per tile. A small job uses few rows per tile and so more threads.
-constexpr int64_t kFewestRows = 4, kMostRows = 16;
+constexpr int64_t kGranule = CombineTile::kGranule, kTileRows = CombineTile::kRows;
 
 int64_t ceil_divide(int64_t number, int64_t divisor) {
   return (number + divisor - 1) / divisor;
@@ -118,16 +116,39 @@ CombinePlan::Rows CombinePlan::rows_of(const CombineBox& box, int64_t item_bytes
   return rows;
 }
 
-CombineTable CombinePlan::table(int alignment, int64_t enough_threads) const {
-  int64_t granules = 0;
-  for (const Rows& rows : boxes_) {
-    if (rows.summands >= 0) granules += ceil_divide(rows.bytes(), kGranule);
-  }
-  int64_t tile_rows = kFewestRows;
-  while (tile_rows < kMostRows && granules >= 2 * tile_rows * enough_threads) tile_rows *= 2;
+CombineTable CombinePlan::table(int alignment, uint32_t group_blocks) const {
   CombineTable table;
-  for (const Rows& rows : boxes_) append(rows, alignment, tile_rows, table);
+  for (const Rows& rows : boxes_) append(rows, alignment, table);
+  place_blocks(table, group_blocks);
   return table;
+}
+
+// Give each job its blocks. Jobs that have a block in each group come first.
+void CombinePlan::place_blocks(CombineTable& table, uint32_t group_blocks) {
+  uint32_t most = 0;
+  for (const CombineJob& job : table.jobs) most = std::max(most, job.blocks);
+  const uint32_t groups = most / group_blocks;
+  const auto grouped_end =
+      std::stable_partition(table.jobs.begin(), table.jobs.end(),
+                            [&](const CombineJob& job) { return job.blocks >= groups; });
+  const auto grouped_jobs = static_cast<uint32_t>(grouped_end - table.jobs.begin());
+  if (groups > 1 && grouped_jobs > 1) table.grouped_jobs = grouped_jobs;
+  int64_t blocks = 0;
+  for (uint32_t j = 0; j < table.grouped_jobs; ++j) {
+    CombineJob& job = table.jobs[j];
+    job.first_block = static_cast<uint32_t>(blocks);
+    job.group_blocks = static_cast<uint32_t>(ceil_divide(job.blocks, groups));
+    blocks += job.group_blocks;
+  }
+  if (blocks > 0) table.group = Divisor::of(blocks);
+  blocks *= groups;
+  table.grouped_blocks = static_cast<uint32_t>(blocks);
+  for (size_t j = table.grouped_jobs; j < table.jobs.size(); ++j) {
+    table.jobs[j].first_block = static_cast<uint32_t>(blocks);
+    blocks += table.jobs[j].blocks;
+    if (blocks > std::numeric_limits<int32_t>::max()) throw TransportError("a stage is too large");
+  }
+  table.blocks = static_cast<uint32_t>(blocks);
 }
 
 int64_t CombinePlan::unit_of(const Rows& rows, int alignment) const {
@@ -143,18 +164,17 @@ int64_t CombinePlan::unit_of(const Rows& rows, int alignment) const {
   return lowest_bit(bits);
 }
 
-void CombinePlan::append(const Rows& box, int alignment, int64_t tile_rows,
-                         CombineTable& table) const {
+void CombinePlan::append(const Rows& box, int alignment, CombineTable& table) const {
   if (box.bytes() > most_bytes_) {
-    for (const Rows& half : halves(box)) append(half, alignment, tile_rows, table);
+    for (const Rows& half : halves(box)) append(half, alignment, table);
     return;
   }
   const Rows rows = cut(box);
   const size_t last = rows.shape.size() - 1;
-  const int64_t line_tiles = ceil_divide(rows.shape[last], tile_rows);
+  const int64_t line_tiles = ceil_divide(rows.shape[last], kTileRows);
   // Rows of a tile are adjacent, except short ones: adjacent short rows belong to adjacent threads.
   constexpr int64_t kShort = 64;
-  const int64_t to_next_tile = rows.row_bytes < kShort ? 1 : tile_rows;
+  const int64_t to_next_tile = rows.row_bytes < kShort ? 1 : kTileRows;
   const int64_t to_next_row = rows.row_bytes < kShort ? line_tiles : 1;
   // Starts of rows of the destination, modulo a granule, differ by multiples of `unit`.
   int64_t unit = kGranule | alignment;
@@ -170,7 +190,6 @@ void CombinePlan::append(const Rows& box, int alignment, int64_t tile_rows,
   job.tile_bytes = static_cast<int32_t>(to_next_tile * rows.row_bytes);
   job.step_bytes = static_cast<int32_t>(to_next_row * rows.row_bytes);
   job.summands = static_cast<int16_t>(rows.summands);
-  job.rows = static_cast<uint8_t>(tile_rows);
   job.dims = static_cast<uint8_t>(last);
   job.unit = static_cast<uint8_t>(unit_of(rows, alignment));
   job.columns = Divisor::of(columns);
@@ -181,13 +200,8 @@ void CombinePlan::append(const Rows& box, int alignment, int64_t tile_rows,
     tiles *= rows.shape[d];
   }
   job.tiles = static_cast<uint32_t>(tiles);
-  job.first_block = table.blocks;
   const bool is_there = rows.summands == CombineJob::kAlreadyThere;
   job.blocks = is_there ? 1 : static_cast<uint32_t>(ceil_divide(tiles, CombineArguments::kThreads));
-  if (int64_t{table.blocks} + job.blocks > std::numeric_limits<int32_t>::max()) {
-    throw TransportError("a stage is too large");
-  }
-  table.blocks += job.blocks;
   table.jobs.push_back(job);
   for (const CombineCells& cells : rows.views) {
     CombineView view{};
@@ -200,7 +214,7 @@ void CombinePlan::append(const Rows& box, int alignment, int64_t tile_rows,
     // Of words, a row shorter than a granule is read cell by cell: a granule beside it may be in
     // memory that nothing else reads.
     const bool is_short = rows.row_bytes < kGranule && job.unit >= 4;
-    view.reach = is_short ? view.stop + 1 : (tile_rows - 1) * view.step + 2 * kGranule;
+    view.reach = is_short ? view.stop + 1 : (kTileRows - 1) * view.step + 2 * kGranule;
     view.tile_stride = to_next_tile * cells.strides[last];
     std::copy_n(cells.strides.begin(), last, view.stride);
     table.views.push_back(view);
@@ -236,12 +250,11 @@ CombinePlan::Rows CombinePlan::cut(Rows rows) {
   }
   const int64_t count = rows.shape.back();
   rows.line_bytes = count * rows.row_bytes;
-  if (count % kFewestRows == 0 || count >= kEnoughRows ||
-      rows.row_bytes < kFewestRows * kShortest) {
+  if (count % kTileRows == 0 || count >= kEnoughRows || rows.row_bytes < kTileRows * kShortest) {
     return rows;
   }
   rows.line_bytes = rows.row_bytes;
-  const int64_t parts = kFewestRows * ceil_divide(rows.line_bytes, kFewestRows * kLongest);
+  const int64_t parts = kTileRows * ceil_divide(rows.line_bytes, kTileRows * kLongest);
   rows.row_bytes = ceil_divide(ceil_divide(rows.line_bytes, parts), kGranule) * kGranule;
   if (count > 1) {
     rows.shape.push_back(1);
@@ -258,6 +271,9 @@ CombineArguments CombinePlan::arguments(const CombineTable& table) const {
   arguments.views = table.views.data();
   arguments.job_count = static_cast<uint32_t>(table.jobs.size());
   arguments.blocks = table.blocks;
+  arguments.grouped_jobs = table.grouped_jobs;
+  arguments.grouped_blocks = table.grouped_blocks;
+  arguments.group = table.group;
   arguments.dtype = real_dtype_;
   BoxView constant;
   constant.rows = 1;

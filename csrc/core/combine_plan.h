@@ -29,14 +29,17 @@ struct CombineTable {
   std::vector<CombineJob> jobs;
   std::vector<CombineView> views;
   uint32_t blocks = 0;
+  uint32_t grouped_jobs = 0;
+  uint32_t grouped_blocks = 0;
+  Divisor group;
 };
 
 class CombinePlan {
  public:
   // Largest job: the bytes of four rows fit in 32 bits.
   static constexpr int64_t kMostBytes = int64_t{1} << 29;
-  // Threads of a launch from which on each has more rows.
-  static constexpr int64_t kEnoughThreads = 512 * CombineArguments::kThreads;
+  // Blocks of the largest job in a group, which write 2 MiB.
+  static constexpr uint32_t kGroupBlocks = 128;
 
   CombinePlan() = default;
   // `fill`: value of cells without a summand. Jobs larger than `most_bytes`, which is at least 32,
@@ -47,7 +50,7 @@ class CombinePlan {
   bool is_empty() const { return boxes_.empty(); }
 
   // Tables for buffers whose addresses are multiples of `alignment`: 1, 2, 4, 8 or 16.
-  CombineTable table(int alignment, int64_t enough_threads = kEnoughThreads) const;
+  CombineTable table(int alignment, uint32_t group_blocks = kGroupBlocks) const;
 
   // Arguments of the kernel, without the buffers and the failed word. They point into `table`.
   CombineArguments arguments(const CombineTable& table) const;
@@ -70,7 +73,8 @@ class CombinePlan {
   static Rows cut(Rows rows);
   // Largest power of two, at most 16, that divides all addresses, strides and extents in bytes.
   int64_t unit_of(const Rows& rows, int alignment) const;
-  void append(const Rows& rows, int alignment, int64_t tile_rows, CombineTable& table) const;
+  void append(const Rows& rows, int alignment, CombineTable& table) const;
+  static void place_blocks(CombineTable& table, uint32_t group_blocks);
 
   Dtype dtype_ = Dtype::kUint8;
   Dtype real_dtype_ = Dtype::kUint8;

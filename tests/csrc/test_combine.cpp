@@ -78,7 +78,8 @@ void does_what_loops_over_the_cells_do(int rounds) {
     const bool splits = between(0, 4) == 0;
     const int64_t most_bytes = splits ? between(32, 1000) : CombinePlan::kMostBytes;
     const CombinePlan plan(given.dtype, kFill, given.boxes, most_bytes);
-    const CombineTable table = plan.table(given.alignment);
+    const CombineTable table =
+        plan.table(given.alignment, between(0, 1) ? between(1, 4) : CombinePlan::kGroupBlocks);
     CHECK(plan.is_empty() == table.jobs.empty());
     for (const CombineJob& job : table.jobs) CHECK(bytes_of(job) <= most_bytes);
     check_launch(given, table, plan, between(0, 5) == 0);
@@ -109,25 +110,6 @@ void moves_rows_of_every_alignment() {
         check_launch(given, plan.table(given.alignment), plan, between(0, 9) == 0);
       }
     }
-  }
-}
-
-// Threads get more rows if there are enough granules for all threads.
-void moves_more_rows_beside_a_large_box() {
-  for (int round = 0; round < 6; ++round) {
-    Case given;
-    do given = random_case(kDtypes[between(0, 11)], false);
-    while (given.boxes.size() < 3);
-    int64_t& items = given.items[static_cast<int>(Buffer::kOutput)];
-    const int64_t row = 1021, pitch = 1024;
-    const int64_t rows = ((round % 2 == 0 ? 17 : 33) << 20) / item_bytes(given.dtype) / row;
-    given.boxes.push_back({{rows, row}, {{Buffer::kOutput, items, {pitch, 1}}}});
-    items += rows * pitch;
-    given.make_memory();
-    const CombinePlan plan(given.dtype, kFill, given.boxes);
-    const CombineTable table = plan.table(given.alignment);
-    for (const CombineJob& job : table.jobs) CHECK(job.rows == (round % 2 == 0 ? 8 : 16));
-    check_launch(given, table, plan, false);
   }
 }
 
@@ -165,6 +147,45 @@ void finds_rows_for_all_threads() {
   CHECK(cells.row_bytes == 4 && cells.tile_bytes == 4 && cells.step_bytes == 250 * 4);
 }
 
+// Blocks of large jobs alternate in groups; each block is in one place, and small jobs are last.
+void alternates_blocks_of_large_jobs() {
+  Case given;
+  given.dtype = Dtype::kInt8;
+  const std::vector<int64_t> strides{6000, 1};
+  int64_t items = 0;
+  for (const int64_t planes : {3, 50, 1, 33}) {
+    given.boxes.push_back(
+        {{planes, 5000}, {{Buffer::kOutput, items, strides}, {Buffer::kInput, 1, strides}}});
+    items += planes * 6000;
+  }
+  given.items[static_cast<int>(Buffer::kOutput)] = items;
+  given.items[static_cast<int>(Buffer::kInput)] = 50 * 6000;
+  given.make_memory();
+  const CombinePlan plan(given.dtype, kFill, given.boxes);
+  const CombineTable table = plan.table(given.alignment, 5);
+  const CombineArguments arguments = plan.arguments(table);
+  CHECK(table.grouped_jobs == 2 && table.jobs[0].blocks == 16 && table.jobs[1].blocks == 12);
+  CHECK(table.jobs[0].group_blocks == 6 && table.jobs[1].group_blocks == 4);
+  CHECK(table.group.value == 10 && table.grouped_blocks == 30);
+  std::vector<std::vector<int>> seen;
+  for (const CombineJob& job : table.jobs) seen.emplace_back(job.blocks);
+  uint32_t idle = 0;
+  for (uint32_t block = 0; block < table.blocks; ++block) {
+    const combining::Place place(arguments, table.jobs.data(), block);
+    if (place.block < seen[place.job].size()) {
+      ++seen[place.job][place.block];
+    } else {
+      ++idle;
+    }
+  }
+  for (const std::vector<int>& times : seen) {
+    CHECK(std::all_of(times.begin(), times.end(), [](int n) { return n == 1; }));
+  }
+  CHECK(idle < table.grouped_jobs * 3);
+  CHECK(plan.table(given.alignment).grouped_blocks == 0);
+  for (bool fails : {false, true}) check_launch(given, table, plan, fails);
+}
+
 void merges_dims_that_continue_in_every_view() {
   // Planes of a channels-last tensor, copied to another memory format.
   const CombineCells to{Buffer::kOutput, 0, {600, 1, 60, 3}},
@@ -180,7 +201,9 @@ void merges_dims_that_continue_in_every_view() {
 void splits_what_32_bits_cannot_count() {
   const int64_t row = int64_t{1} << 31;
   const CombineCells to{Buffer::kOutput, 1, {row + 1, 1}}, from{Buffer::kInput, 0, {row, 1}};
-  const CombineTable table = CombinePlan(Dtype::kUint8, 0, {{{3, row}, {to, from}}}).table(1);
+  constexpr uint32_t kNoGroups = uint32_t{1} << 31;
+  const CombineTable table =
+      CombinePlan(Dtype::kUint8, 0, {{{3, row}, {to, from}}}).table(1, kNoGroups);
   int64_t bytes = 0;
   uint32_t blocks = 0;
   for (const CombineJob& job : table.jobs) {
@@ -240,9 +263,9 @@ void refuses_what_it_cannot_do() {
 void test_combine(int rounds) {
   does_what_loops_over_the_cells_do(rounds);
   moves_rows_of_every_alignment();
-  moves_more_rows_beside_a_large_box();
   cells_that_are_there_take_one_block();
   finds_rows_for_all_threads();
+  alternates_blocks_of_large_jobs();
   merges_dims_that_continue_in_every_view();
   splits_what_32_bits_cannot_count();
   divides_exactly();

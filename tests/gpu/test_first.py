@@ -42,7 +42,7 @@ def test_steps_over_the_doubles(tmp_path: Path) -> None:
     except NoCompiler as error:
         pytest.skip(str(error))
     variables = {"GPUDIST_NCCL_LIBRARY": double, "GPUDIST_DEVICE_LIBRARY": double}
-    asked = ["environment", "machine code", "self communicator"]
+    asked = ["gpu", "environment", "self communicator"]
     options = [part for name in asked for part in ("--only", name)]
     ended = subprocess.run(
         [sys.executable, "-m", "tests.gpu.first", "--out", str(tmp_path), *options],
@@ -52,7 +52,7 @@ def test_steps_over_the_doubles(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert [(outcome["step"], outcome["status"]) for outcome in summary] == [
-        ("environment", "ok"), ("machine code", "skipped"), ("self communicator", "ok")
+        ("gpu", "skipped"), ("environment", "ok"), ("self communicator", "ok")
     ]  # fmt: skip
     assert "a rehearsal over the doubles" in ended.stdout
     # The table is the last of the output, and a file of its own.

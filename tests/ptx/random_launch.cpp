@@ -92,10 +92,9 @@ std::string launch(const CombinePlan& plan, const CombineTable& table, size_t ki
   return "";
 }
 
-// Also of tiles with more rows than a thread has in flight, which only large tensors have
-// otherwise.
+// Also with small groups of blocks: otherwise only large tensors have several.
 CombineTable table_of(const Case& given, const CombinePlan& plan) {
-  return plan.table(given.alignment, one_of(2) ? between(1, 16) : CombinePlan::kEnoughThreads);
+  return plan.table(given.alignment, one_of(2) ? between(1, 4) : CombinePlan::kGroupBlocks);
 }
 
 std::string describe(const Case& given, const char* what) {

@@ -92,9 +92,6 @@ def _installation() -> tuple[Step, ...]:
         Step("environment", "versions, NCCL, the transport",
              (sys.executable, "-m", "gpudist", "env", "--json"), 60, '"transport_reason"',
              quiet_s=60),
-        Step("machine code", "the build has code for this GPU",
-             ("sh", "-c", "cuobjdump --list-elf gpudist/_native*.so"), 30, r"sm_\w+",
-             tools=("cuobjdump",), rehearsed=False),
     )  # fmt: skip
 
 
