@@ -377,9 +377,11 @@ GPUDIST_HOST_DEVICE inline void make(const CombineThread& thread, uint32_t tile)
         default: break;
       }
     }
-    // Four rows of narrower items spill on sm_80, and on sm_90 leave those of words fewer loads.
-    return thread.job.unit < 4 ? make_tile<Same<1>, 1, 2>(thread, tile)
-                               : make_tile<Same<4>, 1, 4>(thread, tile);
+    switch (thread.job.unit) {
+      case 1: return make_tile<Same<1>, 1, 2>(thread, tile);  // four rows spill
+      case 2: return make_tile<Same<2>, 1, 4>(thread, tile);
+      default: return make_tile<Same<4>, 1, 4>(thread, tile);
+    }
   }
   switch (thread.arguments.dtype) {
     case Dtype::kUint8:
