@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 import torch
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
+from torch.compiler import is_dynamo_compiling
 from torch.utils._pytree import tree_map
 
 from gpudist.convert.blocks_in_state_dict import drop_hooks
@@ -103,7 +105,7 @@ def make_converted_class(kind: type[torch.nn.Module], methods: tuple[str, ...]) 
             return conversion_of(self)(self, original.__get__(self), args, kwargs)
 
         call.__name__, call.__doc__ = name, original.__doc__
-        return call
+        return _untraced(call)
 
     def call_network(self: Any, *args: Any, **kwargs: Any) -> Any:
         conversion = conversion_of(self)
@@ -113,9 +115,27 @@ def make_converted_class(kind: type[torch.nn.Module], methods: tuple[str, ...]) 
 
     entries = {name: entry(name) for name in methods if name != "forward"}
     if "forward" in methods:
-        entries["__call__"] = call_network
+        entries["__call__"] = _untraced(call_network)
     body = {"__module__": kind.__module__, "__doc__": kind.__doc__, **entries}
     return type(f"Distributed{kind.__name__}", (Converted, kind), body)
+
+
+def _untraced(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``call`` as a function that ``torch.compile`` leaves as it is, with what it calls."""
+
+    @wraps(call)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            # With fullgraph=False, torch then calls this function without tracing it.
+            raise ConversionError(
+                "torch.compile does not trace a converted network, and with fullgraph=False runs "
+                "it as it is; gpudist.compiled(network) runs it as one compiled graph"
+            )
+        if get_eval_frame_callback() is not None:
+            return torch.compiler.disable(call)(*args, **kwargs)
+        return call(*args, **kwargs)
+
+    return run
 
 
 class _Whole:

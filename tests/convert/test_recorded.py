@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.exc import Unsupported
 
 import gpudist
 from gpudist import ConversionError
@@ -193,3 +194,12 @@ def test_a_plan_compiles_nothing() -> None:
     plan = gpudist.plan_of(_PartlyCompiled(), (1, 1, 2, 1), (2, 2, 8, 8))
     assert plan.sent_bytes == 2 * 2 * 1 * 8 * 4  # one row to the neighbor
     assert [row.function.split(".")[-1] for row in plan.rows] == ["conv2d", "sin", "mul"]
+
+
+@distributed(ranks=1, transports=["loopback"])
+def test_torch_compile_does_not_trace_networks(P_world: Partition) -> None:
+    a, _, _, block = networks(P_world)
+    with pytest.raises(Unsupported, match=r"gpudist\.compiled"):
+        torch.compile(a, backend="eager", fullgraph=True)(block)
+    found = torch.compile(a, backend="eager")(block)
+    torch.testing.assert_close(found["features"], a(block)["features"])
