@@ -10,19 +10,30 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
 
 from gpudist.exchange import Movement
 from gpudist.exchange.autograd import move
+from gpudist.geometry.boxes import Box
 from gpudist.geometry.layout import Layout, Sbp, broadcast, partial_sum, split
 from gpudist.nn.autocast import product_dtype
+from gpudist.nn.kernel_choice import suits_cpu
+from gpudist.nn.random.drop import drop_by_index
 from gpudist.sbp.boxing import movement_of
 from gpudist.sbp.registry import Call, Compute, SbpSignature, Where, compose, register
 from gpudist.sbp.signatures.across import axes_that_split
 from gpudist.sbp.signatures.along_axis import on_cells, without_cells
 from gpudist.sbp.signatures.channel_norms import call_rule
+from gpudist.sbp.signatures.dropout import (
+    check_probability,
+    next_draw,
+    seed_and_number,
+    seed_and_number_of,
+)
 from gpudist.sbp.signatures.elementwise import align_attribute
-from gpudist.sbp.signatures.factories import copies_of_whole
 
+_transforms_active: Any = torch._C._are_functorch_transforms_active  # pyright: ignore
 attend: Any = F.scaled_dot_product_attention
 
 
@@ -177,6 +188,86 @@ def _bind(call: Call, where: Where) -> Compute:
     return compute
 
 
+def dropping_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    p: float,
+) -> Tensor:
+    """Placeholder for ``_attend_dropping``, which each worker computes on its block."""
+    return attention(query, key, value, mask, is_causal, scale, enable_gqa)
+
+
+@register(dropping_attention, replicable=False, any_cuts=True, draws_anew=True)
+def dropping_attention_of_blocks(call: Call, parts: int) -> list[SbpSignature]:
+    """Split like attention without dropout, but for whole sequences of some heads."""
+    found = [one for one in attention_of_blocks(call, parts) if one.nests]
+    copies = SbpSignature((broadcast,) * len(call.tensors), (broadcast,))
+    return [replace(one, run=_attend_dropping, bind=None) for one in (*found, copies)]
+
+
+def _attend_dropping(call: Call, tensors: Sequence[Tensor], where: Where) -> Tensor:
+    box = where.outputs[0]
+    if not tensors[0].numel():
+        return without_cells(box.shape, tensors[0].dtype, tensors)
+    keys = where.call.shapes[1][-2]
+    shape = (*where.call.outputs[0].shape[:-1], keys)
+    cells = Box((*box.start[:-1], 0), (*box.stop[:-1], keys))
+    q, k, v, *masks = tensors
+    is_causal, scale, enable_gqa, p = call.args[4:]
+    given = q, k, v, masks[0] if masks else None, is_causal, scale, enable_gqa, p
+    return _dropping(*given, cells, shape, *seed_and_number(where.P, q.device))
+
+
+def _dropping(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    p: float,
+    cells: Box,
+    shape: tuple[int, ...],
+    seed: Tensor | int,
+    number: Tensor | int,
+) -> Tensor:
+    """Compute the attention of a block; its weights are ``cells`` of all weights, of ``shape``.
+
+    On a device, backward computes the weights again, as torch's kernels do, and draws again what
+    is dropped: weights of all pairs of a long sequence would be the largest tensors of a network.
+    """
+    if isinstance(number, Tensor):
+        number = number.clone()  # may change before backward
+
+    def compute(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        if enable_gqa:
+            k, v = (_for_groups(x, q.shape[-3] // x.shape[-3]) for x in (k, v))
+        if is_causal:
+            ones = torch.ones(cells.shape[-2:], dtype=torch.bool, device=q.device)
+            mask = ones.tril_(cells.start[-2])
+        weights = attention_weights(q, k, mask, scale).expand(cells.shape)
+        kept = weights * 0.0 if p == 1 else drop_by_index(weights, seed, number, cells, shape, p)
+        return kept @ v
+
+    given = query, key, value, mask
+    if suits_cpu(query) or not torch.is_grad_enabled() or _in_transform(given):
+        return compute(*given)
+    found: Any = checkpoint(compute, *given, use_reentrant=False, preserve_rng_state=False)
+    return found
+
+
+def _in_transform(tensors: Sequence[Tensor | None]) -> bool:
+    """Return whether torch can compute nothing again in backward here."""
+    duals = (forward_ad.unpack_dual(x) for x in tensors if x is not None)
+    return _transforms_active() or any(dual.tangent is not None for dual in duals)
+
+
 @compose(F.scaled_dot_product_attention)
 def scaled_dot_product_attention(
     query: Tensor,
@@ -189,17 +280,20 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """Compute attention; with dropout, by way of explicit attention weights."""
+    given = (query, key, value, attn_mask, is_causal, scale, enable_gqa)
     if dropout_p == 0:
-        given = (query, key, value, attn_mask, is_causal, scale, enable_gqa)
         return call_rule(attention, *given)
-    if is_causal:
-        ones = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device)
-        attn_mask = copies_of_whole(query, ones.tril())
+    check_probability(dropout_p)
+    draws = next_draw()
+    if any(hasattr(x, "placement") for x in (query, key, value, attn_mask)):
+        return call_rule(dropping_attention, *given, dropout_p)
+    assert draws is not None
+    batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
     if enable_gqa:
-        groups = query.shape[-3] // key.shape[-3]
-        key, value = (_for_groups(x, groups) for x in (key, value))
-    weights = attention_weights(query, key, attn_mask, scale)
-    return F.dropout(weights, dropout_p) @ value
+        batch = query.shape[:-2]
+    shape = (*batch, query.shape[-2], key.shape[-2])
+    seeds = seed_and_number_of(draws, query.device)
+    return _dropping(*given, dropout_p, Box.whole(shape), shape, *seeds)
 
 
 def _for_groups(x: Tensor, groups: int) -> Tensor:

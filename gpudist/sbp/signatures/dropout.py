@@ -92,12 +92,16 @@ def _dropped_cells(
     return drop_by_index(x, seed, number, cells, tuple(shape[:leading]), p, is_alpha)
 
 
+def check_probability(p: float) -> None:
+    if not 0 <= p <= 1:
+        raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
+
+
 def drop(
     input: Tensor, p: float, training: bool, inplace: bool, leading: int, is_alpha: bool = False
 ) -> Tensor:
     """Drop cells of the ``leading`` dims; each is dropped with all its cells in the other dims."""
-    if not 0 <= p <= 1:
-        raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
+    check_probability(p)
     if not training or p == 0:
         return input if inplace else input.clone()
     draws = next_draw()
