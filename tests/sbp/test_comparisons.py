@@ -22,6 +22,10 @@ OPERATORS: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
     "where": (lambda x, y: torch.where(x > y, x, 2 * y), [(5, 3), (5, 3)]),
     "where number": (lambda x, y: torch.where(x > 0, x * y, 0.5), [(5, 3), (3,)]),
     "masked_fill": (lambda x, y: (x * y).masked_fill(y > 0, 1.5), [(5, 3), (5, 3)]),
+    "fill": (
+        lambda x, y: torch.fill(x, y.sum()) * y + torch.fill_(2 * x, 0.5) * x + torch.zero_(x + y),
+        [(5, 3), (5, 3)],
+    ),
     "clamp": (lambda x, y: x.clamp(-0.5, 0.5) + y.clip(max=0.1), [(5, 3), (5, 3)]),
     "cast": (lambda x, y: x.float().to(y) * y + y.int(), [(5, 3), (5, 3)]),
     "like": (
