@@ -22,10 +22,6 @@ OPERATORS: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
     "where": (lambda x, y: torch.where(x > y, x, 2 * y), [(5, 3), (5, 3)]),
     "where number": (lambda x, y: torch.where(x > 0, x * y, 0.5), [(5, 3), (3,)]),
     "masked_fill": (lambda x, y: (x * y).masked_fill(y > 0, 1.5), [(5, 3), (5, 3)]),
-    "fill": (
-        lambda x, y: torch.fill(x, y.sum()) * y + torch.fill_(2 * x, 0.5) * x + torch.zero_(x + y),
-        [(5, 3), (5, 3)],
-    ),
     "clamp": (lambda x, y: x.clamp(-0.5, 0.5) + y.clip(max=0.1), [(5, 3), (5, 3)]),
     "cast": (lambda x, y: x.float().to(y) * y + y.int(), [(5, 3), (5, 3)]),
     "like": (
@@ -72,6 +68,18 @@ def test_attributes_of_results(P_world: Partition) -> None:
     with pytest.raises(NotImplementedError, match="the device type of its placement"):
         terms.to("meta")
     assert_global(terms.new_full((3, 2), 1.5), torch.full((3, 2), 1.5, dtype=torch.float64))
+
+
+@distributed(ranks=3, transports=("loopback",))
+def test_fills(P_world: Partition) -> None:
+    """The functions of torch have the rules of the methods; the gradient of the value is exact."""
+
+    def fills(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.fill(x, y.sum()) * x + torch.fill_(2 * y, x[0, 0]) * y + torch.zero_(x + y)
+
+    placement = Placement("cpu", [0, 1, 2], P_world)
+    for given in product([S(0), S(1), B, P], [S(0), P]):
+        assert_matches(fills, [random((5, 3)), random((5, 3), 1)], placement, [(a,) for a in given])
 
 
 @distributed(ranks=4, transports=("loopback",))

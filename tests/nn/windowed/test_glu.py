@@ -27,22 +27,20 @@ CASES: list[tuple[list[int], tuple[int, ...], int, Cut]] = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
 @distributed(ranks=4, transports=["loopback"])
-def test_any_blocks(P_world: Partition, case: tuple[list[int], tuple[int, ...], int, Cut]) -> None:
-    shape, x, dim, sizes = case
-    P_x = grid(P_world, shape)
-    dims = {d: blocks for d, blocks in sizes.items() if d != dim}
-    assert_same_as_sequential(
-        lambda: torch.nn.GLU(dim),
-        lambda: nn.DistributedGLU(P_x, dim),
-        P_x,
-        P_x,
-        x,
-        sizes=sizes,
-        output_sizes=dims,
-        tolerance=1e-12,
-    )
+def test_any_blocks(P_world: Partition) -> None:
+    for parts, shape, dim, sizes in CASES:
+        P_x = grid(P_world, parts)
+        assert_same_as_sequential(
+            lambda dim=dim: torch.nn.GLU(dim),
+            lambda dim=dim, P_x=P_x: nn.DistributedGLU(P_x, dim),
+            P_x,
+            P_x,
+            shape,
+            sizes=sizes,
+            output_sizes={d: blocks for d, blocks in sizes.items() if d != dim},
+            tolerance=1e-12,
+        )
 
 
 @distributed(ranks=4, transports=["loopback"])
