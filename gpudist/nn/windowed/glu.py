@@ -27,22 +27,18 @@ class DistributedGLU(DistributedModule):
         dim: as in the torch layer.
 
     Cost:
-        Where ``dim`` is split, each cell is sent at most once, in messages along it; backward moves
-        the same bytes. Otherwise no communication, and torch's own kernel.
+        Each cell is sent at most once, and only where ``dim`` is split; backward sends as many.
 
     Raises:
-        PartitionError: ``dim`` is not an axis of ``P_x``.
-        ShapeError: on every rank alike, if ``dim`` has an odd extent.
+        PartitionError, ShapeError: ``dim`` is not an axis of ``P_x``, or its extent is odd.
     """
 
     def __init__(self, P_x: CartesianPartition, dim: int = -1) -> None:
         super().__init__()
         require_axis("DistributedGLU", P_x, dim)
-        self.P_x, self.dim, self._P_line = P_x, dim, P_x.along([dim])
+        self.P_x, self.dim, line = P_x, dim, P_x.along([dim])
         remedy = "create a layer for each extent of a split dim"
-        self._agreement = ShapeAgreement(
-            "DistributedGLU", self._P_line, self._P_line, P_x.dim, remedy=remedy
-        )
+        self._agreement = ShapeAgreement("DistributedGLU", line, line, P_x.dim, remedy=remedy)
         self._crops = Bound[list[Movement]]("static")
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -53,15 +49,13 @@ class DistributedGLU(DistributedModule):
         return F.glu(halves, self.dim)
 
     def _bind(self, x: torch.Tensor) -> list[Movement]:
-        inputs, line, dim = self._agreement(x).decomposition, self._P_line, self.dim % self.P_x.dim
-        half, rest = divmod(inputs.shape[dim], 2)
-        if rest:
+        inputs, line = self._agreement(x).decomposition, self.P_x.along([self.dim])
+        dim, extent = self.dim % line.dim, inputs.shape[self.dim]
+        if extent % 2:
             raise ShapeError(
-                f"DistributedGLU, dim {dim}: the global extent {inputs.shape[dim]} has no halves; "
-                "pad or crop the input to an even one"
+                f"DistributedGLU, dim {dim}: the global extent {extent} is odd; pad or crop it"
             )
-        movements: list[Movement] = []
-        for crop in (PaddingWindow(0, -half), PaddingWindow(-half, 0)) if line.size > 1 else ():
-            windows = [crop if d == dim else HaloWidths() for d in range(line.dim)]
-            movements.append(HaloExchange(line, windows).bind_to(inputs, x.dtype, x))
-        return movements
+        crops = PaddingWindow(0, -(extent // 2)), PaddingWindow(-(extent // 2), 0)
+        behind = [HaloWidths()] * (line.dim - dim - 1)
+        exchanges = [HaloExchange(line, [crop, *behind]) for crop in crops if line.size > 1]
+        return [exchange.bind_to(inputs, x.dtype, x) for exchange in exchanges]

@@ -55,7 +55,7 @@ def test_a_whole_dim_sends_nothing_and_others_may_change(P_world: Partition) -> 
 
 @distributed(ranks=4, transports=["loopback", "host"])
 def test_each_cell_is_sent_at_most_once(P_world: Partition) -> None:
-    """Of 16 numbers, the first and the last rank keep 2 each."""
+    """The first and the last rank keep 2 of 16 numbers each."""
     P_x = grid(P_world, [1, 4])
     layer = nn.DistributedGLU(P_x)
     x = own_block(random_like_all((1, 16), 1), P_x)
@@ -66,13 +66,13 @@ def test_each_cell_is_sent_at_most_once(P_world: Partition) -> None:
 
 
 @distributed(ranks=4, transports=["loopback", "host"])
-def test_what_has_no_halves_is_refused_on_every_rank(P_world: Partition) -> None:
+def test_an_odd_or_new_extent_is_refused_on_every_rank(P_world: Partition) -> None:
     P_x = grid(P_world, [2, 2])
     with pytest.raises(PartitionError, match=r"DistributedGLU: dim 2 is not one of the 2 axes"):
         nn.DistributedGLU(P_x, 2)
     for dim, shape in ((0, (3, 4)), (1, (4, 5)), (-2, (1, 4))):
         whole = random_like_all(shape, 1)
-        with pytest.raises(ShapeError, match=rf"dim {dim % 2}: the global extent \d has no halves"):
+        with pytest.raises(ShapeError, match=rf"dim {dim % 2}: the global extent \d is odd"):
             nn.DistributedGLU(P_x, dim)(own_block(whole, P_x))
     layer = nn.DistributedGLU(P_x)
     layer(own_block(random_like_all((4, 4), 1), P_x))
