@@ -1,5 +1,5 @@
-// The Python module. Only bindings* and core/round.h use Python's API. Tensors are passed as
-// addresses; the caller keeps them alive.
+// The Python module. Only bindings*, core/round.h and core/torch_state.h use Python's API. Tensors
+// are passed as addresses; the caller keeps them alive.
 #include "bindings.h"
 
 #include <nanobind/nanobind.h>

@@ -121,6 +121,7 @@ from gpudist.nn.tensor_parallel.loss import (
 )
 from gpudist.nn.tensor_parallel.qkv import ParallelQKV as ParallelQKV
 from gpudist.nn.tensor_parallel.region import sequence_lengths as sequence_lengths
+from gpudist.nn.windowed.glu import DistributedGLU as DistributedGLU
 from gpudist.nn.windowed.halo_region import HaloRegion as HaloRegion
 from gpudist.nn.windowed.pad import (
     DistributedCircularPad1d as DistributedCircularPad1d,

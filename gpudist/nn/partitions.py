@@ -48,6 +48,15 @@ def require_shape(name: str, what: str, P: Partition, shape: Sequence[int | None
         raise PartitionError(f"{name}: {what} has shape {list(P.shape)} but must be {wanted}")
 
 
+def require_axis(name: str, P_x: CartesianPartition, dim: int) -> None:
+    """Raise unless ``dim`` of the tensor is an axis of ``P_x``."""
+    if not -P_x.dim <= dim < P_x.dim:
+        raise PartitionError(
+            f"{name}: dim {dim} is not one of the {P_x.dim} axes of P_x of shape "
+            f"{list(P_x.shape)}; give it one axis per dim of the tensor"
+        )
+
+
 def require_cells(name: str, dim: int, parts: int, extent: int, what: str) -> None:
     """Raise if a dim that must not have empty blocks has more blocks than cells."""
     if parts > extent:

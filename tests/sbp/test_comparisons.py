@@ -70,6 +70,18 @@ def test_attributes_of_results(P_world: Partition) -> None:
     assert_global(terms.new_full((3, 2), 1.5), torch.full((3, 2), 1.5, dtype=torch.float64))
 
 
+@distributed(ranks=3, transports=("loopback",))
+def test_fills(P_world: Partition) -> None:
+    """The functions of torch have the rules of the methods; the gradient of the value is exact."""
+
+    def fills(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.fill(x, y.sum()) * x + torch.fill_(2 * y, x[0, 0]) * y + torch.zero_(x + y)
+
+    placement = Placement("cpu", [0, 1, 2], P_world)
+    for given in product([S(0), S(1), B, P], [S(0), P]):
+        assert_matches(fills, [random((5, 3)), random((5, 3), 1)], placement, [(a,) for a in given])
+
+
 @distributed(ranks=4, transports=("loopback",))
 def test_random_values_do_not_depend_on_the_layout(P_world: Partition) -> None:
     """They are those that torch draws for the whole tensor, on some of the ranks too."""

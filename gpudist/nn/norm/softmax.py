@@ -13,6 +13,7 @@ from gpudist.exchange.autograd import all_reduce_constant, move
 from gpudist.geometry.broadcasting import plan_all_sum_reduce
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.layer_table import Sample, layer
+from gpudist.nn.partitions import require_axis
 from gpudist.ops.bound import Bound
 from gpudist.ops.shape_agreement import ShapeAgreement
 from gpudist.world.partition import CartesianPartition
@@ -81,11 +82,7 @@ class DistributedSoftmax(DistributedModule):
                 f"{self._name}: dim is None, for which torch guesses a dim by the number of dims; "
                 "pass a dim"
             )
-        if not -P_x.dim <= dim < P_x.dim:
-            raise PartitionError(
-                f"{self._name}: dim {dim} is not one of the {P_x.dim} axes of P_x of shape "
-                f"{list(P_x.shape)}; give it one axis per dim of the tensor"
-            )
+        require_axis(self._name, P_x, dim)
         self.P_x, self.dim = P_x, dim
         # Only workers with cells of the same lines along the dim communicate.
         self._P_line = P_x.along([dim])

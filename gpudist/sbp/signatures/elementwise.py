@@ -99,8 +99,8 @@ RULES: dict[Derive, str] = {
         bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift
         bitwise_xor ceil celu chebyshev_polynomial_t chebyshev_polynomial_u
         chebyshev_polynomial_v chebyshev_polynomial_w clamp clamp_max clamp_min clip
-        copysign cos cosh digamma elu entr eq erf erfc erfcx erfinv exp exp2 expit expm1 fix
-        float_power floor floor_divide fmax fmin fmod frac frexp gammainc gammaincc gammaln
+        copysign cos cosh digamma elu entr eq erf erfc erfcx erfinv exp exp2 expit expm1 fill
+        fix float_power floor floor_divide fmax fmin fmod frac frexp gammainc gammaincc gammaln
         gcd ge gelu greater greater_equal gt hardshrink hardsigmoid hardswish hardtanh
         heaviside hermite_polynomial_h hermite_polynomial_he hypot i0 i0e i1 i1e igamma
         igammac isclose isfinite isinf isnan isneginf isposinf isreal laguerre_polynomial_l
@@ -156,8 +156,7 @@ for rule, names in RULES.items():
 enter(point_wise, [torch.polar])
 enter(where, [torch.where])
 enter(add, [Tensor.copy_], in_place=True)
-enter(point_wise, [Tensor.fill_], in_place=True)
-enter(linear, [Tensor.zero_], in_place=True)
+enter(linear, forms("zero", in_place=True), in_place=True)
 register(torch.complex, any_cuts=True)(add)
 # Views of complex tensors; they are linear over the real numbers.
 register(
