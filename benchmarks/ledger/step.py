@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 import gpudist
 from benchmarks.ledger.counting import Counting, Counts
+from benchmarks.ledger.gpu_attention import GpuAttention
 from benchmarks.ledger.gpu_autocast import gpu_autocast
 from benchmarks.ledger.networks import SUBJECTS, Size, Subject
 from gpudist.nn.kernel_choice import as_on_gpu
@@ -134,7 +135,8 @@ def count_step(P_world: Partition, name: str, dtype: str, layout: str, timed: in
     case = Case(P_world, SUBJECTS[name], dtype, layout)
     with as_on_gpu(), gpu_autocast(dtype != "float32"):
         ours, alone = case.steps(case.subject.size)
-        sequential, kept_sequential = alone.count()
+        with GpuAttention():
+            sequential, kept_sequential = alone.count()
         counts, kept = ours.count()
         gpudist.stats(reset=True)
         groups = count("nccl_group")

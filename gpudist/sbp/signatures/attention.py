@@ -244,13 +244,13 @@ def _dropping(
     """
     if isinstance(number, Tensor):
         number = number.clone()  # may change before backward
+    if is_causal:
+        ones = torch.ones(cells.shape[-2:], dtype=torch.bool, device=query.device)
+        mask = ones.tril_(cells.start[-2])
 
     def compute(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         if enable_gqa:
             k, v = (_for_groups(x, q.shape[-3] // x.shape[-3]) for x in (k, v))
-        if is_causal:
-            ones = torch.ones(cells.shape[-2:], dtype=torch.bool, device=q.device)
-            mask = ones.tril_(cells.start[-2])
         weights = attention_weights(q, k, mask, scale).expand(cells.shape)
         kept = weights * 0.0 if p == 1 else drop_by_index(weights, seed, number, cells, shape, p)
         return kept @ v
