@@ -23,7 +23,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from tests import garbage as garbage, pool
+from tests import garbage as garbage, pool, warm as warm
 from tests.every import EVERY
 
 # The same examples in every run; others with `--hypothesis-profile=default --hypothesis-seed=N`.
