@@ -15,6 +15,7 @@ import stat
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 _HERE = Path(__file__).parent
@@ -32,13 +33,7 @@ _RUN = os.environ.setdefault("TESTS_RUN", f"{os.getpid()}-{time.time_ns()}")
 @functools.cache
 def folder(script: str = "") -> Path:
     """Return a folder with the commands ``python``, ``python3``, ``torchrun`` and ``gpudist``."""
-    made = Path(tempfile.gettempdir()) / "-".join(["warm", _RUN, *Path(script).parts])
-    try:
-        made.mkdir()
-    except FileExistsError:
-        pass
-    else:
-        _start(made, script)
+    made = start(script)
     end_s = time.monotonic() + _START_S
     while not (made / "socket").exists():
         assert time.monotonic() < end_s, (made / "log").read_text() or "the server takes long"
@@ -46,8 +41,17 @@ def folder(script: str = "") -> Path:
     return made
 
 
+def start(script: str = "") -> Path:
+    """Start the server of a folder, unless a process of the run has; return the folder."""
+    made = Path(tempfile.gettempdir()) / "-".join(["warm", _RUN, *Path(script).parts])
+    with suppress(FileExistsError):
+        made.mkdir()
+        _start(made, script)
+    return made
+
+
 def _start(made: Path, script: str) -> None:
-    """Start a server, which ends with the process that began the run and removes the folder."""
+    """It ends with the process that began the run, and removes the folder."""
     address = made / "socket"
     for name, starts in _NAMES.items():
         command = [sys.executable, "-ISB", str(_HERE / "client.py"), str(address), *starts]
