@@ -246,9 +246,10 @@ types: $(TOOLS)
 check: lint $(ZOO)
 	$(MAKE) -j2 test analysis
 
-# With the lowest priority: some tests of the core have time limits of one second.
+# With the lowest priority: some tests of the core have time limits of one second. The checker of types
+# takes longest, and one processor alone.
 analysis: $(TOOLS)
-	nice -n 19 $(MAKE) -j1 stable-abi types tidy sanitize-core QUICK=quick
+	nice -n 19 $(MAKE) -j2 types stable-abi tidy sanitize-core QUICK=quick
 
 format: $(TOOLS)
 	$(PYTHON) -m ruff check --fix .

@@ -23,7 +23,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from tests import garbage as garbage, pool
+from tests import garbage as garbage, pool, warm
 from tests.every import EVERY
 
 # The same examples in every run; others with `--hypothesis-profile=default --hypothesis-seed=N`.
@@ -59,10 +59,14 @@ ON_EVERY_TRANSPORT = ("exchange/", "faults/", "transport/")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
-    """Let each worker of pytest-xdist compile other files first, and find the rest compiled."""
+    """Let each worker of pytest-xdist compile other files first, and find the rest compiled.
+
+    The first also starts the server of what many programs import, which several files begin with.
+    """
     worker = getattr(session.config, "workerinput", None)
     if worker is None or [Path(each).resolve() for each in session.config.args] != [HERE]:
         return
+    warm.start()
     number, count = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
     for path in sorted(HERE.rglob("test_*.py"))[number::count]:
         # A file that skips or fails does so again when it is collected.

@@ -24,10 +24,12 @@ MAX_RANKS = 12
 # Below a test's own limit, so that ranks that wait for each other report it themselves.
 WAIT_S = 30.0
 start_method: StartMethod = "forkserver"
-# What tests import, and torch at the first compilation.
+# What tests import, and torch at the first compilation. All processes of a run come from one
+# server, which imports what its first user names.
 PRELOAD = (
-    "pytest", "hypothesis", "torch._dynamo", "torch._functorch.aot_autograd",
-    "torch._inductor.compile_fx", "tests.garbage",
+    "pytest", "hypothesis", "torch", "gpudist._names", "gpudist.checkpoint", "torch._dynamo",
+    "torch._functorch.aot_autograd", "torch._inductor.compile_fx", "tests.garbage",
+    "tests.faults.chaos.play",
 )  # fmt: skip
 
 

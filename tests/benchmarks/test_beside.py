@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from benchmarks import behind
-from benchmarks.beside import work
-from benchmarks.beside.__main__ import examine, main, refusals
+from benchmarks.beside import __main__ as command, work
+from benchmarks.beside.__main__ import examine, refusals
 from benchmarks.beside.adapters import ours
 from benchmarks.beside.page import page, read_all
 from benchmarks.beside.rows import BesideRow, cells, read, summary, timed, untimed
@@ -25,6 +25,7 @@ from benchmarks.training import Step
 from benchmarks.worlds import WorldFailed
 from gpudist.transport.host.core_transport import is_built
 from gpudist.world.partition import Partition
+from tests import warm
 from tests.pool import distributed
 
 UNET, BLOCK, HALO, REDUCE = (
@@ -157,17 +158,22 @@ def test_verdicts_on_the_operators_are_reasons(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not is_built(), reason="the native core is not built")
 def test_the_command_measures_both_sides(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    ours, *others = (
+        replace(each, python=Path(warm.python())) for each in (command.OURS, *command.OTHERS)
+    )
+    monkeypatch.setattr(command, "OURS", ours)
+    monkeypatch.setattr(command, "OTHERS", others)
     options = ["--ranks", "2", "--cases", "all-reduce, 4 KiB", "--iterations", "20"]
-    assert main([*options, "--json", str(tmp_path)]) == 0
+    assert command.main([*options, "--json", str(tmp_path)]) == 0
     assert "DTensor" in capsys.readouterr().out
     found, (environment,) = read_all(tmp_path)
     assert [row.peer for row in found] == ["torch.distributed", "DTensor"]
     assert all(row.correct and row.ratio is not None and not row.verdict for row in found)
     assert {"ours", "torch_distributed"} == set(environment["versions"])
     with pytest.raises(SystemExit):
-        main(["--cases", "halo", "--json"])
+        command.main(["--cases", "halo", "--json"])
 
 
 def test_the_page_has_rows_verdicts_and_reasons() -> None:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from benchmarks.correctness.__main__ import Row, main, rows_of, runs
-from benchmarks.correctness.case import LAYOUTS, Case
+from benchmarks.correctness import __main__ as command
+from benchmarks.correctness.__main__ import Row, rows_of, runs
+from benchmarks.correctness.case import LAYOUTS, Case, Layout
 from benchmarks.correctness.cases import CASES
 from benchmarks.correctness.judge import Verdict
 from benchmarks.correctness.libraries import ABSENT, LIBRARIES, Peer
 from benchmarks.correctness.page import cell, page, read_all
 from benchmarks.correctness.world import CannotStart, Library
+from tests import warm
 
 ROWS = LAYOUTS[0]
 LIMIT_S = 5.0
@@ -90,7 +92,7 @@ def test_cases_are_many_and_have_names_of_their_own():
 
 def test_an_adapter_that_cannot_start_says_why(tmp_path: Path):
     with pytest.raises(CannotStart, match="No module named"):
-        Library("tests.nothing", Path(sys.executable), tmp_path / "log", LIMIT_S)
+        Library("tests.nothing", Path(warm.python()), tmp_path / "log", LIMIT_S)
 
 
 def test_the_page_names_layouts_that_differ():
@@ -113,10 +115,20 @@ def test_the_page_names_layouts_that_differ():
 
 
 def test_the_command_writes_a_file_for_each_library(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
+    """No library starts."""
+
+    def not_offered(
+        peer: Peer, chosen: Sequence[tuple[Case, Layout]], limit_s: float
+    ) -> Iterator[Row]:
+        for each, layout in chosen:
+            found = asdict(Verdict("not offered"))
+            yield Row(peer.name, "1", None, each.name, layout.name, **found)
+
+    monkeypatch.setattr(command, "rows_of", not_offered)
     options = ["--library", "gpudist.nn", "--cases", "mean of a column", "--json", str(tmp_path)]
-    assert main(options) == 0
+    assert command.main(options) == 0
     assert "gpudist.nn" in capsys.readouterr().out
     rows, environments = read_all(tmp_path)
     assert {row.kind for row in rows["gpudist.nn"]} == {"not offered"}
@@ -126,10 +138,10 @@ def test_the_command_writes_a_file_for_each_library(
     assert json.loads(first)["environment"]["commit"]
     assert len(lines) == 4
     file.write_text("".join([first, *lines[:-1]]), encoding="utf-8")
-    assert main([*options, "--resume"]) == 0
+    assert command.main([*options, "--resume"]) == 0
     assert file.read_text(encoding="utf-8").splitlines(keepends=True)[1:] == lines
     with pytest.raises(SystemExit):
-        main(["--cases", "conv", "--json"])
+        command.main(["--cases", "conv", "--json"])
 
 
 def test_a_peer_without_an_environment_is_left_out():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from gpudist.errors import CheckpointError
 from gpudist.nn import ColumnParallelLinear
 from gpudist.testing import run_distributed
 from gpudist.world.partition import Partition
+from tests import warm
 from tests.checkpoint.one_rank import P_WORLD, Extra, Keeper
 
 
@@ -127,7 +127,7 @@ while True:
 def test_loads_beside_a_loop_of_saves(one_rank: None, tmp_path: Path) -> None:
     save(tmp_path / "a", 1)
     root = Path(__file__).resolve().parents[2]
-    other = subprocess.Popen([sys.executable, "-c", SAVES, tmp_path / "a"], cwd=root)
+    other = subprocess.Popen([warm.python(), "-c", SAVES, tmp_path / "a"], cwd=root)
     try:
         while loaded(tmp_path / "a") == {1}:
             assert other.poll() is None

@@ -19,6 +19,7 @@ from gpudist.transport.host.core_transport import is_built
 from gpudist.transport.nccl.library import wheel_libraries
 from gpudist.world.environment import Cuda, Device, Environment, Nccl, TransportState
 from gpudist.world.links import GpuLink
+from tests import warm
 
 ROOT = Path(__file__).resolve().parents[2]
 DOUBLES = ("GPUDIST_NCCL_LIBRARY", "GPUDIST_DEVICE_LIBRARY")
@@ -182,7 +183,7 @@ def run(
 
 
 def test_a_process() -> None:
-    ended = run("-m", "gpudist", "env", "--json")
+    ended = run("-m", "gpudist", "env", "--json", python=warm.python())
     assert ended.returncode == 0, ended.stderr
     printed = json.loads(ended.stdout)
     assert printed["native_core"] is is_built()

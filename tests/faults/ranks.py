@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from gpudist.errors import GpudistError
 from gpudist.world import runtime
+from tests.pool import PRELOAD
 
 _ANSWER_S = 20.0
 # In the name of memory of the double of NCCL, which keeps that of communicators never made.
@@ -78,9 +79,7 @@ class Ranks:
         folder: str | None = None,
     ) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(
-            ["__main__", "torch", "gpudist._names", "tests.garbage", "tests.faults.chaos.play"]
-        )
+        context.set_forkserver_preload(["__main__", *PRELOAD])
         self._store = None
         port = 0
         if store_rank is None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.doubles.build import NoCompiler, library
 from tests.gpu import REHEARSED
 from tests.gpu.first.__main__ import _nccl, main
@@ -20,7 +21,6 @@ from tests.gpu.first.runner import ROOT, Place, batches, read, run_all, why_skip
 from tests.gpu.first.steps import Step, first_steps, second_steps
 from tests.patience import allowed_s
 
-# Each of two steps imports torch in a process of its own.
 LIMIT_S = 250.0
 
 
@@ -45,7 +45,7 @@ def test_steps_over_the_doubles(tmp_path: Path) -> None:
     asked = ["gpu", "environment", "self communicator"]
     options = [part for name in asked for part in ("--only", name)]
     ended = subprocess.run(
-        [sys.executable, "-m", "tests.gpu.first", "--out", str(tmp_path), *options],
+        [warm.python(), "-m", "tests.gpu.first", "--out", str(tmp_path), *options],
         cwd=ROOT, env={**os.environ, **variables}, timeout=LIMIT_S, capture_output=True, text=True,
         check=False,
     )  # fmt: skip
@@ -66,6 +66,7 @@ def test_steps_over_the_doubles(tmp_path: Path) -> None:
 def test_a_rehearsal_fails_with_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("GPUDIST_NCCL_LIBRARY", "GPUDIST_DEVICE_LIBRARY"):
         monkeypatch.setenv(name, str(tmp_path / "absent.so"))
+    monkeypatch.setattr(sys, "executable", warm.python())
     assert main(["--out", str(tmp_path), "--budget", "0", "--only", "speed of copies"]) == 1
     (outcome,) = json.loads((tmp_path / "summary.json").read_text())
     assert outcome["status"] == "failed" and "absent.so" in outcome["line"]

@@ -7,9 +7,9 @@ NCCL and one GPU only these tests run it.
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.spawn import get_executable
 
 import pytest
 import torch
@@ -126,7 +126,7 @@ def test_abort(mortal: SelfCommunicator) -> None:
 def test_a_program_ends_with_a_graph_alive() -> None:
     """NCCL does not give up a communicator while a graph has its messages; the program ends."""
     ended = subprocess.run(
-        [sys.executable, "-m", "tests.gpu.graph_at_exit"],
+        [get_executable(), "-m", "tests.gpu.graph_at_exit"],
         timeout=120, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (ended.returncode, ended.stdout) == (0, "right\n"), ended.stderr

@@ -172,7 +172,10 @@ def command(*words: str) -> list[str]:
     return ["plan", f"{path}:blocks", "--shape", *map(str, SHAPE), *words]
 
 
-def test_the_command_says_first_whether_it_fits(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_says_first_whether_it_fits(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "fits", partial(fits, limit_s=1.0))
     assert main(command("--optimizer", "sgd", "--recompute", "--amp", "bf16")) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("Fits on 1 GPU: grid [1, 1, 1, 1] needs ")

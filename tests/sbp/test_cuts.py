@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 import random as python_random
 from collections.abc import Callable, Iterator
@@ -119,10 +120,15 @@ def differentiates(function: Callable[..., Any], xs: list[torch.Tensor]) -> bool
     return True
 
 
-@pytest.fixture(scope="module")
-def table() -> dict[Any, list[Case]]:
-    """The cases of every function. Some warn once in a process, so that ranks cannot ask torch."""
-    return {function: list(cases(function)) for function in EVERY}
+@functools.cache
+def table_of(part: int) -> dict[Any, list[Case]]:
+    return {function: list(cases(function)) for function in EVERY[part::2]}
+
+
+@pytest.fixture
+def table(part: int) -> dict[Any, list[Case]]:
+    """The cases of half the functions. Some warn once in a process, so ranks cannot ask torch."""
+    return table_of(part)
 
 
 def plain(one: Sbp) -> Sbp:
@@ -303,7 +309,7 @@ def test_what_is_boxed(P_world: Partition) -> None:
 @pytest.mark.parametrize("part", range(2))
 @distributed(ranks=2, transports=("loopback",), timeout_s=300)
 def test_every_operator_on_two(P_world: Partition, part: int, table: dict[Any, list[Case]]) -> None:
-    assert_every(Placement("cpu", [0, 1], P_world), {f: table[f] for f in EVERY[part::2]})
+    assert_every(Placement("cpu", [0, 1], P_world), table)
 
 
 @pytest.mark.one_in(2)
@@ -312,7 +318,7 @@ def test_every_operator_on_two(P_world: Partition, part: int, table: dict[Any, l
 def test_every_operator_on_three(
     P_world: Partition, part: int, table: dict[Any, list[Case]]
 ) -> None:
-    assert_every(Placement("cpu", [1, 0, 2], P_world), {f: table[f] for f in EVERY[part::2]})
+    assert_every(Placement("cpu", [1, 0, 2], P_world), table)
 
 
 def assert_every(placement: Placement, table: dict[Any, list[Case]]) -> None:

@@ -22,6 +22,7 @@ from gpudist.geometry.boxes import Stage
 from gpudist.transport.base import Signature, Transport
 from gpudist.transport.flight_recorder import Activity, OperatorTotals
 from gpudist.transport.gloo import GlooTransport
+from tests import warm
 from tests.patience import allowed_s
 from tests.transport.worlds import Outcome, ProcessRanks, outcomes
 
@@ -160,7 +161,7 @@ def test_a_rank_that_never_comes_is_named() -> None:
         GlooTransport(store, 0, 3, 0.3, prefix="world", same_node=True)
     """
     ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60
+        [warm.python(), "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60
     )
     assert ended.returncode == 1
     assert "CollectiveTimeout: after 0.3 s rank 0 is still missing ranks [1, 2]" in ended.stderr

@@ -7,11 +7,12 @@ import atexit
 import ctypes
 import gc
 import marshal
-import multiprocessing
+import multiprocessing.spawn
 import os
 import random
 import runpy
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -43,7 +44,8 @@ IMPORTED = (
     "torch.distributed.tensor",
 )
 _PR_SET_PDEATHSIG = 1
-_INTERPRETER = sys.executable
+# Not the command that a program's server is started with.
+_INTERPRETER = os.fsdecode(multiprocessing.spawn.get_executable())
 
 
 class Program(NamedTuple):
@@ -56,7 +58,8 @@ class Program(NamedTuple):
     files: list[int]
 
 
-def main(address: str, script: str = "") -> None:
+def main(address: str, until: str, script: str) -> None:
+    owner = os.pidfd_open(int(until))
     for name in IMPORTED:
         import_module(name)
     if script:
@@ -66,18 +69,22 @@ def main(address: str, script: str = "") -> None:
     sys.executable = str(Path(address).with_name("python"))
     multiprocessing.set_executable(_INTERPRETER)
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(address)
+    listener.bind(f"{address}.new")
     listener.listen(128)
+
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     gc.freeze()
-    print("ready", flush=True)
+    # Whoever finds it can connect to it.
+    os.rename(f"{address}.new", address)
     while True:
-        ready, _, _ = select.select([listener, sys.stdin], [], [])
+        ready, _, _ = select.select([listener, owner], [], [])
         if listener not in ready:
+            shutil.rmtree(Path(address).parent)
             return
         client, _ = listener.accept()
         if os.fork() == 0:
             listener.close()
+            os.close(owner)
             break
         client.close()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
