@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from benchmarks.ledger.__main__ import read_rows
+from benchmarks.ledger.__main__ import ROWS, read_rows
 from benchmarks.ledger.step import Row
 
 PAGE = Path(__file__).with_name("RESULTS.md")
+# Rows of benchmarks.ledger.on_gpu, with the name of the GPU.
+SEEN = ROWS.with_name("h200.jsonl")
 _MARK = "<!-- made by python -m benchmarks.ledger.page -->\n"
 
 
@@ -18,7 +22,30 @@ def main() -> None:
 
 def page(rows: Sequence[Row]) -> str:
     """Return the page with tables of these rows in place of its own."""
-    return PAGE.read_text(encoding="utf-8").partition(_MARK)[0] + _MARK + tables(rows)
+    begin = PAGE.read_text(encoding="utf-8").partition(_MARK)[0]
+    seen = [json.loads(line) for line in SEEN.read_text(encoding="utf-8").splitlines()]
+    return f"{begin}{_MARK}\n## Seen by an H200\n\n{_seen_table(seen)}{tables(rows)}"
+
+
+def _seen_table(rows: Sequence[dict[str, Any]]) -> str:
+    headings = ("network", "ranks", "dtype, layout", "kernels", "held MB", "host ms", "step ms")
+    lines = [headings, ("---", "---:", "---", *["---:"] * 4)]
+    for row in rows:
+        units = {
+            "kernels": (1, 0),
+            "held_bytes": (1e6, 1),
+            "host_us": (1e3, 1),
+            "step_us": (1e3, 1),
+        }
+        cells = [
+            f"{row[name] / unit:.{places}f} ({row[name + '_sequential'] / unit:.{places}f})"
+            if name in row
+            else ""
+            for name, (unit, places) in units.items()
+        ]
+        layout = f"{row['dtype']}, {row['layout'].replace('_', '-')}"
+        lines.append((row["network"], str(row["ranks"]), layout, *cells))
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def tables(rows: Sequence[Row]) -> str:
