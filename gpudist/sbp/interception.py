@@ -54,6 +54,10 @@ from gpudist.sbp.terms import OF_GRADIENTS, is_users
 from gpudist.sbp.unknown import cut_like, settle, stand_in
 
 _GLOBAL = (GlobalTensor,)
+# Types of the arguments of most operators.
+_OPERANDS = {_GLOBAL, (GlobalTensor, torch.Tensor), (torch.Tensor, GlobalTensor)}
+# Functions called so far that :func:`call_cached` computes for such arguments.
+_operators: set[Any] = set()
 
 
 class _Intercepted(Drawing):
@@ -70,6 +74,9 @@ class _Intercepted(Drawing):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        is_plain = types in _OPERANDS and not self.fresh.refs and self.scope.pins is None
+        if is_plain and func in _operators:
+            return call_cached(GlobalTensor, func, args, kwargs)
         if types == _GLOBAL and func in METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
@@ -81,10 +88,12 @@ class _Intercepted(Drawing):
         if self.fresh.refs and func not in METADATA:
             is_fresh = self.fresh.used(func, args, kwargs) or is_fresh
         if not is_fresh:
-            is_operator = types == _GLOBAL and func not in METHODS and func not in WITHOUT_INDEX
-            if is_operator and not is_pinned:
-                # What the methods below come to, on the path of most calls.
-                return call_cached(GlobalTensor, func, args, kwargs)
+            if not (func in METHODS or func in METADATA or func in WITHOUT_INDEX or is_pinned):
+                if func not in FACTORIES:
+                    _operators.add(func)
+                if types in _OPERANDS:
+                    # What the methods below come to, on the path of most calls.
+                    return call_cached(GlobalTensor, func, args, kwargs)
             return self._result(func, types, args, kwargs)
         result = self._result(func, types, args, kwargs)
         self.fresh.note(result)

@@ -84,6 +84,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import count
+from operator import itemgetter
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -217,6 +218,12 @@ class Call:
         if places == [0] and not names:
             _, *options = args
             return lambda tensors: function(tensors[0], *options, **kwargs)
+        if not names and len(args) > 1:
+            # In the order of the tensors, followed by the other arguments.
+            others = [one for one in args if not isinstance(one, Slot)]
+            numbers = iter(range(len(places), len(args)))
+            pick = itemgetter(*[x.number if isinstance(x, Slot) else next(numbers) for x in args])
+            return lambda tensors: function(*pick((*tensors, *others)), **kwargs)
         own = list(args)
 
         def call(tensors: Sequence[torch.Tensor]) -> Any:
@@ -224,8 +231,6 @@ class Call:
             parts = iter(tensors)
             for place in places:
                 given[place] = next(parts)
-            if not names:
-                return function(*given, **kwargs)
             named = kwargs.copy()
             for name in names:
                 named[name] = next(parts)

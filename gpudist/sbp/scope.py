@@ -236,13 +236,16 @@ def current_scope() -> Scope | None:
     return found if isinstance(found, Scope) else None
 
 
-@contextmanager
-def enter_scope(scope: AnyDraws) -> Iterator[AnyDraws]:
-    """Make ``scope`` the current scope of this thread."""
-    _scopes.open.append(scope)
-    try:
-        yield scope
-    finally:
+class enter_scope:
+    """Context in which ``scope`` is the current scope of this thread."""
+
+    def __init__(self, scope: Draws) -> None:
+        self._scope = scope
+
+    def __enter__(self) -> None:
+        _scopes.open.append(self._scope)
+
+    def __exit__(self, *error: object) -> None:
         _scopes.open.pop()
 
 
