@@ -62,8 +62,9 @@ never need to be summed first.
   Signatures that can be cut differently define ``signature.recut``. It takes the sizes of the
   inputs' blocks and returns the signature with explicit sizes, or ``None``. Without ``any_cuts``,
   inputs with explicit sizes are boxed.
-* ``register(..., draws_anew=True)``: every signature has a ``run`` that looks up the number of the
-  draw, which its caller has counted, so that a call may be repeated although the function draws.
+* ``register(..., draws_anew=True)``: every signature has a ``run`` or ``bind`` that looks up the
+  number of the draw, which its caller has counted, so that a call may be repeated although the
+  function draws.
 * ``register(..., windows=True)``: the function is worth splitting a replicated tensor for. Within a
   converted network, a large tensor that every worker holds in full is split like the inputs.
 * ``register(..., view=True)``: the result shares memory with its input. If the input is boxed, or

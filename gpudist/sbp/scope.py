@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 from weakref import ref
 
 import torch
@@ -236,14 +236,15 @@ def current_scope() -> Scope | None:
     return found if isinstance(found, Scope) else None
 
 
-class enter_scope:
+class enter_scope(Generic[AnyDraws]):
     """Context in which ``scope`` is the current scope of this thread."""
 
-    def __init__(self, scope: Draws) -> None:
+    def __init__(self, scope: AnyDraws) -> None:
         self._scope = scope
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> AnyDraws:
         _scopes.open.append(self._scope)
+        return self._scope
 
     def __exit__(self, *error: object) -> None:
         _scopes.open.pop()
