@@ -56,6 +56,8 @@ class Parameters:
         self.aliases: dict[int, Alias] = {}
         self.unlisted: list[torch.Tensor] = []
         self.has_global = False
+        # Whether parameters of other libraries have been refused.
+        self._are_known = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parameters:
         # Modules are copied before they are converted.
@@ -176,16 +178,13 @@ class Parameters:
         return found
 
     def may_be_replaced(self) -> bool:
-        """Return whether :meth:`substitutes` may return another tensor than a parameter, or raise.
+        """Return whether :meth:`substitutes` may return other tensors than the parameters.
 
         Otherwise one worker holds all parameters, which are plain.
         """
-        return (
-            self.holders is not None
-            or self.has_global
-            or "torch.distributed.tensor" in sys.modules
-            or "torch.distributed.fsdp" in sys.modules
-        )
+        kind: Any = _if_imported("torch.distributed.fsdp", "FSDPModule")
+        is_sharded = kind is not None and bool(kind.__subclasses__())
+        return self.holders is not None or self.has_global or is_sharded or not self._are_known
 
     def substitutes(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the tensors that replace the parameters in a call, and sum their gradients."""
@@ -197,6 +196,7 @@ class Parameters:
                 "network with torch.distributed.fsdp.fully_shard, or wrap it in "
                 "DistributedDataParallel"
             )
+        self._are_known = True
         broadcasts = [p.broadcast if isinstance(p, GlobalParameter) else None for p in parameters]
         holders = [
             p.holders if isinstance(p, GlobalParameter) else self.holders for p in parameters

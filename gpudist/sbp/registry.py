@@ -219,23 +219,19 @@ class Call:
         if places == [0] and not names:
             _, *options = args
             return lambda tensors: function(tensors[0], *options, **kwargs)
-        if not names and len(args) > 1:
-            # In the order of the tensors, followed by the other arguments.
-            others = [one for one in args if not isinstance(one, Slot)]
-            numbers = iter(range(len(places), len(args)))
-            pick = itemgetter(*[x.number if isinstance(x, Slot) else next(numbers) for x in args])
-            return lambda tensors: function(*pick((*tensors, *others)), **kwargs)
-        own = list(args)
+        # All arguments, picked from the tensors, in their order, and the others.
+        given = [*args, *kwargs.values()]
+        others = [one for one in given if not isinstance(one, Slot)]
+        numbers = iter(range(count, len(given)))
+        order = [one.number if isinstance(one, Slot) else next(numbers) for one in given]
+        pick = itemgetter(*order, *order[:1])
+        if not kwargs:
+            return lambda tensors: function(*pick((*tensors, *others))[:-1])
+        own, keys = len(args), list(kwargs)
 
         def call(tensors: Sequence[torch.Tensor]) -> Any:
-            given = own.copy()
-            parts = iter(tensors)
-            for place in places:
-                given[place] = next(parts)
-            named = kwargs.copy()
-            for name in names:
-                named[name] = next(parts)
-            return function(*given, **named)
+            values = pick((*tensors, *others))
+            return function(*values[:own], **dict(zip(keys, values[own:], strict=False)))
 
         return call
 

@@ -202,7 +202,8 @@ def _bind_groups(call: Call, where: Where) -> Compute:
         Normalization(features, eps, group_count=where.call.get(1, "num_groups")), where
     )
     # Unlike F.group_norm, torch's own does not require several values per group in the block.
-    own = replace(call.replaced(1, "num_groups", by.group_count), function=torch.group_norm)
+    given = call.args[0], by.group_count, call.get(2, "weight"), call.get(3, "bias"), eps
+    own = replace(call, function=torch.group_norm, args=given, kwargs={})
     return _normalizing(by, call, where, own.ready)
 
 
