@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from gpudist.exchange import Movement
+from gpudist.nn.autocast import in_dtypes_of_torch, is_wide
 from gpudist.sbp import views
 from gpudist.sbp.arguments import bind_arguments
 from gpudist.sbp.copies import require_copies, standing_for, with_copies
 from gpudist.sbp.dispatch import Noted, box_inputs, dispatch
 from gpudist.sbp.explain import debug_logs, explained, is_explaining
 from gpudist.sbp.global_spec import GlobalSpec, global_spec, make_wrapper, wrap
-from gpudist.sbp.registry import Composite, Compute, Rule, signatures
 from gpudist.sbp.placement import Placement
+from gpudist.sbp.registry import Composite, Compute, Rule, signatures
 from gpudist.sbp.scope import Scope, current_draws, current_scope
 from gpudist.sbp.signatures.elementwise import ELEMENTWISE
 
@@ -123,7 +124,9 @@ def call_cached(
             # Computed on whole tensors instead.
             return _derived(kind, function, args, kwargs, first, key, scope)
     movements, compute, spec, specs, holder, noted, order, draws = call
-    if spec is None and not specs and _must_check_change(kind, args[0]):
+    is_change = spec is None and not specs
+    is_shared = is_change and (type(args[0]) is not kind or views.copies_of_memory)
+    if is_shared and _must_check_change(kind, args[0]):
         return _derived(kind, function, args, kwargs, first, key, scope)
     if draws:
         state = current_draws()
@@ -329,10 +332,10 @@ def _single(
     if noted is None:
         return None
     entry = signatures[noted.function]
-    if isinstance(entry, Rule) and not entry.replicable:
-        # A composite counts the draw of its operator.
-        if not entry.draws_anew or (function is not noted.function and not draws):
-            return None
+    # A composite counts the draw of its operator.
+    is_counted = function is noted.function or draws > 0
+    if isinstance(entry, Rule) and not (entry.replicable or (entry.draws_anew and is_counted)):
+        return None
     given = _tensors(args, kwargs)
     order = None
     if len(given) != len(noted.inputs) or any(
@@ -352,6 +355,12 @@ def _single(
     compute = noted.prepared.compute
     if compute is None and (function is not noted.function or len(given) < len(noted.inputs)):
         compute = noted.prepared.derivation.with_arguments(noted.call).local.ready
+    if noted.call.autocast != placement.autocast:
+        # Within the composite, autocast was off.
+        dtypes = [y.dtype for y in noted.results]
+        if compute is None or placement.autocast is None or not is_wide(dtypes):
+            return None
+        compute = in_dtypes_of_torch(compute, placement.autocast, dtypes)
     specs = tuple([y._global_spec for y in noted.results])
     spec = specs[0] if is_one and specs else None
     alone = noted._replace(inputs=(), results=())
@@ -371,9 +380,7 @@ def _order_of(
     numbers = [places.get(id(x)) for x in noted.inputs]
     is_known = len(places) == len(given) and None not in numbers and len(numbers) > 1
     is_everywhere = placement.partition.size == placement.partition.world.size
-    # Within a composite, autocast may be off.
-    same_autocast = noted.call.autocast == placement.autocast
-    return itemgetter(*numbers) if is_known and is_everywhere and same_autocast else None
+    return itemgetter(*numbers) if is_known and is_everywhere else None
 
 
 def _composite(

@@ -236,7 +236,7 @@ def current_scope() -> Scope | None:
     return found if isinstance(found, Scope) else None
 
 
-class enter_scope(Generic[AnyDraws]):
+class ScopeEntry(Generic[AnyDraws]):
     """Context in which ``scope`` is the current scope of this thread."""
 
     def __init__(self, scope: AnyDraws) -> None:
@@ -248,6 +248,9 @@ class enter_scope(Generic[AnyDraws]):
 
     def __exit__(self, *error: object) -> None:
         _scopes.open.pop()
+
+
+enter_scope = ScopeEntry
 
 
 def place_of_call(scope: Scope) -> tuple[str, str, int]:
