@@ -110,7 +110,8 @@ def call_cached(
         if scope is not None:
             require_copies(scope, function, (*args, *kwargs.values()))
         return _noted(kind, function, args, kwargs)[0]
-    first, key, local, scope = matched
+    first, key, parts, scope = matched
+    local: Sequence[torch.Tensor] = parts
     call: _CachedCall | _CachedComposite | None = first.calls.get(key)
     is_explained = (explained.get() or debug_logs.get(DEBUG, True)) and is_explaining()
     if call is None or is_explained or _notes.anew or _transforms_active():

@@ -61,12 +61,13 @@ def test_draws_are_counted_whenever_a_call_is_repeated(P_world: Partition, p: fl
     placement = Placement("cpu", list(range(P_world.size)), P_world)
     x: Any = global_of(torch.ones(40, 10), placement, (S(0),))
     F.dropout(x, p)
-    masks: list[torch.Tensor] = []
+    masks: list[Any] = []
     for scope in (Scope(placement, seed=1), Scope(placement, seed=1), Scope(placement, seed=2)):
         with enter_scope(scope):
-            masks += [F.dropout(x, p).full_tensor() for _ in range(4)]
+            masks += [F.dropout(x, p) for _ in range(4)]
         assert scope.draws == 4
         F.dropout(x, p)
+    masks = [one.full_tensor() for one in masks]
     for i, first in enumerate(masks):
         for k, second in enumerate(masks[:i]):
             assert torch.equal(first, second) == (p == 1 or i - k == 4 <= i < 8), (i, k)
@@ -83,7 +84,7 @@ def test_autocast_that_is_off_within_a_composite(P_world: Partition) -> None:
         for _ in range(3):
             with torch.autocast("cpu", torch.bfloat16), enter_scope(Scope(placement)):
                 expected = F.batch_norm(whole, *moments[0], training=True)
-                y = F.batch_norm(part, *moments[1], training=True)
+                y: Any = F.batch_norm(part, *moments[1], training=True)
             assert y.dtype == expected.dtype
             torch.testing.assert_close(y.full_tensor(), expected)
 

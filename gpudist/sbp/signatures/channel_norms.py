@@ -82,14 +82,16 @@ def plain_batch_norm(*args: Any) -> torch.Tensor:
     """Compute ``torch.batch_norm`` without changing the running moments."""
     if not args[0].numel():
         return _no_cells(*args[:3])
-    return gradient_as_laid_out(torch.batch_norm(*args, torch.backends.cudnn.enabled))
+    norm: Any = torch.batch_norm
+    return gradient_as_laid_out(norm(*args, torch.backends.cudnn.enabled))
 
 
 def plain_instance_norm(*args: Any) -> torch.Tensor:
     """Compute ``torch.instance_norm`` without running moments."""
     if not args[0].numel():
         return _no_cells(*args[:3])
-    return gradient_as_laid_out(torch.instance_norm(*args, torch.backends.cudnn.enabled))
+    norm: Any = torch.instance_norm
+    return gradient_as_laid_out(norm(*args, torch.backends.cudnn.enabled))
 
 
 def _no_cells(

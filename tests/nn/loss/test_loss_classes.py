@@ -257,8 +257,9 @@ def test_a_target_outside_the_classes_is_refused_everywhere(P_world: Partition) 
 @distributed(ranks=1, transports=["loopback"])
 def test_one_worker_sends_nothing(P_world: Partition) -> None:
     """Neither do losses of global tensors, forward and backward."""
-    network = gpudist.distribute(torch.nn.Conv1d(2, 3, 1), grid(P_world, [1, 1, 1]))
-    loss = nn.DistributedCrossEntropyLoss(network.P_x)
+    P_x = grid(P_world, [1, 1, 1])
+    network = gpudist.distribute(torch.nn.Conv1d(2, 3, 1), P_x)
+    loss = nn.DistributedCrossEntropyLoss(P_x)
     x, target = torch.randn(4, 2, 5), classes_of((4, 3, 5))
     for _ in range(2):
         gpudist.stats(reset=True)
