@@ -462,8 +462,13 @@ def _init_autocast(
 def intercept(scope: AnyDraws) -> Iterator[AnyDraws]:
     """Make ``scope`` the current scope of this thread, and intercept its calls."""
     mode = _Intercepted(scope) if isinstance(scope, Scope) else Drawing(scope)
-    with installed(), enter_scope(scope), mode:
-        yield scope
+    register_copies()
+    if isinstance(scope, Scope) and scope.placement.type != "meta":
+        with enter_scope(scope), mode:
+            yield scope
+    else:
+        with autocast_on_meta(), enter_scope(scope), mode:
+            yield scope
 
 
 @contextmanager
@@ -486,15 +491,24 @@ def draws_by_index() -> Iterator[None]:
         yield
 
 
+def register_copies() -> None:
+    """Let modules list the copies of parameters that a network registers in a call.
+
+    Outside of scopes, this is torch's own function. It stays, because a change of a class makes
+    Python look up all attributes of its instances again, which takes more time than a layer.
+    """
+    dispatch_functions()
+    if _modules.Module.register_parameter is not _register_copies_too:
+        _modules.Module.register_parameter = _register_copies_too
+
+
 @contextmanager
-def installed() -> Iterator[None]:
-    """Patch functions for which torch has no hook while any thread is in a scope."""
+def autocast_on_meta() -> Iterator[None]:
+    """Patch autocast, for which torch has no hook, while any thread is in a dry run."""
     global _open_count
     with _lock:
         _open_count += 1
         if _open_count == 1:
-            dispatch_functions()
-            _modules.Module.register_parameter = _register_copies_too
             torch.autocast.__init__ = _init_autocast
     try:
         yield
@@ -502,5 +516,4 @@ def installed() -> Iterator[None]:
         with _lock:
             _open_count -= 1
             if _open_count == 0:
-                _modules.Module.register_parameter = _register_parameter
                 torch.autocast.__init__ = _autocast_init
