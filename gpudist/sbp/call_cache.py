@@ -372,11 +372,8 @@ def _single(
 def _order_of(
     placement: Placement, noted: Noted, given: Sequence[torch.Tensor]
 ) -> Callable[[Sequence[Any]], Sequence[Any]] | None:
-    """Return the selection of a composite's only operator among the tensors given to it.
-
-    Returns ``None`` if it has others, or may not be the only one of a call with the same key, which
-    has one tensor in two places, or where other workers have no part of the tensors.
-    """
+    # A tensor in two places may be two in another call with the same key, and a composite may do
+    # something else where other workers have no part of the tensors.
     places = {id(x): i for i, x in enumerate(given)}
     numbers = [places.get(id(x)) for x in noted.inputs]
     is_known = len(places) == len(given) and None not in numbers and len(numbers) > 1

@@ -467,7 +467,7 @@ def intercept(scope: AnyDraws) -> Iterator[AnyDraws]:
         with enter_scope(scope), mode:
             yield scope
     else:
-        with autocast_on_meta(), enter_scope(scope), mode:
+        with patched_autocast(), enter_scope(scope), mode:
             yield scope
 
 
@@ -503,7 +503,7 @@ def register_copies() -> None:
 
 
 @contextmanager
-def autocast_on_meta() -> Iterator[None]:
+def patched_autocast() -> Iterator[None]:
     """Patch autocast, for which torch has no hook, while any thread is in a dry run."""
     global _open_count
     with _lock:

@@ -120,7 +120,7 @@ class _ClassLoss(DistributedSampleLoss):
         return torch.where(target != self.ignore_index, losses, torch.zeros_like(losses))
 
     def _has_all(self, classes: _Classes) -> bool:
-        """Return whether this worker has all classes of its samples, as torch's kernel needs."""
+        # Then torch's kernel computes losses.
         return self.P_x.active and classes.last - classes.first == classes.extent > 0
 
     def _by_torch(
