@@ -53,7 +53,7 @@ def _frames(call: Callable[[], object]) -> int:
 # Frames of one more module, without a gradient.
 FRAMES: dict[str, tuple[Callable[[], torch.nn.Module], int]] = {
     "relu": (torch.nn.ReLU, 3),
-    "dropout": (lambda: torch.nn.Dropout(0.5), 19),
+    "dropout": (lambda: torch.nn.Dropout(0.5), 18),
     "batch_norm": (lambda: torch.nn.BatchNorm2d(3), 13),
     "group_norm": (lambda: torch.nn.GroupNorm(1, 3), 5),
     "layer_norm": (lambda: torch.nn.LayerNorm([3, 8, 8]), 5),
