@@ -16,7 +16,7 @@ from gpudist.checks.bits import digest_unless_constant
 from gpudist.errors import ConversionError, ShapeError, TransportError
 from gpudist.geometry.layout import broadcast, split
 from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement
-from gpudist.sbp.global_spec import global_spec, on_axes_of, wrap
+from gpudist.sbp.global_spec import GlobalSpec, global_spec, on_axes_of, wrap
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.scope import Scope
@@ -54,6 +54,7 @@ class Entrance:
         # By name, number and whether ranks agree at every call.
         self._agreements: dict[tuple[str, int, bool], ShapeAgreement] = {}
         self._layouts: dict[tuple[str, int], BlockLayout] = {}
+        self._specs: dict[tuple[str, int], tuple[BlockLayout, GlobalSpec]] = {}
 
     def __deepcopy__(self, memo: Any) -> Entrance:
         return Entrance(self.P_x, self.inputs)
@@ -96,17 +97,19 @@ class Entrance:
         if kind == "split":
             return self._cut(name, x)
         layout = self._layout(name, number, kind, x)
-        blocks = layout.decomposition
         if name not in self.inputs and not is_first:
             self._require_cut(name, layout)
-        sbp = tuple(split(axis, self._sizes(blocks.dims[axis])) for axis in self.axes)
-        shape = blocks.shape
         local = x.view_as(x)
         if not self.P_x.active:
             local = x.reshape(-1)[:0].to(layout.dtype)
             if layout.requires_grad != local.requires_grad:
                 local = local.detach().requires_grad_(bool(layout.requires_grad))
-        how = global_spec(self.placement, sbp or (broadcast,), shape, local.dtype)
+        last, how = self._specs.get((name, number), (None, None))
+        if last is not layout or how is None or how.dtype != local.dtype:
+            blocks = layout.decomposition
+            sbp = tuple(split(axis, self._sizes(blocks.dims[axis])) for axis in self.axes)
+            how = global_spec(self.placement, sbp or (broadcast,), blocks.shape, local.dtype)
+            self._specs[name, number] = layout, how
         return wrap(GlobalTensor, local, how)
 
     def _cut(self, name: str, x: torch.Tensor) -> GlobalTensor:

@@ -7,7 +7,6 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 from weakref import ref
 
@@ -15,6 +14,7 @@ import torch
 from torch.nn import Parameter
 from torch.utils._pytree import tree_map
 
+from gpudist.cache import Cache
 from gpudist.convert.copies import require_equal_copies
 from gpudist.convert.inputs import Entrance, add_note, leaves_by_name, names_by_place
 from gpudist.convert.parameters import Parameters
@@ -23,7 +23,7 @@ from gpudist.nn.parameters.replication import copies_of
 from gpudist.sbp.copies import copy_of, require_copies
 from gpudist.sbp.functions import dispatch_functions
 from gpudist.sbp.global_parameter import GlobalParameter
-from gpudist.sbp.global_spec import global_spec, spec_of, wrap
+from gpudist.sbp.global_spec import GlobalSpec, global_spec, spec_of, wrap
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.interception import intercept
 from gpudist.sbp.outer import OuterTensor
@@ -73,6 +73,9 @@ class Conversion:
         self.plan_text = ""
         self.expects_pins = False
         self.parameters = Parameters(self.P_x)
+        # Specs of inputs that the scope has seen.
+        self._specs = Cache[GlobalSpec, bool](1024)
+        self._guarded: list[Any] | None = None
 
     def __deepcopy__(self, memo: Any) -> Conversion:
         # Paths and substitutes refer to modules of the original.
@@ -82,6 +85,13 @@ class Conversion:
         made.plan_text, made.scope.pins = self.plan_text, self.scope.pins
         made.expects_pins = self.expects_pins
         return made
+
+    def guarded(self, network: torch.nn.Module) -> list[Any]:
+        """Return the hooks of the modules that refuse calls from outside the network's methods."""
+        if self._guarded is None:
+            hooks = [module._forward_pre_hooks for module in modules_of(network)]
+            self._guarded = [one for one in hooks if GUARD in one]
+        return self._guarded
 
     def agree(self, network: torch.nn.Module) -> None:
         """Agree at the first call: on equal copies, and on the first rank's seed of random numbers.
@@ -157,12 +167,15 @@ class Conversion:
                 leaf = self.entrance(name, leaf, number, is_first=not blocks)
                 if isinstance(leaf, GlobalTensor):
                     blocks += 1
-                    self.scope.seen(leaf.global_layout, leaf.element_size())
+                    spec = spec_of(leaf)
+                    if spec not in self._specs:
+                        self._specs[spec] = True
+                        self.scope.seen(spec.layout, spec.dtype.itemsize)
                 else:
                     wholes.append((name, leaf))
                 return leaf
 
-            return tree_map(one, x, is_leaf=_is_size)
+            return one(x) if isinstance(x, torch.Tensor) else tree_map(one, x, is_leaf=_is_size)
 
         entered = tuple(enter(names(i), x) for i, x in enumerate(args))
         others = {name: enter(name, x) for name, x in kwargs.items()}
@@ -177,9 +190,7 @@ class Conversion:
         scope = current_scope() or self.scope
 
         def leave(leaf: Any) -> Any:
-            if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-                return leaf
-            if not isinstance(leaf, torch.Tensor):
+            if not isinstance(leaf, torch.Tensor) or dataclasses.is_dataclass(leaf):
                 return leaf
             if isinstance(leaf, OuterTensor):
                 leaf = leaf.standing()
@@ -193,6 +204,8 @@ class Conversion:
             how = global_spec(placement, copies, tuple(leaf.shape), leaf.dtype)
             return wrap(GlobalTensor, local, how)
 
+        if isinstance(result, torch.Tensor):
+            return leave(result)
         return tree_map(leave, result, is_leaf=_is_size)
 
 
@@ -201,14 +214,16 @@ def paths_of(network: torch.nn.Module) -> Callable[[], dict[int, str]]:
 
     The function does not keep the network, which keeps the function.
     """
-    weak = ref(network)
+    weak, found = ref(network), dict[int, str]()
 
     def paths() -> dict[int, str]:
-        found = weak()
-        modules = () if found is None else found.named_modules()
-        return {id(module): path for path, module in modules}
+        if not found:
+            network = weak()
+            modules = () if network is None else network.named_modules()
+            found.update((id(module), path) for path, module in modules)
+        return found
 
-    return cache(paths)
+    return paths
 
 
 def names_of(network: torch.nn.Module) -> Callable[[torch.Tensor, Any], str]:
@@ -239,6 +254,8 @@ def without_terms(x: GlobalTensor) -> GlobalTensor:
 
 def without_wait(outputs: Any) -> Any:
     """Return the specs of the outputs, nested alike, without references to tensors."""
+    if isinstance(outputs, GlobalTensor):
+        return spec_of(outputs)
     return tree_map(lambda y: spec_of(y) if isinstance(y, GlobalTensor) else None, outputs)
 
 
@@ -247,21 +264,24 @@ def _with_substitutes(
     network: torch.nn.Module, conversion: Conversion, scope: Scope
 ) -> Iterator[None]:
     """Replace parameters by copies whose gradients are summed at the end of backward."""
-    modules = modules_of(network)
-    places = _places_in(modules)
-    sharded = conversion.parameters.sharded(modules)
     parameters = conversion.parameters
-    own = list({id(p): p for _, _, p in places if id(p) not in sharded}.values())
-    own += parameters.unlisted
-    made = zip(own, parameters.substitutes(own), strict=True)
-    substitutes = {id(p): copy for p, copy in made if copy is not p}
+    places: list[tuple[torch.nn.Module, str, Parameter]] = []
+    substitutes: dict[int, Any] = {}
+    sharded: set[int] = set()
+    if parameters.may_be_replaced():
+        modules = modules_of(network)
+        places, sharded = _places_in(modules), parameters.sharded(modules)
+        own = list({id(p): p for _, _, p in places if id(p) not in sharded}.values())
+        own += parameters.unlisted
+        made = zip(own, parameters.substitutes(own), strict=True)
+        substitutes = {id(p): copy for p, copy in made if copy is not p}
     scope.substitutes = {**parameters.aliases, **substitutes}
     # FSDP2 sums the gradients of its parameters, which it makes during the call.
     scope.holders, scope.further, scope.leaves = parameters.holders, [], {}
     scope.learns = scope.holders is not None and torch.is_grad_enabled() and not sharded
     places = [place for place in places if id(place[2]) in substitutes]
     # Modules without hooks take torch's fast path; within a call, these have nothing to refuse.
-    guarded = [hooks for m in modules if GUARD in (hooks := m._forward_pre_hooks)]
+    guarded = [hooks for hooks in conversion.guarded(network) if GUARD in hooks]
     guards = [hooks.pop(GUARD) for hooks in guarded]
     try:
         for module, name, parameter in places:
@@ -280,7 +300,8 @@ def _with_substitutes(
                 module._parameters[name] = parameter
         for hooks, guard in zip(guarded, guards, strict=True):
             hooks[GUARD] = guard
-            hooks.move_to_end(GUARD, last=False)  # pyright: ignore
+            if len(hooks) > 1:
+                hooks.move_to_end(GUARD, last=False)
 
 
 def places_of(network: torch.nn.Module) -> list[tuple[torch.nn.Module, str, Parameter]]:

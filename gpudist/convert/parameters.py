@@ -42,6 +42,7 @@ class Parameters:
         unlisted: tensors that require grad and that only attributes of the network's modules hold.
         replaced: parameters that global ones replace and that the network also keeps elsewhere,
             for example in a dict, with the global ones.
+        has_global: whether parameters are global ones.
     """
 
     def __init__(self, P_x: CartesianPartition, split_weights: Sequence[SplitWeight] = ()) -> None:
@@ -54,11 +55,15 @@ class Parameters:
         self._sharded: WeakSet[nn.Module] = WeakSet()
         self.aliases: dict[int, Alias] = {}
         self.unlisted: list[torch.Tensor] = []
+        self.has_global = False
+        # Whether parameters of other libraries have been refused.
+        self._are_known = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parameters:
         # Modules are copied before they are converted.
         made = Parameters(self.P_x, copy.deepcopy(self.split_weights, memo))
         made.unlisted = copy.deepcopy(self.unlisted, memo)
+        made.has_global = self.has_global
         for alias in self.aliases.copy().values():
             own = copy.deepcopy(alias.own, memo)
             for tensor in (alias.tensor(), alias.own):
@@ -125,6 +130,7 @@ class Parameters:
             network: network whose split weights are global already.
             is_replicated: whether every worker holds the others; if not, only the first one does.
         """
+        self.has_global = True
         made: dict[int, GlobalParameter] = {}
         for path, module in network.named_modules():
             placed: dict[str, ParameterPlacement] = {}
@@ -171,6 +177,15 @@ class Parameters:
                     module.set_all_reduce_hook(partial(_sum_in_place, self.holders))
         return found
 
+    def may_be_replaced(self) -> bool:
+        """Return whether :meth:`substitutes` may return other tensors than the parameters.
+
+        Otherwise one worker holds all parameters, which are plain.
+        """
+        kind: Any = _if_imported("torch.distributed.fsdp", "FSDPModule")
+        is_sharded = kind is not None and bool(kind.__subclasses__())
+        return self.holders is not None or self.has_global or is_sharded or not self._are_known
+
     def substitutes(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the tensors that replace the parameters in a call, and sum their gradients."""
         dtensor = _if_imported("torch.distributed.tensor", "DTensor")
@@ -181,6 +196,7 @@ class Parameters:
                 "network with torch.distributed.fsdp.fully_shard, or wrap it in "
                 "DistributedDataParallel"
             )
+        self._are_known = True
         broadcasts = [p.broadcast if isinstance(p, GlobalParameter) else None for p in parameters]
         holders = [
             p.holders if isinstance(p, GlobalParameter) else self.holders for p in parameters

@@ -314,7 +314,7 @@ class Layout:
             (), tuple(self.grid[a] for a in axes), sbp, tuple(self.shape[d] for d in dims)
         )
 
-    @property
+    @cached_property
     def dual(self) -> Layout:
         """Layout of the gradient of a tensor with this layout."""
         return self.with_sbp(tuple(one.dual for one in self.sbp))

@@ -138,17 +138,24 @@ def in_dtypes_of_torch(
     """
     if not any(map(_is_cast, dtypes)):
         return compute
-    in_single, reads_low = is_wide(dtypes), isinstance(compute, ReadsLow)
+    in_single, first = is_wide(dtypes), dtypes[0]
+    if isinstance(compute, ReadsLow):
+        compute, reads_low = compute.compute, True
+    else:
+        reads_low = False
 
     def computed(tensors: Sequence[torch.Tensor]) -> Any:
-        if not in_single:
-            return cast(compute(tensors), dtypes)
-        torch.set_autocast_enabled(device, False)
+        if in_single:
+            torch.set_autocast_enabled(device, False)
         try:
-            given = tensors if reads_low else [widen(x) for x in tensors]
-            return cast(compute(given), dtypes)
+            if in_single and not reads_low:
+                tensors = [x.float() if x.dtype in LOW else x for x in tensors]
+            result = compute(tensors)
+            is_right = type(result) is torch.Tensor and result.dtype == first
+            return result if is_right else cast(result, dtypes)
         finally:
-            torch.set_autocast_enabled(device, True)
+            if in_single:
+                torch.set_autocast_enabled(device, True)
 
     return computed
 

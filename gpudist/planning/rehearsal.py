@@ -27,7 +27,7 @@ from gpudist.planning.layer_inputs import misfit
 from gpudist.planning.live_bytes import LiveBytes, StandInLoss, update_bytes
 from gpudist.sbp.global_parameter import block_of
 from gpudist.sbp.global_tensor import GlobalTensor
-from gpudist.sbp.interception import installed
+from gpudist.sbp.interception import patched_autocast
 from gpudist.transport.dry import META, DryTransport
 from gpudist.world.partition import Partition
 
@@ -144,7 +144,7 @@ class DryNetwork:
         clock = Clock(profile, 0)
         try:
             with (
-                installed(),
+                patched_autocast(),
                 Kernels(clock),
                 self._on_meta(),
                 torch.no_grad(),

@@ -30,8 +30,8 @@ def box(x: torch.Tensor, source: Layout, target: Layout, P_world: Partition) -> 
         P_world: world whose ranks the layouts name.
 
     Returns:
-        ``x`` itself if the layouts are equal, else a new tensor; a placeholder on ranks without a
-        part.
+        ``x`` itself if the layouts are equal or on one and the same rank alone, else a new tensor;
+        a placeholder on ranks without a part.
 
     Adjoint:
         The movement back, from the dual of ``target`` to the dual of ``source``.
@@ -48,6 +48,9 @@ def movement_of(
 ) -> Movement | None:
     """Return the movement of a boxing on this rank; ``None`` if this rank takes no part."""
     if source == target or P_world.rank not in (*source.ranks, *target.ranks):
+        return None
+    if len(source.ranks) == 1 and source.ranks == target.ranks:
+        # The only block, copy or term is the tensor.
         return None
     return _bound(P_world, dtype, source, target)
 
@@ -131,4 +134,6 @@ def box_both_ways(
         [m for ends in pairwise(way) if (m := movement_of(x.dtype, *ends, P_world)) is not None]
         for way in (there, back)
     ]
+    if len(there[0].ranks) == 1 and not any(ways):
+        return x.view_as(x)
     return apply(_DeclaredBackward, x, *ways)

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from logging import DEBUG
+from operator import itemgetter
 from types import EllipsisType, NoneType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from gpudist.exchange import Movement
+from gpudist.nn.autocast import in_dtypes_of_torch, is_wide
 from gpudist.sbp import views
 from gpudist.sbp.arguments import bind_arguments
 from gpudist.sbp.copies import require_copies, standing_for, with_copies
 from gpudist.sbp.dispatch import Noted, box_inputs, dispatch
 from gpudist.sbp.explain import debug_logs, explained, is_explaining
 from gpudist.sbp.global_spec import GlobalSpec, global_spec, make_wrapper, wrap
+from gpudist.sbp.placement import Placement
 from gpudist.sbp.registry import Composite, Compute, Rule, signatures
-from gpudist.sbp.scope import Scope, current_scope
+from gpudist.sbp.scope import Scope, current_draws, current_scope
 from gpudist.sbp.signatures.elementwise import ELEMENTWISE
 
 if TYPE_CHECKING:
@@ -32,6 +35,7 @@ _FACTS = frozenset(
     {int, bool, str, NoneType, EllipsisType, torch.dtype, torch.device, torch.memory_format}
 )
 _SEQUENCES = frozenset({tuple, list, torch.Size})
+_INTEGERS = {int}
 _Plain = torch.Tensor
 _PLAIN = frozenset({_Plain, torch.nn.Parameter})
 
@@ -47,6 +51,8 @@ class _CachedCall(NamedTuple):
         results: specs of several results; empty if the function modifies its first tensor in place.
         holder: type of the tuple or list of several results.
         noted: the operator, without tensors.
+        order: selects the operator's tensors from those of the call, if their order differs.
+        draws: number of random draws that the call counts.
     """
 
     movements: dict[int, Movement]
@@ -55,6 +61,8 @@ class _CachedCall(NamedTuple):
     results: tuple[GlobalSpec, ...]
     holder: Any
     noted: Noted
+    order: Callable[[Sequence[Any]], Sequence[Any]] | None
+    draws: int
 
 
 class _CachedComposite(NamedTuple):
@@ -102,7 +110,8 @@ def call_cached(
         if scope is not None:
             require_copies(scope, function, (*args, *kwargs.values()))
         return _noted(kind, function, args, kwargs)[0]
-    first, key, local, scope = matched
+    first, key, parts, scope = matched
+    local: Sequence[torch.Tensor] = parts
     call: _CachedCall | _CachedComposite | None = first.calls.get(key)
     is_explained = (explained.get() or debug_logs.get(DEBUG, True)) and is_explaining()
     if call is None or is_explained or _notes.anew or _transforms_active():
@@ -115,9 +124,18 @@ def call_cached(
         except NotImplementedError:
             # Computed on whole tensors instead.
             return _derived(kind, function, args, kwargs, first, key, scope)
-    movements, compute, spec, specs, holder, noted = call
-    if spec is None and not specs and _must_check_change(kind, args[0]):
+    movements, compute, spec, specs, holder, noted, order, draws = call
+    is_change = spec is None and not specs
+    is_shared = is_change and (type(args[0]) is not kind or views.copies_of_memory)
+    if is_shared and _must_check_change(kind, args[0]):
         return _derived(kind, function, args, kwargs, first, key, scope)
+    if draws:
+        state = current_draws()
+        if state is None:
+            return _derived(kind, function, args, kwargs, first, key, scope)
+        state.draws += draws
+    if order is not None:
+        local = order(local)
     if movements:
         local = box_inputs(movements, local)
     if compute is not None:
@@ -197,6 +215,8 @@ def _key_of(
                 # 0.0 and -0.0 compare equal, but may give different results.
                 any_float = getattr(signatures.get(function), "any_float", False)
                 key += (float, None if any_float else x or repr(x))
+            elif type_of is tuple and {*map(type, x)} == _INTEGERS:
+                key.append(x)
             elif type_of in _SEQUENCES:
                 part = _key_of_parts(kind, x, local)
                 if part is None:
@@ -285,8 +305,13 @@ def _derived(
     """
     if scope is not None:
         args, kwargs = with_copies(scope, function, args, kwargs) or (args, kwargs)
+    state = current_draws()
+    before = 0 if state is None else state.draws
     result, notes = _noted(kind, function, args, kwargs)
-    call = _single(function, args, kwargs, result, notes) if first.placement.active else None
+    draws = 0 if state is None else state.draws - before
+    call = None
+    if first.placement.active:
+        call = _single(first.placement, function, args, kwargs, result, notes, draws)
     if call is None and scope is None and None not in notes:
         call = _composite(kind, function, args, kwargs)
     if call is not None:
@@ -295,25 +320,31 @@ def _derived(
 
 
 def _single(
+    placement: Placement,
     function: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     result: Any,
     notes: list[Noted | None],
+    draws: int,
 ) -> _CachedCall | None:
     """Return the call to cache if it is a single operator on its own tensors."""
     noted = notes[0] if len(notes) == 1 else None
     if noted is None:
         return None
     entry = signatures[noted.function]
-    draws_anew = isinstance(entry, Rule) and entry.draws_anew and function is noted.function
-    if isinstance(entry, Rule) and not (entry.replicable or draws_anew):
+    # A composite counts the draw of its operator.
+    is_counted = function is noted.function or draws > 0
+    if isinstance(entry, Rule) and not (entry.replicable or (entry.draws_anew and is_counted)):
         return None
     given = _tensors(args, kwargs)
+    order = None
     if len(given) != len(noted.inputs) or any(
         a is not b for a, b in zip(given, noted.inputs, strict=True)
     ):
-        return None
+        order = _order_of(placement, noted, given)
+        if order is None:
+            return None
     is_one = isinstance(result, torch.Tensor)
     results = (result,) if is_one else result
     if noted.results:
@@ -325,11 +356,29 @@ def _single(
     compute = noted.prepared.compute
     if compute is None and (function is not noted.function or len(given) < len(noted.inputs)):
         compute = noted.prepared.derivation.with_arguments(noted.call).local.ready
+    if noted.call.autocast != placement.autocast:
+        # Within the composite, autocast was off.
+        dtypes = [y.dtype for y in noted.results]
+        if compute is None or placement.autocast is None or not is_wide(dtypes):
+            return None
+        compute = in_dtypes_of_torch(compute, placement.autocast, dtypes)
     specs = tuple([y._global_spec for y in noted.results])
     spec = specs[0] if is_one and specs else None
     alone = noted._replace(inputs=(), results=())
     movements, holder = noted.prepared.movements, type(results)
-    return _CachedCall(movements, compute, spec, specs, holder, alone)
+    return _CachedCall(movements, compute, spec, specs, holder, alone, order, draws)
+
+
+def _order_of(
+    placement: Placement, noted: Noted, given: Sequence[torch.Tensor]
+) -> Callable[[Sequence[Any]], Sequence[Any]] | None:
+    # A tensor in two places may be two in another call with the same key, and a composite may do
+    # something else where other workers have no part of the tensors.
+    places = {id(x): i for i, x in enumerate(given)}
+    numbers = [places.get(id(x)) for x in noted.inputs]
+    is_known = len(places) == len(given) and None not in numbers and len(numbers) > 1
+    is_everywhere = placement.partition.size == placement.partition.world.size
+    return itemgetter(*numbers) if is_known and is_everywhere else None
 
 
 def _composite(

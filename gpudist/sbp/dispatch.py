@@ -514,7 +514,9 @@ def _name_call(error: Exception, call: Call) -> None:
     error.args = (f"{where} of tensors of shapes {given}: {error.args[0]}",)
 
 
-def box_inputs(movements: dict[int, Movement], local: list[torch.Tensor]) -> list[torch.Tensor]:
+def box_inputs(
+    movements: dict[int, Movement], local: Sequence[torch.Tensor]
+) -> Sequence[torch.Tensor]:
     """Box all inputs as the operator requires, with all movements in flight together."""
     if not movements:
         return local

@@ -54,6 +54,10 @@ from gpudist.sbp.terms import OF_GRADIENTS, is_users
 from gpudist.sbp.unknown import cut_like, settle, stand_in
 
 _GLOBAL = (GlobalTensor,)
+# Types of the arguments of most operators.
+_OPERANDS = {_GLOBAL, (GlobalTensor, torch.Tensor), (torch.Tensor, GlobalTensor)}
+# Functions called so far that :func:`call_cached` computes for such arguments.
+_operators: set[Any] = set()
 
 
 class _Intercepted(Drawing):
@@ -70,6 +74,9 @@ class _Intercepted(Drawing):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        is_plain = types in _OPERANDS and not self.fresh.refs and self.scope.pins is None
+        if is_plain and func in _operators:
+            return call_cached(GlobalTensor, func, args, kwargs)
         if types == _GLOBAL and func in METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
@@ -81,10 +88,12 @@ class _Intercepted(Drawing):
         if self.fresh.refs and func not in METADATA:
             is_fresh = self.fresh.used(func, args, kwargs) or is_fresh
         if not is_fresh:
-            is_operator = types == _GLOBAL and func not in METHODS and func not in WITHOUT_INDEX
-            if is_operator and not is_pinned:
-                # What the methods below come to, on the path of most calls.
-                return call_cached(GlobalTensor, func, args, kwargs)
+            if not (func in METHODS or func in METADATA or func in WITHOUT_INDEX or is_pinned):
+                if func not in FACTORIES:
+                    _operators.add(func)
+                if types in _OPERANDS:
+                    # What the methods below come to, on the path of most calls.
+                    return call_cached(GlobalTensor, func, args, kwargs)
             return self._result(func, types, args, kwargs)
         result = self._result(func, types, args, kwargs)
         self.fresh.note(result)
@@ -453,8 +462,13 @@ def _init_autocast(
 def intercept(scope: AnyDraws) -> Iterator[AnyDraws]:
     """Make ``scope`` the current scope of this thread, and intercept its calls."""
     mode = _Intercepted(scope) if isinstance(scope, Scope) else Drawing(scope)
-    with installed(), enter_scope(scope), mode:
-        yield scope
+    register_copies()
+    if isinstance(scope, Scope) and scope.placement.type != "meta":
+        with enter_scope(scope), mode:
+            yield scope
+    else:
+        with patched_autocast(), enter_scope(scope), mode:
+            yield scope
 
 
 @contextmanager
@@ -477,15 +491,24 @@ def draws_by_index() -> Iterator[None]:
         yield
 
 
+def register_copies() -> None:
+    """Let modules list the copies of parameters that a network registers in a call.
+
+    Outside of scopes, this is torch's own function. It stays, because a change of a class makes
+    Python look up all attributes of its instances again, which takes more time than a layer.
+    """
+    dispatch_functions()
+    if _modules.Module.register_parameter is not _register_copies_too:
+        _modules.Module.register_parameter = _register_copies_too
+
+
 @contextmanager
-def installed() -> Iterator[None]:
-    """Patch functions for which torch has no hook while any thread is in a scope."""
+def patched_autocast() -> Iterator[None]:
+    """Patch autocast, for which torch has no hook, while any thread is in a dry run."""
     global _open_count
     with _lock:
         _open_count += 1
         if _open_count == 1:
-            dispatch_functions()
-            _modules.Module.register_parameter = _register_copies_too
             torch.autocast.__init__ = _init_autocast
     try:
         yield
@@ -493,5 +516,4 @@ def installed() -> Iterator[None]:
         with _lock:
             _open_count -= 1
             if _open_count == 0:
-                _modules.Module.register_parameter = _register_parameter
                 torch.autocast.__init__ = _autocast_init

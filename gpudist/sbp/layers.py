@@ -32,7 +32,6 @@ class _OutputSpec(NamedTuple):
     dtype: torch.dtype
 
 
-@entry(DistributedModule)
 @checked()
 def call_layer(layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a layer of ``gpudist.nn`` on global tensors. Collective over the world.
@@ -54,6 +53,11 @@ def call_layer(layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
         PartitionError: on every rank alike, if an input has other blocks; the message names the
             required attributes.
     """
+    return _call(layer, args, kwargs)
+
+
+@entry(DistributedModule)
+def _call(layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensors = list(tensors_in([args, kwargs]))
     name = type(layer).__name__
     is_loss = isinstance(layer, DistributedLoss)
@@ -87,8 +91,12 @@ def _require_blocks(name: str, layer: Any, x: torch.Tensor, number: int) -> None
             "this rank's block of P_x, gpudist.to_global(x, gpudist.placement.of(layer.P_x), "
             "[gpudist.sbp.split(dim), ...])"
         )
-    P, shape, given = layer.P_x, tuple(x.shape), x.global_layout
+    P, spec = layer.P_x, x._global_spec
     is_target = isinstance(layer, DistributedLoss) and number > 0
+    key = _require_blocks, P, is_target
+    if key in spec.calls:
+        return
+    shape, given = spec.shape, spec.layout
     if is_target and 0 < x.dim() == P.dim - 1:
         # A target of class indices has no dim of classes.
         sbp = (split(0), broadcast, *(split(axis - 1) for axis in range(2, P.dim)))
@@ -106,10 +114,11 @@ def _require_blocks(name: str, layer: Any, x: torch.Tensor, number: int) -> None
             f"needs the blocks of P_x: {needed.sbp} on {Placement.of(P)!r}; move it there with "
             f"x.to_global(gpudist.placement.of(layer.P_x), {needed.sbp})"
         )
+    spec.calls[key] = True
 
 
 def _block(x: GlobalTensor) -> torch.Tensor:
-    local = x.to_local()
+    local = x._local
     return local if x.placement.active or not x.dim() else local.reshape(x.shape[0] or 1, 0)
 
 

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from gpudist.checks.arguments import Checked
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry.layout import Layout, NdSbp, broadcast, misfit
-from gpudist.nn.autocast import autocast_is_on, autocast_type
+from gpudist.nn.autocast import META_AS
 from gpudist.world import runtime
 from gpudist.world.partition import CartesianPartition, Partition
 
@@ -59,8 +60,8 @@ class Placement(Checked):
     @property
     def autocast(self) -> str | None:
         """The type of device whose autocast is on for the tensors, or ``None``."""
-        device = self.partition.device
-        return autocast_type(device) if autocast_is_on(device) else None
+        type = META_AS.type if self.type == "meta" else self.type
+        return type if type != "meta" and torch.is_autocast_enabled(type) else None
 
     @classmethod
     def of(cls, partition: CartesianPartition) -> Placement:

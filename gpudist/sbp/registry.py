@@ -62,8 +62,9 @@ never need to be summed first.
   Signatures that can be cut differently define ``signature.recut``. It takes the sizes of the
   inputs' blocks and returns the signature with explicit sizes, or ``None``. Without ``any_cuts``,
   inputs with explicit sizes are boxed.
-* ``register(..., draws_anew=True)``: every signature has a ``run`` that looks up the number of the
-  draw, which its caller has counted, so that a call may be repeated although the function draws.
+* ``register(..., draws_anew=True)``: every signature has a ``run`` or ``bind`` that looks up the
+  number of the draw, which its caller has counted, so that a call may be repeated although the
+  function draws.
 * ``register(..., windows=True)``: the function is worth splitting a replicated tensor for. Within a
   converted network, a large tensor that every worker holds in full is split like the inputs.
 * ``register(..., view=True)``: the result shares memory with its input. If the input is boxed, or
@@ -84,6 +85,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import count
+from operator import itemgetter
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -217,19 +219,19 @@ class Call:
         if places == [0] and not names:
             _, *options = args
             return lambda tensors: function(tensors[0], *options, **kwargs)
-        own = list(args)
+        # All arguments, picked from the tensors, in their order, and the others.
+        given = [*args, *kwargs.values()]
+        others = [one for one in given if not isinstance(one, Slot)]
+        numbers = iter(range(count, len(given)))
+        order = [one.number if isinstance(one, Slot) else next(numbers) for one in given]
+        pick = itemgetter(*order, *order[:1])
+        if not kwargs:
+            return lambda tensors: function(*pick((*tensors, *others))[:-1])
+        own, keys = len(args), list(kwargs)
 
         def call(tensors: Sequence[torch.Tensor]) -> Any:
-            given = own.copy()
-            parts = iter(tensors)
-            for place in places:
-                given[place] = next(parts)
-            if not names:
-                return function(*given, **kwargs)
-            named = kwargs.copy()
-            for name in names:
-                named[name] = next(parts)
-            return function(*given, **named)
+            values = pick((*tensors, *others))
+            return function(*values[:own], **dict(zip(keys, values[own:], strict=False)))
 
         return call
 

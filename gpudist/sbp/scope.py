@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 from weakref import ref
 
 import torch
@@ -236,14 +236,21 @@ def current_scope() -> Scope | None:
     return found if isinstance(found, Scope) else None
 
 
-@contextmanager
-def enter_scope(scope: AnyDraws) -> Iterator[AnyDraws]:
-    """Make ``scope`` the current scope of this thread."""
-    _scopes.open.append(scope)
-    try:
-        yield scope
-    finally:
+class ScopeEntry(Generic[AnyDraws]):
+    """Context in which ``scope`` is the current scope of this thread."""
+
+    def __init__(self, scope: AnyDraws) -> None:
+        self._scope = scope
+
+    def __enter__(self) -> AnyDraws:
+        _scopes.open.append(self._scope)
+        return self._scope
+
+    def __exit__(self, *error: object) -> None:
         _scopes.open.pop()
+
+
+enter_scope = ScopeEntry
 
 
 def place_of_call(scope: Scope) -> tuple[str, str, int]:

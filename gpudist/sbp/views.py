@@ -39,7 +39,7 @@ class EmulatedView:
 
 
 # Emulated views that are not outdated, by the memory of their base.
-_copies: dict[int, list[ReferenceType[Any]]] = {}
+copies_of_memory: dict[int, list[ReferenceType[Any]]] = {}
 
 
 def view_of(x: torch.Tensor) -> EmulatedView | None:
@@ -99,7 +99,7 @@ def link(y: torch.Tensor, view: EmulatedView) -> None:
     if is_outdated(y):
         return
     if before is not None:
-        watched = _copies.get(_memory(before.base), [])
+        watched = copies_of_memory.get(_memory(before.base), [])
         watched[:] = [one for one in watched if one() is not y]
     _watch(_memory(view.base), y)
 
@@ -114,13 +114,13 @@ def _writer(base: Any, call: Call) -> Callable[[torch.Tensor], object] | None:
 
 def _watch(memory: int, y: Any) -> None:
     def forget(one: ReferenceType[Any]) -> None:
-        found = _copies.get(memory, [])
+        found = copies_of_memory.get(memory, [])
         if one in found:
             found.remove(one)
         if not found:
-            _copies.pop(memory, None)
+            copies_of_memory.pop(memory, None)
 
-    _copies.setdefault(memory, []).append(ref(y, forget))
+    copies_of_memory.setdefault(memory, []).append(ref(y, forget))
 
 
 def _memory(x: Any) -> int:
@@ -137,7 +137,7 @@ def may_be_followed(x: torch.Tensor) -> bool:
 
 def concerns(x: torch.Tensor) -> bool:
     """Return whether changing ``x`` affects tensors that do not share its memory."""
-    return bool(_copies) and (_memory(x) in _copies or view_of(x) is not None)
+    return bool(copies_of_memory) and (_memory(x) in copies_of_memory or view_of(x) is not None)
 
 
 def require_writable(name: str, x: torch.Tensor) -> None:
@@ -173,7 +173,7 @@ def propagate_change(x: Any) -> None:
 
 def _outdate_views(memory: int, but: Any) -> None:
     """Outdate the emulated views of this memory that have memory of their own."""
-    for one in _copies.pop(memory, []):
+    for one in copies_of_memory.pop(memory, []):
         y = one()
         view = None if y is None else view_of(y)
         if view is None:
@@ -189,7 +189,7 @@ def outdate(y: Any) -> None:
     local = vars(y).pop("_local", None)
     if local is None:
         return
-    for one in _copies.pop(local.untyped_storage()._cdata, []):
+    for one in copies_of_memory.pop(local.untyped_storage()._cdata, []):
         other = one()
         if other is not None:
             outdate(other)

@@ -86,11 +86,12 @@ class DistributedLoss(DistributedModule):
             raise ShapeError(f"{self._name}: losses of {dtype} have no gradient; use a float input")
         # 16-bit numbers count only to 2048 (float16) or 256 (bfloat16).
         wide = at_least_float32(losses.dtype)
-        parts = torch.stack([losses.sum(dtype=wide), weights.sum(dtype=wide)])
-        self._expectation(parts, self._P_total)
-        total = sum_once(parts, self._P_total)
-        value = total[0] if self.reduction == "sum" else total[0] / total[1].detach()
-        return value.to(dtype)
+        loss, weight = losses.sum(dtype=wide), weights.sum(dtype=wide)
+        if self._P_total.size > 1:
+            parts = torch.stack([loss, weight])
+            self._expectation(parts, self._P_total)
+            loss, weight = sum_once(parts, self._P_total).unbind()
+        return (loss if self.reduction == "sum" else loss / weight.detach()).to(dtype)
 
     def _check_shape(self, what: str, x: torch.Tensor, expected: torch.Size) -> None:
         if x.shape != expected:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -118,6 +119,33 @@ class _ClassLoss(DistributedSampleLoss):
     def _unless_ignored(self, losses: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return torch.where(target != self.ignore_index, losses, torch.zeros_like(losses))
 
+    def _has_all(self, classes: _Classes) -> bool:
+        # Then torch's kernel computes losses.
+        return self.P_x.active and classes.last - classes.first == classes.extent > 0
+
+    def _by_torch(
+        self,
+        function: Any,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        classes: _Classes,
+        **options: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return losses and weights of samples of which this worker has every class.
+
+        Sums of torch's kernels for GPUs depend on the order in which threads end.
+        """
+        weight = None if self.weight is None else self.weight.to(input.dtype)
+        if target.is_floating_point():
+            losses = function(input, target.to(input.dtype), weight, reduction="none", **options)
+            return losses, torch.ones_like(losses)
+        target = target.long()
+        options |= {"reduction": "none", "ignore_index": self.ignore_index}
+        losses = function(input, target, weight, **options)
+        if weight is None:
+            return losses, target != self.ignore_index
+        return losses, self._weights(target, classes, input.dtype)
+
     def _of_target(self, x: torch.Tensor, target: torch.Tensor, classes: _Classes) -> torch.Tensor:
         """Return ``x`` at each sample's class, on the worker that holds it; 0 on others."""
         first, last = classes.first, classes.last
@@ -159,7 +187,10 @@ class DistributedNLLLoss(_ClassLoss):
     def _losses(
         self, input: torch.Tensor, target: torch.Tensor, classes: _Classes
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        target, wide = target.long(), at_least_float32(input.dtype)
+        wide = at_least_float32(input.dtype)
+        if self._has_all(classes):
+            return self._by_torch(F.nll_loss, input.to(wide), target, classes)
+        target = target.long()
         picked = self._sum_over_line(self._of_target(input, target, classes).to(wide))
         weights = self._weights(target, classes, wide)
         return self._unless_ignored(-picked * weights, target), weights
@@ -236,6 +267,9 @@ class DistributedCrossEntropyLoss(_ClassLoss):
         self, input: torch.Tensor, target: torch.Tensor, classes: _Classes
     ) -> tuple[torch.Tensor, torch.Tensor]:
         logits = input.to(at_least_float32(self._dtype(input, target)))
+        if self._has_all(classes):
+            smoothing = {"label_smoothing": self.label_smoothing}
+            return self._by_torch(F.cross_entropy, logits, target, classes, **smoothing)
         # Keeps exponentials finite, and the logarithm of their sum precise.
         logits = logits - self._largest(logits.detach()).unsqueeze(1)
         if target.is_floating_point():

@@ -58,7 +58,10 @@ def fits(
 ) -> bool:
     """Return whether the kernels can normalize this block into ``dtype``, by default its own."""
     return (
-        (normalization.total is not None or _is_large(normalization, x))
+        (
+            normalization.total is not None
+            or _is_large(normalization, x.numel(), x.dtype, x.device.type)
+        )
         and (_HAS_CUDA if x.device.type == "cuda" else normalization.device_library != "")
         and is_eager(x)
         and x.dtype in _DTYPES
@@ -68,6 +71,18 @@ def fits(
         and _are_alike(parameters, x)
         and (x.is_contiguous() or (normalization.per_channel and _is_by_columns(x)))
     )
+
+
+def never_fit(
+    normalization: Normalization, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> bool:
+    """Return whether torch's function computes every such block, because :func:`fits` is false.
+
+    These blocks have cells, share no statistics, and are small.
+    """
+    cells = prod(shape)
+    is_large = _is_large(normalization, cells, dtype, device.type)
+    return normalization.total is None and cells > 0 and not is_large
 
 
 class ByKernels(Summing):
@@ -216,12 +231,12 @@ def _are_alike(parameters: Parameters, x: torch.Tensor) -> bool:
     return dtype is None or _can_read_parameters(dtype, x)
 
 
-def _is_large(by: Normalization, x: torch.Tensor) -> bool:
+def _is_large(by: Normalization, cells: int, dtype: torch.dtype, device: str) -> bool:
     if UNSHARED_BYTES == 0:
         return True
     # Of float64 they have not been measured.
-    is_gpu = by.per_channel and x.device.type == "cuda" and x.dtype != torch.float64
-    return is_gpu and x.numel() * x.element_size() >= UNSHARED_BYTES
+    is_gpu = by.per_channel and device == "cuda" and dtype != torch.float64
+    return is_gpu and cells * dtype.itemsize >= UNSHARED_BYTES
 
 
 def _has_few_lines(by: Normalization, x: torch.Tensor) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
 
@@ -207,10 +208,17 @@ class Normalization:
         """Return the number of values of the block that are summed in each line."""
         return prod([x.shape[d] for d in self.dims])
 
+    @cached_property
+    def moves(self) -> bool:
+        """Whether sums or parameters are moved."""
+        return self.total is not None or any(one is not None for one in self.parameters)
+
     def move(
         self, sums: torch.Tensor | None, parameters: Parameters
     ) -> tuple[torch.Tensor, list[Any]]:
         """Return the sums over all workers and the parameters, moved in one group of messages."""
+        if not self.moves:
+            return sums, list(parameters)  # pyright: ignore
         movements = (self.total if sums is not None else None, *self.parameters)
         tensors = [sums, *parameters]
         moving = [i for i, movement in enumerate(movements) if movement is not None]
@@ -228,6 +236,10 @@ class Normalization:
         needs: Sequence[bool],
     ) -> tuple[torch.Tensor | None, list[torch.Tensor | None]]:
         """Sum the needed gradients over all workers, in one group of messages."""
+        if not self.moves:
+            parts = zip((of_sums, *of_parameters), needs, strict=False)
+            first, *others = [part if needed else None for part, needed in parts]
+            return first, others
         unmoved = (None,) * (len(needs) - 1 - len(self.parameters))
         movements = [self.total, *self.parameters, *unmoved]
         parts = [of_sums, *of_parameters[: len(needs) - 1]]

@@ -211,6 +211,7 @@ def has_memory(x: torch.Tensor) -> bool:
     return is_eager(x) and not (storage_problem(x) or x.is_neg() or x._is_zerotensor())
 
 
+@lru_cache
 def drop_threshold(p: float) -> int:
     """Return the number, as a signed one, below which those of dropped cells are."""
     return int(p * 2.0**64) - (1 << 63)

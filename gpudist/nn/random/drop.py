@@ -46,7 +46,13 @@ def drop_by_index(
     Cost:
         One pass over the block in forward and one in backward; 8 bytes are kept.
     """
-    key, cells = Key(seed, call), Cells(box, shape)
+    return drop_by_key(x, Key(seed, call), Cells(box, shape), p, is_alpha)
+
+
+def drop_by_key(
+    x: torch.Tensor, key: Key, cells: Cells, p: float, is_alpha: bool = False
+) -> torch.Tensor:
+    """Drop cells by a key and their indices; see :func:`drop_by_index`."""
     if not is_alpha:
         return _drop(x, key, cells, p)
     kept = draw_kept_by_key(key, cells, p, x.device)
@@ -73,14 +79,15 @@ class _Drop(torch.autograd.Function):
         stored = x.new_empty((), dtype=torch.int64) if stores_key else None
         y = _scale_kept(x, key, cells, p, stored)
         ctx.save_for_backward(key.stored if stored is None else stored)
-        ctx.key, ctx.cells, ctx.p = key, cells, p
+        ctx.given = key, cells, p
         return y
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         (stored,) = ctx.saved_tensors
-        key = ctx.key if stored is None else ctx.key._replace(stored=stored)
-        return _drop(gradient, key, ctx.cells, ctx.p), None, None, None
+        key, cells, p = ctx.given
+        key = key if stored is None else key._replace(stored=stored)
+        return _drop(gradient, key, cells, p), None, None, None
 
 
 def _scale_kept(

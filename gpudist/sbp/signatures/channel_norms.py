@@ -82,14 +82,16 @@ def plain_batch_norm(*args: Any) -> torch.Tensor:
     """Compute ``torch.batch_norm`` without changing the running moments."""
     if not args[0].numel():
         return _no_cells(*args[:3])
-    return gradient_as_laid_out(torch.batch_norm(*args))
+    norm: Any = torch.batch_norm
+    return gradient_as_laid_out(norm(*args, torch.backends.cudnn.enabled))
 
 
 def plain_instance_norm(*args: Any) -> torch.Tensor:
     """Compute ``torch.instance_norm`` without running moments."""
     if not args[0].numel():
         return _no_cells(*args[:3])
-    return gradient_as_laid_out(torch.instance_norm(*args))
+    norm: Any = torch.instance_norm
+    return gradient_as_laid_out(norm(*args, torch.backends.cudnn.enabled))
 
 
 def _no_cells(
@@ -162,6 +164,8 @@ def _bind(call: Call, where: Where) -> Compute:
     eps, dtype = call.args[3:5] if returns_moments else (call.args[6 + (not updates)], None)
     by = bind_normalization(Normalization(dims, eps), where)
     alone, parameters_at = call.ready, parameters_of(call, 1)
+    if kernels.never_fit(by, x.shape, x.dtype, where.P.device):
+        return alone
     moment_shape = x.shape[:2] if is_instance else x.shape[1:2]
 
     def compute(tensors: Sequence[torch.Tensor]) -> Any:
@@ -247,13 +251,12 @@ def batch_norm(
 ) -> torch.Tensor:
     """Compute batch norm; moments of the batch are boxed to the layout of the running ones."""
     running = running_mean, running_var
-    on = torch.backends.cudnn.enabled
     if not training:
-        return call_rule(plain_batch_norm, input, weight, bias, *running, False, 0.0, eps, on)
+        return call_rule(plain_batch_norm, input, weight, bias, *running, False, 0.0, eps)
     F._verify_batch_size(input.size())  # pyright: ignore
     known = running_mean if running_mean is not None else running_var
     if known is None:
-        return call_rule(plain_batch_norm, input, weight, bias, None, None, True, 0.0, eps, on)
+        return call_rule(plain_batch_norm, input, weight, bias, None, None, True, 0.0, eps)
     if _update_in_place(input, running, momentum):
         return call_rule(updating_batch_norm, input, weight, bias, *running, momentum, eps)
     y, *seen = call_rule(batch_norm_and_moments, input, weight, bias, eps, known.dtype)
@@ -274,14 +277,13 @@ def instance_norm(
 ) -> torch.Tensor:
     """Compute instance norm; running moments are updated by averages over samples."""
     running = running_mean, running_var
-    on = torch.backends.cudnn.enabled
     if not use_input_stats:
         # Given moments are the same for all samples.
-        return call_rule(plain_batch_norm, input, weight, bias, *running, False, 0.0, eps, on)
+        return call_rule(plain_batch_norm, input, weight, bias, *running, False, 0.0, eps)
     F._verify_spatial_size(input.size())  # pyright: ignore
     known = running_mean if running_mean is not None else running_var
     if known is None:
-        return call_rule(plain_instance_norm, input, weight, bias, None, None, True, 0.0, eps, on)
+        return call_rule(plain_instance_norm, input, weight, bias, None, None, True, 0.0, eps)
     y, *seen = call_rule(instance_norm_and_moments, input, weight, bias, eps, known.dtype)
     with torch.no_grad():
         remember(running, [one.mean(0) for one in seen], momentum)

@@ -12,9 +12,10 @@ from torch import Tensor
 from gpudist.exchange.autograd import all_reduce_constant
 from gpudist.geometry.boxes import Box
 from gpudist.geometry.layout import broadcast, partial_sum, split
-from gpudist.nn.random.drop import drop_by_index
+from gpudist.nn.random.cells import Cells, Key
+from gpudist.nn.random.drop import drop_by_key
 from gpudist.nn.random.replays import replays_on
-from gpudist.sbp.registry import Call, SbpSignature, Where, compose, register
+from gpudist.sbp.registry import Call, Compute, SbpSignature, Where, compose, register
 from gpudist.sbp.scope import Draws, current_draws, mix
 from gpudist.sbp.signatures.channel_norms import call_rule
 from gpudist.world.partition import CartesianPartition
@@ -58,7 +59,7 @@ def seed_and_number(
 
 
 def dropped(input: Tensor, p: float, leading: int, is_alpha: bool) -> Tensor:
-    """Placeholder for ``_dropped``, which each worker computes on its block."""
+    """Placeholder for ``drop_by_key``, which each worker computes on its block."""
     return input.clone()
 
 
@@ -68,28 +69,23 @@ def dropout_of_blocks(call: Call, parts: int) -> list[SbpSignature]:
     ones = [*(split(d) for d in range(call.tensors[0].dims)), broadcast]
     if not call.args[3]:
         ones.append(partial_sum)
-    return [SbpSignature((one,), (one,), run=_dropped) for one in ones]
+    return [SbpSignature((one,), (one,), bind=_bind_dropped) for one in ones]
 
 
-def _dropped(call: Call, tensors: Sequence[Tensor], where: Where) -> Tensor:
-    (x,), (_, p, leading, is_alpha) = tensors, call.args
-    seeds = seed_and_number(where.P, x.device)
-    shape = where.call.tensors[0].shape
-    return _dropped_cells(x, p, leading, is_alpha, where.inputs[0], shape, *seeds)
+def _bind_dropped(call: Call, where: Where) -> Compute:
+    _, p, leading, is_alpha = call.args
+    cells = _cells(where.inputs[0], where.call.shapes[0], leading)
+
+    def compute(tensors: Sequence[Tensor]) -> Tensor:
+        x = tensors[0]
+        key = Key(*seed_and_number(where.P, x.device))
+        return drop_by_key(x, key, cells, p, is_alpha)
+
+    return compute
 
 
-def _dropped_cells(
-    x: Tensor,
-    p: float,
-    leading: int,
-    is_alpha: bool,
-    box: Box,
-    shape: Sequence[int],
-    seed: Tensor | int,
-    number: Tensor | int,
-) -> Tensor:
-    cells = Box(box.start[:leading], box.stop[:leading])
-    return drop_by_index(x, seed, number, cells, tuple(shape[:leading]), p, is_alpha)
+def _cells(box: Box, shape: Sequence[int], leading: int) -> Cells:
+    return Cells(Box(box.start[:leading], box.stop[:leading]), tuple(shape[:leading]))
 
 
 def check_probability(p: float) -> None:
@@ -111,8 +107,9 @@ def drop(
         found = call_rule(dropped, input, p, leading, is_alpha)
     else:
         assert draws is not None
-        seeds, box = seed_and_number_of(draws, input.device), Box.whole(input.shape)
-        found = _dropped_cells(input, p, leading, is_alpha, box, input.shape, *seeds)
+        cells = _cells(Box.whole(input.shape), input.shape, leading)
+        key = Key(*seed_and_number_of(draws, input.device))
+        found = drop_by_key(input, key, cells, p, is_alpha)
     return input.copy_(found) if inplace else found
 
 

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from gpudist.geometry.boxes import Box
 from gpudist.geometry.layout import Layout, Sbp, broadcast, split
 from gpudist.nn.autocast import ReadsLow
+from gpudist.nn.norm.kernels import never_fit
 from gpudist.nn.norm.node import normalize_block
 from gpudist.nn.norm.normalization import Normalization
 from gpudist.sbp.registry import (
@@ -73,9 +74,18 @@ def bind_normalization(by: Normalization, where: Where) -> Normalization:
     return by.bind(where.P, split_by, where.inputs[0], shape, channels, key)
 
 
-def _normalizing(by: Normalization, call: Call) -> Compute:
-    """Return the normalization of the first tensor, of the dtype in ``call`` or of 16 bits."""
-    dtype, parameters = call.tensors[0].dtype, parameters_of(call, 2)
+def _normalizing(by: Normalization, call: Call, where: Where, alone: Compute) -> Compute:
+    """Return the normalization of the first tensor, of the dtype in ``call`` or of 16 bits.
+
+    Args:
+        by: normalization bound to this worker's block.
+        call, where: see :data:`~gpudist.sbp.registry.Bind`.
+        alone: normalization of a block that shares no statistics by torch's kernel.
+    """
+    shape, dtype = call.tensors[0].shape, call.tensors[0].dtype
+    if never_fit(by, shape, dtype, where.P.device):
+        return alone
+    parameters = parameters_of(call, 2)
 
     def compute(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         x = tensors[0]
@@ -119,7 +129,7 @@ def _bind_layer(call: Call, where: Where) -> Compute:
         eps = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
     dims = tuple(range(x.dims - len(cells), x.dims))
     by = bind_normalization(Normalization(dims, eps, is_layer, per_channel=False), where)
-    return _normalizing(by, call)
+    return _normalizing(by, call, where, call.ready)
 
 
 # --- Group norm: over the channels of a group and all features ----------------------------------
@@ -191,7 +201,10 @@ def _bind_groups(call: Call, where: Where) -> Compute:
     by = bind_normalization(
         Normalization(features, eps, group_count=where.call.get(1, "num_groups")), where
     )
-    return _normalizing(by, call)
+    # Unlike F.group_norm, torch's own does not require several values per group in the block.
+    given = call.args[0], by.group_count, call.get(2, "weight"), call.get(3, "bias"), eps
+    own = replace(call, function=torch.group_norm, args=given, kwargs={})
+    return _normalizing(by, call, where, own.ready)
 
 
 # --- Local response norm: over neighbouring channels --------------------------------------------

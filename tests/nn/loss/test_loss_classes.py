@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import gpudist
 from gpudist import nn
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.world.partition import CartesianPartition, Partition
@@ -251,3 +252,16 @@ def test_a_target_outside_the_classes_is_refused_everywhere(P_world: Partition) 
     with pytest.raises(ShapeError, match="target 7 is not one of the classes 0 to 3"):
         criterion(torch.randn(1, 4), target)
         criterion(torch.randn(1, 4), target)
+
+
+@distributed(ranks=1, transports=["loopback"])
+def test_one_worker_sends_nothing(P_world: Partition) -> None:
+    """Neither do losses of global tensors, forward and backward."""
+    P_x = grid(P_world, [1, 1, 1])
+    network = gpudist.distribute(torch.nn.Conv1d(2, 3, 1), P_x)
+    loss = nn.DistributedCrossEntropyLoss(P_x)
+    x, target = torch.randn(4, 2, 5), classes_of((4, 3, 5))
+    for _ in range(2):
+        gpudist.stats(reset=True)
+        loss(network(x), target).backward()
+    assert gpudist.stats().total.calls == 0
