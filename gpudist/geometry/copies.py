@@ -1,0 +1,78 @@
+"""Copies within a worker: the block that consists of copies of another block's cells.
+
+Along each dim, cells are copied in runs of neighbours, so that the boxes of a plan are products of
+runs, as those of padding by reflected or repeated cells, of flips and of shifts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from math import prod
+from typing import NamedTuple
+
+from gpudist.geometry.boxes import Box, Move, Plan, Stage
+
+# A stage has no more boxes; more than 200 lie around a padded cube, 7 x 7 x 4 of them near an edge.
+MOST_BOXES = 256
+
+
+class Run(NamedTuple):
+    """Neighbouring cells from ``source`` on, copied to cells from ``destination`` on."""
+
+    source: int
+    destination: int
+    length: int
+
+
+def runs_of(cells: Sequence[int]) -> list[Run]:
+    """Return the runs by which each cell ``i`` becomes a copy of cell ``cells[i]``."""
+    starts = [i for i, cell in enumerate(cells) if i == 0 or cell != cells[i - 1] + 1]
+    stops = [*starts[1:], len(cells)]
+    return [Run(cells[i], i, stop - i) for i, stop in zip(starts, stops, strict=True)]
+
+
+def plan_copies(shape: Sequence[int], runs: Mapping[int, Sequence[Run]], rank: int) -> Plan:
+    """Plan copies within the worker ``rank``, which exchanges nothing.
+
+    Args:
+        shape: shape of the worker's block.
+        runs: runs along each dim that is not copied as it is; at least one dim.
+        rank: rank of the worker in the partition that the plan is bound to.
+
+    Returns:
+        Plan of one stage if it has at most ``MOST_BOXES`` boxes, else of as few as suffice, each
+        for some of the dims.
+    """
+    stages: list[Stage] = []
+    together: dict[int, Sequence[Run]] = {}
+    for dim, along in runs.items():
+        if together and prod(map(len, together.values())) * len(along) > MOST_BOXES:
+            stages.append(_stage(shape, together))
+            shape, together = stages[-1].output_shape or (), {}
+        together[dim] = along
+    stages.append(_stage(shape, together))
+    key = ("copies", tuple(shape), tuple((dim, tuple(along)) for dim, along in runs.items()))
+    return Plan(key, rank, tuple(stages))
+
+
+def _stage(shape: Sequence[int], runs: Mapping[int, Sequence[Run]]) -> Stage:
+    along = [runs.get(dim, (Run(0, 0, extent),)) for dim, extent in enumerate(shape)]
+    moves = [
+        Move(
+            Box(tuple(r.source for r in box), tuple(r.source + r.length for r in box)),
+            Box(tuple(r.destination for r in box), tuple(r.destination + r.length for r in box)),
+        )
+        for box in product(*along)
+    ]
+    return Stage(
+        tuple(shape),
+        tuple(sum(run.length for run in dim) for dim in along),
+        tuple(moves),
+        sources_overlap=any(map(_overlap, runs.values())),
+    )
+
+
+def _overlap(runs: Sequence[Run]) -> bool:
+    ordered = sorted(runs)
+    return any(a.source + a.length > b.source for a, b in zip(ordered, ordered[1:], strict=False))
