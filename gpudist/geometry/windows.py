@@ -366,6 +366,13 @@ class FoldedWindow:
             low = min(low, extent - 1 - behind)
         return low, max(high, front + 1) if front else high
 
+    def copied(self, cell: int, extent: int) -> int:
+        """Return the cell of the extent that ``cell``, which may lie beyond an edge, is a copy of."""
+        last = extent - 1
+        if self.mode == "replicate":
+            return min(max(cell, 0), last)
+        return last - abs(last - abs(cell))
+
     def _overhang(self, extent: int) -> tuple[int, int]:
         outputs = self.window.outputs(Blocks(extent, 1)).extent
         if outputs == 0:

@@ -3,86 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from gpudist.errors import ShapeError
-from gpudist.geometry.blocks import Blocks
+from gpudist.exchange.arrangement import Arrangement, bind_arrangement
+from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.halo import needed_range
-from gpudist.geometry.windows import CopyingMode, FoldedWindow, Window, require_padding_fits
-
-
-@dataclass(frozen=True)
-class EdgePadding:
-    """Padding of a block to all cells that its windows read; local and differentiable.
-
-    Attributes:
-        mode: padding mode for dims along which torch can pad the block like a whole tensor.
-        widths: cells of padding on both sides, last dim first, in the order of torch's ``pad``.
-        cells: for the other dims, the indices of the block's cells to gather, in order.
-    """
-
-    mode: CopyingMode
-    widths: tuple[int, ...]
-    cells: tuple[tuple[int, torch.Tensor], ...]
-
-    def __call__(self, block: torch.Tensor) -> torch.Tensor:
-        for dim, cells in self.cells:
-            block = block.index_select(dim, cells)
-        return F.pad(block, self.widths, self.mode) if any(self.widths) else block
+from gpudist.geometry.windows import FoldedWindow, Window, require_padding_fits
+from gpudist.world.partition import CartesianPartition
 
 
 def bind_edge_padding(
-    dims: Sequence[Blocks],
+    name: str,
+    inputs: Decomposition,
     windows: Sequence[Window],
-    index: Sequence[int],
-    device: torch.device,
+    P: CartesianPartition,
+    shape: Sequence[int],
+    dtype: torch.dtype,
     of_own_block: bool = False,
-) -> EdgePadding | None:
-    """Return the padding that the worker at ``index`` adds to its block; ``None`` if it adds none.
+) -> Arrangement | None:
+    """Return the padding of a block to all cells that its windows read; ``None`` if it adds none.
 
     Args:
-        dims: blocks of the input along its feature dims.
-        windows: windows of the layer, one per feature dim.
-        index: index of the worker along the feature dims; the worker must have outputs.
-        device: device of the block.
+        name: name of the layer.
+        inputs: decomposition of the input.
+        windows: windows of the layer, one per dim.
+        P: partition of the workers that pad; this worker must have outputs.
+        shape: shape of the block to pad.
+        dtype: dtype of the block.
         of_own_block: whether to pad the worker's own block, because no worker needs ghosts, instead
             of the result of a halo exchange.
     """
-    mode: CopyingMode = "replicate"
-    widths: list[int] = []
-    cells: list[tuple[int, torch.Tensor]] = []
-    for d, (blocks, window, i) in enumerate(zip(dims, windows, index, strict=True)):
-        block = blocks.block(i) if of_own_block else needed_range(blocks, window, i)
-        extent = blocks.extent
-        read = window
+    assert P.index is not None
+    cells: dict[int, list[int]] = {}
+    for d, (blocks, window, i) in enumerate(zip(inputs.dims, windows, P.index, strict=True)):
         if isinstance(window, FoldedWindow):
-            mode, read = window.mode, window.window
-        low, high = needed_range(blocks, read, i)
-        front, behind = max(0, -low), max(0, high - extent)
-        if (max(low, 0), min(high, extent)) == block and _torch_pads(mode, block, front, behind):
-            widths = [front, behind, *widths]
-        else:
-            widths = [0, 0, *widths]
-            cells.append((d + 2, _copied(mode, low, high, extent, device) - block[0]))
-    padding = EdgePadding(mode, tuple(widths), tuple(cells))
-    return padding if padding.cells or any(padding.widths) else None
-
-
-def _torch_pads(mode: CopyingMode, block: tuple[int, int], front: int, behind: int) -> bool:
-    return mode == "replicate" or max(front, behind) < block[1] - block[0]
-
-
-def _copied(
-    mode: CopyingMode, low: int, high: int, extent: int, device: torch.device
-) -> torch.Tensor:
-    cells = torch.arange(low, high, device=device)
-    if mode == "replicate":
-        return cells.clamp(0, extent - 1)
-    last = extent - 1
-    return last - (last - cells.abs()).abs()
+            first = blocks.block(i)[0] if of_own_block else needed_range(blocks, window, i)[0]
+            read = range(*needed_range(blocks, window.window, i))
+            cells[d] = [window.copied(cell, blocks.extent) - first for cell in read]
+    return bind_arrangement(cells, shape, P, f"edge padding of {name}", dtype)
 
 
 def require_padding_of_input(
