@@ -7,7 +7,7 @@ runs, as those of padding by reflected or repeated cells, of flips and of shifts
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import product
+from itertools import pairwise, product
 from math import prod
 from typing import NamedTuple
 
@@ -75,4 +75,4 @@ def _stage(shape: Sequence[int], runs: Mapping[int, Sequence[Run]]) -> Stage:
 
 def _overlap(runs: Sequence[Run]) -> bool:
     ordered = sorted(runs)
-    return any(a.source + a.length > b.source for a, b in zip(ordered, ordered[1:], strict=False))
+    return any(a.source + a.length > b.source for a, b in pairwise(ordered))

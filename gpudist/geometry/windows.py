@@ -367,7 +367,7 @@ class FoldedWindow:
         return low, max(high, front + 1) if front else high
 
     def copied(self, cell: int, extent: int) -> int:
-        """Return the cell of the extent that ``cell``, which may lie beyond an edge, is a copy of."""
+        """Return the cell inside that ``cell``, which may lie beyond an edge, is a copy of."""
         last = extent - 1
         if self.mode == "replicate":
             return min(max(cell, 0), last)

@@ -2,47 +2,93 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from gpudist.errors import ShapeError
-from gpudist.exchange.arrangement import Arrangement, bind_arrangement
-from gpudist.geometry.blocks import Decomposition
+from gpudist.exchange.arrangement import bind_arrangement
 from gpudist.geometry.halo import needed_range
-from gpudist.geometry.windows import FoldedWindow, Window, require_padding_fits
+from gpudist.geometry.windows import CopyingMode, FoldedWindow, Window, require_padding_fits
+from gpudist.nn.kernel_choice import suits_cpu
+from gpudist.ops.shape_agreement import BlockLayout
 from gpudist.world.partition import CartesianPartition
+
+Pad = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class _TorchPadding:
+    """Padding by torch's functions, of which those for CPUs are fast.
+
+    Attributes:
+        mode: padding mode for dims along which torch can pad the block like a whole tensor.
+        widths: cells of padding on both sides, last dim first, in the order of torch's ``pad``.
+        cells: for the other dims, the indices of the block's cells to gather, in order.
+    """
+
+    mode: CopyingMode
+    widths: tuple[int, ...]
+    cells: tuple[tuple[int, torch.Tensor], ...]
+
+    def __call__(self, block: torch.Tensor) -> torch.Tensor:
+        for dim, cells in self.cells:
+            block = block.index_select(dim, cells)
+        return F.pad(block, self.widths, self.mode) if any(self.widths) else block
 
 
 def bind_edge_padding(
     name: str,
-    inputs: Decomposition,
+    layout: BlockLayout,
     windows: Sequence[Window],
     P: CartesianPartition,
-    shape: Sequence[int],
-    dtype: torch.dtype,
-    of_own_block: bool = False,
-) -> Arrangement | None:
+    x: torch.Tensor,
+    moved: Sequence[int] | None,
+) -> Pad | None:
     """Return the padding of a block to all cells that its windows read; ``None`` if it adds none.
+
+    It is local and differentiable. On a GPU, all dims take one launch, in forward and in backward,
+    where torch's functions for the gradient add in no fixed order.
 
     Args:
         name: name of the layer.
-        inputs: decomposition of the input.
+        layout: layout of the input.
         windows: windows of the layer, one per dim.
         P: partition of the workers that pad; this worker must have outputs.
-        shape: shape of the block to pad.
-        dtype: dtype of the block.
-        of_own_block: whether to pad the worker's own block, because no worker needs ghosts, instead
-            of the result of a halo exchange.
+        x: this worker's input.
+        moved: shape of the result of the halo exchange; ``None`` to pad the worker's own block,
+            because no worker needs ghosts.
     """
-    assert P.index is not None
-    cells: dict[int, list[int]] = {}
-    for d, (blocks, window, i) in enumerate(zip(inputs.dims, windows, P.index, strict=True)):
+    inputs, index = layout.decomposition, P.index
+    assert index is not None
+    mode: CopyingMode = "replicate"
+    widths: list[int] = []
+    places: dict[int, list[int]] = {}
+    gathered: list[tuple[int, torch.Tensor]] = []
+    for d, (blocks, window, i) in enumerate(zip(inputs.dims, windows, index, strict=True)):
+        block = blocks.block(i) if moved is None else needed_range(blocks, window, i)
+        front = behind = 0
         if isinstance(window, FoldedWindow):
-            first = blocks.block(i)[0] if of_own_block else needed_range(blocks, window, i)[0]
-            read = range(*needed_range(blocks, window.window, i))
-            cells[d] = [window.copied(cell, blocks.extent) - first for cell in read]
-    return bind_arrangement(cells, shape, P, f"edge padding of {name}", dtype)
+            mode, extent = window.mode, blocks.extent
+            low, high = needed_range(blocks, window.window, i)
+            places[d] = [window.copied(cell, extent) - block[0] for cell in range(low, high)]
+            front, behind = max(0, -low), max(0, high - extent)
+            is_whole = (max(low, 0), min(high, extent)) == block
+            if not (is_whole and _torch_pads(mode, block, front, behind)):
+                gathered.append((d, torch.tensor(places[d], device=x.device)))
+                front = behind = 0
+        widths = [front, behind, *widths]
+    if not suits_cpu(x):
+        shape = inputs.block(index).shape if moved is None else moved
+        return bind_arrangement(places, shape, P, f"padding of {name}", layout.dtype)
+    padding = _TorchPadding(mode, tuple(widths[:-4]), tuple(gathered))
+    return padding if padding.cells or any(padding.widths) else None
+
+
+def _torch_pads(mode: CopyingMode, block: tuple[int, int], front: int, behind: int) -> bool:
+    return mode == "replicate" or max(front, behind) < block[1] - block[0]
 
 
 def require_padding_of_input(

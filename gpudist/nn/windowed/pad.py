@@ -10,14 +10,13 @@ import torch.nn.functional as F
 
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.exchange import Movement
-from gpudist.exchange.arrangement import Arrangement
 from gpudist.exchange.autograd import move
 from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.windows import CopyingMode, FoldedWindow, PaddingWindow, Read, Window
 from gpudist.nn.channels_last import channels_last_form, in_form
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.parameters.parameter import empty_output
-from gpudist.nn.windowed.edge_padding import bind_edge_padding, require_padding_of_input
+from gpudist.nn.windowed.edge_padding import Pad, bind_edge_padding, require_padding_of_input
 from gpudist.nn.windowed.region_layer import BlockOperation, RegionLayer, padding_widths
 from gpudist.ops.halo_exchange import HaloExchange
 from gpudist.ops.operator import Bound
@@ -37,7 +36,7 @@ class _BoundPad:
 
     halo: Movement
     output_shape: tuple[int, ...]
-    edge_padding: Arrangement | None
+    edge_padding: Pad | None
 
 
 class _DistributedPad(RegionLayer):
@@ -105,9 +104,8 @@ class _DistributedPad(RegionLayer):
         outputs = self.outputs_of(inputs).block(index).shape
         edge_padding = None
         if self._mode in ("reflect", "replicate") and 0 not in outputs:
-            edge_padding = bind_edge_padding(
-                self._name, inputs, windows, self.P_x, halo.output_shape, layout.dtype
-            )
+            moved = halo.output_shape
+            edge_padding = bind_edge_padding(self._name, layout, windows, self.P_x, x, moved)
         return _BoundPad(halo, outputs, edge_padding)
 
     def require_region(self) -> None:
