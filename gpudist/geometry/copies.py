@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from gpudist.geometry.boxes import Box, Move, Plan, Stage
 
-# A stage has no more boxes; more than 200 lie around a padded cube, 7 x 7 x 4 of them near an edge.
+# The boxes of a cube padded by 3 cells on five sides are 7 x 7 x 4.
 MOST_BOXES = 256
 
 
@@ -29,31 +29,32 @@ def runs_of(cells: Sequence[int]) -> list[Run]:
     """Return the runs by which each cell ``i`` becomes a copy of cell ``cells[i]``."""
     starts = [i for i, cell in enumerate(cells) if i == 0 or cell != cells[i - 1] + 1]
     stops = [*starts[1:], len(cells)]
-    return [Run(cells[i], i, stop - i) for i, stop in zip(starts, stops, strict=True)]
+    return [Run(cells[i], i, stop - i) for i, stop in zip(starts, stops, strict=False)]
 
 
-def plan_copies(shape: Sequence[int], runs: Mapping[int, Sequence[Run]], rank: int) -> Plan:
+def plan_copies(
+    shape: Sequence[int], runs: Mapping[int, Sequence[Run]], rank: int, most_boxes: int = MOST_BOXES
+) -> Plan:
     """Plan copies within the worker ``rank``, which exchanges nothing.
 
     Args:
         shape: shape of the worker's block.
         runs: runs along each dim that is not copied as it is; at least one dim.
         rank: rank of the worker in the partition that the plan is bound to.
+        most_boxes: number of boxes up to which several dims are copied in one stage.
 
     Returns:
-        Plan of one stage if it has at most ``MOST_BOXES`` boxes, else of as few as suffice, each
-        for some of the dims.
+        Plan of one stage, or of several ones, each for some of the dims.
     """
     stages: list[Stage] = []
     together: dict[int, Sequence[Run]] = {}
     for dim, along in runs.items():
-        if together and prod(map(len, together.values())) * len(along) > MOST_BOXES:
+        if together and prod(map(len, together.values())) * len(along) > most_boxes:
             stages.append(_stage(shape, together))
             shape, together = stages[-1].output_shape or (), {}
         together[dim] = along
     stages.append(_stage(shape, together))
-    key = ("copies", tuple(shape), tuple((dim, tuple(along)) for dim, along in runs.items()))
-    return Plan(key, rank, tuple(stages))
+    return Plan(("copies", *stages), rank, tuple(stages))
 
 
 def _stage(shape: Sequence[int], runs: Mapping[int, Sequence[Run]]) -> Stage:

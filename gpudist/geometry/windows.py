@@ -335,6 +335,14 @@ class PaddingWindow:
         return start - self.left, stop - self.left
 
 
+def copied(mode: str, cell: int, extent: int) -> int:
+    """Return the cell of the extent that ``cell``, which may lie beyond an edge, is a copy of."""
+    last = extent - 1
+    if mode == "replicate":
+        return min(max(cell, 0), last)
+    return last - abs(last - abs(cell))
+
+
 @dataclass(frozen=True)
 class FoldedWindow:
     """Window whose cells beyond the global edge are copies of cells inside.
@@ -365,13 +373,6 @@ class FoldedWindow:
         if behind:
             low = min(low, extent - 1 - behind)
         return low, max(high, front + 1) if front else high
-
-    def copied(self, cell: int, extent: int) -> int:
-        """Return the cell inside that ``cell``, which may lie beyond an edge, is a copy of."""
-        last = extent - 1
-        if self.mode == "replicate":
-            return min(max(cell, 0), last)
-        return last - abs(last - abs(cell))
 
     def _overhang(self, extent: int) -> tuple[int, int]:
         outputs = self.window.outputs(Blocks(extent, 1)).extent

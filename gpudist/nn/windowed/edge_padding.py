@@ -11,7 +11,13 @@ import torch.nn.functional as F
 from gpudist.errors import ShapeError
 from gpudist.exchange.arrangement import bind_arrangement
 from gpudist.geometry.halo import needed_range
-from gpudist.geometry.windows import CopyingMode, FoldedWindow, Window, require_padding_fits
+from gpudist.geometry.windows import (
+    CopyingMode,
+    FoldedWindow,
+    Window,
+    copied,
+    require_padding_fits,
+)
 from gpudist.nn.kernel_choice import suits_cpu
 from gpudist.ops.shape_agreement import BlockLayout
 from gpudist.world.partition import CartesianPartition
@@ -67,23 +73,26 @@ def bind_edge_padding(
     widths: list[int] = []
     places: dict[int, list[int]] = {}
     gathered: list[tuple[int, torch.Tensor]] = []
-    for d, (blocks, window, i) in enumerate(zip(inputs.dims, windows, index, strict=True)):
+    features = zip(inputs.dims[2:], windows[2:], index[2:], strict=True)
+    for d, (blocks, window, i) in enumerate(features, start=2):
         block = blocks.block(i) if moved is None else needed_range(blocks, window, i)
-        front = behind = 0
+        extent = blocks.extent
+        read = window
         if isinstance(window, FoldedWindow):
-            mode, extent = window.mode, blocks.extent
-            low, high = needed_range(blocks, window.window, i)
-            places[d] = [window.copied(cell, extent) - block[0] for cell in range(low, high)]
-            front, behind = max(0, -low), max(0, high - extent)
-            is_whole = (max(low, 0), min(high, extent)) == block
-            if not (is_whole and _torch_pads(mode, block, front, behind)):
-                gathered.append((d, torch.tensor(places[d], device=x.device)))
-                front = behind = 0
-        widths = [front, behind, *widths]
+            mode, read = window.mode, window.window
+        low, high = needed_range(blocks, read, i)
+        places[d] = [copied(mode, cell, extent) - block[0] for cell in range(low, high)]
+        front, behind = max(0, -low), max(0, high - extent)
+        is_whole = (max(low, 0), min(high, extent)) == block
+        if is_whole and _torch_pads(mode, block, front, behind):
+            widths = [front, behind, *widths]
+        else:
+            widths = [0, 0, *widths]
+            gathered.append((d, torch.tensor(places[d], device=x.device)))
     if not suits_cpu(x):
         shape = inputs.block(index).shape if moved is None else moved
         return bind_arrangement(places, shape, P, f"padding of {name}", layout.dtype)
-    padding = _TorchPadding(mode, tuple(widths[:-4]), tuple(gathered))
+    padding = _TorchPadding(mode, tuple(widths), tuple(gathered))
     return padding if padding.cells or any(padding.widths) else None
 
 
