@@ -335,6 +335,14 @@ class PaddingWindow:
         return start - self.left, stop - self.left
 
 
+def copied(mode: str, cell: int, extent: int) -> int:
+    """Return the cell of the extent that ``cell``, which may lie beyond an edge, is a copy of."""
+    last = extent - 1
+    if mode == "replicate":
+        return min(max(cell, 0), last)
+    return last - abs(last - abs(cell))
+
+
 @dataclass(frozen=True)
 class FoldedWindow:
     """Window whose cells beyond the global edge are copies of cells inside.

@@ -16,7 +16,9 @@ from benchmarks.ledger.gpu_autocast import gpu_autocast
 from benchmarks.ledger.page import PAGE, page
 from benchmarks.ledger.step import Row, count_step
 from gpudist.geometry.boxes import Box
+from gpudist.nn.kernel_choice import as_on_gpu
 from gpudist.nn.random.cells import uniform_by_index
+from gpudist.sbp.global_parameter import block_of
 from gpudist.testing.rank_pool import RankPool
 from gpudist.world.partition import Partition
 from tests.doubles import use_doubles
@@ -167,3 +169,45 @@ def test_what_counts_as_no_launch_writes_no_memory(name: str) -> None:
     is_new = name.startswith(("empty", "new_empty", "resize"))
     if isinstance(result, torch.Tensor) and not is_new:
         assert result.untyped_storage().data_ptr() == _X.untyped_storage().data_ptr()
+
+
+def test_padding_launches_few_kernels_which_round_a_gradient_once() -> None:
+    with RankPool(2, 60.0) as pool:
+        found = {
+            kind: pool.run(2, _launches_of_padding, (kind,), {}, 60.0, "nccl")
+            for kind in ("Reflection", "Replication", "Circular")
+        }
+    # Packing, unpacking and the padding.
+    assert max(n for ranks in found.values() for rank in ranks for ways in rank for n in ways) <= 3
+    # A converted network leaves each cell on its worker, beside those to reflect or to repeat.
+    for kind in ("Reflection", "Replication"):
+        assert [of_network for _, of_network in found[kind]] == 2 * [[1, 1]]
+
+
+def _launches_of_padding(P_world: Partition, kind: str) -> tuple[list[int], list[int]]:
+    P_x = P_world.create_cartesian_topology_partition([1, 1, 2, 1, 1])
+    widths = (2, 2, 2, 2, 2, 0)
+    padding = getattr(torch.nn, f"{kind}Pad3d")(widths)
+    torch.manual_seed(0)
+    whole = torch.randn(1, 2, 8, 6, 5).bfloat16().float().requires_grad_()
+    (expected,) = torch.autograd.grad(padding(whole), whole, 2 * padding(whole))
+    assert P_world.rank is not None
+    rows = slice(4 * P_world.rank, 4 * P_world.rank + 4)
+    x = whole.detach().bfloat16()[:, :, rows].requires_grad_()
+    found: list[list[int]] = []
+    with as_on_gpu():
+        layer = getattr(gpudist.nn, f"Distributed{kind}Pad3d")(P_x, widths)
+        network = gpudist.distribute(padding, P_x, inputs={"input": "block"})
+        for pad in (layer, network):
+            pad(x)
+            with Counting() as forward:
+                y = block_of(pad(x))
+            seed = 2 * y.detach()
+            torch.autograd.grad(y, x, seed, retain_graph=True)
+            with Counting() as backward:
+                (gradient,) = torch.autograd.grad(y, x, seed)
+            found.append([counting.counts().launches for counting in (forward, backward)])
+            torch.testing.assert_close(gradient.float(), expected[:, :, rows], atol=0, rtol=1 / 64)
+    if kind != "Circular":
+        assert torch.equal(gradient, expected[:, :, rows].bfloat16())
+    return found[0], found[1]

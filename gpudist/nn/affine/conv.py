@@ -42,11 +42,7 @@ from gpudist.nn.kernel_choice import suits_cpu
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.partitions import partitions_lead
 from gpudist.nn.windowed.block_in_place import use_in_place
-from gpudist.nn.windowed.edge_padding import (
-    EdgePadding,
-    bind_edge_padding,
-    require_padding_of_input,
-)
+from gpudist.nn.windowed.edge_padding import Pad, bind_edge_padding, require_padding_of_input
 from gpudist.nn.windowed.region_layer import BlockOperation, WithPadding, padding_widths
 from gpudist.nn.windowed.window import per_dim
 from gpudist.ops.halo_exchange import HaloExchange
@@ -256,7 +252,7 @@ class _DistributedConv(ConvLayer):
         features = block.shape[1] if block is not None else None
         bound = _BoundConv(movement, self.bind_parameters(), reduction, features, block)
         if any(isinstance(window, FoldedWindow) for window in windows):
-            return self._with_edge_padding(bound, inputs, x)
+            return self._with_edge_padding(bound, layout, x)
         is_alone = self._placement.P_source is None and reduction is None
         if is_alone and index is not None and block is not None and 0 not in block.shape:
             given = bound.parameters, block.convolution, partial(self.affine, bound)
@@ -275,18 +271,18 @@ class _DistributedConv(ConvLayer):
         ]
 
     def _with_edge_padding(
-        self, bound: _BoundConv, inputs: Decomposition, x: torch.Tensor
+        self, bound: _BoundConv, layout: BlockLayout, x: torch.Tensor
     ) -> _BoundConv:
         """Add to ``bound`` the padding by copies of cells, which follows the halo exchange."""
-        halo, index = self.halo_exchange, self._placement.P_c.index
+        halo, P_c = self.halo_exchange, self._placement.P_c
         has_ghosts = self._placement.P_source is not None or have_faces(
-            inputs, halo.windows, halo.periodic
+            layout.decomposition, halo.windows, halo.periodic
         )
         bound = bound if has_ghosts else replace(bound, halo=None)
-        if index is None or bound.block is None or 0 in bound.block.shape:
+        if P_c.index is None or bound.block is None or 0 in bound.block.shape:
             return bound
-        features = (inputs.dims[2:], halo.windows[2:], index[2:])
-        edge_padding = bind_edge_padding(*features, x.device, of_own_block=not has_ghosts)
+        moved = None if bound.halo is None else bound.halo.output_shape
+        edge_padding = bind_edge_padding(self._name, layout, halo.windows, P_c, x, moved)
         return replace(bound, edge_padding=edge_padding)
 
     def _with_block_in_place(
@@ -361,7 +357,7 @@ class _BoundConv(BoundAffine):
     block: BlockConvolution | None = None
     in_place: ConvolutionInPlace | None = None
     with_ghosts: ConvolutionWithGhosts | None = None
-    edge_padding: EdgePadding | None = None
+    edge_padding: Pad | None = None
 
     def by_hand(self, x: torch.Tensor) -> ConvolutionInPlace | ConvolutionWithGhosts | None:
         """Return the convolution with a backward of its own that suits ``x``, on all ranks alike.

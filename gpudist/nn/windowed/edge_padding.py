@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
 from gpudist.errors import ShapeError
-from gpudist.geometry.blocks import Blocks
+from gpudist.exchange.arrangement import bind_arrangement
 from gpudist.geometry.halo import needed_range
-from gpudist.geometry.windows import CopyingMode, FoldedWindow, Window, require_padding_fits
+from gpudist.geometry.windows import (
+    CopyingMode,
+    FoldedWindow,
+    Window,
+    copied,
+    require_padding_fits,
+)
+from gpudist.nn.kernel_choice import suits_cpu
+from gpudist.ops.shape_agreement import BlockLayout
+from gpudist.world.partition import CartesianPartition
+
+Pad = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class EdgePadding:
-    """Padding of a block to all cells that its windows read; local and differentiable.
+class _TorchPadding:
+    """Padding by torch's functions, of which those for CPUs are fast.
 
     Attributes:
         mode: padding mode for dims along which torch can pad the block like a whole tensor.
@@ -35,54 +46,58 @@ class EdgePadding:
 
 
 def bind_edge_padding(
-    dims: Sequence[Blocks],
+    name: str,
+    layout: BlockLayout,
     windows: Sequence[Window],
-    index: Sequence[int],
-    device: torch.device,
-    of_own_block: bool = False,
-) -> EdgePadding | None:
-    """Return the padding that the worker at ``index`` adds to its block; ``None`` if it adds none.
+    P: CartesianPartition,
+    x: torch.Tensor,
+    moved: Sequence[int] | None,
+) -> Pad | None:
+    """Return the padding of a block to all cells that its windows read; ``None`` if it adds none.
+
+    It is local and differentiable. On a GPU, all dims take one launch, in forward and in backward,
+    where torch's functions for the gradient add in no fixed order.
 
     Args:
-        dims: blocks of the input along its feature dims.
-        windows: windows of the layer, one per feature dim.
-        index: index of the worker along the feature dims; the worker must have outputs.
-        device: device of the block.
-        of_own_block: whether to pad the worker's own block, because no worker needs ghosts, instead
-            of the result of a halo exchange.
+        name: name of the layer.
+        layout: layout of the input.
+        windows: windows of the layer, one per dim.
+        P: partition of the workers that pad; this worker must have outputs.
+        x: this worker's input.
+        moved: shape of the result of the halo exchange; ``None`` to pad the worker's own block,
+            because no worker needs ghosts.
     """
+    inputs, index = layout.decomposition, P.index
+    assert index is not None
     mode: CopyingMode = "replicate"
     widths: list[int] = []
-    cells: list[tuple[int, torch.Tensor]] = []
-    for d, (blocks, window, i) in enumerate(zip(dims, windows, index, strict=True)):
-        block = blocks.block(i) if of_own_block else needed_range(blocks, window, i)
+    places: dict[int, list[int]] = {}
+    gathered: list[tuple[int, torch.Tensor]] = []
+    features = zip(inputs.dims[2:], windows[2:], index[2:], strict=True)
+    for d, (blocks, window, i) in enumerate(features, start=2):
+        block = blocks.block(i) if moved is None else needed_range(blocks, window, i)
         extent = blocks.extent
         read = window
         if isinstance(window, FoldedWindow):
             mode, read = window.mode, window.window
         low, high = needed_range(blocks, read, i)
+        places[d] = [copied(mode, cell, extent) - block[0] for cell in range(low, high)]
         front, behind = max(0, -low), max(0, high - extent)
-        if (max(low, 0), min(high, extent)) == block and _torch_pads(mode, block, front, behind):
+        is_whole = (max(low, 0), min(high, extent)) == block
+        if is_whole and _torch_pads(mode, block, front, behind):
             widths = [front, behind, *widths]
         else:
             widths = [0, 0, *widths]
-            cells.append((d + 2, _copied(mode, low, high, extent, device) - block[0]))
-    padding = EdgePadding(mode, tuple(widths), tuple(cells))
+            gathered.append((d, torch.tensor(places[d], device=x.device)))
+    if not suits_cpu(x):
+        shape = inputs.block(index).shape if moved is None else moved
+        return bind_arrangement(places, shape, P, f"padding of {name}", layout.dtype)
+    padding = _TorchPadding(mode, tuple(widths), tuple(gathered))
     return padding if padding.cells or any(padding.widths) else None
 
 
 def _torch_pads(mode: CopyingMode, block: tuple[int, int], front: int, behind: int) -> bool:
     return mode == "replicate" or max(front, behind) < block[1] - block[0]
-
-
-def _copied(
-    mode: CopyingMode, low: int, high: int, extent: int, device: torch.device
-) -> torch.Tensor:
-    cells = torch.arange(low, high, device=device)
-    if mode == "replicate":
-        return cells.clamp(0, extent - 1)
-    last = extent - 1
-    return last - (last - cells.abs()).abs()
 
 
 def require_padding_of_input(

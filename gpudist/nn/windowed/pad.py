@@ -16,11 +16,7 @@ from gpudist.geometry.windows import CopyingMode, FoldedWindow, PaddingWindow, R
 from gpudist.nn.channels_last import channels_last_form, in_form
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.parameters.parameter import empty_output
-from gpudist.nn.windowed.edge_padding import (
-    EdgePadding,
-    bind_edge_padding,
-    require_padding_of_input,
-)
+from gpudist.nn.windowed.edge_padding import Pad, bind_edge_padding, require_padding_of_input
 from gpudist.nn.windowed.region_layer import BlockOperation, RegionLayer, padding_widths
 from gpudist.ops.halo_exchange import HaloExchange
 from gpudist.ops.operator import Bound
@@ -40,7 +36,7 @@ class _BoundPad:
 
     halo: Movement
     output_shape: tuple[int, ...]
-    edge_padding: EdgePadding | None
+    edge_padding: Pad | None
 
 
 class _DistributedPad(RegionLayer):
@@ -108,7 +104,8 @@ class _DistributedPad(RegionLayer):
         outputs = self.outputs_of(inputs).block(index).shape
         edge_padding = None
         if self._mode in ("reflect", "replicate") and 0 not in outputs:
-            edge_padding = bind_edge_padding(inputs.dims[2:], windows[2:], index[2:], x.device)
+            moved = halo.output_shape
+            edge_padding = bind_edge_padding(self._name, layout, windows, self.P_x, x, moved)
         return _BoundPad(halo, outputs, edge_padding)
 
     def require_region(self) -> None:

@@ -10,6 +10,7 @@ from itertools import product
 import torch
 
 from gpudist.exchange import Movement, bind
+from gpudist.exchange.arrangement import Arrangement, bind_arrangement
 from gpudist.exchange.autograd import move
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.boxes import Box, Plan, stage_of
@@ -97,10 +98,11 @@ def _bind(read: Read, call: Call, where: Where) -> Compute:
         return call
     dims = [_Dim.of(blocks, fetches.get(d)) for d, blocks in enumerate(inputs.dims)]
     movement = _movement(P, inputs, dims, where, 0)
-    places = {
-        d: dims[d].places(P.index[d], is_fetched=movement is not None) for d in sorted(fetches)
-    }
-    return _Fetching(movement, {d: at for d, at in places.items() if at is not None})
+    places = {d: dims[d].places(P.index[d], movement is not None) for d in sorted(fetches)}
+    shape = inputs.block(P.index).shape if movement is None else movement.output_shape
+    label, dtype = _label(where, 0), where.call.tensors[0].dtype
+    arrange = bind_arrangement(places, shape, P, label, dtype)
+    return _Fetching(movement, arrange)
 
 
 def _movement(
@@ -108,9 +110,12 @@ def _movement(
 ) -> Movement | None:
     if all(dim.is_local for dim in dims):
         return None
-    spec = where.call.tensors[slot]
-    label = f"{name_of(where.call.function)} of {list(spec.shape)}"
-    return bind(_plan(P, inputs, dims), P, label, spec.dtype, (0,), spec.dtype)
+    dtype = where.call.tensors[slot].dtype
+    return bind(_plan(P, inputs, dims), P, _label(where, slot), dtype, (0,), dtype)
+
+
+def _label(where: Where, slot: int) -> str:
+    return f"{name_of(where.call.function)} of {list(where.call.shapes[slot])}"
 
 
 def concat_signature(along: int, count: int) -> SbpSignature:
@@ -149,20 +154,16 @@ def _bind_joined(along: int, call: Call, where: Where) -> Compute:
 class _Fetching:
     """Function that fetches cells and arranges them in the order of the result's block."""
 
-    def __init__(self, movement: Movement | None, places: dict[int, torch.Tensor]) -> None:
-        self.movement, self.places = movement, places
+    def __init__(self, movement: Movement | None, arrange: Arrangement | None) -> None:
+        self.movement, self.arrange = movement, arrange
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         (x,) = tensors
-        if self.movement is None and not self.places:
+        if self.movement is None and self.arrange is None:
             return x.clone()
         if self.movement is not None:
             (x,) = move((self.movement,), (x,))
-        for dim, at in self.places.items():
-            if at.device != x.device:
-                at = self.places[dim] = at.to(x.device)
-            x = x.index_select(dim, at)
-        return x
+        return x if self.arrange is None else self.arrange(x)
 
 
 @dataclass(frozen=True)
@@ -225,14 +226,13 @@ class _Dim:
                 count += cells[1] - cells[0]
         return count > len(found)
 
-    def places(self, index: int, is_fetched: bool) -> torch.Tensor | None:
-        """Return the local positions of the result's cells; ``None`` if the order is unchanged."""
+    def places(self, index: int, is_fetched: bool) -> list[int]:
+        """Return the local positions of the cells that the result's cells are copies of."""
         start, stop = self.outputs.block(index)
         assert self.cells is not None
         ranges = self.needed(index) if is_fetched else [self.inputs.block(index)]
         there = {cell: i for i, cell in enumerate(c for r in ranges for c in range(*r))}
-        at = [there[cell] for cell in self.cells[start:stop]]
-        return None if at == list(range(len(there))) else torch.tensor(at, dtype=torch.int64)
+        return [there[cell] for cell in self.cells[start:stop]]
 
     def given(self, needs: int, gives: int) -> list[Range]:
         """Return the ranges that one worker needs and another holds."""

@@ -8,6 +8,7 @@ from itertools import pairwise
 import torch.nn.functional as F
 
 from gpudist.geometry.layout import partial_sum, split
+from gpudist.geometry.windows import copied
 from gpudist.sbp.registry import AxisPart, Call, SbpSignature, register
 from gpudist.sbp.signatures.fetching import Fetch, Sizes, balanced_cut, fetching
 
@@ -90,9 +91,7 @@ def _copied(mode: str, call: Call) -> dict[int, Fetch]:
             # torch removes cells first, and wraps those that remain.
             first, last = max(0, -left), n + min(0, right)
             cells = [first + (i - first) % (last - first) for i in places]
-        elif mode == "replicate":
-            cells = [min(max(i, 0), n - 1) for i in places]
         else:
-            cells = [n - 1 - abs(n - 1 - abs(i)) for i in places]
+            cells = [copied(mode, i, n) for i in places]
         found[dim] = Fetch(cells, partial(padded_cut, (left, right)))
     return found
