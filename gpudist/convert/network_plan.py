@@ -65,6 +65,7 @@ class NetworkPlan(Checked):
         weights: grid that splits the weight of a layer, by the layer's path.
         outputs: specs of the outputs, nested like them.
         notes: lines that explain the edits, as :func:`gpudist.planning.search` writes them.
+        grid: shape of the partition that it was searched on; ``None`` if it was not searched.
     """
 
     rows: list[PlanRow] = field(default_factory=list[PlanRow])
@@ -72,6 +73,7 @@ class NetworkPlan(Checked):
     weights: dict[str, Shape] = field(default_factory=dict[str, Shape])
     outputs: Any = None
     notes: list[str] = field(default_factory=list[str])
+    grid: Shape | None = None
 
     @property
     def sent_bytes(self) -> int:
@@ -173,7 +175,8 @@ class NetworkPlan(Checked):
             for pin in self.layouts
         ]  # fmt: skip
         edits = {_KIND: 1, "layouts": layouts, "weights": self.weights}
-        return json.dumps(edits | ({"notes": self.notes} if self.notes else {}), indent=1)
+        found = {"notes": self.notes, "grid": self.grid}
+        return json.dumps(edits | {key: one for key, one in found.items() if one}, indent=1)
 
     @classmethod
     def from_text(cls, text: str) -> NetworkPlan:
@@ -197,6 +200,7 @@ class NetworkPlan(Checked):
                 )
             plan = cls(weights={path: tuple(shape) for path, shape in found["weights"].items()})
             plan.notes += map(str, found.get("notes", ()))
+            plan.grid = tuple(map(int, found.get("grid", ()))) or None
             for row in found["layouts"]:
                 row["sbp"] = tuple(_sbp_of(word) for word in row["sbp"])
                 row["grid"] = None if row["grid"] is None else tuple(row["grid"])

@@ -389,7 +389,17 @@ def _checkpointed(fn: Any, *args: Any, **kwargs: Any) -> Any:
     # Torch saves these tensors for backward, and only the parts carry the graph.
     specs = [x._global_spec if isinstance(x, GlobalTensor) else None for x in args]
     parts = [x._local if isinstance(x, GlobalTensor) else x for x in args]
-    return _checkpoint(_resuming(fn, draws, specs), *parts, **kwargs)
+    repeated = _checkpoint(_resuming(fn, draws, specs), *parts, **kwargs)
+    return _noted(draws, repeated) if isinstance(draws, Scope) else repeated
+
+
+def _noted(scope: Scope, checkpoint: Iterator[None]) -> Iterator[None]:
+    outer, scope.checkpoint = scope.checkpoint, scope.checkpoint or checkpoint
+    try:
+        # The caller runs the function itself while the generator waits.
+        yield from checkpoint
+    finally:
+        scope.checkpoint = outer
 
 
 def _repeatable(fn: Any, *args: Any, **kwargs: Any) -> Iterator[None]:

@@ -109,6 +109,7 @@ class Scope(Draws):
             them.
         record: receives a row for each function, if given.
         applying: number of functions of the user, on full tensors, whose forward is running.
+        checkpoint: the outermost activation checkpoint whose forward is running, if any.
         plain_backwards: number of backwards from plain tensors, whose gradients are full.
         pins: layouts that a plan prescribes for functions; ``None`` if it prescribes no layouts.
         calls: number of calls so far of the modules and functions that have pins.
@@ -131,6 +132,7 @@ class Scope(Draws):
     warned: set[tuple[str, str, int]] = field(default_factory=set[tuple[str, str, int]])
     record: Record | None = None
     applying: int = 0
+    checkpoint: object | None = None
     plain_backwards: int = 0
     pins: Pins | None = None
     calls: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
