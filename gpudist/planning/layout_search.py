@@ -128,6 +128,11 @@ def search(
             how = replicate_parameters, optimizer, repeats, amp
             dry = dry_network(network, global_shape, machine, *how)
             dry.training = training
+            if grid is not None and len(grid) != len(dry.global_shape):
+                raise ShapeError(
+                    f"search: the grid {list(grid)} does not split an input of "
+                    f"{len(dry.global_shape)} dims; give one number per dim"
+                )
             if grid is not None:
                 starts = [advice_on(dry, grid)]
             elif ranks is not None:
@@ -139,6 +144,8 @@ def search(
                 if progress is not None:
                     progress(f"layouts on {list(one.grid)}", len(searches), len(starts))
                 searches.append(Search(dry, one))
+            if progress is not None:
+                progress("", len(starts), len(starts))
             searches.sort(key=lambda one: order(one.best))
             if searches[0].best.fits is not False:
                 return _plan_of(searches, repeats)
