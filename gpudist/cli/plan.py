@@ -105,11 +105,12 @@ def run(arguments: argparse.Namespace) -> int:
 def _require_fitting(arguments: argparse.Namespace) -> None:
     """Check that no option is given without the one it belongs to."""
     searches, has_plan = arguments.search, arguments.plan is not None
-    picture = arguments.output is not None and not searches
-    if picture:
-        require_picture(arguments.output)
-    elif arguments.output is not None and arguments.output.suffix in (".svg", ".png", ".pdf"):
-        raise ShapeError(f"{arguments.output}: --search writes a plan, not a picture; name a .json")
+    path, workers = arguments.output, prod(arguments.grid or ())
+    picture = path is not None and not searches
+    if path is not None and not searches:
+        require_picture(path)
+    elif path is not None and path.suffix in (".svg", ".png", ".pdf"):
+        raise ShapeError(f"{path}: --search writes a plan, not a picture; name a .json")
     for is_wrong, words in (
         (picture and arguments.ranks is None,
          "--output draws partitions of a number of workers; give --ranks"),
@@ -119,9 +120,8 @@ def _require_fitting(arguments: argparse.Namespace) -> None:
          "--plan is planned for a number of workers; give --ranks"),
         (searches and (arguments.best is not None or arguments.every_rank),
          "--best and --every-rank do not belong to --search"),
-        (searches and None not in (arguments.grid, arguments.ranks)
-         and prod(arguments.grid) != arguments.ranks,
-         f"--grid has {prod(arguments.grid or ())} workers, but --ranks is {arguments.ranks}"),
+        (searches and None not in (arguments.grid, arguments.ranks) and workers != arguments.ranks,
+         f"--grid has {workers} workers, but --ranks is {arguments.ranks}"),
     ):  # fmt: skip
         if is_wrong:
             raise ShapeError(words)
@@ -171,8 +171,7 @@ def _show_fits(found: Sequence[Fit], profile: Profile) -> None:
 
 
 def _print(text: str, indent: str = "") -> None:
-    words = dict(break_long_words=False, break_on_hyphens=False)
-    print(fill(text, 80, subsequent_indent=indent, **words))
+    print(fill(text, 80, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False))
 
 
 def _shape(words: Sequence[str]) -> Any:

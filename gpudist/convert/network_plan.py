@@ -46,7 +46,7 @@ def _short(layouts: str) -> str:
 def cells_of(row: PlanRow) -> tuple[str, ...]:
     sent = f"{row.sent_bytes:,}" if row.sent_bytes else ""
     notes = "gathered" if row.is_gathered else "everywhere" if row.is_redundant else ""
-    name = row.function.rpartition(".")[2]
+    name = row.called or row.function.rpartition(".")[2]
     return (row.path, name, _short(row.inputs), _short(row.outputs), sent, notes)
 
 
@@ -57,7 +57,8 @@ class NetworkPlan(Checked):
     The table shows each tensor by its attributes along the axes with more than one worker: the
     number of the split dim, ``copy``, or ``sum`` for terms; ``2,3->copy`` marks a tensor that is
     moved. ``gathered`` marks functions without a rule, and ``everywhere`` functions whose full
-    result is computed by every worker.
+    result is computed by every worker. Functions that torch makes of others are named in each of
+    their rows, as :meth:`layout` takes them; ``to_global`` is a movement outside of functions.
 
     Attributes:
         rows: one row per function called on global tensors.

@@ -222,10 +222,9 @@ class LayoutChoices:
             source is None or self.nodes[source.node].checkpoint is not node.checkpoint
             for source in node.sources
         ]
-        return Work(self._seconds(work, at), 0.0, tuple(entered), nothing)
+        return Work(self._seconds_with_repeats(work, at), 0.0, tuple(entered), nothing)
 
-    def _seconds(self, work: Work, at: int | None) -> float:
-        """Return the time of work at a function, whose forward a checkpoint may repeat."""
+    def _seconds_with_repeats(self, work: Work, at: int | None) -> float:
         is_repeated = at is not None and self.nodes[at].checkpoint is not None
         return work.seconds + (work.forward_s if is_repeated else 0.0)
 
@@ -305,7 +304,7 @@ class LayoutChoices:
             move = self.costs.move(one, before, after)
             if move is None or (move.seconds and mover is None):
                 continue
-            seconds = self._seconds(move, mover)
+            seconds = self._seconds_with_repeats(move, mover)
             size_bytes = self.costs.block_bytes(one, after) if move.seconds and is_kept else 0
             key = tuple(v for x, v in ((source, a), (target, b)) if x is not None)
             costs[key] = seconds, size_bytes

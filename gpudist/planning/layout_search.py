@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -17,7 +16,7 @@ from gpudist.convert.network_plan import NetworkPlan
 from gpudist.errors import GpudistError, ShapeError
 from gpudist.planning.advice import Advice, Progress, advice_on, dry_network, order, ranked
 from gpudist.planning.explanation import explained
-from gpudist.planning.fitting import fits, smallest
+from gpudist.planning.fitting import Fit, fits, smallest
 from gpudist.planning.forward_graph import ForwardGraph
 from gpudist.planning.hardware import Profile, profile_of, profile_of_device
 from gpudist.planning.layout_choices import Choice, LayoutChoices
@@ -115,9 +114,11 @@ def search(
             "search: without P_x and workers, it looks for the fewest workers of a training step; "
             "pass workers= for training=False"
         )
-    is_world = isinstance(P_x, Partition) and not isinstance(P_x, CartesianPartition)
-    grid = None if P_x is None or is_world else tuple(getattr(P_x, "shape", P_x))
-    ranks = P_x.size if isinstance(P_x, Partition) else workers
+    grid, ranks = None, workers
+    if isinstance(P_x, Partition):
+        grid, ranks = P_x.shape if isinstance(P_x, CartesianPartition) else None, P_x.size
+    elif P_x is not None:
+        grid = tuple(P_x)
 
     def searched() -> NetworkPlan:
         machine = profile_of_device() if profile is None else profile
@@ -125,8 +126,9 @@ def search(
         if memory_gib is not None:
             machine = replace(machine, memory_gib=memory_gib)
         for repeats in (False, True) if recompute is None else (recompute,):
-            how = replicate_parameters, optimizer, repeats, amp
-            dry = dry_network(network, global_shape, machine, *how)
+            dry = dry_network(
+                network, global_shape, machine, replicate_parameters, optimizer, repeats, amp
+            )
             dry.training = training
             if grid is not None and len(grid) != len(dry.global_shape):
                 raise ShapeError(
@@ -138,7 +140,11 @@ def search(
             elif ranks is not None:
                 starts = ranked(dry, ranks)[:_GRIDS]
             else:
-                starts = _fewest(dry, network, global_shape, how)
+                found = fits(
+                    network, global_shape, 0.0, machine, replicate_parameters=replicate_parameters,
+                    optimizer=optimizer, recompute=repeats, amp=amp,
+                )  # fmt: skip
+                starts = _on_fewest_workers(dry, found)
             searches = list[Search]()
             for one in starts:
                 if progress is not None:
@@ -156,12 +162,7 @@ def search(
     return _from_first(P_x.world, searched)
 
 
-def _fewest(
-    dry: DryNetwork, network: Any, global_shape: Any, how: tuple[bool, str, bool, Any]
-) -> list[Advice]:
-    """Predict the best grids of the fewest workers on which a step fits, or else the smallest."""
-    names = "replicate_parameters", "optimizer", "recompute", "amp"
-    found = fits(network, global_shape, 0.0, dry.profile, **dict(zip(names, how, strict=True)))
+def _on_fewest_workers(dry: DryNetwork, found: Sequence[Fit]) -> list[Advice]:
     least = smallest(found)
     if least is None:
         return [advice_on(dry, min(found, key=lambda one: one.memory.total).grid)]

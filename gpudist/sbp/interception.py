@@ -35,7 +35,7 @@ from gpudist.sbp.methods import METADATA, METHODS, entry, gradient_of
 from gpudist.sbp.outer import OuterTensor, materialize_in, outer, without_cells
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.plain import shared
-from gpudist.sbp.registry import map_tree, tensors_in
+from gpudist.sbp.registry import map_tree, name_of, tensors_in
 from gpudist.sbp.scope import (
     AnyDraws,
     Draws,
@@ -459,10 +459,29 @@ def _init_autocast(
     _autocast_init(self, device_type, dtype, enabled, cache_enabled)
 
 
+class _Recorded(_Intercepted):
+    """Mode that notes for the rows of a plan which function the forward calls."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        record = self.scope.record
+        assert record is not None
+        outer = record.function
+        record.function = outer or name_of(func).rpartition(".")[2]
+        try:
+            return super().__torch_function__(func, types, args, kwargs)
+        finally:
+            record.function = outer
+
+
 @contextmanager
 def intercept(scope: AnyDraws) -> Iterator[AnyDraws]:
     """Make ``scope`` the current scope of this thread, and intercept its calls."""
-    mode = _Intercepted(scope) if isinstance(scope, Scope) else Drawing(scope)
+    if not isinstance(scope, Scope):
+        mode = Drawing(scope)
+    else:
+        mode = (_Intercepted if scope.record is None else _Recorded)(scope)
     with installed(), enter_scope(scope), mode:
         yield scope
 

@@ -36,6 +36,7 @@ class PlanRow(NamedTuple):
         sent_bytes: bytes sent by this rank.
         is_gathered: whether its inputs were gathered because it has no rule.
         is_redundant: whether every worker computed the whole result.
+        called: function of the forward that called it, if it is another one; pins name that one.
     """
 
     path: str
@@ -46,6 +47,7 @@ class PlanRow(NamedTuple):
     sent_bytes: int
     is_gathered: bool
     is_redundant: bool
+    called: str = ""
 
 
 @dataclass
@@ -55,10 +57,17 @@ class Record:
     Attributes:
         sent_bytes: returns the number of bytes that this rank has sent so far.
         rows: one row per function.
+        function: short name of the function that the forward is calling.
     """
 
     sent_bytes: Callable[[], int]
     rows: list[PlanRow] = field(default_factory=list[PlanRow])
+    function: str = ""
+
+    def add(self, row: PlanRow) -> None:
+        """Append a row."""
+        is_called = self.function == row.function.rpartition(".")[2]
+        self.rows.append(row if is_called else row._replace(called=self.function))
 
 
 @dataclass
