@@ -34,7 +34,7 @@ from benchmarks.ledger.networks import SUBJECTS, Subject
 from benchmarks.plan import profile_here
 from gpudist import GpudistError, Plan
 from gpudist.geometry import Decomposition
-from gpudist.planning import Advice, Profile
+from gpudist.planning import Advice, Profile, profile_of
 from gpudist.planning.advice import advice_on, ranked
 from gpudist.planning.layout_search import Search
 from gpudist.planning.rehearsal import DryNetwork
@@ -72,6 +72,9 @@ class Network:
         for module in network.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
+            # Stochastic depth gathers whole tensors.
+            elif hasattr(module, "drop_prob"):
+                module.drop_prob = 0.0
         return network
 
     def shape(self, batch: int) -> tuple[int, ...]:
@@ -257,7 +260,10 @@ def main() -> int:
     command = " ".join(["python -m benchmarks.plans", *sys.argv[1:]])
     here = environment(command, options.rounds)
     how = {"transport": "host", "timeout": LIMIT_S}
-    profile = run_distributed(profile_here, options.ranks, **how)[0]
+    if options.profile is None:
+        profile = run_distributed(profile_here, options.ranks, **how)[0]
+    else:
+        profile = profile_of(options.profile)
     here |= {"ranks": options.ranks, "profile": asdict(profile)}
     lines: list[Any] = [{"environment": here}]
     found: list[Summary] = []
@@ -294,6 +300,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plans", description=__doc__)
     parser.add_argument("--ranks", type=int, default=2, help="processes")
     parser.add_argument("--rounds", type=int, default=20, help="timed steps under each plan")
+    parser.add_argument("--profile", help="file of gpudist bench profile (measured here)")
     parser.add_argument("--network", action="append", choices=NETWORKS, help="only this one")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 2], help="samples")
     parser.add_argument("--json", type=Path, help="file for the rows")

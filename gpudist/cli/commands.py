@@ -136,8 +136,9 @@ def _add_draw_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     several: dict[str, Any] = dict(type=extent, nargs="+", metavar="N")
     add = parser.add_argument
-    add("--shape", required=True, help="shape of the global tensor", **several)
-    add("--grid", required=True, help="workers along each dim", **several)
+    add("--shape", help="shape of the global tensor", **several)
+    add("--grid", help="workers along each dim", **several)
+    add("--plan", type=Path, metavar="FILE", help="draw the layouts of a plan instead")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--kernel", help="kernel of a convolution, per dim from the last", **several)
     what.add_argument("--halo", help="cells needed on both sides, per dim", **several)
@@ -163,6 +164,7 @@ neither a launcher nor other ranks.
 
   gpudist draw --shape 64 64 --grid 2 2 --kernel 3 --padding 1 -o conv.svg
   gpudist draw --shape 64 64 --grid 4 1 --to 1 4 -o repartition.png
+  gpudist draw --plan plan.json -o plan.svg
 
 A single number for --kernel, --halo and the options of the kernel applies to
 every dim from the first that is cut to the last.""",
