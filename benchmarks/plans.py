@@ -69,6 +69,7 @@ class Network:
     def make(self) -> nn.Module:
         torch.manual_seed(0)
         network = self.of_ledger.make(self.size)
+        module: Any
         for module in network.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
