@@ -101,12 +101,17 @@ def _add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     add("--recompute", action="store_true",
         help="recompute every block in backward, as gpudist.planning.recompute does")  # fmt: skip
     add("--amp", choices=("bf16", "fp16"), help="run the forward under autocast to this dtype")
-    add("--output", "-o", type=Path, help="picture of the planned partitions: .svg, .png or .pdf")
+    add("--output", "-o", type=Path,
+        help="picture of the partitions: .svg, .png or .pdf; or the plan of --search")  # fmt: skip
     add("--one-owner", action="store_true", help="keep each parameter on one worker, not on all")
-    add("--plan", type=Path, metavar="FILE",
+    edits = parser.add_mutually_exclusive_group()
+    edits.add_argument("--plan", type=Path, metavar="FILE",
         help="plan that Plan.save wrote, as one more row beside the grids")  # fmt: skip
     add("--grid", type=extent, nargs="+", metavar="N",
-        help="partition of the input for --plan (the fastest without it)")  # fmt: skip
+        help="partition of the input for --plan or --search (the fastest without it)")  # fmt: skip
+    edits.add_argument("--search", action="store_true",
+        help="search which tensors to keep whole, on --grid, or on the best grids of --ranks or of "
+        "the fewest workers on which it fits")  # fmt: skip
 
 
 PLAN = Command(
@@ -116,11 +121,13 @@ PLAN = Command(
 Rehearse a training step of a network on partitions of its input. Without --ranks, print the
 smallest number of GPUs on which it fits, and the grid and memory for each number from 1 to 64.
 With --ranks, print messages, memory and predicted times, the fastest grid first; above 4 ranks, a
-quick estimate chooses 8. No other process is started and no tensor is made.
+quick estimate chooses 8. With --search, print which tensors stay whole on which workers, and why.
+No other process is started and no tensor is made.
 
   gpudist plan net.py:make --shape 1 1 512 512 512 --memory 80
   gpudist plan net.py:make --shape 1 1 256 256 256 --ranks 64
-  gpudist plan mynet:make --shape 8 3 512 512 --ranks 4 -o plan.svg""",
+  gpudist plan mynet:make --shape 8 3 512 512 --ranks 4 -o plan.svg
+  gpudist plan net.py:make --shape 1 1 256 256 256 --ranks 8 --search -o plan.json""",
     _add_plan_arguments,
 )
 
@@ -129,8 +136,9 @@ def _add_draw_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     several: dict[str, Any] = dict(type=extent, nargs="+", metavar="N")
     add = parser.add_argument
-    add("--shape", required=True, help="shape of the global tensor", **several)
-    add("--grid", required=True, help="workers along each dim", **several)
+    add("--shape", help="shape of the global tensor", **several)
+    add("--grid", help="workers along each dim", **several)
+    add("--plan", type=Path, metavar="FILE", help="draw the layouts of a plan instead")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--kernel", help="kernel of a convolution, per dim from the last", **several)
     what.add_argument("--halo", help="cells needed on both sides, per dim", **several)
@@ -156,6 +164,7 @@ neither a launcher nor other ranks.
 
   gpudist draw --shape 64 64 --grid 2 2 --kernel 3 --padding 1 -o conv.svg
   gpudist draw --shape 64 64 --grid 4 1 --to 1 4 -o repartition.png
+  gpudist draw --plan plan.json -o plan.svg
 
 A single number for --kernel, --halo and the options of the kernel applies to
 every dim from the first that is cut to the last.""",

@@ -9,15 +9,20 @@ from typing import Any
 from gpudist.cli.command import print_json
 from gpudist.cli.progress import Progress
 from gpudist.cli.tables import print_table
+from gpudist.convert.network_plan import NetworkPlan
 from gpudist.errors import ShapeError
 from gpudist.geometry import SlidingWindow
 from gpudist.pictures import Scene, draw_scene, save, traffic
 from gpudist.pictures.draw import choose_rank, require_picture, scene_of
+from gpudist.pictures.layouts import layouts_panel
+from gpudist.pictures.page import figure_of
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the picture, and print its content as text."""
     require_picture(arguments.output)
+    if arguments.plan is not None:
+        return _draw_plan(arguments)
     shown = Progress(not arguments.json)
     shown("plans", 0, 3)
     scene = _scene(arguments)
@@ -38,6 +43,20 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _draw_plan(arguments: argparse.Namespace) -> int:
+    if arguments.shape is not None or arguments.grid is not None:
+        raise ShapeError("--plan is drawn alone, without --shape and --grid")
+    plan = NetworkPlan.load(arguments.plan)
+    title = plan.notes[0] if plan.notes else f"Layouts of {arguments.plan}"
+    save(figure_of([layouts_panel(plan)], title), arguments.output)
+    found = {"picture": str(arguments.output), "layouts": len(plan.layouts)}
+    if arguments.json:
+        print_json(found)
+    else:
+        print_table([(name, str(value)) for name, value in found.items()])
+    return 0
+
+
 def _scene(arguments: argparse.Namespace) -> Scene:
     _require_fitting(arguments)
     halo = window = None
@@ -54,6 +73,8 @@ def _scene(arguments: argparse.Namespace) -> Scene:
 
 def _require_fitting(arguments: argparse.Namespace) -> None:
     """Check the shape and what is given per dim against it, in the words of the command line."""
+    if arguments.shape is None or arguments.grid is None:
+        raise ShapeError("--shape and --grid are needed, or --plan")
     shape, dims = arguments.shape, len(arguments.shape)
     if min(shape) < 1:
         raise ShapeError(f"--shape {_words(shape)} has no cells; give positive extents")

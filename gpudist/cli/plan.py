@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -24,6 +25,7 @@ from gpudist.pictures.draw import require_picture, save
 from gpudist.planning.advice import Advice, plan
 from gpudist.planning.fitting import Fit, fits
 from gpudist.planning.hardware import Profile, profile_of
+from gpudist.planning.layout_search import search
 from gpudist.planning.picture import picture_of
 from gpudist.planning.table import (
     FIT_HEADING,
@@ -47,16 +49,11 @@ _AMP = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the verdict, and the grids that fit or the fastest."""
-    if arguments.output is not None:
-        require_picture(arguments.output)
-        if arguments.ranks is None:
-            raise ShapeError("--output draws partitions of a number of workers; give --ranks")
-    if arguments.grid is not None and arguments.plan is None:
-        raise ShapeError("--grid belongs to --plan, which is not given")
-    if arguments.plan is not None and arguments.ranks is None:
-        raise ShapeError("--plan is planned for a number of workers; give --ranks")
+    """Print the verdict, and the grids that fit or the fastest, or search a plan and print it."""
     edits = None if arguments.plan is None else NetworkPlan.load(arguments.plan)
+    if edits is not None and edits.grid is not None and arguments.ranks is None:
+        arguments.ranks = prod(edits.grid)
+    _require_fitting(arguments)
     profile = profile_of(arguments.profile)
     if arguments.memory is not None:
         if arguments.memory <= 0:
@@ -68,9 +65,15 @@ def run(arguments: argparse.Namespace) -> int:
         replicate_parameters=not arguments.one_owner, optimizer=arguments.optimizer,
         recompute=arguments.recompute, amp=_AMP.get(arguments.amp), progress=Progress(),
     )  # fmt: skip
+    layouts: NetworkPlan | None = None
     # Rehearsals of all partitions give the same warnings, from lines that are not the user's.
     with warnings.catch_warnings(record=True) as caught:
-        if arguments.ranks is None:
+        if arguments.search:
+            # Blocks are recomputed if nothing fits otherwise.
+            how["recompute"] = arguments.recompute or None
+            workers = None if arguments.grid else arguments.ranks
+            layouts = search(network, shapes, arguments.grid, profile, workers=workers, **how)
+        elif arguments.ranks is None:
             found = fits(network, shapes, profile=profile, **how)
         else:
             advice = plan(
@@ -80,6 +83,9 @@ def run(arguments: argparse.Namespace) -> int:
             )  # fmt: skip
     for text in dict.fromkeys(str(warning.message) for warning in caught):
         print(f"gpudist plan: warning: {text}", file=sys.stderr)
+    if layouts is not None:
+        _show_plan(layouts, arguments.output, arguments.json)
+        return 0
     if arguments.ranks is None:
         if arguments.json:
             print_json([fit_facts(one) for one in found])
@@ -94,6 +100,45 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _show(advice, profile)
     return 0
+
+
+def _require_fitting(arguments: argparse.Namespace) -> None:
+    """Check that no option is given without the one it belongs to."""
+    searches, has_plan = arguments.search, arguments.plan is not None
+    path, workers = arguments.output, prod(arguments.grid or ())
+    picture = path is not None and not searches
+    if path is not None and not searches:
+        require_picture(path)
+    elif path is not None and path.suffix in (".svg", ".png", ".pdf"):
+        raise ShapeError(f"{path}: --search writes a plan, not a picture; name a .json")
+    for is_wrong, words in (
+        (picture and arguments.ranks is None,
+         "--output draws partitions of a number of workers; give --ranks"),
+        (arguments.grid is not None and not (has_plan or searches),
+         "--grid belongs to --plan or --search, which are not given"),
+        (has_plan and arguments.ranks is None,
+         "--plan is planned for a number of workers; give --ranks"),
+        (searches and (arguments.best is not None or arguments.every_rank),
+         "--best and --every-rank do not belong to --search"),
+        (searches and None not in (arguments.grid, arguments.ranks) and workers != arguments.ranks,
+         f"--grid has {workers} workers, but --ranks is {arguments.ranks}"),
+    ):  # fmt: skip
+        if is_wrong:
+            raise ShapeError(words)
+
+
+def _show_plan(layouts: NetworkPlan, path: Path | None, as_json: bool) -> None:
+    if path is not None:
+        layouts.save(path)
+    if as_json:
+        print(layouts.to_text())
+        return
+    for line in str(layouts).splitlines():
+        _print(line, "  ")
+    if not layouts.layouts:
+        _print("No other layouts save time.")
+    if path is not None:
+        _print(f"Written to {path}, for gpudist.Plan.load and --plan.")
 
 
 def _show(advice: Sequence[Advice], profile: Profile) -> None:
@@ -125,8 +170,8 @@ def _show_fits(found: Sequence[Fit], profile: Profile) -> None:
         _print("~ is estimated from the nearest number that was counted.")
 
 
-def _print(text: str) -> None:
-    print(fill(text, 80, break_long_words=False, break_on_hyphens=False))
+def _print(text: str, indent: str = "") -> None:
+    print(fill(text, 80, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False))
 
 
 def _shape(words: Sequence[str]) -> Any:

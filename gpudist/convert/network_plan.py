@@ -46,7 +46,7 @@ def _short(layouts: str) -> str:
 def cells_of(row: PlanRow) -> tuple[str, ...]:
     sent = f"{row.sent_bytes:,}" if row.sent_bytes else ""
     notes = "gathered" if row.is_gathered else "everywhere" if row.is_redundant else ""
-    name = row.function.rpartition(".")[2]
+    name = row.called or row.function.rpartition(".")[2]
     return (row.path, name, _short(row.inputs), _short(row.outputs), sent, notes)
 
 
@@ -57,7 +57,8 @@ class NetworkPlan(Checked):
     The table shows each tensor by its attributes along the axes with more than one worker: the
     number of the split dim, ``copy``, or ``sum`` for terms; ``2,3->copy`` marks a tensor that is
     moved. ``gathered`` marks functions without a rule, and ``everywhere`` functions whose full
-    result is computed by every worker.
+    result is computed by every worker. Functions that torch makes of others are named in each of
+    their rows, as :meth:`layout` takes them; ``to_global`` is a movement outside of functions.
 
     Attributes:
         rows: one row per function called on global tensors.
@@ -65,6 +66,7 @@ class NetworkPlan(Checked):
         weights: grid that splits the weight of a layer, by the layer's path.
         outputs: specs of the outputs, nested like them.
         notes: lines that explain the edits, as :func:`gpudist.planning.search` writes them.
+        grid: shape of the partition that it was searched on; ``None`` if it was not searched.
     """
 
     rows: list[PlanRow] = field(default_factory=list[PlanRow])
@@ -72,6 +74,7 @@ class NetworkPlan(Checked):
     weights: dict[str, Shape] = field(default_factory=dict[str, Shape])
     outputs: Any = None
     notes: list[str] = field(default_factory=list[str])
+    grid: Shape | None = None
 
     @property
     def sent_bytes(self) -> int:
@@ -173,7 +176,8 @@ class NetworkPlan(Checked):
             for pin in self.layouts
         ]  # fmt: skip
         edits = {_KIND: 1, "layouts": layouts, "weights": self.weights}
-        return json.dumps(edits | ({"notes": self.notes} if self.notes else {}), indent=1)
+        found = {"notes": self.notes, "grid": self.grid}
+        return json.dumps(edits | {key: one for key, one in found.items() if one}, indent=1)
 
     @classmethod
     def from_text(cls, text: str) -> NetworkPlan:
@@ -197,6 +201,7 @@ class NetworkPlan(Checked):
                 )
             plan = cls(weights={path: tuple(shape) for path, shape in found["weights"].items()})
             plan.notes += map(str, found.get("notes", ()))
+            plan.grid = tuple(map(int, found.get("grid", ()))) or None
             for row in found["layouts"]:
                 row["sbp"] = tuple(_sbp_of(word) for word in row["sbp"])
                 row["grid"] = None if row["grid"] is None else tuple(row["grid"])

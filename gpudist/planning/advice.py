@@ -120,7 +120,8 @@ def plan(
         every_rank: whether to rehearse all ranks of each partition, for exact totals; otherwise one
             or two ranks represent all, if there are more than 4.
         plan: edits of the network, which are planned in addition, on ``grid``.
-        grid: partition of the input for ``plan``; by default the fastest one without edits.
+        grid: partition of the input for ``plan``; by default the one it was searched on, or the
+            fastest one without edits.
         progress: function called with the next item, the number of finished items, and the total.
 
     Returns:
@@ -144,6 +145,8 @@ def plan(
     how = replicate_parameters, optimizer, recompute, amp
     dry = dry_network(network, global_shape, profile, *how)
     edited = None
+    if plan is not None and grid is None:
+        grid = plan.grid
     if plan is not None and grid is not None:
         if prod(grid) != ranks or len(grid) != len(dry.global_shape):
             raise ShapeError(
@@ -152,6 +155,22 @@ def plan(
                 f"product is {ranks}"
             )
         edited = advice_on(dry, grid, every_rank, plan)
+    advice = ranked(dry, ranks, best, every_rank, progress)
+    if plan is not None:
+        advice.append(edited or advice_on(dry, advice[0].grid, every_rank, plan))
+    candidates = advice[0].candidates
+    return sorted((replace(one, candidates=candidates) for one in advice), key=order)
+
+
+def ranked(
+    dry: DryNetwork, ranks: int, best: int | None = None, every_rank: bool = False,
+    progress: Progress | None = None,
+) -> list[Advice]:  # fmt: skip
+    """Rank the partitions of the input over ``ranks`` workers, as :func:`plan` does.
+
+    Raises:
+        ShapeError: the network cannot be converted for any partition.
+    """
     refusals: dict[int, str] = {}
     axes = axes_of(dry, refusals)
     found = sorted(grids(ranks, dry.global_shape, axes), key=lambda g: estimate_s(dry, g))
@@ -175,15 +194,13 @@ def plan(
             + ("; ".join(reasons) or _too_many(ranks, [dry.global_shape[axis] for axis in axes]))
         )
     candidates = len(found) - (len(reasons) - len(refusals))
-    if plan is not None:
-        fastest = min(advice, key=_order).grid
-        advice.append(edited or advice_on(dry, fastest, every_rank, plan))
     if progress is not None:
         progress("", most, most)
-    return [replace(one, candidates=candidates) for one in sorted(advice, key=_order)]
+    return [replace(one, candidates=candidates) for one in sorted(advice, key=order)]
 
 
-def _order(one: Advice) -> tuple[bool, float]:
+def order(one: Advice) -> tuple[bool, float]:
+    """Key of sorting: partitions that fit come first, the fastest first."""
     return one.fits is False, one.seconds
 
 

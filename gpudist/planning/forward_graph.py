@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
 from gpudist.geometry.layout import NdSbp
+from gpudist.nn.autocast_on_meta import same_autocast
 from gpudist.sbp.derive import as_call, key_of
 from gpudist.sbp.fresh import FACTORIES
 from gpudist.sbp.global_spec import local_of, spec_of
@@ -60,6 +62,8 @@ class Node:
         compute: calls the function with positional and named arguments.
         is_known: whether all tensors of the call are described by ``given`` and ``outputs``.
         is_fixed: whether it changes an argument in place, or returns one.
+        autocast: makes a context with the autocast of the call.
+        checkpoint: activation checkpoint that recomputes it in backward, if any.
     """
 
     path: str
@@ -73,6 +77,8 @@ class Node:
     compute: Callable[[Any, Any], Any]
     is_known: bool
     is_fixed: bool
+    autocast: Callable[[], AbstractContextManager[None]] = nullcontext
+    checkpoint: object | None = None
 
 
 @dataclass
@@ -136,15 +142,18 @@ class ForwardGraph(Pins):
         is_fixed = any(id(y) in taken for y in results)
         known = tuple(one for one in given if one is not None)
         is_known = len(known) == len(given) and len(found) == len(results)
+        autocast = same_autocast()
         try:
-            key: object = (function, key_of((slots, named, given)))
+            cast = getattr(autocast, "args", None)
+            key: object = (function, key_of((slots, named, given)), cast)
         except TypeError:
             key = object()
         at = len(self.nodes)
         self.nodes.append(
             Node(
                 path, name, number, key, (slots, named), known, sources,
-                tuple(found) if is_known else (), compute, is_known, is_fixed,
+                tuple(found) if is_known else (), compute, is_known, is_fixed, autocast,
+                scope.checkpoint if torch.is_grad_enabled() else None,
             )
         )  # fmt: skip
         if is_fixed:

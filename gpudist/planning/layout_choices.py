@@ -212,9 +212,21 @@ class LayoutChoices:
     def _work(self, at: int, state: State) -> Work:
         node = self.nodes[at]
         work = self.costs.work(node, state) if node.is_known else None
-        # A function that cannot be called alone computes as on the grid.
         nothing = (False,) * max(len(node.given), len(node.outputs))
-        return work or Work(0.0, nothing, nothing)
+        # A function that cannot be called alone computes as on the grid.
+        work = work or Work(0.0, 0.0, nothing, nothing)
+        if node.checkpoint is None:
+            return work
+        # A checkpoint keeps what comes from outside of it.
+        entered = [
+            source is None or self.nodes[source.node].checkpoint is not node.checkpoint
+            for source in node.sources
+        ]
+        return Work(self._seconds_with_repeats(work, at), 0.0, tuple(entered), nothing)
+
+    def _seconds_with_repeats(self, work: Work, at: int | None) -> float:
+        is_repeated = at is not None and self.nodes[at].checkpoint is not None
+        return work.seconds + (work.forward_s if is_repeated else 0.0)
 
     def _is_kept_for_backward(self, result: Returned) -> bool:
         if self._work(result.node, self.home).keeps_outputs[result.place]:
@@ -251,46 +263,51 @@ class LayoutChoices:
         tables: list[tuple[Choice, dict[Choice, Cost]]] = []
         for at, node in enumerate(self.nodes):
             if at in self.results:
-                tables.append(self._between(at, self.results[at], node.outputs[0], True, None))
+                tables.append(self._between(at, self.results[at], node.outputs[0], at, None))
             for place, one in enumerate(node.outputs):
                 result = Returned(at, place)
                 source = self.results.get(at, at)
-                may_move = at not in self.results and self._gives_one(node)
+                mover = at if at not in self.results and self._gives_one(node) else None
                 for user, where in self.uses.get(result, {}).items():
-                    moves = may_move or self._takes_alike(self.nodes[user])
-                    tables.append(self._between(source, user, one, moves, where))
+                    last = user if self._takes_alike(self.nodes[user]) else None
+                    moved_at = last if mover is None else mover
+                    tables.append(self._between(source, user, one, moved_at, where))
                 if result in self.leaving:
-                    tables.append(self._between(source, None, one, may_move, None))
+                    tables.append(self._between(source, None, one, mover, None))
             if node.is_known:
                 for place, (one, source) in enumerate(zip(node.given, node.sources, strict=True)):
                     if source is None and one.sbp is not None:
-                        moves = self._takes_alike(node)
-                        tables.append(self._between(None, at, one, moves, place))
+                        mover = at if self._takes_alike(node) else None
+                        tables.append(self._between(None, at, one, mover, place))
         return tables
 
     def _between(
-        self, source: int | None, target: int | None, one: Given, may_move: bool, place: int | None
-    ) -> tuple[Choice, dict[Choice, Cost]]:
+        self, source: int | None, target: int | None, one: Given, mover: int | None,
+        place: int | None,
+    ) -> tuple[Choice, dict[Choice, Cost]]:  # fmt: skip
         """Return the costs of a tensor's way from one variable to another, or to the grid's state.
 
         Args:
             source, target: variables; ``None`` for the state of the grid.
             one: the tensor.
-            may_move: whether a pin can move it.
+            mover: function whose pin can move it; ``None`` if no pin can.
             place: place among the tensors that the target takes; ``None`` for the network's output.
         """
         ends = [(self.home,) if x is None else self.variables[x].states for x in (source, target)]
         is_kept = False
-        if place is not None and target is not None:
+        # A checkpoint moves again what it has kept.
+        is_inside = mover == target and target is not None and self.nodes[target].checkpoint
+        if place is not None and target is not None and not is_inside:
             is_kept = self._work(target, self.home).keeps_given[place]
         costs: dict[Choice, Cost] = {}
         for (a, before), (b, after) in product(*map(enumerate, ends)):
             move = self.costs.move(one, before, after)
-            if move is None or (move.seconds and not may_move):
+            if move is None or (move.seconds and mover is None):
                 continue
+            seconds = self._seconds_with_repeats(move, mover)
             size_bytes = self.costs.block_bytes(one, after) if move.seconds and is_kept else 0
             key = tuple(v for x, v in ((source, a), (target, b)) if x is not None)
-            costs[key] = move.seconds, size_bytes
+            costs[key] = seconds, size_bytes
         return tuple(x for x in (source, target) if x is not None), costs
 
     def _ties(self) -> list[tuple[Choice, dict[Choice, Cost]]]:

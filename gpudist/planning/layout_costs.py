@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -47,12 +48,14 @@ class Work:
 
     Attributes:
         seconds: time.
+        forward_s: time of the forward, which an activation checkpoint repeats.
         keeps_given: whether backward needs each tensor among the arguments.
         keeps_outputs: whether backward needs each result.
         kept_bytes: bytes of all else that backward needs.
     """
 
     seconds: float
+    forward_s: float = 0.0
     keeps_given: tuple[bool, ...] = ()
     keeps_outputs: tuple[bool, ...] = ()
     kept_bytes: int = 0
@@ -134,8 +137,9 @@ class LayoutCosts:
     def _work_of(self, node: Node, given: Sequence[Given], state: State) -> Work | None:
         outputs = [self._in_state(one, state).sbp for one in node.outputs]
         return self._rehearsed(
-            node.compute, given, lambda tensors: fill_slots(node.args, tensors), outputs
-        )
+            node.compute, given, lambda tensors: fill_slots(node.args, tensors), outputs,
+            node.autocast,
+        )  # fmt: skip
 
     def _rehearsed(
         self,
@@ -143,12 +147,13 @@ class LayoutCosts:
         given: Sequence[Given],
         arguments: Callable[[Sequence[torch.Tensor]], Any],
         outputs: Sequence[NdSbp | None] | None = None,
+        autocast: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> Work | None:
         # None if the call fails, or its results are in other layouts.
         try:
             # The first call makes layers and plans.
-            self._called(compute, given, arguments)
-            return self._called(compute, given, arguments, outputs)
+            self._called(compute, given, arguments, None, autocast)
+            return self._called(compute, given, arguments, outputs, autocast)
         except (GpudistError, RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
             return None
 
@@ -157,7 +162,8 @@ class LayoutCosts:
         compute: Callable[[Any, Any], Any],
         given: Sequence[Given],
         arguments: Callable[[Sequence[torch.Tensor]], Any],
-        outputs: Sequence[NdSbp | None] | None = None,
+        outputs: Sequence[NdSbp | None] | None,
+        autocast: Callable[[], AbstractContextManager[None]],
     ) -> Work | None:
         leaves = [torch.empty(self._block(one), dtype=one.dtype, device=META) for one in given]
         learns = [one.requires_grad and self._training for one in given]
@@ -177,7 +183,7 @@ class LayoutCosts:
             hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x)
             with torch.device(META), Kernels(self._clock):
                 forward = self._clock.begin()
-                with enter_scope(self._scope), hooks:
+                with enter_scope(self._scope), hooks, autocast():
                     results = list(tensors_in(compute(*arguments(tensors))))
                 if outputs is not None:
                     found = [spec_of(y).sbp for y in results if isinstance(y, GlobalTensor)]
@@ -190,8 +196,10 @@ class LayoutCosts:
                     slopes = [torch.empty_like(y) for y in ends]
                     torch.autograd.grad(ends, wanted, slopes, allow_unused=True)
         overlaps = self._clock.profile.overlaps
-        seconds = sum(p.overlapped_s if overlaps else p.serial_s for p in (forward, backward))
-        return Work(seconds, *_kept(saved, local, results))
+        forward_s, backward_s = (
+            p.overlapped_s if overlaps else p.serial_s for p in (forward, backward)
+        )
+        return Work(forward_s + backward_s, forward_s, *_kept(saved, local, results))
 
     def _wrapped(self, x: torch.Tensor, given: Given) -> torch.Tensor:
         if given.sbp is None:

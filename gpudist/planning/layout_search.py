@@ -1,8 +1,9 @@
-"""Search the fastest plan of layouts of a network on a grid, before any worker is started."""
+"""Search the fastest plan of layouts of a network, before any worker is started."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,20 +14,23 @@ from gpudist.checks.arguments import checked
 from gpudist.convert.converted import conversion_of
 from gpudist.convert.network_plan import NetworkPlan
 from gpudist.errors import GpudistError, ShapeError
-from gpudist.planning.advice import Advice, advice_on, dry_network
+from gpudist.planning.advice import Advice, Progress, advice_on, dry_network, order, ranked
 from gpudist.planning.explanation import explained
+from gpudist.planning.fitting import Fit, fits, smallest
 from gpudist.planning.forward_graph import ForwardGraph
 from gpudist.planning.hardware import Profile, profile_of, profile_of_device
 from gpudist.planning.layout_choices import Choice, LayoutChoices
 from gpudist.planning.layout_costs import LayoutCosts
 from gpudist.planning.rehearsal import DryNetwork
+from gpudist.planning.table import bytes_of, seconds_of
 from gpudist.sbp.pins import Pin, Pins
-from gpudist.transport.dry import META
 from gpudist.world.partition import CartesianPartition, Partition
 from gpudist.world.runtime import process_grid
 
 # Number of plans that are rehearsed as a whole.
 _REHEARSED = 10
+# Number of grids of the same workers that are searched.
+_GRIDS = 3
 # Steps of the search for the price of a byte, each of which halves its interval.
 _PRICES = 12
 
@@ -35,15 +39,19 @@ _PRICES = 12
 def search(
     network: nn.Module | Sequence[nn.Module],
     global_shape: Sequence[int] | torch.Tensor | Sequence[Sequence[int] | torch.Tensor],
-    P_x: CartesianPartition | DeviceMesh | Sequence[int],
+    P_x: Partition | DeviceMesh | Sequence[int] | None = None,
     profile: str | Path | Profile | None = None,
     *,
+    workers: int | None = None,
     memory_gib: float | None = None,
     training: bool = True,
     replicate_parameters: bool = True,
     optimizer: str = "adam",
+    amp: torch.dtype | None = None,
+    recompute: bool | None = False,
+    progress: Progress | None = None,
 ) -> NetworkPlan:
-    """Return the fastest plan of layouts for a network whose input is split over ``P_x``.
+    """Return the fastest plan of layouts for a network whose input is split over a partition.
 
     For every function that the forward calls, the search chooses along which axes of the grid the
     tensors are split, as without a plan, and along which every worker computes the whole. Small
@@ -55,6 +63,9 @@ def search(
     messages overlap with kernels, together with the network without a plan. The search therefore
     never returns a plan that :func:`plan` predicts to be slower than none.
 
+    Without a grid, the three grids that :func:`plan` ranks best are searched, and the fastest plan
+    wins; :attr:`NetworkPlan.grid` is its grid.
+
     Pins name modules and functions, so the plan also holds for inputs of other shapes. It is the
     fastest for the given one; search again if the input becomes much larger or smaller.
 
@@ -62,46 +73,112 @@ def search(
         network: network of torch modules, or a list of layers called one after the other.
         global_shape: global shape of its input, or a tensor that has the shape and dtype; of
             several inputs, a list of these.
-        P_x: partition as for :func:`gpudist.distribute`, or its shape. If it is a partition
-            of a world, all workers of the world must call; the first one searches for all.
+        P_x: partition as for :func:`gpudist.distribute`, or its shape; or a partition that has no
+            grid, such as the world, whose grid is to be chosen. If it is a partition of a world,
+            all workers of the world must call; the first one searches for all.
         profile: profile of the machine, as for :func:`plan`; by default the built-in one of this
             device.
+        workers: number of workers whose grid is to be chosen, instead of ``P_x``. Without both, it
+            is the smallest number, up to 64, on which a training step fits; see :func:`fits`.
         memory_gib: memory of a worker in GiB that the plan may need at most; by default that of
             the profile.
         training: whether to count backward, the gradients and the optimizer.
         replicate_parameters: see :func:`gpudist.distribute`.
-        optimizer: name of the optimizer, as for :func:`plan`.
+        optimizer, amp: as for :func:`plan`.
+        recompute: whether every block of the network is recomputed, by :func:`recompute`, which the
+            program must call, too; ``None`` recomputes if no plan fits otherwise.
+        progress: function called with the next item, the number of finished items, and the total.
 
     Returns:
-        Plan for ``gpudist.distribute(network, P_x, plan)``. Printed, it explains itself: for each
-        stretch of functions what was chosen, how much time it saves, and the next best. It has no
-        layouts if none saves time.
+        Plan for ``gpudist.distribute(network, P_x, plan)``, with ``P_x`` on the plan's grid.
+        Printed, it explains itself: for each stretch of functions what was chosen, how much time it
+        saves, and the next best. It has no layouts if none saves time.
 
     Cost:
-        Seconds to a minute on one core, and one broadcast of the plan's text.
+        Seconds to a minute on one core for each grid, and one broadcast of the plan's text.
 
     Raises:
         ShapeError: on every rank alike, if the device is a CPU or has no built-in profile, the
             network cannot be called with such an input, or no plan fits into the memory.
         GpudistError: if the network cannot be converted for this partition.
     """
-    grid = tuple(P_x.shape if isinstance(P_x, CartesianPartition | DeviceMesh) else P_x)
+    if isinstance(P_x, DeviceMesh):
+        P_x = process_grid(P_x)
+    if P_x is not None and workers is not None:
+        raise ShapeError(
+            f"search: P_x and workers={workers} are both given; pass P_x, or workers alone to have "
+            "its grid chosen"
+        )
+    if workers is None and P_x is None and not training:
+        raise ShapeError(
+            "search: without P_x and workers, it looks for the fewest workers of a training step; "
+            "pass workers= for training=False"
+        )
+    grid, ranks = None, workers
+    if isinstance(P_x, Partition):
+        grid, ranks = P_x.shape if isinstance(P_x, CartesianPartition) else None, P_x.size
+    elif P_x is not None:
+        grid = tuple(P_x)
 
     def searched() -> NetworkPlan:
         machine = profile_of_device() if profile is None else profile
         machine = machine if isinstance(machine, Profile) else profile_of(machine)
-        dry = dry_network(
-            network, global_shape, machine, replicate_parameters, optimizer, False, None
-        )
-        dry.training = training
-        limit_gib = machine.memory_gib if memory_gib is None else memory_gib
-        return Search(dry, grid, int(limit_gib * 2**30)).plan()
+        if memory_gib is not None:
+            machine = replace(machine, memory_gib=memory_gib)
+        for repeats in (False, True) if recompute is None else (recompute,):
+            dry = dry_network(
+                network, global_shape, machine, replicate_parameters, optimizer, repeats, amp
+            )
+            dry.training = training
+            if grid is not None and len(grid) != len(dry.global_shape):
+                raise ShapeError(
+                    f"search: the grid {list(grid)} does not split an input of "
+                    f"{len(dry.global_shape)} dims; give one number per dim"
+                )
+            if grid is not None:
+                starts = [advice_on(dry, grid)]
+            elif ranks is not None:
+                starts = ranked(dry, ranks)[:_GRIDS]
+            else:
+                found = fits(
+                    network, global_shape, 0.0, machine, replicate_parameters=replicate_parameters,
+                    optimizer=optimizer, recompute=repeats, amp=amp,
+                )  # fmt: skip
+                starts = _on_fewest_workers(dry, found)
+            searches = list[Search]()
+            for one in starts:
+                if progress is not None:
+                    progress(f"layouts on {list(one.grid)}", len(searches), len(starts))
+                searches.append(Search(dry, one))
+            if progress is not None:
+                progress("", len(starts), len(starts))
+            searches.sort(key=lambda one: order(one.best))
+            if searches[0].best.fits is not False:
+                return _plan_of(searches, repeats)
+        raise ShapeError(searches[0].too_much)
 
-    if isinstance(P_x, DeviceMesh):
-        P_x = process_grid(P_x)
-    if not isinstance(P_x, CartesianPartition) or P_x.world.size == 1:
+    if not isinstance(P_x, Partition) or P_x.world.size == 1:
         return searched()
     return _from_first(P_x.world, searched)
+
+
+def _on_fewest_workers(dry: DryNetwork, found: Sequence[Fit]) -> list[Advice]:
+    least = smallest(found)
+    if least is None:
+        return [advice_on(dry, min(found, key=lambda one: one.memory.total).grid)]
+    best = ranked(dry, least.ranks)[:_GRIDS]
+    return best if best[0].fits else [advice_on(dry, least.grid)]
+
+
+def _plan_of(searches: Sequence[Search], repeats: bool) -> NetworkPlan:
+    """Return the plan of the first search, with notes on what else was chosen."""
+    plan = searches[0].plan()
+    if len(searches) > 1:
+        words = (f"{list(one.alone.grid)} {seconds_of(one.best.seconds)}" for one in searches)
+        plan.notes.insert(1, f"grids with their layouts: {', '.join(words)}")
+    if repeats:
+        plan.notes.insert(1, "every block is recomputed: call gpudist.planning.recompute(network)")
+    return plan
 
 
 def choices_of(dry: DryNetwork, grid: Sequence[int], rank: int) -> LayoutChoices:
@@ -111,7 +188,7 @@ def choices_of(dry: DryNetwork, grid: Sequence[int], rank: int) -> LayoutChoices
     scope = conversion.scope
     graph = ForwardGraph(scope.placement)
     scope.pins = graph
-    with torch.device(META), torch.set_grad_enabled(dry.training):
+    with dry.on_meta(), torch.set_grad_enabled(dry.training):
         outputs = network(*inputs)
     scope.pins = Pins([])
     costs = LayoutCosts(scope, clock, dry.training)
@@ -123,58 +200,52 @@ class Search:
 
     Args:
         dry: the network.
-        grid: shape of the partition of its input.
-        limit_bytes: memory that a rank has; 0 for any.
+        alone: prediction for the network without a plan, on the grid.
 
     Attributes:
-        alone: prediction for the network without a plan.
         choices: layouts that the functions may have.
+        best: prediction for the plan with the smallest time, of those that fit if any does.
+        chosen: choice of that plan.
+        layouts: layouts of that plan.
     """
 
-    def __init__(self, dry: DryNetwork, grid: tuple[int, ...], limit_bytes: int) -> None:
-        self.dry, self.grid, self.limit_bytes = dry, grid, limit_bytes
-        self.alone = advice_on(dry, grid)
-        self.choices = choices_of(dry, grid, self.alone.slowest.rank)
+    def __init__(self, dry: DryNetwork, alone: Advice) -> None:
+        self.dry, self.alone = dry, alone
+        self.limit_bytes = int(dry.profile.memory_gib * 2**30)
+        self.choices = choices_of(dry, alone.grid, alone.slowest.rank)
         self.modules = dict(dry.network.named_modules(remove_duplicate=False))
+        self.best, self.chosen, self.layouts = alone, self.home, list[Pin]()
+        for choice in self._candidates():
+            own = self.pins(choice)
+            try:
+                advice = advice_on(dry, alone.grid, plan=NetworkPlan(layouts=own))
+            # A plan that cannot be followed is none.
+            except GpudistError:
+                continue
+            if order(advice) < order(self.best):
+                self.best, self.chosen, self.layouts = advice, choice, own
 
     @property
     def home(self) -> Choice:
         """The choice without a plan."""
         return (0,) * len(self.choices.variables)
 
-    def plan(self) -> NetworkPlan:
-        """Return the plan with the smallest predicted time that fits.
+    @property
+    def too_much(self) -> str:
+        """Error of a search of which no plan fits."""
+        return (
+            f"search: on {list(self.alone.grid)} a step needs {bytes_of(self.best.memory_bytes)} "
+            f"on each worker, but it may use {bytes_of(self.limit_bytes)}; use more workers, or "
+            "recompute=True"
+        )
 
-        Raises:
-            ShapeError: none fits.
-        """
-        best, chosen, pins = self.alone, self.home, list[Pin]()
-        for choice in self._candidates():
-            own = self.pins(choice)
-            try:
-                advice = advice_on(self.dry, self.grid, plan=NetworkPlan(layouts=own))
-            # A plan that cannot be followed is none.
-            except GpudistError:
-                continue
-            if self._order(advice) < self._order(best):
-                best, chosen, pins = advice, choice, own
-        if not self._fits(best):
-            raise ShapeError(
-                f"search: on {list(self.grid)} a step needs {best.memory_bytes / 2**30:.2f} GiB on "
-                f"each worker, but it may use {self.limit_bytes / 2**30:.2f} GiB; use more "
-                "workers, or gpudist.planning.recompute(network)"
-            )
-        notes = explained(self.choices, chosen, best, self.alone, self.dry.profile.name)
-        return NetworkPlan(layouts=pins, notes=notes)
+    def plan(self) -> NetworkPlan:
+        """Return the plan that was found."""
+        notes = explained(self.choices, self.chosen, self.best, self.alone, self.dry.profile.name)
+        return NetworkPlan(layouts=self.layouts, notes=notes, grid=self.alone.grid)
 
     def pins(self, choice: Choice) -> list[Pin]:
         return self.choices.pins(choice, self.modules)
-
-    def _order(self, one: Advice) -> tuple[bool, float]:
-        return not self._fits(one), one.seconds
-
-    def _fits(self, one: Advice) -> bool:
-        return not self.limit_bytes or one.memory_bytes <= self.limit_bytes
 
     def _candidates(self) -> Iterator[Choice]:
         """Yield the best choices that should fit, each with pins of its own."""

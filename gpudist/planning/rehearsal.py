@@ -146,7 +146,7 @@ class DryNetwork:
             with (
                 patched_autocast(),
                 Kernels(clock),
-                self._on_meta(),
+                self.on_meta(),
                 torch.no_grad(),
                 self._watched(),
                 KnownValues(),
@@ -204,7 +204,7 @@ class DryNetwork:
         learns = torch.set_grad_enabled(self.training)
         with _explained(grid, rank), learns:
             # Makes the layers, which only the first call does.
-            with self._on_meta():
+            with self.on_meta():
                 network(*inputs)
             with Kernels(clock, live), torch.device(META):
                 forward, backward = self._step(network, inputs, clock, kept)
@@ -243,11 +243,12 @@ class DryNetwork:
             GpudistError: as :meth:`rehearse`, if the forward is the reason.
         """
         network, inputs, _ = self.converted(grid, 0)
-        with _explained(grid, 0), self._on_meta():
+        with _explained(grid, 0), self.on_meta():
             network(*inputs)
 
     @contextmanager
-    def _on_meta(self) -> Iterator[None]:
+    def on_meta(self) -> Iterator[None]:
+        """Make tensors without data, cast by the autocast of the step."""
         type = "cuda" if self.profile.wire == "nccl" else "cpu"
         with torch.device(META), autocast_on_meta(type, self._amp) if self._amp else nullcontext():
             yield
@@ -268,7 +269,7 @@ class DryNetwork:
         self, network: nn.Module, inputs: list[torch.Tensor], clock: Clock, kept: KeptForBackward
     ) -> tuple[Phase, Phase]:
         forward = clock.begin()
-        with self._on_meta(), kept:
+        with self.on_meta(), kept:
             y = network(*inputs)
             parts = [t.to_local() for t in tree_leaves(y) if isinstance(t, GlobalTensor)]
             losses: list[Any] = [StandInLoss.apply(t) for t in parts if t.requires_grad]

@@ -258,7 +258,7 @@ def _carry_out(
         _name_call(error, call)
         raise
     if record is not None and scope is not None:
-        record.rows.append(_row(scope, call, layouts, prepared, record.sent_bytes() - sent))
+        record.add(_row(scope, call, layouts, prepared, record.sent_bytes() - sent))
     if rule.in_place:
         if not placement.active and isinstance(tensors[0], kind):
             # As on the other ranks, backward reaches all inputs through this tensor.

@@ -150,7 +150,7 @@ class GlobalTensor(torch.Tensor):
             back = [target.dual, passed, self.global_layout.dual]
             local = box_both_ways(self._local, [self.global_layout, target], back, world)
         if record is not None and scope is not None and self.global_layout != target:
-            record.rows.append(
+            record.add(
                 PlanRow(
                     place_of_call(scope)[0], "to_global", str(self.sbp), str(target.sbp),
                     self.numel(), record.sent_bytes() - sent, False, False,

@@ -35,7 +35,7 @@ from gpudist.sbp.methods import METADATA, METHODS, entry, gradient_of
 from gpudist.sbp.outer import OuterTensor, materialize_in, outer, without_cells
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.plain import shared
-from gpudist.sbp.registry import map_tree, tensors_in
+from gpudist.sbp.registry import map_tree, name_of, tensors_in
 from gpudist.sbp.scope import (
     AnyDraws,
     Draws,
@@ -398,7 +398,17 @@ def _checkpointed(fn: Any, *args: Any, **kwargs: Any) -> Any:
     # Torch saves these tensors for backward, and only the parts carry the graph.
     specs = [x._global_spec if isinstance(x, GlobalTensor) else None for x in args]
     parts = [x._local if isinstance(x, GlobalTensor) else x for x in args]
-    return _checkpoint(_resuming(fn, draws, specs), *parts, **kwargs)
+    repeated = _checkpoint(_resuming(fn, draws, specs), *parts, **kwargs)
+    return _noted(draws, repeated) if isinstance(draws, Scope) else repeated
+
+
+def _noted(scope: Scope, checkpoint: Iterator[None]) -> Iterator[None]:
+    outer, scope.checkpoint = scope.checkpoint, scope.checkpoint or checkpoint
+    try:
+        # The caller runs the function itself while the generator waits.
+        yield from checkpoint
+    finally:
+        scope.checkpoint = outer
 
 
 def _repeatable(fn: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
@@ -458,10 +468,29 @@ def _init_autocast(
     _autocast_init(self, device_type, dtype, enabled, cache_enabled)
 
 
+class _Recorded(_Intercepted):
+    """Mode that notes for the rows of a plan which function the forward calls."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        record = self.scope.record
+        assert record is not None
+        outer = record.function
+        record.function = outer or name_of(func).rpartition(".")[2]
+        try:
+            return super().__torch_function__(func, types, args, kwargs)
+        finally:
+            record.function = outer
+
+
 @contextmanager
 def intercept(scope: AnyDraws) -> Iterator[AnyDraws]:
     """Make ``scope`` the current scope of this thread, and intercept its calls."""
-    mode = _Intercepted(scope) if isinstance(scope, Scope) else Drawing(scope)
+    if not isinstance(scope, Scope):
+        mode = Drawing(scope)
+    else:
+        mode = (_Intercepted if scope.record is None else _Recorded)(scope)
     register_copies()
     if isinstance(scope, Scope) and scope.placement.type != "meta":
         with enter_scope(scope), mode:

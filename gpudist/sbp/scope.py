@@ -36,6 +36,7 @@ class PlanRow(NamedTuple):
         sent_bytes: bytes sent by this rank.
         is_gathered: whether its inputs were gathered because it has no rule.
         is_redundant: whether every worker computed the whole result.
+        called: function of the forward that called it, if it is another one; pins name that one.
     """
 
     path: str
@@ -46,6 +47,7 @@ class PlanRow(NamedTuple):
     sent_bytes: int
     is_gathered: bool
     is_redundant: bool
+    called: str = ""
 
 
 @dataclass
@@ -55,10 +57,17 @@ class Record:
     Attributes:
         sent_bytes: returns the number of bytes that this rank has sent so far.
         rows: one row per function.
+        function: short name of the function that the forward is calling.
     """
 
     sent_bytes: Callable[[], int]
     rows: list[PlanRow] = field(default_factory=list[PlanRow])
+    function: str = ""
+
+    def add(self, row: PlanRow) -> None:
+        """Append a row."""
+        is_called = self.function == row.function.rpartition(".")[2]
+        self.rows.append(row if is_called else row._replace(called=self.function))
 
 
 @dataclass
@@ -109,6 +118,7 @@ class Scope(Draws):
             them.
         record: receives a row for each function, if given.
         applying: number of functions of the user, on full tensors, whose forward is running.
+        checkpoint: the outermost activation checkpoint whose forward is running, if any.
         plain_backwards: number of backwards from plain tensors, whose gradients are full.
         pins: layouts that a plan prescribes for functions; ``None`` if it prescribes no layouts.
         calls: number of calls so far of the modules and functions that have pins.
@@ -131,6 +141,7 @@ class Scope(Draws):
     warned: set[tuple[str, str, int]] = field(default_factory=set[tuple[str, str, int]])
     record: Record | None = None
     applying: int = 0
+    checkpoint: object | None = None
     plain_backwards: int = 0
     pins: Pins | None = None
     calls: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])

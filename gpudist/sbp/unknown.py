@@ -86,7 +86,7 @@ def compute_gathered(
         found = list(tensors_in(results))
         # The row also counts the movements made for this function.
         del record.rows[rows:]
-        record.rows.append(
+        record.add(
             PlanRow(
                 place_of_call(scope)[0],
                 name_of(function),

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from gpudist import ConversionError, Plan, PlanMismatch, distribute, plan_of, sequential
+from gpudist import ConversionError, Plan, PlanMismatch, distribute, plan_of, sequential, stats
 from gpudist.convert.network_plan import cells_of
 from gpudist.sbp import broadcast, split
 from gpudist.world.partition import Partition
@@ -116,6 +116,41 @@ def test_nothing_is_sent_among_copies() -> None:
     assert [sent[f"bottom.{i}", name] for i, name in enumerate(within)] == [0, 0, 0]
     entering, leaving = [row.sent_bytes for row in rows if row.function == "to_global"]
     assert entering == 3 * block and leaving == 0
+
+
+@distributed(ranks=[2, 4], transports=("loopback",))
+def test_a_step_sends_nothing_among_copies(P_world: Partition) -> None:
+    """An all-gather enters a stretch of copies, and its adjoint leaves it in backward."""
+    plan = Plan()
+    plan.layout("bottom", broadcast, at="input")
+    plan.layout("bottom", [broadcast, broadcast, split(2), broadcast])
+    P_x = grid(P_world, [1, 1, P_world.size, 1])
+    network: Any = distribute(Stretch(), P_x, plan)
+    sent: dict[str, list[tuple[str, int, int]]] = {}
+
+    def note(when: str) -> None:
+        rows = stats(P_world=P_world)
+        sent[when] = [(row.operator, row.messages, row.sent_bytes) for row in rows]
+
+    def enter(module: nn.Module, args: Any) -> None:
+        note("enter")
+        args[0].register_hook(lambda _: note("leave backward"))
+
+    def leave(module: nn.Module, args: Any, y: torch.Tensor) -> None:
+        note("leave")
+        y.register_hook(lambda _: note("enter backward"))
+
+    network.bottom[0].register_forward_pre_hook(enter)
+    network.bottom[2].register_forward_hook(leave)
+    x = own_block(torch.randn(1, 2, 16, 8), P_x).requires_grad_()
+    network(x).to_local().sum().backward()
+    note("end")
+    assert sent["enter"] == sent["leave"]
+    assert sent["enter backward"] == sent["leave backward"]
+    boxing = [(name, nbytes) for name, _, nbytes in sent["end"] if "boxing" in name]
+    gathered = "boxing, (split(2),) -> (broadcast,)"
+    block = (P_world.size - 1) * x.numel() * 4
+    assert sorted(boxing) == [(f"adjoint of {gathered}", block), (gathered, block)]
 
 
 def test_saved_plans_are_equal(tmp_path: Path) -> None:

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import gpudist
 from benchmarks.resnet import ResNet18
 from gpudist import ConversionError, Plan, distribute, plan_of
+from gpudist.sbp import broadcast
 from gpudist.sbp.call_cache import nothing_remembered
 from gpudist.sbp.methods import METHODS
 from gpudist.sbp.scope import PlanRow, Record
@@ -49,6 +51,32 @@ def test_a_table_fits_a_terminal(name: str) -> None:
     table = str(plan_of(make(), grid_shape, shape))
     widest = max(table.splitlines(), key=len)
     assert len(widest) <= 80, widest
+
+
+class Calling(nn.Module):
+    """Functions that torch makes of others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flat, self.attention = nn.Flatten(), nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        x = F.normalize(self.flat(x.unflatten(2, (2, 2))))
+        x[:, 0] = 0
+        return F.smooth_l1_loss(x.clone().unsqueeze(0).mul_(2), torch.zeros(1, 2, 12))
+
+
+def test_plans_take_the_names_of_rows() -> None:
+    call = partial(plan_of, Calling(), (2, 1, 1), (2, 3, 4))
+    found = call()
+    assert ["flat", "flatten"] in [line.split()[:2] for line in str(found).splitlines()]
+    names = {(row.path, row.called or row.function.rpartition(".")[2]) for row in found.rows[:-1]}
+    assert ("flat", "flatten") in names and len(names) > 8
+    for path, name in names:
+        edits = Plan()
+        edits.layout(path, broadcast, function=name)
+        call(plan=edits)
 
 
 def test_plan_prints_by_rich() -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
+from functools import partial
 from itertools import count, product
 from math import prod
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +18,8 @@ from torch import nn
 from examples.networks import UNet3d
 from gpudist import Plan
 from gpudist.errors import ShapeError
-from gpudist.planning import Link, Profile, profile_of, search
-from gpudist.planning.advice import advice_on
+from gpudist.planning import Link, Profile, fits, layout_search, profile_of, recompute, search
+from gpudist.planning.advice import advice_on, dry_network, ranked
 from gpudist.planning.layout_choices import Choice, LayoutChoices
 from gpudist.planning.layout_search import choices_of
 from gpudist.planning.rehearsal import DryNetwork
@@ -65,6 +68,11 @@ class Drawn(nn.Module):
                 x = F.relu(x, inplace=True) * before
             seen.append(x)
         return x
+
+
+@pytest.fixture
+def _only_one_plan_rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout_search, "_REHEARSED", 1)
 
 
 def few_choices(seed: int) -> LayoutChoices:
@@ -175,6 +183,67 @@ def test_the_device_must_have_a_profile() -> None:
         search(Skips(), SHAPE, SPLIT)
 
 
+@pytest.mark.parametrize("amp", [None, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_sums_of_functions_are_the_time_of_a_step(amp: torch.dtype | None) -> None:
+    """They also follow casts and the functions that a checkpoint repeats."""
+    profile = replace(profile_of("a100"), wire="host")
+    kept: list[int] = []
+    for repeats in (False, True):
+        network = UNet3d(1, 2, 4, 2)
+        dry = dry_network(network, (1, 1, 32, 32, 32), profile, True, "adam", repeats, amp)
+        found = choices_of(dry, (1, 1, 2, 1, 1), 0)
+        cost = found.cost((0,) * len(found.variables))
+        assert cost is not None
+        step = dry.rehearse((1, 1, 2, 1, 1), 0)
+        assert cost[0] == pytest.approx(step.seconds(False), rel=0.03)
+        kept.append(cost[1])
+        casts = any(one.dtype == amp for node in found.nodes for one in node.outputs)
+        assert casts == (amp is not None)
+    assert kept[1] < 0.5 * kept[0]
+
+
+@pytest.mark.usefixtures("_only_one_plan_rehearsed")
+def test_blocks_are_recomputed_if_no_plan_fits_otherwise() -> None:
+    how: Any = dict(global_shape=(1, 1, 32, 32, 32), P_x=(1, 1, 2, 1, 1))
+    network, note = UNet3d(1, 2, 4, 2), "every block is recomputed"
+    before = advice_on(DryNetwork(network, how["global_shape"], SLOW), how["P_x"]).memory_bytes
+    for limit, repeats in ((2.0, False), (0.8, True)):
+        profile = replace(SLOW, memory_gib=limit * before / 2**30)
+        found = search(network, profile=profile, recompute=None, **how)
+        assert any(one.startswith(note) for one in found.notes) == repeats
+    with pytest.raises(ShapeError, match="or recompute=True"):
+        search(network, profile=profile, **how)
+
+
+@pytest.mark.usefixtures("_only_one_plan_rehearsed")
+def test_the_best_of_the_grids_of_a_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout_search, "_GRIDS", 2)
+    alone = ranked(DryNetwork(Skips(), SHAPE, SLOW), 2)
+    found = search(Skips(), SHAPE, profile=SLOW, workers=2)
+    assert Plan.from_text(found.to_text()) == found
+    grids = found.notes[1].removeprefix("grids with their layouts: ")
+    assert grids.startswith(str(list(found.grid or ())))
+    # Plans may be faster on a grid that is slower without one.
+    assert {str(list(one.grid)) for one in alone[:2]} == set(re.findall(r"\[.*?\]", grids))
+
+
+@pytest.mark.usefixtures("_only_one_plan_rehearsed")
+def test_the_fewest_workers_on_which_a_step_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout_search, "fits", partial(fits, most=2))
+    dry = DryNetwork(Skips(), SHAPE, SLOW)
+    two, one = (advice_on(dry, (1, 1, n, 1)).memory_bytes for n in (2, 1))
+    assert 1.1 * two < one
+    limit = 1.1 * two / 2**30
+    found = search(Skips(), SHAPE, profile=SLOW, memory_gib=limit)
+    assert found.grid is not None and prod(found.grid) == 2
+    with pytest.raises(ShapeError, match=r"search: on .* a step needs"):
+        search(Skips(), SHAPE, profile=SLOW, memory_gib=0.5 * limit)
+    with pytest.raises(ShapeError, match="fewest workers of a training step"):
+        search(Skips(), SHAPE, profile=SLOW, memory_gib=limit, training=False)
+    with pytest.raises(ShapeError, match="P_x and workers=2 are both given"):
+        search(Skips(), SHAPE, SPLIT, SLOW, workers=2)
+
+
 @distributed(ranks=[2, 4], transports=["loopback"])
 def test_searched_plans_compute_what_the_network_alone_computes(P_world: Partition) -> None:
     P_x = grid(P_world, [1, 1, 2, P_world.size // 2])
@@ -194,3 +263,36 @@ def test_searched_plans_compute_what_the_network_alone_computes(P_world: Partiti
 def test_all_workers_get_the_error_of_the_first(P_world: Partition) -> None:
     with pytest.raises(ShapeError, match="cannot be called"):
         search(Skips(), (1, 3, 16, 16), grid(P_world, [1, 1, 2, 1]), "h100")
+
+
+class Blocks(nn.Module):
+    """Blocks that are recomputed, the second one on small tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(a, 4, 3, padding=1), nn.GELU(), nn.Conv2d(4, 4, 3, padding=1))
+            for a in (2, 4)
+        )
+        self.last = nn.Conv2d(4, 2, 3, padding=1)
+        recompute(self)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.blocks[0](x)
+        z = self.blocks[1](F.max_pool2d(y, 2))
+        return self.last(y + F.interpolate(z, scale_factor=2.0))
+
+
+@distributed(ranks=2, transports=["loopback"])
+def test_the_world_gets_a_grid_and_a_plan_of_recomputed_blocks(P_world: Partition) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout_search, "_REHEARSED", 2)
+        patch.setattr(layout_search, "_GRIDS", 1)
+        found = search(Blocks(), (1, 2, 16, 16), P_world, SLOW, amp=torch.bfloat16)
+    assert found.grid is not None and found.layouts
+    P_x = P_world.create_cartesian_topology_partition(found.grid)
+
+    def edit(plan: Plan) -> None:
+        plan.layouts += found.layouts
+
+    assert_as_alone(Blocks, P_x, [(1, 2, 16, 16)], edit)

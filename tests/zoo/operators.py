@@ -19,7 +19,11 @@ def declare_missing_operators() -> None:
     The wheel on PyPI cannot load its operators beside a torch for the CPU. No network of the zoo
     calls one.
     """
-    if torch.version.cuda is not None or _library or importlib.util.find_spec("torchvision") is None:
+    if (
+        torch.version.cuda is not None
+        or _library
+        or importlib.util.find_spec("torchvision") is None
+    ):
         return
     _library.append(torch.library.Library("torchvision", "DEF"))
     for schema in _MISSING:

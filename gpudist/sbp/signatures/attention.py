@@ -256,6 +256,7 @@ def _dropping(
         return kept @ v
 
     given = query, key, value, mask
+    # In a transform, torch computes nothing again in backward.
     if suits_cpu(query) or not torch.is_grad_enabled() or _in_transform(given):
         return compute(*given)
     found: Any = checkpoint(compute, *given, use_reentrant=False, preserve_rng_state=False)
@@ -263,7 +264,6 @@ def _dropping(
 
 
 def _in_transform(tensors: Sequence[Tensor | None]) -> bool:
-    """Return whether torch can compute nothing again in backward here."""
     duals = (forward_ad.unpack_dual(x) for x in tensors if x is not None)
     return _transforms_active() or any(dual.tangent is not None for dual in duals)
 
