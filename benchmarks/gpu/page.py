@@ -18,7 +18,7 @@ from gpudist.planning import plan
 
 H200 = RESULTS / "gpu" / "h200"
 # The last run, of what has changed since the first.
-LATEST = RESULTS / "gpu" / "h200_597eea52"
+LATEST = RESULTS / "gpu" / "h200_236373a0"
 PREDICTED = "predicted"
 # Bytes that device memory moves at a time: two sectors.
 ATOM = 2 * SECTOR
@@ -96,8 +96,9 @@ def halos(folder: Path) -> str:
     cells: list[list[str]] = []
     for way, subject, torchs in subjects:
         peers: dict[str, dict[str, Json]] = {}
-        for row in rows_of(folder, f"bench-{subject}"):
-            if not row["case"].endswith("graph"):
+        name = f"bench-{subject}"
+        for row in rows_of(LATEST, subject) if subject == "self_halo" else rows_of(folder, name):
+            if row["subject"] == subject and not row["case"].endswith("graph"):
                 peers.setdefault(row["case"].removesuffix(", eager"), {})[row["peer"]] = row
         for case, rows in peers.items():
             copied = rows.get("copy_")
@@ -199,8 +200,8 @@ def local_costs(folder: Path) -> str:
 def overlap(folder: Path) -> str:
     cells = [
         [row["case"], us(row["us_median"]), row["peer"], us(row["peer_us_median"])]
-        for row in rows_of(folder, "bench-overlap")
-        if row["peer"] in ("overlap=False", "convolution alone")
+        for row in rows_of(LATEST, "norms")
+        if row["subject"] == "overlap" and row["peer"] in ("overlap=False", "convolution alone")
     ]
     return table(["block", "overlapped", "peer", "peer's time"], cells)
 
