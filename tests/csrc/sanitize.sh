@@ -8,6 +8,8 @@ part=${2:-all}
 root=$PWD
 tree=$root/build/sanitize
 export PATH="$(dirname "$(realpath -s "$python")"):$PATH"
+# Of a make above, whose jobs ninja cannot share through the shell.
+unset MAKEFLAGS
 export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 # The interpreter and torch keep memory until exit.
 export ASAN_OPTIONS=detect_leaks=0
