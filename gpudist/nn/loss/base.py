@@ -95,7 +95,10 @@ class DistributedLoss(DistributedModule):
 
     def _check_shape(self, what: str, x: torch.Tensor, expected: torch.Size) -> None:
         if x.shape != expected:
-            self._refuse(f"the {what}'s block has shape {list(x.shape)}, not {list(expected)}")
+            self._refuse(
+                f"the {what}'s block has shape {list(x.shape)}, not {list(expected)}; pass this "
+                "rank's block, which gpudist.scatter makes of a whole tensor"
+            )
 
     def _check_values(self, method: str, x: torch.Tensor, *numbers: int) -> None:
         """Call the method with ``x`` for its errors, except on a GPU, where the host would wait."""

@@ -214,7 +214,7 @@ def test_arguments_that_are_refused(P_world: Partition) -> None:
 
 INDICES, HALVES = torch.tensor([2]), torch.full((1, 4), 0.5)
 REFUSED: dict[str, tuple[str, dict[str, Any], torch.Tensor, str]] = {
-    "shape": ("NLLLoss", {}, torch.tensor([1, 2]), r"block has shape \[2\], not \[1\]"),
+    "shape": ("NLLLoss", {}, torch.tensor([1, 2]), r"has shape \[2\], not \[1\]; pass this rank"),
     "kind": ("NLLLoss", {}, HALVES, r"block has shape \[1, 4\], not \[1\]"),
     "dtype": ("NLLLoss", {}, torch.tensor([1.0]), "target has dtype torch.float32; class"),
     "weight": (
