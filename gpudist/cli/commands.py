@@ -127,7 +127,7 @@ No other process is started and no tensor is made.
   gpudist plan net.py:make --shape 1 1 512 512 512 --memory 80
   gpudist plan net.py:make --shape 1 1 256 256 256 --ranks 64
   gpudist plan mynet:make --shape 8 3 512 512 --ranks 4 -o plan.svg
-  gpudist plan net.py:make --shape 1 1 256 256 256 --ranks 8 --search -o plan.json""",
+  gpudist plan net.py:make --shape 8 3 512 512 --ranks 8 --search -o plan.json""",
     _add_plan_arguments,
 )
 

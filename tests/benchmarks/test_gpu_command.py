@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import subprocess
 import sys
 from dataclasses import asdict
@@ -33,9 +34,11 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize("arguments", [[], ["--subject", "copy"]], ids=["all", "copy"])
 def test_without_a_gpu_nothing_is_measured(tmp_path: Path, arguments: list[str]) -> None:
     path = tmp_path / "rows.jsonl"
+    # Other tests may have named the doubles.
+    own = {name: value for name, value in os.environ.items() if not name.startswith("GPUDIST_")}
     ended = subprocess.run(
         [warm.python(), "-m", "benchmarks.gpu", "--json", str(path), *arguments],
-        cwd=ROOT, check=False, timeout=120, capture_output=True, text=True,
+        cwd=ROOT, check=False, timeout=120, capture_output=True, text=True, env=own,
     )  # fmt: skip
     assert ended.returncode == command.NO_GPU
     assert f"nothing is measured: torch {torch.__version__} does not see a GPU" in ended.stderr
@@ -151,7 +154,7 @@ def test_what_is_missing(
     monkeypatch.delenv("GPUDIST_DEVICE_LIBRARY", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    monkeypatch.setattr(command, "built", lambda: SimpleNamespace(nccl_missing=""))
+    monkeypatch.setattr(command, "build_info", lambda: SimpleNamespace(nccl_missing=""))
     nccl = SimpleNamespace(version="2.28.9")
     monkeypatch.setattr(command, "describe", lambda: SimpleNamespace(nccl=nccl))
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)

@@ -109,6 +109,9 @@ def test_skip_that_is_not_moved() -> None:
     def unmoved(movements: Any, local: list[torch.Tensor]) -> list[torch.Tensor]:
         return local
 
-    with patch.object(dispatch, "boxed", unmoved), patch.object(call_cache, "boxed", unmoved):
+    with (
+        patch.object(dispatch, "box_inputs", unmoved),
+        patch.object(call_cache, "box_inputs", unmoved),
+    ):
         verdict = verdict_on(other_blocks())
     assert verdict.how == "wrong" and "output: " in verdict.text, verdict

@@ -19,6 +19,7 @@ import gpudist
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.sbp import Placement, Sbp, explain, to_global
 from gpudist.sbp.registry import Rule, map_tree, name_of, signatures, tensors_in
+from gpudist.sbp.signatures.attention import dropping_attention
 from gpudist.sbp.signatures.channel_norms import updating_batch_norm
 from gpudist.sbp.signatures.dropout import dropped
 from gpudist.testing import assert_adjoint
@@ -47,7 +48,7 @@ ARGUMENTS: list[tuple[Any, ...]] = [
     (IMAGE.expand(2, 6, 4), IMAGE.transpose(1, 2)), (SQUARES, IMAGE, IMAGE.transpose(1, 2)),
     (X[:, 0], X, W[0]), (OUTPUT, X[:, 0], W[:, 0]), (IMAGE[0], SQUARES, IMAGE),
     (IMAGE,), (IMAGE, IMAGE[0, :, 0]), (IMAGE, 3), (IMAGE, (4,), IMAGE[0, 0]), (OUTPUT, X, W.t()),
-    (IMAGE, IMAGE[0, :, 0], None, None, None, True, 0.0, 1e-5, False),
+    (IMAGE, IMAGE[0, :, 0], None, None, None, True, 0.0, 1e-5),
     (PLACES, W[:3]), (X, 0, PLACES[0]), (X, 0, PLACES), (X, 0, PLACES, Y), (PLACES, 4),
     (X, CLASSES), ("ij,kj->ik", X, W), (X, Y, None, None, "sum"),
     (IMAGE, 2), (VOLUME, 2), (IMAGE, 2, 2), (VOLUME, 2, 2), (IMAGE, random((6, 6, 2))),
@@ -69,8 +70,8 @@ EVERY = [function for function, entry in signatures.items() if getattr(entry, "a
 # Functions with uninitialized values, with other dropped cells than torch's, with keyword
 # arguments, and one that changes the running moments it is given.
 OTHERS = (
-    torch.empty_like, dropped, torch.stft, torch.Tensor.stft, torch.linalg.solve_triangular,
-    updating_batch_norm,
+    torch.empty_like, dropped, dropping_attention, torch.stft, torch.Tensor.stft,
+    torch.linalg.solve_triangular, updating_batch_norm,
 )  # fmt: skip
 for function in OTHERS:
     EVERY.remove(function)

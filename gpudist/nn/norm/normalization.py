@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
 
@@ -208,7 +207,7 @@ class Normalization:
         """Return the number of values of the block that are summed in each line."""
         return prod([x.shape[d] for d in self.dims])
 
-    @cached_property
+    @property
     def moves(self) -> bool:
         """Whether sums or parameters are moved."""
         return self.total is not None or any(one is not None for one in self.parameters)
