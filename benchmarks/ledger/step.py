@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 import gpudist
 from benchmarks.ledger.counting import Counting, Counts
-from benchmarks.ledger.gpu_attention import GpuAttention
 from benchmarks.ledger.gpu_autocast import gpu_autocast
+from benchmarks.ledger.gpu_dropout import GpuDropout
 from benchmarks.ledger.networks import SUBJECTS, Size, Subject
 from gpudist.nn.kernel_choice import as_on_gpu
 from gpudist.planning.rehearsal import KeptForBackward
@@ -135,7 +135,7 @@ def count_step(P_world: Partition, name: str, dtype: str, layout: str, timed: in
     case = Case(P_world, SUBJECTS[name], dtype, layout)
     with as_on_gpu(), gpu_autocast(dtype != "float32"):
         ours, alone = case.steps(case.subject.size)
-        with GpuAttention():
+        with GpuDropout():
             sequential, kept_sequential = alone.count()
         counts, kept = ours.count()
         gpudist.stats(reset=True)

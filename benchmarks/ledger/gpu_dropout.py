@@ -1,7 +1,8 @@
-"""Torch's attention with dropout as a GPU computes it: one kernel each way, which keeps no weights.
+"""Torch's dropout, and attention with it, as a GPU computes them: one kernel each way.
 
-On a CPU, torch composes it of a dozen operations. Results are those without dropout, and gradients
-zeros, since only counts are wanted.
+On a CPU, torch composes them of several operations, and attention keeps weights, which no kernel of
+GPUs does. Results of attention are those without dropout, and its gradients zeros, since counts
+alone are wanted.
 """
 
 from __future__ import annotations
@@ -42,13 +43,21 @@ def _back(ctx: Any, gradient: T, _: T | None) -> Any:
 torch.library.register_autograd(_attention, _back, setup_context=_keep)
 
 
-class GpuAttention(TorchFunctionMode):
-    """Mode in which attention with dropout counts as on a GPU."""
+def _dropped(input: T, p: float = 0.5, training: bool = True, inplace: bool = False) -> T:
+    if not training or p == 0 or inplace:
+        return F.dropout(input, p, training, inplace)
+    return torch.native_dropout(input, p, True)[0]
+
+
+class GpuDropout(TorchFunctionMode):
+    """Mode in which dropout, and attention with it, count as on a GPU."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func is F.dropout:
+            return _dropped(*args, **kwargs)
         if func is not F.scaled_dot_product_attention:
             return func(*args, **kwargs)
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale")
