@@ -19,6 +19,7 @@ from gpudist.planning import plan
 H200 = RESULTS / "gpu" / "h200"
 # The last run, of what has changed since the first.
 LATEST = RESULTS / "gpu" / "h200_236373a0"
+HALOS = RESULTS / "gpu" / "h200_fb8bbff6"
 PREDICTED = "predicted"
 # Bytes that device memory moves at a time: two sectors.
 ATOM = 2 * SECTOR
@@ -97,7 +98,7 @@ def halos(folder: Path) -> str:
     for way, subject, torchs in subjects:
         peers: dict[str, dict[str, Json]] = {}
         name = f"bench-{subject}"
-        for row in rows_of(LATEST, subject) if subject == "self_halo" else rows_of(folder, name):
+        for row in rows_of(HALOS, subject) if subject == "self_halo" else rows_of(folder, name):
             if row["subject"] == subject and not row["case"].endswith("graph"):
                 peers.setdefault(row["case"].removesuffix(", eager"), {})[row["peer"]] = row
         for case, rows in peers.items():
