@@ -4,6 +4,9 @@
 of one or, with ``--ranks 2``, of two ranks that share the GPU, without their times, which mean
 nothing. ``launches`` are the ledger's and ``kernels`` the driver's: a convolution or a product of
 torch may launch several. Over the doubles of CUDA there are none.
+
+Two ranks take NCCL 2.30, named in LD_PRELOAD and GPUDIST_NCCL_LIBRARY, since torch loads its own
+one otherwise, and NCCL_MULTI_RANK_GPU_ENABLE=1.
 """
 
 from __future__ import annotations
