@@ -68,6 +68,7 @@ def test_attributes_of_results(P_world: Partition) -> None:
     with pytest.raises(NotImplementedError, match="the device type of its placement"):
         terms.to("meta")
     assert_global(terms.new_full((3, 2), 1.5), torch.full((3, 2), 1.5, dtype=torch.float64))
+    assert_global(terms.new_empty((3, 2)).fill_(1.5), torch.full((3, 2), 1.5, dtype=torch.float64))
 
 
 @distributed(ranks=3, transports=("loopback",))

@@ -162,5 +162,5 @@ def enter_new(function: Function) -> None:
         return block(x, function(plain, *args, **kwargs), (broadcast,) * x.placement.axes)
 
 
-for function in (Tensor.new_zeros, Tensor.new_ones, Tensor.new_full):
+for function in (Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_empty):
     enter_new(function)
