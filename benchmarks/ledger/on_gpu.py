@@ -1,9 +1,10 @@
 """Compare the ledger with a GPU: the kernels that the driver saw, and memory after a forward.
 
 ``python -m benchmarks.ledger.on_gpu`` gives a row per network, converted and sequential, in a world
-of one or, with ``--ranks 2``, of two ranks that share the GPU, without their times, which mean
-nothing. ``launches`` are the ledger's and ``kernels`` the driver's: a convolution or a product of
-torch may launch several. Over the doubles of CUDA there are none.
+of one or, with ``--ranks 2``, of two ranks that share the GPU. Their rows have the host's time, but
+not a step's, since the kernels of both take turns. ``launches`` are the ledger's and ``kernels``
+the driver's: a convolution or a product of torch may launch several. Over the doubles of CUDA there
+are none.
 
 Two ranks take NCCL 2.30, named in LD_PRELOAD and GPUDIST_NCCL_LIBRARY, since torch loads its own
 one otherwise, and NCCL_MULTI_RANK_GPU_ENABLE=1.
@@ -52,7 +53,7 @@ def kernels_of(step: Callable[[], object]) -> Counter[str]:
     return Counter(name for name in names if not name.lower().startswith("nccl"))
 
 
-def measure(P_world: Partition, name: str, dtype: str, layout: str, timed: bool) -> Found:
+def measure(P_world: Partition, name: str, dtype: str, layout: str) -> Found:
     """Return counts of a step of the converted network and of the sequential one. Collective."""
     case = Case(P_world, SUBJECTS[name], dtype, layout)
     found: Found = {"network": name, "ranks": P_world.size, "dtype": dtype, "layout": layout}
@@ -65,11 +66,12 @@ def measure(P_world: Partition, name: str, dtype: str, layout: str, timed: bool)
         kernels[suffix] = kernels_of(step)
         found["kernels" + suffix] = kernels[suffix].total()
         found["held_bytes" + suffix] = _held(step)
-    if timed:
-        times = _times(steps)
-        found |= {
-            f"{what}{suffix}": us for suffix, pair in times.items() for what, us in pair.items()
-        }
+    meaningful = ("host_us", "step_us") if P_world.size == 1 else ("host_us",)
+    found |= {
+        f"{what}{suffix}": times[what]
+        for suffix, times in _times(steps).items()
+        for what in meaningful
+    }
     more = kernels[""] - kernels["_sequential"]
     found["more"] = {name[:80]: count for name, count in more.most_common(12)}
     return found
@@ -125,8 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ]
     lines: list[Found] = []
     for name, dtype, layout in track(cases, console=Console(stderr=True), transient=True):
-        given = {"name": name, "dtype": dtype, "layout": layout, "timed": options.ranks == 1}
-        found = world.run(measure, **given)[0]
+        found = world.run(measure, name=name, dtype=dtype, layout=layout)[0]
         row = ledger.get((name, options.ranks, dtype, layout))
         if row is not None:
             found |= {"launches": row.launches, "launches_sequential": row.launches_sequential}
