@@ -43,6 +43,12 @@ def product_dtype(x: torch.Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(autocast_type(x.device)) if casts else x.dtype
 
 
+def in_product_dtype(x: torch.Tensor) -> torch.Tensor:
+    """Return ``x`` as torch's convolution of it reads it: ghosts that move then are 16-bit."""
+    dtype = product_dtype(x)
+    return x.to(dtype) if x.dtype != dtype and x.is_floating_point() else x
+
+
 def sum_of_products(reduction: Movement, y: torch.Tensor) -> torch.Tensor:
     """Sum products over workers; under autocast, in the dtype of the layer's input."""
     if not autocast_is_on(y.device):

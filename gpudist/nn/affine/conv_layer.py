@@ -11,6 +11,7 @@ from gpudist.errors import PartitionError
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.nn.affine.affine_layer import AffineLayer, BoundAffine
 from gpudist.nn.affine.affine_placement import AffinePlacement
+from gpudist.nn.autocast import in_product_dtype
 from gpudist.nn.windowed.region_layer import RegionLayer
 from gpudist.ops.shape_agreement import BlockLayout
 from gpudist.world.partition import CartesianPartition
@@ -31,6 +32,10 @@ class ConvLayer(AffineLayer, RegionLayer):
     def bind(self, layout: BlockLayout, x: torch.Tensor) -> BoundAffine:
         """Bind the movements and the local computation to an agreed input layout."""
         raise NotImplementedError
+
+    def cast(self, x: torch.Tensor) -> torch.Tensor:
+        """Cast ``x`` as autocast would, before its ghosts move; sums of products need its dtype."""
+        return x if self._placement.P_sum is not None else in_product_dtype(x)
 
     def convolve(
         self, bound: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None

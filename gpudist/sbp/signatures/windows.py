@@ -15,6 +15,7 @@ from gpudist.nn.affine.conv_transpose import (
     DistributedConvTranspose2d,
     DistributedConvTranspose3d,
 )
+from gpudist.nn.autocast import in_product_dtype
 from gpudist.ops.shape_agreement import BlockLayout
 from gpudist.sbp.registry import (
     AxisPart,
@@ -227,7 +228,8 @@ class LayerOfShape:
         if self.alone is not None:
             return self.alone(*tensors)
         x, weight, *biases = tensors
+        x = in_product_dtype(x)
         if self.bound is None:
-            self.bound = self.layer.bind(self.layout, x)
+            self.bound = self.layer.bind(self.layout.adapted({}, x.dtype), x)
             self.alone = self.bound.alone
         return self.layer.convolve(self.bound, x, weight, biases[0] if biases else None)
