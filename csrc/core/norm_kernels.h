@@ -46,9 +46,11 @@ struct NormArguments {
   const char* x;
   const char* gradient;
   char* result;  // the normalized block, or its gradient
-  const double* totals;
+  double* totals;  // NaN, once a pass has found that the world has failed
   const double* of_totals;
   const double* shifts;  // totals whose means are subtracted from float64 cells, or null
+  // If not null and nonzero, the totals were not moved: results are NaN. May be in host memory.
+  const uint32_t* failed;
   double* sums;          // of each statistic
   double* partials;      // two for each line and part
   double* partials_of_cells;

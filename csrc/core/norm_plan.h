@@ -27,9 +27,10 @@ struct NormTensors {
   const char* x = nullptr;
   const char* gradient = nullptr;
   char* result = nullptr;
-  const double* totals = nullptr;
+  double* totals = nullptr;
   const double* of_totals = nullptr;
   const double* shifts = nullptr;  // totals whose means are subtracted from float64 cells
+  const uint32_t* failed = nullptr;  // where the kernel reads whether the world has failed
   double* sums = nullptr;
   double* workspace = nullptr;
   const char* weight = nullptr;
