@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from gpudist import nn, ops, zero_volume_tensor
+from gpudist import ops, zero_volume_tensor
 from gpudist.errors import GpudistError
 from gpudist.exchange import start
+from gpudist.nn import DistributedInstanceNorm1d
 from gpudist.ops.operator import cached_operator
 from gpudist.transport.base import Transport
 from gpudist.world import runtime
@@ -76,7 +77,7 @@ def norm(P_world: Partition) -> torch.Tensor:
     layer: Any = P_world.wire.remembered.get((norm,))
     if layer is None:
         P_x = P_world.create_cartesian_topology_partition([1, 1, P_world.size])
-        layer = P_world.wire.remembered[norm,] = nn.DistributedInstanceNorm1d(P_x, 4)
+        layer = P_world.wire.remembered[norm,] = DistributedInstanceNorm1d(P_x, 4)
     x = block_of(P_world).sin()[None].requires_grad_()
     y = layer(x)
     (gradient,) = torch.autograd.grad(y, x, y.detach().square())
