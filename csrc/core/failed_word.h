@@ -1,4 +1,4 @@
-// The word by which kernels learn that the world has failed, so that what they read was not received.
+// The word by which kernels learn that the world has failed, so that what they read was not moved.
 #pragma once
 
 #include <cstdint>

@@ -30,13 +30,13 @@ struct NormTensors {
   double* totals = nullptr;
   const double* of_totals = nullptr;
   const double* shifts = nullptr;  // totals whose means are subtracted from float64 cells
-  const uint32_t* failed = nullptr;  // where the kernel reads whether the world has failed
   double* sums = nullptr;
   double* workspace = nullptr;
   const char* weight = nullptr;
   const char* bias = nullptr;
   char* of_weight = nullptr;
   char* of_bias = nullptr;
+  const uint32_t* failed = nullptr;
   Dtype parameter_dtype = Dtype::kFloat32;
 };
 

@@ -106,7 +106,8 @@ def allgather_data(P_world: Partition) -> torch.Tensor:
 ACTIONS: dict[str, Action] = {
     action.__name__: action
     for action in (
-        halo, backward, overlapped, broadcast, all_sum_reduce, norm, triples, barrier, allgather_data,
+        halo, backward, overlapped, broadcast, all_sum_reduce, norm, triples, barrier,
+        allgather_data,
     )
 }  # fmt: skip
 

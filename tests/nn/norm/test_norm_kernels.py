@@ -214,7 +214,7 @@ def test_sums_that_were_not_moved_make_no_number(kind: str, movement: str) -> No
 
 
 def fail_behind(transport: Transport, kind: str, movement: str) -> dict[str, bool]:
-    """End the world between a movement and the kernel that reads its sums; which results are NaN."""
+    """End the world before a kernel reads the moved sums; return which results are NaN."""
     P_world = runtime.world_of(transport)
     axes = (2, 1, 1, 1) if kind.startswith("batch") else (1, 1, 2, 1)
     layer = made(kind, P_world, axes)
