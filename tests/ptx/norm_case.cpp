@@ -170,6 +170,10 @@ void fill_memory(NormCase& made) {
   if (made.is_extreme && one_of(3)) {
     put_item(memory[kX].data(), between(0, made.items() - 1), dtype, NAN);
   }
+  if (made.is_extreme && made.has_weight && one_of(2)) {
+    // Results of one channel or cell are NaN, beside others.
+    put_item(memory[kWeight].data(), between(0, made.parameters() - 1), made.parameter_dtype, NAN);
+  }
   // Also more than 32 bits hold.
   const int64_t batches = between(1, 9) + (one_of(2) ? int64_t{1} << 32 : 0);
   *reinterpret_cast<int64_t*>(memory[kBatches].data()) = batches;
