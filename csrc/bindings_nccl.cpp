@@ -254,6 +254,12 @@ void bind_nccl(nb::module_& m) {
           "fail", [](NcclWorld& self, const std::string& text) { self.watchdog().fail(text); },
           "text"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("failure", [](NcclWorld& self) { return self.watchdog().failure(); })
+      .def(
+          "failed_word",
+          [](NcclWorld& self) {
+            return reinterpret_cast<uintptr_t>(self.watchdog().failed_word());
+          },
+          "Return the address of a word that the device reads: nonzero once the world has failed.")
       .def("rounds", &NcclWorld::rounds)
       .def("checks", &NcclWorld::checks)
       .def("set_checks", &NcclWorld::set_checks, "checks"_a)

@@ -68,7 +68,8 @@ void bind_device_norm(nb::module_& m) {
       .def(
           "normalize",
           [](const DeviceNorm& self, uintptr_t x, uintptr_t totals, uintptr_t shifts,
-             const Parameters& parameters, uintptr_t y, const Running& running, uintptr_t stream) {
+             const Parameters& parameters, uintptr_t y, const Running& running, uintptr_t failed,
+             uintptr_t stream) {
             NormTensors tensors;
             tensors.x = at<char>(x);
             tensors.totals = at<double>(totals);
@@ -77,13 +78,14 @@ void bind_device_norm(nb::module_& m) {
             tensors.bias = at<char>(std::get<1>(parameters));
             tensors.parameter_dtype = std::get<2>(parameters);
             tensors.result = at<char>(y);
+            tensors.failed = at<uint32_t>(failed);
             const auto [mean, variance, batches, momentum, dtype] = running;
             self.normalize(
                 tensors,
                 {at<char>(mean), at<char>(variance), at<int64_t>(batches), momentum, dtype},
                 stream_at(stream));
           },
-          "x"_a, "totals"_a, "shifts"_a, "parameters"_a, "y"_a, "running"_a, "stream"_a)
+          "x"_a, "totals"_a, "shifts"_a, "parameters"_a, "y"_a, "running"_a, "failed"_a, "stream"_a)
       .def(
           "gradient_sums",
           [](const DeviceNorm& self, uintptr_t gradient, uintptr_t x, uintptr_t totals,
@@ -108,7 +110,7 @@ void bind_device_norm(nb::module_& m) {
           "gradient",
           [](const DeviceNorm& self, uintptr_t gradient, uintptr_t x, uintptr_t totals,
              uintptr_t shifts, uintptr_t of_totals, const Parameters& parameters, uintptr_t of_x,
-             uintptr_t stream) {
+             uintptr_t failed, uintptr_t stream) {
             NormTensors tensors;
             tensors.gradient = at<char>(gradient);
             tensors.x = at<char>(x);
@@ -118,10 +120,11 @@ void bind_device_norm(nb::module_& m) {
             tensors.weight = at<char>(std::get<0>(parameters));
             tensors.parameter_dtype = std::get<2>(parameters);
             tensors.result = at<char>(of_x);
+            tensors.failed = at<uint32_t>(failed);
             self.gradient(tensors, stream_at(stream));
           },
           "gradient"_a, "x"_a, "totals"_a, "shifts"_a, "of_totals"_a, "parameters"_a, "of_x"_a,
-          "stream"_a);
+          "failed"_a, "stream"_a);
 }
 
 }  // namespace

@@ -46,7 +46,7 @@ struct NormArguments {
   const char* x;
   const char* gradient;
   char* result;  // the normalized block, or its gradient
-  const double* totals;
+  double* totals;
   const double* of_totals;
   const double* shifts;  // totals whose means are subtracted from float64 cells, or null
   double* sums;          // of each statistic
@@ -60,6 +60,9 @@ struct NormArguments {
   char* running_mean;
   char* running_variance;
   const int64_t* batches;  // if not null, `momentum` is the reciprocal of this number
+  // If it points to a nonzero word, totals were not moved: they and the results become NaN. May
+  // point to host memory.
+  const uint32_t* failed;
 
   int64_t cells;  // in a line
   uint32_t outer;

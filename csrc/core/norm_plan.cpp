@@ -178,6 +178,7 @@ NormCall NormPlan::call(NormPass pass, const NormTensors& tensors) const {
   a.totals = tensors.totals;
   a.of_totals = tensors.of_totals;
   a.shifts = tensors.shifts;
+  a.failed = tensors.failed;
   a.sums = tensors.sums;
   a.partials = tensors.workspace;
   a.weight = tensors.weight;

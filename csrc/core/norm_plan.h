@@ -27,7 +27,7 @@ struct NormTensors {
   const char* x = nullptr;
   const char* gradient = nullptr;
   char* result = nullptr;
-  const double* totals = nullptr;
+  double* totals = nullptr;
   const double* of_totals = nullptr;
   const double* shifts = nullptr;  // totals whose means are subtracted from float64 cells
   double* sums = nullptr;
@@ -36,6 +36,7 @@ struct NormTensors {
   const char* bias = nullptr;
   char* of_weight = nullptr;
   char* of_bias = nullptr;
+  const uint32_t* failed = nullptr;
   Dtype parameter_dtype = Dtype::kFloat32;
 };
 

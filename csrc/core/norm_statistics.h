@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "core/failed_word.h"
 #include "core/norm_cells.h"
 
 namespace gpudist {
@@ -39,10 +40,13 @@ struct NormMoments {
 
   GPUDIST_HOST_DEVICE NormMoments(const NormArguments& a, uint32_t statistic) {
     const uint32_t width = a.subtracts_mean ? 2 : 1;
-    const double* own = a.totals + int64_t{width} * statistic;
-    variance = own[width - 1] / a.count;
+    double* const own = a.totals + int64_t{width} * statistic;
+    double sum = own[0], squares = own[width - 1];
+    // Passes that read them later do not look.
+    if (is_set(a.failed)) own[0] = own[width - 1] = sum = squares = static_cast<double>(NAN);
+    variance = squares / a.count;
     if (!a.subtracts_mean) return;
-    mean = own[0] / a.count;
+    mean = sum / a.count;
     variance = fma(-mean, mean, variance);
     // Rounding can make the variance of equal values far from zero negative.
     if (variance < 0) variance = 0;

@@ -19,7 +19,7 @@ constexpr int kRelaxedCapture = 2;
 
 // Every call except error_string returns zero or an error code of the driver.
 struct DeviceApi {
-  static constexpr int kAbi = 8;
+  static constexpr int kAbi = 9;
 
   int abi;  // kAbi with which the table was compiled
   const char* name;

@@ -31,6 +31,7 @@ class Movement:
         dtype: dtype of the data that moves.
         input_dtype, output_dtype: dtypes of this rank's tensors; a placeholder keeps its own.
         fill: value of output cells that receive nothing; constant, so the adjoint fills with zero.
+        is_guarded: whether the output becomes NaN if the world fails on the way.
         kept: what repeated calls reuse, see :mod:`gpudist.exchange.carry`.
     """
 
@@ -43,6 +44,7 @@ class Movement:
     input_dtype: torch.dtype
     output_dtype: torch.dtype
     fill: float = 0.0
+    is_guarded: bool = True
     _forward: Movement | None = field(default=None, repr=False)
     kept: Cache[object, Any] = field(default_factory=Cache, init=False, repr=False)
 
@@ -66,8 +68,14 @@ class Movement:
             self.dtype,
             self.output_dtype,
             self.input_dtype,
+            is_guarded=self.is_guarded,
             _forward=linear,
         )
+
+    @cached_property
+    def unguarded(self) -> Movement:
+        """This movement for kernels that read the transport's ``failed_word`` themselves."""
+        return replace(self, is_guarded=False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Movement:
         # Immutable but for what it keeps, which belongs to the transport: copies of layers share.

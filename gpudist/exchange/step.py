@@ -32,7 +32,7 @@ class MovementStep:
     Attributes:
         stage: stage of this rank's plan.
         partition: partition to which the ranks in the messages of the stage refer.
-        label, dtype, fill: those of the movement.
+        label, dtype, fill, is_guarded: those of the movement.
         input_shape, input_dtype: what the input must have; ``None`` if it is the output of the
             step before.
         takes, gives: whether this rank has an input, and an output.
@@ -43,6 +43,7 @@ class MovementStep:
     def __init__(self, movement: Movement, depth: int) -> None:
         self.stage, self.partition = movement.stages[depth]
         self.label, self.dtype, self.fill = movement.label, movement.dtype, movement.fill
+        self.is_guarded = movement.is_guarded
         self.input_shape = movement.input_shape if depth == 0 else None
         self.input_dtype = movement.input_dtype if depth == 0 else None
         self.takes = self.stage.input_shape is not None
@@ -135,7 +136,7 @@ class MovementStep:
             make = recycling.maker(shape, self.dtype, P.device)
         stage = P.wire.bind_stage(
             self.stage, P.ranks, P.plan_rank, strides, self.dtype, self.fill, accumulates,
-            output_strides,
+            output_strides, self.is_guarded,
         )  # fmt: skip
         known = self._accumulating if accumulates else self.bound
         return known.setdefault(strides, (stage, make))

@@ -166,6 +166,8 @@ class Transport(ABC):
             :meth:`start_pieces`.
         device_library: path of a replacement for the GPU's runtime in tests, where tensors are on
             the CPU; empty otherwise.
+        failed_word: address of a word that kernels read: nonzero once the transport has failed, so
+            that what it moved is invalid; 0 if there is none.
         has_streams: whether started stages run concurrently with later work, on their own stream.
         on_failure: called once, with the failure that ended this transport.
         remembered: cache of the operators created for this world.
@@ -179,6 +181,7 @@ class Transport(ABC):
     carries_pieces: bool = False
     has_streams: bool = False
     device_library: str = ""
+    failed_word: int = 0
 
     def __init__(
         self, rank: int, size: int, device: torch.device, timeout_s: float, failures: FailureChannel
@@ -313,6 +316,7 @@ class Transport(ABC):
         fill: float,
         accumulates: bool = False,
         output_strides: Sequence[int] | None = None,
+        is_guarded: bool = True,
     ) -> object:
         """Return a bound stage for :meth:`start_stages`. Only if the transport ``packs``.
 
@@ -326,6 +330,8 @@ class Transport(ABC):
             accumulates: whether received data is added to existing values of the output.
             output_strides: strides of the output, in items; ``None`` for contiguous, which is
                 required unless the transport ``keeps_layout``.
+            is_guarded: whether the output becomes NaN if the transport fails on the way; otherwise
+                the kernel that reads the output looks at :attr:`failed_word`.
         """
         raise self._lacks("pack stages", "packs")
 

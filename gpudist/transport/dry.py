@@ -149,6 +149,7 @@ class DryTransport(PointToPointTransport):
         fill: float,
         accumulates: bool = False,
         output_strides: Sequence[int] | None = None,
+        is_guarded: bool = True,
     ) -> Traffic:
         return traffic_of(self.carried(stage, rank, dtype, accumulates), stage, ranks, dtype)
 

@@ -218,6 +218,8 @@ Case random_case(Dtype dtype, bool is_large) {
   made.dtype = dtype;
   constexpr Buffer kSources[] = {Buffer::kInput, Buffer::kSent, Buffer::kReceived};
   const int64_t count = is_large ? 1 : between(0, 23) == 0 ? between(6, 80) : between(1, 5);
+  // Items of copies and fills may lie across granules.
+  const int64_t most_summands = between(0, 3) == 0 ? 1 : 4;
   for (int64_t i = 0; i < count; ++i) {
     CombineBox box;
     // In items; at most the widest lane, which has 16 bytes.
@@ -226,7 +228,7 @@ Case random_case(Dtype dtype, bool is_large) {
     box.shape = is_large ? large_shape(grain, item_bytes(dtype)) : random_shape(count > 5, grain);
     box.views.push_back(made.random_cells(Buffer::kOutput, box.shape, grain, is_large));
     box.already_there = between(0, 7) == 0;
-    int64_t summands = box.already_there ? 0 : between(0, 4);
+    int64_t summands = box.already_there ? 0 : between(0, most_summands);
     if (dtype == Dtype::kBool) summands = std::min<int64_t>(summands, 1);
     if (summands > 1 && between(0, 3) == 0) box.views.push_back(box.views[0]), --summands;
     while (summands-- > 0) {

@@ -353,6 +353,8 @@ int launch_norm(const NormCall& call, DeviceStream stream) {
   count_call("launch_norm");
   count_call("kernel_bytes", bytes_of(call));
   enqueue(stream, [call] {
+    const uint32_t* const failed = call.arguments.failed;
+    if (!may_touch(failed, sizeof(*failed), "a kernel")) return;
     if (may_touch(call.arguments.x, 1, "a kernel")) run_norm(call);
   });
   return kSuccess;

@@ -149,6 +149,7 @@ void make_memory(NormCase& made, bool is_single) {
   add(running, item_bytes(made.running_dtype), true, "the running mean");
   add(running, item_bytes(made.running_dtype), true, "the running variance");
   add(1, 8, false, "the batches");
+  add(1, 8, false, "the failed word");
 }
 
 void fill_memory(NormCase& made) {
@@ -169,9 +170,14 @@ void fill_memory(NormCase& made) {
   if (made.is_extreme && one_of(3)) {
     put_item(memory[kX].data(), between(0, made.items() - 1), dtype, NAN);
   }
+  if (made.is_extreme && made.has_weight && one_of(2)) {
+    // Results of one channel or cell are NaN, beside others.
+    put_item(memory[kWeight].data(), between(0, made.parameters() - 1), made.parameter_dtype, NAN);
+  }
   // Also more than 32 bits hold.
   const int64_t batches = between(1, 9) + (one_of(2) ? int64_t{1} << 32 : 0);
   *reinterpret_cast<int64_t*>(memory[kBatches].data()) = batches;
+  *reinterpret_cast<uint32_t*>(memory[kFailedWord].data()) = 0;  // what follows it is not
 }
 
 }  // namespace
@@ -253,6 +259,7 @@ NormCase random_norm(uint64_t index) {
   made.is_cumulative = one_of(2);
   made.has_shifts = is_double && shape.subtracts_mean;
   made.is_extreme = one_of(8);
+  made.failure = one_of(2) ? Failure::kNoWord : static_cast<Failure>(between(1, 3));
   made.mean = one_of(3) ? 1e4 : one_of(2) ? 3 : 0;
   made.multiprocessors = is_long ? 1 : static_cast<int>(between(1, 3));
   // Values of a group of full size; other workers have as many cells.

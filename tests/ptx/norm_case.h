@@ -60,8 +60,12 @@ enum Part {
   kRunningMean,
   kRunningVariance,
   kBatches,
+  kFailedWord,
   kParts
 };
+
+// When the world fails, if kernels have a word to look at.
+enum class Failure { kNoWord, kNever, kBeforeNormalize, kBeforeGradient };
 
 struct NormCase {
   NormShape shape;
@@ -72,6 +76,7 @@ struct NormCase {
   bool is_far;      // a shape of more cells than 32 bits can number is tried instead
   bool has_shifts;  // the mean is moved first, and subtracted from what is summed
   bool is_extreme;  // results leave the range of normal 16-bit numbers, or are NaN
+  Failure failure;
   double mean;
   Memories memory;
   int multiprocessors;

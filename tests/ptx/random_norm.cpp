@@ -1,5 +1,6 @@
 // Random normalizations: the compiled kernels against the same bodies on the host, to the bit, and
 // both against loops in float64.
+#include <cmath>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -52,8 +53,11 @@ std::vector<NormCall> calls_of(const NormCase& given, Memories& memory) {
       running.batches = reinterpret_cast<const int64_t*>(memory[kBatches].data());
     }
   }
+  const auto* const word = reinterpret_cast<const uint32_t*>(memory[kFailedWord].data());
+  if (given.failure != Failure::kNoWord) t.failed = word;
   calls.push_back(plan.normalize(t, running));
   t.result = nullptr;
+  t.failed = nullptr;
   t.gradient = memory[kGradient].data();
   t.sums = memory[kOfSums].numbers();
   if (given.has_weight) t.of_weight = memory[kOfWeight].data();
@@ -64,6 +68,7 @@ std::vector<NormCall> calls_of(const NormCase& given, Memories& memory) {
   t.sums = nullptr;
   t.result = memory[kOfX].data();
   t.of_totals = memory[kOfTotals].numbers();
+  if (given.failure != Failure::kNoWord) t.failed = word;
   calls.push_back(plan.gradient(t));
   return calls;
 }
@@ -72,6 +77,31 @@ std::vector<NormCall> calls_of(const NormCase& given, Memories& memory) {
 void move(Memories& memory, Part sums, Part totals) {
   const int64_t count = memory[sums].bytes() / 8;
   for (int64_t i = 0; i < count; ++i) memory[totals].numbers()[i] = 2 * memory[sums].numbers()[i];
+}
+
+// Set the failed word if it is time to.
+void fail(const NormCase& given, NormPass pass, Memories& memory) {
+  if ((pass == NormPass::kNormalize && given.failure == Failure::kBeforeNormalize) ||
+      (pass == NormPass::kGradient && given.failure == Failure::kBeforeGradient)) {
+    *reinterpret_cast<uint32_t*>(memory[kFailedWord].data()) = 1u << between(0, 31);
+  }
+}
+
+// After a failure, whatever needs the sums over workers is NaN.
+std::string find_number(const NormCase& given, const Memories& memory) {
+  std::vector<Part> parts{kOfX};
+  if (given.failure == Failure::kBeforeNormalize) {
+    parts.insert(parts.end(), {kY, kOfWeight, kRunningMean, kRunningVariance});
+  }
+  for (const Part part : parts) {
+    const int64_t items = memory[part].bytes() / item_bytes(given.dtype(part));
+    for (int64_t i = 0; i < items; ++i) {
+      if (!std::isnan(value_of(memory[part], i, given.dtype(part)))) {
+        return std::string(memory[part].kind()) + " has a number after a failure";
+      }
+    }
+  }
+  return "";
 }
 
 std::string describe(const NormCase& given) {
@@ -126,6 +156,8 @@ std::string run_launch(uint64_t seed, uint64_t index) {
       if (calls[i].pass == NormPass::kNormalize) move(*memory, kSums, kTotals);
       if (calls[i].pass == NormPass::kGradient) move(*memory, kOfSums, kOfTotals);
     }
+    fail(given, calls[i].pass, device);
+    std::memcpy(host[kFailedWord].data(), device[kFailedWord].data(), sizeof(uint32_t));
     std::string wrong = fault_of(cuda_api()->launch_norm(calls[i], nullptr));
     if (wrong.empty()) {
       for (uint32_t block = 0; block < norm_blocks(on_host[i]); ++block) {
@@ -135,7 +167,9 @@ std::string run_launch(uint64_t seed, uint64_t index) {
     }
     if (!wrong.empty()) return std::string(name_of(calls[i].pass)) + ": " + wrong;
   }
-  const std::string wrong = given.is_extreme ? "" : loops.compare(host);
+  const bool fails = given.failure >= Failure::kBeforeNormalize;
+  std::string wrong = fails ? find_number(given, host) : "";
+  if (!fails && !given.is_extreme) wrong = loops.compare(host);
   return wrong.empty() ? "" : wrong + ", " + describe(given);
 }
 

@@ -12,6 +12,7 @@ import torch
 from gpudist import ops, zero_volume_tensor
 from gpudist.errors import GpudistError
 from gpudist.exchange import start
+from gpudist.nn import DistributedInstanceNorm1d
 from gpudist.ops.operator import cached_operator
 from gpudist.transport.base import Transport
 from gpudist.world import runtime
@@ -71,6 +72,18 @@ def all_sum_reduce(P_world: Partition) -> torch.Tensor:
     return ops.all_sum_reduce(torch.arange(5.0).reshape(1, 5), line(P_world), [1])
 
 
+def norm(P_world: Partition) -> torch.Tensor:
+    """A normalization by kernels that read whether the world has failed, and its gradient."""
+    layer: Any = P_world.wire.remembered.get((norm,))
+    if layer is None:
+        P_x = P_world.create_cartesian_topology_partition([1, 1, P_world.size])
+        layer = P_world.wire.remembered[norm,] = DistributedInstanceNorm1d(P_x, 4)
+    x = block_of(P_world).sin()[None].requires_grad_()
+    y = layer(x)
+    (gradient,) = torch.autograd.grad(y, x, y.detach().square())
+    return torch.cat([y.detach(), gradient])
+
+
 def triples(P_world: Partition) -> torch.Tensor:
     """Sums over all but the last rank, then over all but the first."""
     x = torch.arange(3.0).reshape(1, 3)
@@ -93,7 +106,8 @@ def allgather_data(P_world: Partition) -> torch.Tensor:
 ACTIONS: dict[str, Action] = {
     action.__name__: action
     for action in (
-        halo, backward, overlapped, broadcast, all_sum_reduce, triples, barrier, allgather_data,
+        halo, backward, overlapped, broadcast, all_sum_reduce, norm, triples, barrier,
+        allgather_data,
     )
 }  # fmt: skip
 

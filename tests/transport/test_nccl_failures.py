@@ -44,7 +44,13 @@ def fates(name: str, what: str, rank: int, after: int, is_bound: bool = True) ->
 @pytest.fixture(scope="module", autouse=True)
 def started() -> None:
     """The processes, whose imports take longer than the deadline."""
-    results("nccl", RANKS + 1, Transport.check, timeout_s=60.0)
+    results("nccl", RANKS + 1, play_all, timeout_s=60.0)
+
+
+def play_all(transport: Transport) -> None:
+    P_world = runtime.world_of(transport)
+    for action in ACTIONS.values():
+        action(P_world)
 
 
 @pytest.mark.parametrize(

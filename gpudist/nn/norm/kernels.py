@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -43,11 +44,15 @@ class _BoundKernels(NamedTuple):
         norm: native object.
         workspace: size of the workspace, in float64 numbers.
         stream: returns the handle of torch's current stream.
+        unguarded: normalization whose sums may be invalid after a failure, which the kernels that
+            read them find at the address ``failed_word``.
     """
 
     norm: DeviceNorm
     workspace: int
     stream: Callable[[], int]
+    unguarded: Normalization
+    failed_word: int
 
 
 def fits(
@@ -108,7 +113,7 @@ class ByKernels(Summing):
         self, x: torch.Tensor, *parameters: torch.Tensor
     ) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
         by = self.normalization
-        norm, size, current = _bound(by, x, self.dtype)
+        norm, size, current, unguarded, failed_word = _bound(by, x, self.dtype)
         stream, at_x = current(), x.data_ptr()
         sums = torch.empty(by.sums_shape(x.shape), dtype=torch.float64, device=x.device)
         workspace = torch.empty(size, dtype=torch.float64, device=x.device)
@@ -118,13 +123,13 @@ class ByKernels(Summing):
             self.shifts = by.moved_sums(sums)
             sums, at_shifts = torch.empty_like(sums), self.shifts.data_ptr()
         norm.sums(at_x, at_shifts, sums.data_ptr(), workspace.data_ptr(), stream)
-        self.totals, moved = by.move(sums, parameters)
+        self.totals, moved = unguarded.move(sums, parameters)
         moved = [parameter.contiguous() for parameter in moved]
         y = torch.empty_like(x, dtype=self.dtype)
         running = _addresses_of_running(self.running)
         norm.normalize(
             at_x, self.totals.data_ptr(), at_shifts, _addresses(moved), y.data_ptr(), running,
-            stream,
+            failed_word, stream,
         )  # fmt: skip
         if self.running is not None:
             torch.autograd.graph.increment_version([self.running.mean, self.running.variance])
@@ -138,8 +143,8 @@ class ByKernels(Summing):
         kept: Sequence[Any],
         needs: Sequence[bool],
     ) -> list[torch.Tensor | None]:
-        by, x, totals, shifts, weights = self.normalization, inputs[0], *kept[:2], kept[2:]
-        norm, size, current = _bound(by, x, self.dtype)
+        x, totals, shifts, weights = inputs[0], *kept[:2], kept[2:]
+        norm, size, current, unguarded, failed_word = _bound(self.normalization, x, self.dtype)
         gradient = gradient.contiguous() if x.is_contiguous() else _by_columns(gradient)
         of_sums = torch.empty_like(totals)
         workspace = torch.empty(size, dtype=torch.float64, device=x.device)
@@ -153,13 +158,13 @@ class ByKernels(Summing):
             at_gradient, at_x, at_totals, at_shifts, weight, of_sums.data_ptr(), _addresses(found),
             workspace.data_ptr(), stream,
         )  # fmt: skip
-        of_totals, of_parameters = by.move_gradients(of_sums, found, needs)
+        of_totals, of_parameters = unguarded.move_gradients(of_sums, found, needs)
         of_x = None
         if of_totals is not None:
             of_x = torch.empty_like(x)
             norm.gradient(
                 at_gradient, at_x, at_totals, at_shifts, of_totals.data_ptr(), weight,
-                of_x.data_ptr(), stream,
+                of_x.data_ptr(), failed_word, stream,
             )  # fmt: skip
         return [of_x, *of_parameters]
 
@@ -303,7 +308,11 @@ def _bind(by: Normalization, x: torch.Tensor, dtype: torch.dtype) -> _BoundKerne
         device, walk, _DTYPES[x.dtype], _DTYPES[dtype], outer, channels, cells, groups, size,
         offset, shares_outer, max(1, by.cells), by.eps, by.subtracts_mean,
     )  # fmt: skip
-    return _BoundKernels(norm, norm.workspace, _stream_of(x.device))
+    unguarded, failed_word = by, 0
+    if by.total is not None:
+        unguarded = replace(by, total=by.total.unguarded)
+        failed_word = by.total.steps[0].partition.wire.failed_word
+    return _BoundKernels(norm, norm.workspace, _stream_of(x.device), unguarded, failed_word)
 
 
 def _stream_of(device: torch.device) -> Callable[[], int]:

@@ -105,6 +105,7 @@ class CoreTransport(PointToPointTransport):
         fill: float,
         accumulates: bool = False,
         output_strides: Sequence[int] | None = None,
+        is_guarded: bool = True,
     ) -> Any:
         assert _native is not None
         boxes = self.carried(stage, rank, dtype, accumulates)

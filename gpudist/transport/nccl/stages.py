@@ -68,6 +68,7 @@ def lower(
     strategy: Strategy = collectives_by_nccl,
     output_strides: Sequence[int] | None = None,
     *,
+    is_guarded: bool = True,
     in_graph: bool = False,
 ) -> Lowered:
     """Lower ``stage`` to the program of ``rank``.
@@ -81,6 +82,7 @@ def lower(
         accumulates: whether received data is added to existing values of the output.
         strategy: decides which collectives NCCL executes.
         output_strides: strides of the output, in items; contiguous if ``None``.
+        is_guarded: whether cells that NCCL writes become NaN if the world has failed.
         in_graph: whether the stage is part of a captured graph. Then messages are sent from and
             received in staging memory only, and NCCL never gets the address of a tensor: in graphs,
             NCCL registers some kinds of memory automatically, and both sides of a message must use
@@ -96,6 +98,8 @@ def lower(
     filled = _collectives(lowered, own, stage, ranks, rank, strides, output, accumulates)
     if stage.output_shape is not None and not filled:
         _receive(lowered, boxes, ranks, strides, output, accumulates)
+    if not is_guarded:
+        lowered.after = [job for job in lowered.after if not job.there]
     return lowered
 
 

@@ -116,6 +116,7 @@ class NcclTransport(Transport):
             device_library,
             torch.cuda.empty_cache,
         )
+        self.failed_word = self._core.failed_word()
         self.recorder = DeviceRecorder(self._core)
         self.store = store
         self.prefix = prefix
@@ -226,10 +227,11 @@ class NcclTransport(Transport):
         fill: float,
         accumulates: bool = False,
         output_strides: Sequence[int] | None = None,
+        is_guarded: bool = True,
     ) -> Any:
         as_called = partial(
             lower, stage, ranks, rank, input_strides, dtype, accumulates, self.strategy,
-            output_strides,
+            output_strides, is_guarded=is_guarded,
         )  # fmt: skip
         lowered, captured = as_called(), None
         if lowered.is_direct:

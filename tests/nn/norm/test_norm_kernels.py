@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -11,12 +12,17 @@ import torch
 from gpudist import nn
 from gpudist.nn import distributed_module
 from gpudist.nn.norm import kernels, lines
+from gpudist.nn.norm.normalization import Normalization
+from gpudist.transport.base import Transport
+from gpudist.transport.failure.channel import Failure
 from gpudist.transport.host.core_transport import is_built, what_is_missing
+from gpudist.world import runtime
 from gpudist.world.partition import CartesianPartition, Partition
 from tests.doubles.nccl import count
 from tests.nn.compare import grid, own_block, random_like_all
 from tests.nn.norm.test_norm_lines import LargeTensors
 from tests.pool import distributed
+from tests.transport import worlds
 
 SHAPE = (3, 8, 6, 12)
 Make = Callable[[CartesianPartition], torch.nn.Module]
@@ -181,6 +187,58 @@ def test_autocast_in_single_precision_converts_no_block(
     for mine, other in zip(found, expected, strict=True):
         tolerance = TOLERANCES[mine.dtype] * max([1.0, *other.abs().flatten().tolist()])
         torch.testing.assert_close(mine, other, rtol=0, atol=tolerance)
+
+
+@distributed(ranks=2, transports=["nccl"])
+def test_no_launch_only_looks_for_a_failure(P_world: Partition) -> None:
+    """The kernels that read the sums look themselves; those of float64 are moved alone first."""
+    skip_without_core()
+    axes = (1, 1, 2, 1)
+    P_x = grid(P_world, axes)
+    for dtype, launches in ((torch.float32, 0), (torch.float64, 1)):
+        layer = nn.DistributedInstanceNorm2d(P_x, 8).to(dtype)
+        x = own_block(random_like_all(SHAPE, 1).to(dtype), P_x, requires_grad=False)
+        both_ways(layer, x, x)
+        before = [count(call) for call in ("launch_combine", "launch_that_only_looks")]
+        both_ways(layer, x, x)
+        after = [count(call) for call in ("launch_combine", "launch_that_only_looks")]
+        assert [b - a for a, b in zip(before, after, strict=True)] == [launches, launches]
+
+
+@pytest.mark.parametrize("movement", ["move", "move_gradients"])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_sums_that_were_not_moved_make_no_number(kind: str, movement: str) -> None:
+    skip_without_core()
+    for results in worlds.results("nccl", 2, fail_behind, kind, movement):
+        assert results and all(results.values()), results
+
+
+def fail_behind(transport: Transport, kind: str, movement: str) -> dict[str, bool]:
+    """End the world before a kernel reads the moved sums; return which results are NaN."""
+    P_world = runtime.world_of(transport)
+    axes = (2, 1, 1, 1) if kind.startswith("batch") else (1, 1, 2, 1)
+    layer = made(kind, P_world, axes)
+    x = own_block(random_like_all(SHAPE, 1).float(), grid(P_world, axes))
+    torch.autograd.grad(layer(x).sum(), x)
+    move, results = getattr(Normalization, movement), dict[str, torch.Tensor]()
+
+    def moved(*arguments: Any) -> Any:
+        tensors = move(*arguments)
+        P_world.barrier()
+        transport.abort(Failure("TransportError", transport.rank, "gives up"))
+        if movement == "move":
+            results["sums"] = tensors[0]
+        return tensors
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Normalization, movement, moved)
+        y = layer(x)
+        if movement == "move":
+            results |= {"y": y, **dict(layer.named_buffers())}
+        else:
+            (results["gradient"],) = torch.autograd.grad(y, x, y.detach().square())
+    results.pop("num_batches_tracked", None)
+    return {name: bool(tensor.isnan().all()) for name, tensor in results.items()}
 
 
 @distributed(ranks=2, transports=["nccl"])
