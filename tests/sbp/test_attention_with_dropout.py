@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -37,8 +38,7 @@ CASES: dict[str, tuple[Any, list[torch.Tensor], list[list[Any]]]] = {
 }
 
 
-def _gradients(y: torch.Tensor, xs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return gradients by the node, by its composition, and of the latter."""
+def _all_gradients(y: torch.Tensor, xs: list[torch.Tensor]) -> list[torch.Tensor]:
     xs = [x for x in xs if x.requires_grad]
     by_node = torch.autograd.grad(y, xs, _seed(y), retain_graph=True)
     first = torch.autograd.grad(y, xs, _seed(y), create_graph=True)
@@ -59,7 +59,7 @@ def test_every_layout_drops_the_same_weights(P_world: Partition, name: str) -> N
     leaves = [x.clone().requires_grad_(want) for x, want in zip(xs, wants, strict=True)]
     with intercept(Draws(seed=3)):
         whole = function(*leaves)
-    expected = _gradients(whole, leaves)
+    expected = _all_gradients(whole, leaves)
     placement = Placement("cpu", [0, 1], P_world)
     for layout in layouts:
         for context in (nullcontext(), as_on_gpu()):
@@ -70,7 +70,7 @@ def test_every_layout_drops_the_same_weights(P_world: Partition, name: str) -> N
             with context, enter_scope(Scope(placement, seed=3)):
                 y = function(*given)
             assert_global(y, whole)
-            for own, other in zip(_gradients(y, given), expected, strict=True):
+            for own, other in zip(_all_gradients(y, given), expected, strict=True):
                 assert (own is None) == (other is None)
                 if own is not None:
                     assert_global(own, other, str(layout))
@@ -88,7 +88,7 @@ def test_devices_keep_no_weights(P_world: Partition, dtype: torch.dtype) -> None
         kept = KeptForBackward()
         with context, enter_scope(Scope(placement, seed=3)), kept:
             y = attend(q, k, v, is_causal=True)
-        results = (y, *torch.autograd.grad(y.square().sum(), [q, k, v]))
+        results: tuple[Any, ...] = (y, *torch.autograd.grad(y.square().sum(), [q, k, v]))
         found.append((kept.nbytes, [x.to_local() for x in results]))
     (with_weights, expected), (without, again) = found
     # Weights of 16-bit scores are in single precision.

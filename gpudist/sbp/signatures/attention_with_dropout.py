@@ -55,7 +55,7 @@ def _bind(call: Call, where: Where) -> Compute:
     keys = where.call.shapes[1][-2]
     shape = (*where.call.outputs[0].shape[:-1], keys)
     cells = Cells(Box((*box.start[:-1], 0), (*box.stop[:-1], keys)), shape)
-    hidden = _hidden_from(cells, where.P.device) if options.is_causal else None
+    hidden = _future_keys(cells, where.P.device) if options.is_causal else None
 
     def compute(tensors: Sequence[Tensor]) -> Any:
         q, k, v, *masks = tensors
@@ -67,8 +67,7 @@ def _bind(call: Call, where: Where) -> Compute:
     return compute
 
 
-def _hidden_from(cells: Cells, device: torch.device) -> Tensor:
-    """Return which keys a block of causal queries does not attend to."""
+def _future_keys(cells: Cells, device: torch.device) -> Tensor:
     rows, keys = cells.box.shape[-2:]
     ones = torch.ones(rows, keys, dtype=torch.bool, device=device)
     return ones.triu_(cells.box.start[-2] + 1)
@@ -97,7 +96,7 @@ def _attend(
         key, value = repeat_heads(key, groups), repeat_heads(value, groups)
     # Casts of autocast, which is off in backward.
     dtype, batch = product_dtype(query), cells.box.shape[:-2]
-    q, k, v = (_as_matrices(x.to(dtype), batch) for x in (query, key, value))
+    q, k, v = (_expand_to_matrices(x.to(dtype), batch) for x in (query, key, value))
     if mask is not None:
         hidden = ~mask if mask.dtype == torch.bool else mask.expand(cells.box.shape)
     if isinstance(draw.call, Tensor):
@@ -109,8 +108,8 @@ def _attend(
     return y.view(*batch, *y.shape[-2:])
 
 
-def _as_matrices(x: Tensor, batch: Sequence[int]) -> Tensor:
-    """Return ``[prod(batch), ...]`` without gaps, so that no product copies it."""
+def _expand_to_matrices(x: Tensor, batch: Sequence[int]) -> Tensor:
+    # Without gaps, so that no product copies it.
     x = x if x.shape[:-2] == batch else x.expand(*batch, *x.shape[-2:])
     return x.reshape(prod(batch), *x.shape[-2:])
 
@@ -133,7 +132,7 @@ class _Dropping:
         self, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None
     ) -> tuple[Tensor, Sequence[Tensor]]:
         weights = self._weights(q, k, hidden)
-        return self._dropped(weights, v.dtype) @ v, (weights,) if suits_cpu(q) else ()
+        return self._drop_and_cast(weights, v.dtype) @ v, (weights,) if suits_cpu(q) else ()
 
     def backward(
         self, gradient: Tensor, inputs: Saved, kept: Saved, needs: Sequence[bool]
@@ -141,9 +140,9 @@ class _Dropping:
         q, k, v, hidden = inputs
         weights = kept[0] if kept else self._weights(q, k, hidden)
         gradient = gradient.contiguous()
-        of_v = self._dropped(weights, v.dtype).mT @ gradient if needs[2] else None
+        of_v = self._drop_and_cast(weights, v.dtype).mT @ gradient if needs[2] else None
         of_kept = (gradient @ v.mT).to(weights.dtype)
-        of_weights = self._dropped(of_kept.view(weights.shape), weights.dtype)
+        of_weights = self._drop_and_cast(of_kept.view(weights.shape), weights.dtype)
         softmax_backward: Any = torch._softmax_backward_data  # pyright: ignore
         of_scores = softmax_backward(of_weights.view(weights.shape), weights, -1, weights.dtype)
         of_hidden = of_scores.to(hidden.dtype) if needs[3] else None
@@ -153,7 +152,7 @@ class _Dropping:
         return of_q, of_k, of_v, of_hidden
 
     def composed(self, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> Tensor:
-        return self._dropped(self._weights(q, k, hidden), v.dtype) @ v
+        return self._drop_and_cast(self._weights(q, k, hidden), v.dtype) @ v
 
     def _scaled(self, a: Tensor, b: Tensor) -> Tensor:
         return torch.baddbmm(a.new_empty(1, 1, 1), a, b, beta=0, alpha=self.scale)
@@ -165,10 +164,9 @@ class _Dropping:
             scores = scores.masked_fill(hidden, -torch.inf) if is_bool else scores + hidden
         return F.softmax(scores, -1, dtype=torch.float32 if scores.dtype in LOW else None)
 
-    def _dropped(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """Drop cells of weights or of their gradient, and return matrices."""
+    def _drop_and_cast(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         x = x * 0.0 if self.p == 1 else drop_by_key(x, self.key, self.cells, self.p)
-        return _as_matrices(x.to(dtype), x.shape[:-2])
+        return _expand_to_matrices(x.to(dtype), x.shape[:-2])
 
 
 @compose(F.scaled_dot_product_attention)
@@ -199,6 +197,6 @@ def scaled_dot_product_attention(
         batch = torch.broadcast_shapes(batch, key.shape[:-2], value.shape[:-2])
     shape = (*batch, query.shape[-2], key.shape[-2])
     cells = Cells(Box.whole(shape), shape)
-    hidden = _hidden_from(cells, query.device) if is_causal else None
+    hidden = _future_keys(cells, query.device) if is_causal else None
     draw = Key(*seed_and_number_of(draws, query.device))
     return _attend(*given, hidden, options, cells, draw)
