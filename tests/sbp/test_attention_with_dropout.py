@@ -38,7 +38,7 @@ CASES: dict[str, tuple[Any, list[torch.Tensor], list[list[Any]]]] = {
 }
 
 
-def _all_gradients(y: torch.Tensor, xs: list[torch.Tensor]) -> list[torch.Tensor]:
+def _all_gradients(y: torch.Tensor, xs: Sequence[Any]) -> list[torch.Tensor]:
     xs = [x for x in xs if x.requires_grad]
     by_node = torch.autograd.grad(y, xs, _seed(y), retain_graph=True)
     first = torch.autograd.grad(y, xs, _seed(y), create_graph=True)
