@@ -214,8 +214,10 @@ def gradients_of_composed(
     operator: Handwritten, inputs: Saved, needs: Sequence[bool], gradient: torch.Tensor
 ) -> list[torch.Tensor | None]:
     """Return the gradients of the composition, which are differentiable again."""
-    y = operator.composed(*inputs)
-    needed = list(compress(inputs, needs))
+    # Aliases: hooks of the inputs themselves run once, after the gradient of the node.
+    aliases = [x.view_as(x) if need else x for x, need in zip(inputs, needs, strict=True)]
+    y = operator.composed(*aliases)
+    needed = list(compress(aliases, needs))
     found = iter(torch.autograd.grad(y, needed, gradient, create_graph=True))
     return [next(found) if needed else None for needed in needs]
 

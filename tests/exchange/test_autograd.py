@@ -7,13 +7,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from gpudist import ops
 from gpudist.exchange import Movement
-from gpudist.exchange.autograd import move
+from gpudist.exchange.autograd import apply_handwritten, move
 from gpudist.world.partition import Partition
 from tests.ops.dense import assert_same, cells, operations, partition_of, random
 from tests.pool import distributed
@@ -154,3 +156,28 @@ def test_gradient_of_a_tensor_that_stays_unused_is_zero(P_world: Partition) -> N
         _ = [torch.full((3,), 7.0).double() for _ in range(50)]  # what new memory would hold
         (gradient,) = torch.autograd.grad(y.sum(), x, retain_graph=True)
         assert_same(gradient, torch.full((3,), 2.0 if P_world.rank == 0 else 0.0).double())
+
+
+class _Square:
+    """The square, by hand."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, tuple[()]]:
+        return x * x, ()
+
+    def backward(self, gradient: Any, inputs: Any, kept: Any, needs: Any) -> list[torch.Tensor]:
+        return [2 * inputs[0] * gradient]
+
+    def composed(self, x: torch.Tensor) -> torch.Tensor:
+        return x * x
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_a_hook_of_an_input_runs_once(create_graph: bool) -> None:
+    x = torch.tensor([3.0], requires_grad=True)
+    x.register_hook(lambda gradient: 10 * gradient)
+    y = apply_handwritten(_Square(), x)
+    (first,) = torch.autograd.grad(y, x, create_graph=create_graph)
+    assert first.tolist() == [60.0]
+    if create_graph:
+        (second,) = torch.autograd.grad(first, x)
+        assert second.tolist() == [200.0]

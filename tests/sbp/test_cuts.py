@@ -19,7 +19,7 @@ import gpudist
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.sbp import Placement, Sbp, explain, to_global
 from gpudist.sbp.registry import Rule, map_tree, name_of, signatures, tensors_in
-from gpudist.sbp.signatures.attention import dropping_attention
+from gpudist.sbp.signatures.attention_with_dropout import dropping_attention
 from gpudist.sbp.signatures.channel_norms import updating_batch_norm
 from gpudist.sbp.signatures.dropout import dropped
 from gpudist.testing import assert_adjoint

@@ -1,0 +1,120 @@
+"""Multi-head attention, composed of projections and attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gpudist.sbp.registry import compose
+from gpudist.sbp.signatures.attention import attention_weights
+
+
+@compose(F.multi_head_attention_forward)
+def multi_head_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    embed_dim_to_check: int,
+    num_heads: int,
+    in_proj_weight: Tensor | None,
+    in_proj_bias: Tensor | None,
+    bias_k: Tensor | None,
+    bias_v: Tensor | None,
+    add_zero_attn: bool,
+    dropout_p: float,
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor | None,
+    training: bool = True,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    use_separate_proj_weight: bool = False,
+    q_proj_weight: Tensor | None = None,
+    k_proj_weight: Tensor | None = None,
+    v_proj_weight: Tensor | None = None,
+    static_k: Tensor | None = None,
+    static_v: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute multi-head attention with a separate dim for heads, so that other splits remain."""
+    if static_k is not None or static_v is not None:
+        raise NotImplementedError(
+            "multi_head_attention_forward of global tensors does not support static_k and "
+            "static_v; leave them out"
+        )
+    if is_causal and attn_mask is None:
+        raise RuntimeError("Need attn_mask if specifying the is_causal hint.")
+    is_batched = query.dim() == 3
+    if not is_batched:
+        query, key, value = (x.unsqueeze(1) for x in (query, key, value))
+        key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
+    weights = None
+    if use_separate_proj_weight:
+        weights = q_proj_weight, k_proj_weight, v_proj_weight
+    q, k, v = _projected((query, key, value), in_proj_weight, weights, in_proj_bias)
+    if bias_k is not None and bias_v is not None:
+        k, v = (_with_row(x, row.expand(1, *x.shape[1:])) for x, row in ((k, bias_k), (v, bias_v)))
+    if add_zero_attn:
+        k, v = (_with_row(x, x.new_zeros((1, *x.shape[1:]))) for x in (k, v))
+    more = k.shape[0] - key.shape[0]
+    if more:
+        attn_mask = None if attn_mask is None else F.pad(attn_mask, (0, more))
+        key_padding_mask = None if key_padding_mask is None else F.pad(key_padding_mask, (0, more))
+    q, k, v = (x.unflatten(-1, (num_heads, -1)).permute(1, 2, 0, 3) for x in (q, k, v))
+    mask = _mask(attn_mask, key_padding_mask, query, num_heads)
+    dropout_p = dropout_p if training else 0.0
+    shares = None
+    if need_weights:
+        shares = attention_weights(q, k, mask)
+        shares = F.dropout(shares, dropout_p) if dropout_p > 0 else shares
+        found = shares @ v
+        shares = shares.mean(1) if average_attn_weights else shares
+    else:
+        found = F.scaled_dot_product_attention(q, k, v, mask, dropout_p)
+    found = F.linear(found.permute(2, 0, 1, 3).flatten(-2), out_proj_weight, out_proj_bias)
+    if not is_batched:
+        found, shares = found.squeeze(1), None if shares is None else shares.squeeze(0)
+    return found, shares
+
+
+def _projected(
+    given: tuple[Tensor, Tensor, Tensor],
+    packed: Tensor | None,
+    weights: Any,
+    bias: Tensor | None,
+) -> Sequence[Tensor]:
+    """Project queries, keys and values."""
+    query, key, value = given
+    if weights is None:
+        assert packed is not None
+        if query is key and key is value:
+            return F.linear(query, packed, bias).chunk(3, -1)
+        weights = packed.chunk(3)
+    biases = (None, None, None) if bias is None else bias.chunk(3)
+    return [F.linear(x, w, b) for x, w, b in zip(given, weights, biases, strict=True)]
+
+
+def _with_row(x: Tensor, row: Tensor) -> Tensor:
+    return torch.cat([x, row])
+
+
+def _mask(mask: Tensor | None, padding: Tensor | None, query: Tensor, heads: int) -> Tensor | None:
+    """Return the combined mask that is added to the scores ``[samples, heads, queries, keys]``."""
+    if mask is not None:
+        mask = mask.unflatten(0, (-1, heads)) if mask.dim() == 3 else mask
+        mask = _added(mask, query)
+    if padding is not None:
+        hidden = _added(padding, query).unsqueeze(1).unsqueeze(1)
+        mask = hidden if mask is None else mask + hidden
+    return mask
+
+
+def _added(mask: Tensor, query: Tensor) -> Tensor:
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask, -torch.inf)
