@@ -171,10 +171,11 @@ class _Candidates:
         def is_settled() -> bool:
             if ranks in self.counted and self.counted[ranks].fits:
                 return True
-            estimate = self.counted and _estimated(
-                self.dry, ranks, self.left[ranks][0], self.counted, self.limit
-            )
-            return bool(estimate) and estimate.memory.total > _SURELY * self.limit
+            if not self.counted:
+                return False
+            grid = self.left[ranks][0]
+            estimate = _estimated(self.dry, ranks, grid, self.counted, self.limit)
+            return estimate.memory.total > _SURELY * self.limit
 
         self.count(ranks, is_settled)
         return ranks in self.counted and self.counted[ranks].fits

@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
+from torch.compiler import is_dynamo_compiling
 
 from gpudist.checks.arguments import checked
+from gpudist.exchange.torch_library import untraced
 from gpudist.geometry.layout import Layout, NdSbp, Sbp, broadcast, nd_sbp
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.sbp import memory, methods, views
@@ -19,6 +22,11 @@ from gpudist.sbp.placement import Placement
 from gpudist.sbp.plain import mark_part
 from gpudist.sbp.scope import PlanRow, current_scope, place_of_call
 from gpudist.world.partition import require_one_world
+
+UNTRACED = (
+    "torch.compile does not trace global tensors, and with fullgraph=False runs functions of them "
+    "as they are; gpudist.compiled(network) runs a network as one compiled graph"
+)
 
 
 class GlobalTensor(torch.Tensor):
@@ -56,16 +64,9 @@ class GlobalTensor(torch.Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        kwargs = kwargs or {}
-        if func in methods.METADATA:
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **kwargs)
-        method = methods.METHODS.get(func)
-        if method is not None:
-            result = method(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
-        return call_cached(GlobalTensor, func, args, kwargs)
+        if is_dynamo_compiling() or get_eval_frame_callback() is not None:
+            return _call_untraced(func, args, kwargs or {})
+        return _call(func, args, kwargs or {})
 
     def __getattr__(self, name: str) -> Any:
         if name == "_local" and views.is_outdated(self):
@@ -111,11 +112,13 @@ class GlobalTensor(torch.Tensor):
         """Whether each rank of the placement holds the full tensor."""
         return all(one == broadcast for one in self._global_spec.sbp)
 
+    @untraced(UNTRACED)
     @checked()
     def like(self, local: torch.Tensor) -> GlobalTensor:
         """Return a global tensor with this one's layout whose part on this rank is ``local``."""
         return self._wrap(local, self.placement, self.sbp, tuple(self.shape))
 
+    @untraced(UNTRACED)
     @checked()
     def to_global(
         self,
@@ -158,6 +161,7 @@ class GlobalTensor(torch.Tensor):
             )  # fmt: skip
         return self._wrap(local, placement, target.sbp, tuple(self.shape))
 
+    @untraced(UNTRACED)
     @checked()
     def to_local(self, *, grad_sbp: Sbp | Sequence[Sbp] | None = None) -> torch.Tensor:
         """Return this rank's part: a block, copy or term; empty outside the placement.
@@ -180,6 +184,7 @@ class GlobalTensor(torch.Tensor):
         is_one_value = self.is_copy_everywhere and given == self.global_layout
         return local if is_one_value else mark_part(local, self.placement)
 
+    @untraced(UNTRACED)
     @checked()
     def full_tensor(self, *, grad_sbp: Sbp | Sequence[Sbp] | None = None) -> torch.Tensor:
         """Gather the full tensor on each rank of the placement. Collective over the placement.
@@ -208,6 +213,20 @@ class GlobalTensor(torch.Tensor):
         """
         return self.full_tensor().numpy(force=force)
 
+
+def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if func in methods.METADATA:
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+    method = methods.METHODS.get(func)
+    if method is not None:
+        result = method(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
+    return call_cached(GlobalTensor, func, args, kwargs)
+
+
+_call_untraced = untraced(UNTRACED)(_call)
 
 # Some libraries, such as opt_einsum, select a backend by the module of a tensor's class.
 GlobalTensor.__module__ = "torch"
