@@ -51,7 +51,6 @@ def wrong_block(
 def _in_order_of(
     found: Sequence[int], whole: Sequence[int], grid: Sequence[int]
 ) -> list[int] | None:
-    """Return the extents in another order, if ``found`` is a balanced block of that shape."""
     for order in permutations(whole):
         blocks = zip(found, order, grid, strict=True)
         if order != tuple(whole) and all(n // k <= own <= -(-n // k) for own, n, k in blocks):
