@@ -93,7 +93,7 @@ def _add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--all",
         action="store_true",
-        help="without --ranks, print every number of workers, not those near powers of two alone",
+        help="without --ranks, print every number of workers from 1 to 64",
     )
     add("--memory", type=float, metavar="GIB", help="memory of a worker (that of the profile)")
     add("--profile", default="h100",
