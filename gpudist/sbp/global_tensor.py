@@ -65,8 +65,17 @@ class GlobalTensor(torch.Tensor):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if is_dynamo_compiling() or get_eval_frame_callback() is not None:
-            return _call_untraced(func, args, kwargs or {})
-        return _call(func, args, kwargs or {})
+            return _call_untraced(func, types, args, kwargs)
+        kwargs = kwargs or {}
+        if func in methods.METADATA:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        method = methods.METHODS.get(func)
+        if method is not None:
+            result = method(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        return call_cached(GlobalTensor, func, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name == "_local" and views.is_outdated(self):
@@ -214,19 +223,7 @@ class GlobalTensor(torch.Tensor):
         return self.full_tensor().numpy(force=force)
 
 
-def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if func in methods.METADATA:
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **kwargs)
-    method = methods.METHODS.get(func)
-    if method is not None:
-        result = method(*args, **kwargs)
-        if result is not NotImplemented:
-            return result
-    return call_cached(GlobalTensor, func, args, kwargs)
-
-
-_call_untraced = untraced(UNTRACED)(_call)
+_call_untraced = untraced(UNTRACED)(GlobalTensor.__torch_function__)
 
 # Some libraries, such as opt_einsum, select a backend by the module of a tensor's class.
 GlobalTensor.__module__ = "torch"
