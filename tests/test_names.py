@@ -14,6 +14,8 @@ import torch
 
 import gpudist
 from gpudist import nn, ops, sbp
+from gpudist.transport.loopback import LoopbackTransport
+from gpudist.world.partition import Partition
 from tests.pool import distributed
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -127,6 +129,15 @@ def test_a_missing_name_is_answered_with_the_one_meant(module: str, name: str, h
     text = f"module {module!r} has no attribute {name!r}"
     assert str(found.value) == (f"{text}; {hint}" if hint else text)
     assert str(pickle.loads(pickle.dumps(found.value))) == str(found.value)
+
+
+def test_partitions_name_the_function_that_takes_them() -> None:
+    P_x: Any = Partition(LoopbackTransport.single(), [0])
+    for name, use in (("scatter", "gpudist.scatter"), ("get_rank", "gpudist.init().rank")):
+        with pytest.raises(AttributeError) as found:
+            getattr(P_x, name)
+        assert str(found.value) == f"'Partition' object has no attribute {name!r}; use {use}"
+    assert not hasattr(P_x, "mesh_dim_names")
 
 
 def test_words_of_others_lead_to_names_that_exist() -> None:

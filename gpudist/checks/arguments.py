@@ -27,7 +27,7 @@ from gpudist.errors import GpudistError, PartitionError, ShapeError
 
 __all__ = [
     "Checked", "as_plain", "check", "check_constructor", "checked", "checking_itself", "describe",
-    "refusal_of", "settle",
+    "is_shape", "refusal_of", "settle",
 ]  # fmt: skip
 
 _Parameters = ParamSpec("_Parameters")
@@ -199,11 +199,16 @@ def _refusal(
     text = f"{where}: {name} is {describe(value)}; it takes {kind.text}"
     if kind.is_partition and hasattr(value, "mesh_dim_names"):
         text += "; create one with P_world.create_mesh_partition(mesh)"
-    elif kind.is_partition and isinstance(value, tuple | list) and all(map(_is_integer, value)):
+    elif kind.is_partition and is_shape(value):
         text += f"; create one with P_world.grid({', '.join(map(str, value))})"
     if isinstance(value, np.ndarray) and "tensor" in kind.text:
         text += "; make one with torch.from_numpy"
     return error(text)
+
+
+def is_shape(value: Any) -> bool:
+    """Return whether ``value`` is a non-empty tuple or list of integers."""
+    return isinstance(value, tuple | list) and bool(value) and all(map(_is_integer, value))
 
 
 def settle(made: Any) -> None:
@@ -402,6 +407,7 @@ def describe(value: Any) -> str:
 def _short(value: Any) -> str:
     shortener = reprlib.Repr()
     shortener.maxstring = shortener.maxother = 60
+    shortener.maxlevel = 2
     return shortener.repr(value)
 
 

@@ -50,21 +50,23 @@ _ROOMS = ("", ".nn", ".ops", ".sbp", ".amp", ".data", ".checkpoint", ".planning"
 
 
 class MissingName(AttributeError):
-    """A public module does not have this name.
+    """A public module, or an object, does not have this name.
 
     The text is made when it is read, since ``hasattr`` and imports raise this error too.
 
     Args:
         module: full name of the module.
         missing: name that it does not have.
+        kind: name of the object's class, if it is the object that does not have the name.
     """
 
-    def __init__(self, module: str, missing: str) -> None:
-        super().__init__(module, missing)
+    def __init__(self, module: str, missing: str, kind: str = "") -> None:
+        super().__init__(module, missing, kind)
 
     def __str__(self) -> str:
-        module, missing = self.args
-        text = f"module {module!r} has no attribute {missing!r}"
+        module, missing, kind = self.args
+        owner = f"{kind!r} object" if kind else f"module {module!r}"
+        text = f"{owner} has no attribute {missing!r}"
         hint = _hint(module, missing)
         return f"{text}; {hint}" if hint else text
 

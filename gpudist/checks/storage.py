@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +33,11 @@ _ABOUT_DTYPES = (
     "dtype", "data type", "scalar type", "not implemented for", "not supported",
     "should be the same", "omplex", "integer", "loating", "Long", "Bool", "Half",
 )  # fmt: skip
+# Torch's words, and gpudist's, for a tensor whose dtype another one or a kernel does not take.
+_WRONG_DTYPE = re.compile(
+    "same d(ata)?type|should be the same|scalar type |not implemented for|Type promoting"
+    "|infer output dtype|a floating dtype"
+)
 _USUAL = (torch.float32, torch.float64)
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 # Errors that torch raises for tensors that an operation does not accept.
@@ -129,6 +135,26 @@ def _problem_with(x: torch.Tensor, error: Exception) -> str:
     if x.dtype not in _USUAL and any(words in str(error) for words in _ABOUT_DTYPES):
         return f"it does not take {x.dtype} here; convert the tensor to the dtype of the layer"
     return ""
+
+
+def is_about_dtypes(error: Exception) -> bool:
+    """Return whether an error says that the dtype of a tensor does not fit."""
+    return bool(_WRONG_DTYPE.search(str(error)))
+
+
+def dtype_remedy(dtypes: Sequence[torch.dtype]) -> str:
+    """Return how to convert the first of several tensors to the dtype that the others have.
+
+    The result is empty if the first tensor has this dtype. A single tensor is to be ``float32``.
+    """
+    first = dtypes[0]
+    floats = (dtype for dtype in dtypes[1:] if dtype.is_floating_point or dtype.is_complex)
+    expected = next(floats, torch.float32)
+    if first == expected:
+        return ""
+    convert = "x.float()" if expected == torch.float32 else f"x.to({expected})"
+    autocast = ", or use torch.autocast" if first.is_floating_point else ""
+    return f"the input has dtype {first}, expected {expected}; pass {convert}{autocast}"
 
 
 def storage_refusal(where: str, given: Iterable[object]) -> ShapeError | None:

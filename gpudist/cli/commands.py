@@ -90,6 +90,11 @@ def _add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         "as in 8 1024 int64")  # fmt: skip
     add("--ranks", type=int,
         help="plan for so many workers; otherwise say on how many it fits, 1 to 64")  # fmt: skip
+    add(
+        "--all",
+        action="store_true",
+        help="without --ranks, print every number of workers from 1 to 64",
+    )
     add("--memory", type=float, metavar="GIB", help="memory of a worker (that of the profile)")
     add("--profile", default="h100",
         help="h100, h200, a100, pcie, or a file that gpudist bench profile wrote")  # fmt: skip
@@ -119,7 +124,7 @@ PLAN = Command(
     "say on how many GPUs a network fits, or find a fast partition",
     """\
 Rehearse a training step of a network on partitions of its input. Without --ranks, print the
-smallest number of GPUs on which it fits, and the grid and memory for each number from 1 to 64.
+smallest number of GPUs on which it fits, and grid and memory for 1, 2, 4 ... 64 and around it.
 With --ranks, print messages, memory and predicted times, the fastest grid first; above 4 ranks, a
 quick estimate chooses 8. With --search, print which tensors stay whole on which workers, and why.
 No other process is started and no tensor is made.

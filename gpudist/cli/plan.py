@@ -23,7 +23,7 @@ from gpudist.convert.network_plan import NetworkPlan
 from gpudist.errors import ShapeError
 from gpudist.pictures.draw import require_picture, save
 from gpudist.planning.advice import Advice, plan
-from gpudist.planning.fitting import Fit, fits
+from gpudist.planning.fitting import Fit, fits, numbers_to_show, smallest
 from gpudist.planning.hardware import Profile, profile_of
 from gpudist.planning.layout_search import search
 from gpudist.planning.picture import picture_of
@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.json:
             print_json([fit_facts(one) for one in found])
         else:
-            _show_fits(found, profile)
+            _show_fits(found, profile, arguments.all)
         return 0
     if arguments.output is not None:
         words = f"{arguments.network}, {arguments.shape} on {arguments.ranks} ranks, {profile.name}"
@@ -112,6 +112,8 @@ def _require_fitting(arguments: argparse.Namespace) -> None:
     elif path is not None and path.suffix in (".svg", ".png", ".pdf"):
         raise ShapeError(f"{path}: --search writes a plan, not a picture; name a .json")
     for is_wrong, words in (
+        (arguments.all and (searches or arguments.ranks is not None),
+         "--all prints every number of workers, and does not belong to --ranks or --search"),
         (picture and arguments.ranks is None,
          "--output draws partitions of a number of workers; give --ranks"),
         (arguments.grid is not None and not (has_plan or searches),
@@ -157,8 +159,12 @@ def _show(advice: Sequence[Advice], profile: Profile) -> None:
         _print("<= is a bound, as if all ranks sent as much as the busiest; see --every-rank.")
 
 
-def _show_fits(found: Sequence[Fit], profile: Profile) -> None:
+def _show_fits(found: Sequence[Fit], profile: Profile, every: bool) -> None:
     _print(fit_verdict(found, profile.memory_gib))
+    best = smallest(found)
+    if not every:
+        chosen = numbers_to_show([one.ranks for one in found], best and best.ranks)
+        found = [one for one in found if one.ranks in chosen]
     print()
     print_columns(FIT_HEADING, fit_rows(found))
     print()
@@ -168,6 +174,8 @@ def _show_fits(found: Sequence[Fit], profile: Profile) -> None:
     )
     if not all(one.is_counted for one in found):
         _print("~ is estimated from the nearest number that was counted.")
+    if not every:
+        _print("--all prints every number from 1 to 64.")
 
 
 def _print(text: str, indent: str = "") -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from functools import cache, wraps
+from functools import cache
 from typing import Any
 
 import torch
-from torch._C._dynamo.eval_frame import get_eval_frame_callback
-from torch.compiler import is_dynamo_compiling
 from torch.utils._pytree import tree_map
 
 from gpudist.convert.blocks_in_state_dict import drop_hooks
@@ -18,6 +16,7 @@ from gpudist.convert.network import GUARD, Conversion, modules_of, places_of
 from gpudist.convert.network_plan import NetworkPlan
 from gpudist.convert.parameters import Parameters
 from gpudist.errors import ConversionError
+from gpudist.exchange.torch_library import untraced
 from gpudist.sbp.global_spec import GlobalSpec
 from gpudist.sbp.scope import current_scope
 from gpudist.world.partition import CartesianPartition
@@ -57,6 +56,12 @@ class Converted:
         # Copies share P_x, which comes first and cannot be pickled: its error says what to save.
         make, args, *state = super().__reduce_ex__(protocol)
         return _remade, (self.P_x, make, args), *state
+
+
+_UNTRACED = (
+    "torch.compile does not trace a converted network, and with fullgraph=False runs it as it is; "
+    "gpudist.compiled(network) runs it as one compiled graph"
+)
 
 
 def _remade(P_x: CartesianPartition, make: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -105,7 +110,7 @@ def make_converted_class(kind: type[torch.nn.Module], methods: tuple[str, ...]) 
             return conversion_of(self)(self, original.__get__(self), args, kwargs)
 
         call.__name__, call.__doc__ = name, original.__doc__
-        return _untraced(call)
+        return untraced(_UNTRACED)(call)
 
     def call_network(self: Any, *args: Any, **kwargs: Any) -> Any:
         conversion = conversion_of(self)
@@ -115,27 +120,9 @@ def make_converted_class(kind: type[torch.nn.Module], methods: tuple[str, ...]) 
 
     entries = {name: entry(name) for name in methods if name != "forward"}
     if "forward" in methods:
-        entries["__call__"] = _untraced(call_network)
+        entries["__call__"] = untraced(_UNTRACED)(call_network)
     body = {"__module__": kind.__module__, "__doc__": kind.__doc__, **entries}
     return type(f"Distributed{kind.__name__}", (Converted, kind), body)
-
-
-def _untraced(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``call`` as a function that ``torch.compile`` leaves as it is, with what it calls."""
-
-    @wraps(call)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if is_dynamo_compiling():
-            # With fullgraph=False, torch then calls this function without tracing it.
-            raise ConversionError(
-                "torch.compile does not trace a converted network, and with fullgraph=False runs "
-                "it as it is; gpudist.compiled(network) runs it as one compiled graph"
-            )
-        if get_eval_frame_callback() is not None:
-            return torch.compiler.disable(call)(*args, **kwargs)
-        return call(*args, **kwargs)
-
-    return run
 
 
 class _Whole:

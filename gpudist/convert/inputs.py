@@ -13,6 +13,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from gpudist.checks.bits import digest_unless_constant
+from gpudist.checks.storage import is_about_dtypes
 from gpudist.errors import ConversionError, ShapeError, TransportError
 from gpudist.geometry.layout import broadcast, split
 from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement
@@ -175,10 +176,11 @@ class Entrance:
             "if each worker is to take its block of it, or 'block'"
         )
 
-    def notes_of(self, leaves: Sequence[tuple[str, Any]]) -> list[str]:
+    def notes_of(self, leaves: Sequence[tuple[str, Any]], error: Exception) -> list[str]:
         """Return what an error of a forward should say about the inputs.
 
-        These are arrays, and the inputs that were taken as blocks by default.
+        These are arrays, and the inputs that were taken as blocks by default, unless their dtypes
+        explain the error.
         """
         notes = [
             f"input {name!r} is a {type(x).__module__}.{type(x).__name__}, which stays as it is; "
@@ -187,6 +189,8 @@ class Entrance:
             if hasattr(x, "__array__") and not isinstance(x, torch.Tensor)
         ]
         by_default = {name for name, _ in self._layouts if name not in self.inputs}
+        if is_about_dtypes(error):
+            return notes
         blocks = [(n, x) for n, x in leaves if n in by_default and isinstance(x, GlobalTensor)]
         if blocks and self.P_x.size > 1:
             note = (

@@ -127,7 +127,7 @@ class Conversion:
         # The user's network may raise any exception.
         except Exception as error:
             leaves = leaves_by_name(function, args, kwargs)
-            add_note(error, [path_of_error(scope, error), *self.entrance.notes_of(leaves)])
+            add_note(error, [path_of_error(scope, error), *self.entrance.notes_of(leaves, error)])
             raise
         with enter_scope(scope):
             left = self.left(result)

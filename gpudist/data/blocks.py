@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from gpudist.checks.arguments import Checked, checked, describe
+from gpudist.checks.arguments import Checked, checked, describe, is_shape
 from gpudist.data.crops import Crop
 from gpudist.data.samples import ReadsRegions, Unread, as_tensor, map_arrays, of_arrays
 from gpudist.errors import PartitionError, ShapeError
@@ -81,19 +81,21 @@ def _places(P_x: Any) -> Any:
     """Replace each partition in a nested structure by this worker's place on it."""
     if isinstance(P_x, Mapping):
         return {key: _places(P) for key, P in P_x.items()}
-    if isinstance(P_x, list | tuple):
+    if isinstance(P_x, list | tuple) and not is_shape(P_x):
         return [_places(P) for P in P_x]
     if P_x is None:
         return None
     if not isinstance(P_x, Partition):
+        grid = f"P_world.grid({', '.join(map(str, P_x))})" if is_shape(P_x) else ""
         raise PartitionError(
             f"block_of: P_x is {describe(P_x)}; it takes a CartesianPartition, or a tuple, list "
-            "or mapping of them and None"
+            f"or mapping of them and None{grid and f'; create one with {grid}'}"
         )
     if P_x.dim < 2:
         raise PartitionError(
             f"block_of: a partition of shape {list(P_x.shape)} needs an axis for the batch and one "
-            "for each dim of a sample"
+            "for each dim of a sample; create one with P_world.grid, as P_world.grid(1, 1, "
+            f"{P_x.size}, 1) for images"
         )
     return _Place(P_x.shape, P_x.index)
 
@@ -105,10 +107,12 @@ def _block(x: Any, place: _Place | None) -> Any:
         is_read = not isinstance(x, Unread | Crop)
         return x if is_read else as_tensor(x[tuple(slice(0, n) for n in shape)])
     if len(shape) != len(place.grid) - 1:
+        axes = len(place.grid) - 1
         raise ShapeError(
-            f"block_of: a part of shape {list(shape)} of a sample does not fit the partition of "
-            f"shape {list(place.grid)}, which has an axis for the batch and {len(place.grid) - 1} "
-            "more; give each part its own partition, or None to leave it unpartitioned"
+            f"block_of: a sample, or a part of it, of shape {list(shape)} has {len(shape)} dims, "
+            f"expected {axes}, one for each axis of P_x of shape {list(place.grid)} but that of "
+            f"the batch; add the missing dims, use a P_x with {len(shape) + 1} axes, or give each "
+            "part of a sample its own partition, or None to leave it unpartitioned"
         )
     if place.index is None:
         return as_tensor(x[(slice(0, 0),) * len(shape)]).flatten()

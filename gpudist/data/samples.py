@@ -52,8 +52,9 @@ def of_arrays(where: str, dataset: Any) -> Any:
         methods = ("__len__", "shape_of", "read")
         lacking = " and ".join(name for name in methods if not hasattr(dataset, name))
         raise ShapeError(
-            f"{where}: dataset is {describe(dataset)}; it takes a map-style dataset, or one with "
-            f"the methods of gpudist.data.ReadsRegions, of which this one lacks {lacking}"
+            f"{where}: dataset is {describe(dataset)}; it takes a map-style dataset, with __len__ "
+            f"and __getitem__, or one with the methods of gpudist.data.ReadsRegions, of which this "
+            f"one lacks {lacking}"
         )
     return dataset
 

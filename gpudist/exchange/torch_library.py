@@ -21,10 +21,11 @@ from enum import Enum
 from functools import wraps
 from itertools import islice
 from types import FunctionType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._library import simple_registry
 from torch._library.autograd import Info, make_autograd_impl
@@ -36,7 +37,7 @@ from torch.fx.node import has_side_effect
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from gpudist.checks.storage import PLAIN
-from gpudist.errors import GpudistError, ShapeError
+from gpudist.errors import ConversionError, GpudistError, ShapeError
 from gpudist.exchange import Movement, all_reduce, carry_out, output_form
 from gpudist.transport.base import ReduceOp
 
@@ -104,6 +105,28 @@ def is_recorded(x: torch.Tensor | None = None) -> bool:
     if _has_transforms():
         return any(kind == _functorch.TransformType.Functionalize for kind in _transforms())
     return has_modes() or (x is not None and type(x) not in PLAIN)
+
+
+def untraced(reason: str) -> Callable[[F], F]:
+    """Decorate a function that torch.compile leaves as it is, with what it calls.
+
+    Args:
+        reason: text of the error under ``fullgraph=True``.
+    """
+
+    def decorate(call: F) -> F:
+        @wraps(call)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if is_dynamo_compiling():
+                # With fullgraph=False, torch then calls this function without tracing it.
+                raise ConversionError(reason)
+            if get_eval_frame_callback() is not None:
+                return torch.compiler.disable(call)(*args, **kwargs)
+            return call(*args, **kwargs)
+
+        return cast(F, run)
+
+    return decorate
 
 
 def has_modes() -> bool:

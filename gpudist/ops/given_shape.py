@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import permutations
 
 from gpudist.errors import ShapeError
 from gpudist.world.partition import Partition
@@ -29,9 +30,12 @@ def wrong_block(
     fits = len(found) == len(whole)
     if fits and all(found[d] == own[d] for d in split):
         return None
-    if fits and all(found[d] == whole[d] for d in split):
+    if fits and all(found[d] == whole[d] for d in range(len(grid)) if d or d in split):
         what = "the whole tensor"
         remedy = "was scatter forgotten? call gpudist.scatter(x, P_x), or slice it"
+    elif turned := fits and _in_order_of(found, whole, grid):
+        what = "another block"
+        remedy = f"give the extents in the order of the tensor's dims, as {turned} are"
     else:
         what = "another block"
         remedy = (
@@ -42,3 +46,13 @@ def wrong_block(
         f"{name}, rank {P_x.rank} of {P_x!r}: got {list(found)}, {what}; this worker's block of "
         f"the global shape {list(whole)} is {list(own)}: {remedy}"
     )
+
+
+def _in_order_of(
+    found: Sequence[int], whole: Sequence[int], grid: Sequence[int]
+) -> list[int] | None:
+    for order in permutations(whole):
+        blocks = zip(found, order, grid, strict=True)
+        if order != tuple(whole) and all(n // k <= own <= -(-n // k) for own, n, k in blocks):
+            return list(order)
+    return None

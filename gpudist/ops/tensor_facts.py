@@ -106,8 +106,8 @@ def problem_error(
                 "merge some of them"
             )
         return ShapeError(
-            f"{where}: the block of shape {list(shape)} has {len(shape)} dims, not {dims}; pass a "
-            "block with one dim per axis of the partition"
+            f"{where}: the tensor of shape {list(shape)} has {len(shape)} dims, not {dims}; pass "
+            "one with a dim for each axis of P_x, or use a P_x with one axis for each of its dims"
         )
     if problem == _WRONG_DEVICE:
         found = "another device" if x is None else x.device

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, field, replace
+from itertools import pairwise
 from math import ceil, inf, prod
 from pathlib import Path
 
@@ -22,13 +22,16 @@ from gpudist.planning.rehearsal import DryNetwork, Memory
 # Grids of a number that are rehearsed: the estimate does not know how layers compute their blocks.
 _TRIED = 3
 
+# A grid is not rehearsed to find the smallest number if its estimate exceeds the memory so often.
+_SURELY = 1.5
+
 
 @dataclass(frozen=True)
 class Fit(Checked):
     """Memory of a training step on a number of workers, on the grid that needs the least.
 
-    An estimate, which adds the blocks of all layers with their ghosts, chooses three grids, and the
-    best of those that are rehearsed in time is taken.
+    An estimate, which adds the blocks of all layers with their ghosts, chooses three grids, of
+    which the best is taken.
 
     Attributes:
         ranks: number of workers.
@@ -59,22 +62,20 @@ def fits(
     optimizer: str = "adam",
     recompute: bool = False,
     amp: torch.dtype | None = None,
-    limit_s: float = 40.0,
     progress: Progress | None = None,
 ) -> list[Fit]:
     """Return, for each number of workers, the grid that fits best, and its memory at the peak.
 
     A training step of one or two workers is rehearsed on tensors without data, and the bytes of the
-    tensors that are alive are counted. Workspaces of convolutions, and the memory that a device
-    needs before the first tensor, are not counted.
+    tensors that are alive are counted: for powers of two, for the smallest number that fits and for
+    the numbers beside it. The memory of other numbers is estimated. Workspaces of convolutions, and
+    the memory that a device needs before the first tensor, are not counted.
 
     Args:
         network, global_shape, replicate_parameters, optimizer, recompute, amp: as for :func:`plan`.
         memory_gib: memory of a worker in GiB; by default the profile's.
         profile: profile of the machine.
         most: largest number of workers.
-        limit_s: seconds after which the remaining numbers are estimated. Those up to the smallest
-            that fits come first.
         progress: function called with the next item, the number of finished items, and the total.
 
     Returns:
@@ -99,70 +100,85 @@ def fits(
         ranks: sorted(grids(ranks, dry.global_shape, axes), key=lambda g: _cells(dry, g))[:_TRIED]
         for ranks in range(1, most + 1)
     }
-    counted: dict[int, Fit] = {}
-    failures: list[str] = []
-
-    def count(ranks: int) -> None:
-        """Rehearse the next grid that the conversion accepts, and keep the best."""
-        least = counted.get(ranks)
-        while ranked[ranks]:
-            grid = ranked[ranks].pop(0)
-            try:
-                memory = _counted(dry, grid, least.memory.total if least else inf)
-            except GpudistError as error:
-                failures.append(f"{list(grid)}: {error}")
-                continue
-            if least is None or memory.total < least.memory.total:
-                counted[ranks] = Fit(ranks, grid, memory, memory.total <= limit, True)
-            return
-
-    end_s = time.monotonic() + limit_s
-    order = _Order([n for n, found in ranked.items() if found])
-    for ranks in order.numbers(lambda n: n in counted and counted[n].fits):
-        if progress is not None:
-            progress(f"{ranks} workers", len(counted), len(order.all))
-        if len(counted) > 1 and time.monotonic() > end_s:
-            break
-        count(ranks)
+    candidates = _Candidates(dry, ranked, limit, progress or (lambda *_: None))
+    best = candidates.smallest()
+    for ranks in numbers_to_show([n for n in ranked if ranked[n] or n in candidates.counted], best):
+        candidates.count(ranks)
+    counted = candidates.counted
     if progress is not None:
-        progress("", len(order.all), len(order.all))
+        progress("", most, most)
     if not counted:
-        raise ShapeError(f"the network cannot be rehearsed on any grid: {'; '.join(failures[:3])}")
+        reasons = "; ".join(candidates.failures[:3])
+        raise ShapeError(f"the network cannot be rehearsed on any grid: {reasons}")
     return [
         counted.get(n) or _estimated(dry, n, ranked[n][0], counted, limit)
-        for n in order.all
+        for n in ranked
         if n in counted or ranked[n]
     ]
 
 
-class _Order:
-    """Order of the numbers of which a grid is counted: the smallest that fits is found first."""
+def numbers_to_show(numbers: Sequence[int], best: int | None) -> list[int]:
+    """Return the powers of two, the smallest number that fits, and the numbers beside it."""
+    near = {n for pair in pairwise(numbers) for n in pair if best in pair}
+    return [n for n in numbers if n & (n - 1) == 0 or n in near]
 
-    def __init__(self, numbers: Sequence[int]) -> None:
-        self.all = list(numbers)
 
-    def numbers(self, fits: Callable[[int], bool]) -> Iterator[int]:
-        """Yield each number once for every grid.
+@dataclass
+class _Candidates:
+    """Grids of each number of workers, the best by an estimate first, of which some are rehearsed.
 
-        Powers of two come first until one fits, then the numbers below, then the other grids of
-        all these; then the other numbers, and their other grids.
+    Attributes:
+        left: grids of each number that are not rehearsed.
+        counted: best rehearsed grid of each number.
+        failures: why grids cannot be rehearsed.
+    """
+
+    dry: DryNetwork
+    left: dict[int, list[Grid]]
+    limit: float
+    progress: Progress
+    counted: dict[int, Fit] = field(default_factory=dict[int, Fit])
+    failures: list[str] = field(default_factory=list[str])
+
+    def smallest(self) -> int | None:
+        """Return the smallest number that fits: of all smaller ones, no grid may fit.
+
+        Powers of two come first, since estimates are scaled from what is counted.
         """
-        first: list[int] = []
-        for n in self.all:
-            if n & (n - 1) == 0:
-                first.append(n)
-                yield n
-                if fits(n):
-                    break
-        below = [n for n in self.all if n not in first and (not first or n < first[-1])]
-        yield from reversed(below)
-        first = sorted((*first, *below), reverse=True)
-        powers = [n for n in self.all if n & (n - 1) == 0 and n not in first]
-        others = [n for n in self.all if n not in {*first, *powers}]
-        # Multiples of large powers of two are those that machines have.
-        rest = [*powers, *sorted(others, key=lambda n: (-(n & -n), n))]
-        again = range(_TRIED - 1)
-        yield from (*(n for n in first for _ in again), *rest, *(n for n in rest for _ in again))
+        next(filter(self._fits, (n for n in self.left if n & (n - 1) == 0)), None)
+        best = last = next(filter(self._fits, self.left), None)
+        while best is not None and (best := next(filter(self._fits, self.left))) != last:
+            last = best
+        return best
+
+    def count(self, ranks: int, is_enough: Callable[[], bool] = lambda: False) -> None:
+        """Rehearse the grids of a number, and keep the best."""
+        while self.left[ranks] and not is_enough():
+            self.progress(f"{ranks} workers", len(self.counted), len(self.left))
+            least, grid = self.counted.get(ranks), self.left[ranks].pop(0)
+            try:
+                memory = _counted(self.dry, grid, least.memory.total if least else inf)
+            except GpudistError as error:
+                self.failures.append(f"{list(grid)}: {error}")
+                continue
+            if least is None or memory.total < least.memory.total:
+                is_fit = memory.total <= self.limit
+                self.counted[ranks] = Fit(ranks, grid, memory, is_fit, True)
+
+    def _fits(self, ranks: int) -> bool:
+        """Return whether a number fits, after rehearsing its grids until one does or none may."""
+
+        def is_settled() -> bool:
+            if ranks in self.counted and self.counted[ranks].fits:
+                return True
+            if not self.counted:
+                return False
+            grid = self.left[ranks][0]
+            estimate = _estimated(self.dry, ranks, grid, self.counted, self.limit)
+            return estimate.memory.total > _SURELY * self.limit
+
+        self.count(ranks, is_settled)
+        return ranks in self.counted and self.counted[ranks].fits
 
 
 def _counted(dry: DryNetwork, grid: Grid, least: float = inf) -> Memory:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from gpudist.cache import Cache, cache_of
-from gpudist.checks.storage import PLAIN
+from gpudist.checks.storage import PLAIN, dtype_remedy, is_about_dtypes
 from gpudist.errors import GpudistError, PartitionError, ShapeError
 from gpudist.exchange import Movement
 from gpudist.exchange.autograd import move
@@ -511,7 +511,9 @@ def _name_call(error: Exception, call: Call) -> None:
         f"{list(spec.shape)}{f' of {spec.dtype}' if len(dtypes) > 1 else ''}"
         for spec in call.tensors
     )
-    error.args = (f"{where} of tensors of shapes {given}: {error.args[0]}",)
+    text = f"{where} of tensors of shapes {given}: {error.args[0]}"
+    remedy = dtype_remedy([spec.dtype for spec in call.tensors]) if is_about_dtypes(error) else ""
+    error.args = (f"{text}; {remedy}" if remedy else text,)
 
 
 def box_inputs(

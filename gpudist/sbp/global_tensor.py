@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
+from torch.compiler import is_dynamo_compiling
 
 from gpudist.checks.arguments import checked
+from gpudist.exchange.torch_library import untraced
 from gpudist.geometry.layout import Layout, NdSbp, Sbp, broadcast, nd_sbp
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.sbp import memory, methods, views
@@ -19,6 +22,11 @@ from gpudist.sbp.placement import Placement
 from gpudist.sbp.plain import mark_part
 from gpudist.sbp.scope import PlanRow, current_scope, place_of_call
 from gpudist.world.partition import require_one_world
+
+UNTRACED = (
+    "torch.compile does not trace global tensors, and with fullgraph=False runs functions of them "
+    "as they are; gpudist.compiled(network) runs a network as one compiled graph"
+)
 
 
 class GlobalTensor(torch.Tensor):
@@ -56,6 +64,8 @@ class GlobalTensor(torch.Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if is_dynamo_compiling() or get_eval_frame_callback() is not None:
+            return _call_untraced(func, types, args, kwargs)
         kwargs = kwargs or {}
         if func in methods.METADATA:
             with torch._C.DisableTorchFunctionSubclass():
@@ -111,11 +121,13 @@ class GlobalTensor(torch.Tensor):
         """Whether each rank of the placement holds the full tensor."""
         return all(one == broadcast for one in self._global_spec.sbp)
 
+    @untraced(UNTRACED)
     @checked()
     def like(self, local: torch.Tensor) -> GlobalTensor:
         """Return a global tensor with this one's layout whose part on this rank is ``local``."""
         return self._wrap(local, self.placement, self.sbp, tuple(self.shape))
 
+    @untraced(UNTRACED)
     @checked()
     def to_global(
         self,
@@ -158,6 +170,7 @@ class GlobalTensor(torch.Tensor):
             )  # fmt: skip
         return self._wrap(local, placement, target.sbp, tuple(self.shape))
 
+    @untraced(UNTRACED)
     @checked()
     def to_local(self, *, grad_sbp: Sbp | Sequence[Sbp] | None = None) -> torch.Tensor:
         """Return this rank's part: a block, copy or term; empty outside the placement.
@@ -180,6 +193,7 @@ class GlobalTensor(torch.Tensor):
         is_one_value = self.is_copy_everywhere and given == self.global_layout
         return local if is_one_value else mark_part(local, self.placement)
 
+    @untraced(UNTRACED)
     @checked()
     def full_tensor(self, *, grad_sbp: Sbp | Sequence[Sbp] | None = None) -> torch.Tensor:
         """Gather the full tensor on each rank of the placement. Collective over the placement.
@@ -208,6 +222,8 @@ class GlobalTensor(torch.Tensor):
         """
         return self.full_tensor().numpy(force=force)
 
+
+_call_untraced = untraced(UNTRACED)(GlobalTensor.__torch_function__)
 
 # Some libraries, such as opt_einsum, select a backend by the module of a tensor's class.
 GlobalTensor.__module__ = "torch"

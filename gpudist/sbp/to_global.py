@@ -15,14 +15,14 @@ from gpudist.exchange.autograd import (
     move,
     move_without_node,
 )
-from gpudist.exchange.torch_library import is_immediate
+from gpudist.exchange.torch_library import is_immediate, untraced
 from gpudist.geometry.cartesian import index_of
 from gpudist.geometry.layout import Layout, NdSbp, Sbp, broadcast, nd_sbp
 from gpudist.nn.tensor_parallel.conventions import expect
 from gpudist.ops.shape_agreement import wants_gradient
 from gpudist.sbp.boxing import box_both_ways, movement_of
 from gpudist.sbp.copies import copy_of, require_copies
-from gpudist.sbp.global_tensor import GlobalTensor
+from gpudist.sbp.global_tensor import UNTRACED, GlobalTensor
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.plain import origins_of
 from gpudist.sbp.scope import current_scope
@@ -54,6 +54,7 @@ def to_global(
     *,
     grad_sbp: Attributes | None = None,
 ) -> _Module: ...
+@untraced(UNTRACED)
 @checked()
 def to_global(
     x: torch.Tensor | torch.nn.Module,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gpudist.checks.storage import dtype_remedy, is_about_dtypes
 from gpudist.errors import ConversionError
 from gpudist.geometry.layout import NdSbp, broadcast
 from gpudist.sbp import views
@@ -60,7 +61,13 @@ def compute_gathered(
     def of(leaf: Any) -> Any:
         return wholes.get(id(leaf), leaf) if isinstance(leaf, torch.Tensor) else leaf
 
-    result = function(*map_tree(args, of), **map_tree(kwargs, of))
+    try:
+        result = function(*map_tree(args, of), **map_tree(kwargs, of))
+    except NotImplementedError as error:
+        remedy = dtype_remedy([x.dtype for x in given]) if is_about_dtypes(error) else ""
+        if remedy:
+            error.args = (f"{name_of(function)}: {error}; {remedy}",)
+        raise
     originals = {id(wholes[id(x)]): x for x in given}
     for x in given:
         whole = wholes[id(x)]

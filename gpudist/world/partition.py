@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property, wraps
 from math import prod
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from gpudist.cache import cache_of
 from gpudist.checks.arguments import checked
 from gpudist.checks.digest import digest_of
+from gpudist.checks.hints import MissingName
 from gpudist.errors import PartitionError
 from gpudist.geometry.cartesian import index_of, integers, rank_of
 from gpudist.transport.base import Communicator, ReduceOp, Signature, Transport
@@ -79,6 +80,11 @@ class Partition:
             return self.ranks.index(self._wire.rank)
         except ValueError:
             return None
+
+    if not TYPE_CHECKING:  # Otherwise type checkers accept any attribute.
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise MissingName("gpudist", name, type(self).__name__)
 
     def __dir__(self) -> list[str]:
         return [name for name in super().__dir__() if name not in self._internal]

@@ -142,6 +142,24 @@ def test_error_of_the_forward_lists_blocks(P_world: Any) -> None:
 
 
 @distributed(ranks=2, transports=["host", "gloo"])
+def test_blocks_of_integers_are_to_be_converted(P_world: Any) -> None:
+    layers = nn.Conv2d(1, 1, 3), nn.ConvTranspose2d(1, 1, 3), nn.GroupNorm(1, 1), nn.Linear(9, 1)
+    x = torch.arange(9 * (4 + P_world.rank), dtype=torch.int16).reshape(1, 1, -1, 9)
+    text = (
+        r"the input has dtype torch.int16, expected torch.float32; pass x.float\(\)( \(in '0'\))?$"
+    )
+    for layer in layers:
+        net = gpudist.distribute(
+            nn.Sequential(layer), P_world.grid(1, 1, 2, 1), broadcast_parameters=True
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with pytest.raises((RuntimeError, NotImplementedError), match=text):
+                net(x)
+        assert net(x.float()).dtype == torch.float32
+
+
+@distributed(ranks=2, transports=["host", "gloo"])
 def test_network_that_nothing_splits_warns_once(P_world: Any) -> None:
     P_x = P_world.grid(2, 1)
     net = gpudist.distribute(Sums(), P_x, methods=("forward", "encode"))

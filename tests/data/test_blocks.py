@@ -191,11 +191,19 @@ def _check_memory_map(P_world: Partition, path: str) -> None:
 @distributed(ranks=2, transports=["loopback"])
 def test_what_does_not_fit_is_refused(P_world: Partition) -> None:
     P_x = grid(P_world, [2, 1, 1, 1])
-    with pytest.raises(PartitionError, match=r"\[2\] needs an axis for the batch"):
+    with pytest.raises(
+        PartitionError, match=r"\[2\] needs an axis for the batch .* with P_world.g"
+    ):
         block_of(Images(2), grid(P_world, [2]))
+    with pytest.raises(
+        PartitionError, match=r"P_x is \(2, 1\) .*; create one with P_world.grid\(2"
+    ):
+        block_of(Images(2), (2, 1))
     with pytest.raises(PartitionError, match="one array per sample, but P_x is None"):
         block_of(Regions(Images(2)), None)
-    with pytest.raises(ShapeError, match=r"\[7, 5\] .* or None to leave it unpartitioned"):
+    with pytest.raises(
+        ShapeError, match=r"\[7, 5\] has 2 dims, expected 3, .* P_x with 3 axes, or "
+    ):
         block_of(Labelled(2), P_x)[0]
     check_batches(P_x)
 

@@ -103,6 +103,16 @@ def test_whole_tensor_in_place_of_a_block(P_world: Partition) -> None:
         P_world.barrier()
 
 
+@distributed(ranks=2)
+def test_global_shape_in_another_order(P_world: Partition) -> None:
+    agreement = ShapeAgreement("Test", P_world.grid(1, 2), P_world, 2, global_shape=(6, 4))
+    with pytest.raises(
+        ShapeError, match=r"got \[4, 3\], another .* is \[6, 2\]: .* as \[4, 6\] are"
+    ):
+        agreement(torch.ones(4, 3))
+        P_world.barrier()
+
+
 def test_global_shape_that_may_change_is_refused() -> None:
     P_world = world_of(LoopbackTransport.single())
     with pytest.raises(ShapeError, match=r"Broadcast: global_shape=\[2\] and shape='dynamic'"):

@@ -14,7 +14,7 @@ from torch import nn
 from gpudist.cli import main, plan
 from gpudist.errors import ShapeError
 from gpudist.planning import Memory, fits, profile_of, recompute, smallest
-from gpudist.planning.fitting import _cells, _counted
+from gpudist.planning.fitting import _cells, _counted, numbers_to_show
 from gpudist.planning.grids import grids
 from gpudist.planning.live_bytes import LiveBytes, update_bytes
 from gpudist.planning.rehearsal import DryNetwork
@@ -122,8 +122,10 @@ def test_a_grid_whose_layers_copy_more_than_estimated_is_not_chosen() -> None:
     )
     shape = (1, 4, 240, 240, 240)
     dry = DryNetwork(network, shape, PROFILE, True, "sgd")
-    found = fits(network, shape, KIB, most=6, optimizer="sgd", limit_s=1e3)
+    least = min(_counted(dry, g).total for g in grids(6, shape, (2, 3, 4)))
+    found = fits(network, shape, 1.1 * least / 2**30, most=6, optimizer="sgd")
     for one in found[3:]:
+        assert one.is_counted
         totals = {g: _counted(dry, g).total for g in grids(one.ranks, shape, (2, 3, 4))}
         assert one.memory.total <= 1.1 * min(totals.values())
         if one.ranks == 6:
@@ -159,12 +161,21 @@ def test_forwards_may_read_values_that_are_known() -> None:
     assert memory_of(network=Reading()).activations > 0
 
 
-def test_numbers_that_time_does_not_allow_are_estimated() -> None:
-    found = fits(blocks(), SHAPE, 1.0, most=8, limit_s=0.0)
-    assert [one.is_counted for one in found] == 2 * [True] + 6 * [False]
-    counted = fits(blocks(), SHAPE, 1.0, most=4)[-1]
-    assert counted.ranks == 4 and counted.is_counted
-    assert found[3].memory.total == pytest.approx(counted.memory.total, rel=0.2)
+def test_numbers_between_powers_of_two_are_estimated() -> None:
+    found = fits(blocks(), SHAPE, 1.0, most=7)
+    assert [one.ranks for one in found if not one.is_counted] == [3, 5, 6, 7]
+    counted = fits(blocks(), SHAPE, found[4].memory.total / 2**30, most=7)[4]
+    assert counted.ranks == 5 and counted.is_counted
+    assert found[4].memory.total == pytest.approx(counted.memory.total, rel=0.2)
+
+
+def test_the_smallest_number_is_that_of_all_rehearsals() -> None:
+    dry = DryNetwork(blocks(), SHAPE, PROFILE, True, "sgd")
+    least = {n: min(_counted(dry, g).total for g in grids(n, SHAPE, (2, 3))) for n in range(1, 8)}
+    for n in (3, 5, 6):
+        found = smallest(fits(blocks(), SHAPE, least[n] / 2**30, most=7, optimizer="sgd"))
+        assert found is not None
+        assert found.ranks == min(m for m in least if least[m] <= least[n])
 
 
 def command(*words: str) -> list[str]:
@@ -175,15 +186,16 @@ def command(*words: str) -> list[str]:
 def test_the_command_says_first_whether_it_fits(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan, "fits", partial(fits, limit_s=1.0))
-    assert main(command("--optimizer", "sgd", "--recompute", "--amp", "bf16")) == 0
-    printed = capsys.readouterr().out
-    assert printed.startswith("Fits on 1 GPU: grid [1, 1, 1, 1] needs ")
-    assert max(map(len, printed.splitlines())) <= 80
-    rows = [
-        line.split()[0] for line in printed.splitlines() if "[1," in line and "Fits" not in line
-    ]
-    assert rows == [str(n) for n in range(1, 65)]
+    monkeypatch.setattr(plan, "fits", partial(fits, most=9))
+    for words, expected in (((), [1, 2, 4, 8]), (("--all",), [*range(1, 10)])):
+        assert main(command("--optimizer", "sgd", "--recompute", "--amp", "bf16", *words)) == 0
+        printed = capsys.readouterr().out
+        assert printed.startswith("Fits on 1 GPU: grid [1, 1, 1, 1] needs ")
+        assert max(map(len, printed.splitlines())) <= 80
+        rows = [line.split()[0] for line in printed.splitlines() if "[1,1," in line]
+        assert rows == [str(n) for n in expected]
+    assert numbers_to_show([1, 2, 3, 5, 6, 7, 8, 9], 6) == [1, 2, 5, 6, 7, 8]
+    assert main(command("--ranks", "2", "--all")) == 2
 
 
 def test_too_little_memory_says_what_helps(

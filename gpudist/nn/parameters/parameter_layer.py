@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from gpudist.checks.storage import dtype_remedy
 from gpudist.errors import ShapeError
 from gpudist.exchange import Movement, add_into
 from gpudist.exchange.autograd import move
@@ -93,12 +94,11 @@ class ParameterLayer(DistributedModule):
     def _require_dtype(self, dtype: torch.dtype) -> None:
         # A trace may be under an autocast that only its graph enters.
         own = self.weight
-        if dtype != own.dtype and not is_traced() and not autocast_is_on(own.device):
-            raise ShapeError(
-                f"{type(self).__name__}: the input is of {dtype}, the weight of {own.dtype}; "
-                f"convert one of them, as with x.to({own.dtype}), or call the layer under "
-                "torch.autocast"
-            )
+        if dtype == own.dtype or is_traced():
+            return
+        is_float = dtype.is_floating_point or dtype.is_complex
+        if not (is_float and autocast_is_on(own.device)):
+            raise ShapeError(f"{type(self).__name__}: {dtype_remedy((dtype, own.dtype))}")
 
     def _placements(self) -> dict[str, ParameterPlacement]:
         return self._placed

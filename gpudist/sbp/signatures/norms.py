@@ -158,7 +158,7 @@ def result_like(input: torch.Tensor, per_channel: Sequence[object] = ()) -> torc
         RuntimeError: torch's function raises for these arguments.
     """
     if not input.is_floating_point():
-        raise RuntimeError(f"a norm needs a floating dtype, not {input.dtype}; convert the input")
+        raise RuntimeError(f"a norm needs a floating dtype, not {input.dtype}")
     for x in per_channel:
         if isinstance(x, torch.Tensor) and x.shape != input.shape[1:2]:
             raise RuntimeError(

@@ -26,11 +26,17 @@ def test_another_dtype_is_refused_by_the_layer(P_world: Partition) -> None:
         (nn.DistributedLinear(P_features, P_y, P_features, 8, 2), rows),
     ]
     for layer, x in layers:
-        found = "of torch.float64, the weight of torch.float32; convert one of them"
-        with pytest.raises(ShapeError, match=f"{type(layer).__name__}: the input is {found}"):
+        text = (
+            f"{type(layer).__name__}: the input has dtype torch.%s, expected torch.float32; pass x"
+        )
+        with pytest.raises(
+            ShapeError, match=text % "float64" + r".float\(\), or use torch.autocast$"
+        ):
             layer(x.double())
         with torch.autocast("cpu", torch.bfloat16):
             layer(x)
+            with pytest.raises(ShapeError, match=text % "int16" + r".float\(\)$"):
+                layer(x.short())
 
 
 @distributed(ranks=2, transports=("loopback",))
