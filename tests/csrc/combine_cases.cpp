@@ -94,6 +94,11 @@ std::vector<int64_t> large_shape(int64_t grain, int64_t item_bytes) {
   }
 }
 
+// Several blocks of threads, so that those of two boxes may alternate.
+std::vector<int64_t> wide_shape(int64_t item_bytes) {
+  return {4 * between(300, 600), 16 / item_bytes};
+}
+
 // Strides in any order of dims, with gaps; in all dims if `is_large`. Cells that are only read may
 // be shared. If `grain` is above one, rows begin and end at multiples of it.
 std::vector<int64_t> random_strides(const std::vector<int64_t>& shape, bool shares, int64_t grain,
@@ -217,17 +222,23 @@ Case random_case(Dtype dtype, bool is_large) {
   Case made;
   made.dtype = dtype;
   constexpr Buffer kSources[] = {Buffer::kInput, Buffer::kSent, Buffer::kReceived};
-  const int64_t count = is_large ? 1 : between(0, 23) == 0 ? between(6, 80) : between(1, 5);
+  const bool alternates = !is_large && between(0, 11) == 0;
+  const int64_t count = is_large         ? 1
+                        : alternates     ? between(3, 4)
+                        : between(0, 23) ? between(1, 5)
+                                         : between(6, 80);
   // Items of copies and fills may lie across granules.
-  const int64_t most_summands = between(0, 3) == 0 ? 1 : 4;
+  const int64_t most_summands = !alternates && between(0, 8) == 0 ? 1 : 4;
   for (int64_t i = 0; i < count; ++i) {
     CombineBox box;
     // In items; at most the widest lane, which has 16 bytes.
     int64_t grain = between(0, 1) == 0 ? 1 : std::max<int64_t>(16 / item_bytes(dtype), 1);
     if (between(0, 3) == 0) grain = std::max<int64_t>(grain >> between(1, 3), 1);
-    box.shape = is_large ? large_shape(grain, item_bytes(dtype)) : random_shape(count > 5, grain);
+    box.shape = is_large              ? large_shape(grain, item_bytes(dtype))
+                : alternates && i < 2 ? wide_shape(item_bytes(dtype))
+                                      : random_shape(count > 5, grain);
     box.views.push_back(made.random_cells(Buffer::kOutput, box.shape, grain, is_large));
-    box.already_there = between(0, 7) == 0;
+    box.already_there = !alternates && between(0, 7) == 0;
     int64_t summands = box.already_there ? 0 : between(0, most_summands);
     if (dtype == Dtype::kBool) summands = std::min<int64_t>(summands, 1);
     if (summands > 1 && between(0, 3) == 0) box.views.push_back(box.views[0]), --summands;

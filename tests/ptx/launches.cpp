@@ -31,7 +31,7 @@ using namespace gpudist;
 constexpr uint64_t kMostSteps = 1'000'000;
 // Small launches tried per mutant, as a part of all (more if more of them execute it), and the
 // number of large ones.
-constexpr size_t kPartTried = 4, kMostLarge = 24;
+constexpr size_t kPartTried = 4, kMostLarge = 48;
 
 // For every kernel and instruction, the launches that execute it.
 using Executing = std::vector<std::vector<std::vector<uint32_t>>>;

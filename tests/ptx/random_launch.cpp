@@ -94,7 +94,7 @@ std::string launch(const CombinePlan& plan, const CombineTable& table, size_t ki
 
 // Also with small groups of blocks: otherwise only large tensors have several.
 CombineTable table_of(const Case& given, const CombinePlan& plan) {
-  return plan.table(given.alignment, one_of(2) ? between(1, 4) : CombinePlan::kGroupBlocks);
+  return plan.table(given.alignment, one_of(4) ? CombinePlan::kGroupBlocks : between(1, 4));
 }
 
 std::string describe(const Case& given, const char* what) {

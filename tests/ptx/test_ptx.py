@@ -20,7 +20,7 @@ from tests.ptx.launches import LEAST_COVERED, launch
 from tests.ptx.machine_code import NoTool
 from tests.ptx.mutants import Mutant, run
 
-LAUNCHES, BLOCKS = (2000, 200) if EVERY else (500, 40)  # `make ptx` carries out more
+LAUNCHES, BLOCKS = (2000, 200) if EVERY else (560, 40)  # `make ptx` carries out more
 # Kernels of each file; those of random cells draw five ways, all but one in four dtypes.
 KERNEL_COUNTS = {"combine_kernels": 4, "random_cells": 17}
 # Registers per thread: a multiprocessor has 65536, so 1024 threads run at once.
