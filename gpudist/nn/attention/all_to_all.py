@@ -116,7 +116,7 @@ def all_to_all_attention(
     Returns:
         This worker's block of the output, ``[B, H, S_q, D_v]``.
     """
-    layer = cached_operator(AllToAllAttention, P_x, (is_causal, scale, shape), ("shape",))
+    layer = cached_operator(AllToAllAttention, P_x, (is_causal, scale, 0.0, None, shape))
     return layer(query, key, value, key_padding_mask, key_lengths)
 
 
