@@ -10,7 +10,7 @@ from tests.pool import distributed
 from tests.sbp.samples import Report, judge, operators
 
 CHUNKS = 6
-SAMPLES = 2 if EVERY else 1
+SAMPLES = 4 if EVERY else 1
 # Samples that other rules handle: a length or sections given as tensors, and blocks without
 # samples, which torch's padding refuses on one rank only.
 KNOWN = {"narrow", "tensor_split", "nn.functional.pad"}

@@ -322,7 +322,6 @@ class _BoundConvTranspose(BoundAffine):
     stride=2,
 )
 class DistributedConvTranspose1d(_DistributedConvTranspose):
-    __doc__ = _DistributedConvTranspose.__doc__
     _dims = 1
 
 
@@ -335,7 +334,6 @@ class DistributedConvTranspose1d(_DistributedConvTranspose):
     stride=2,
 )
 class DistributedConvTranspose2d(_DistributedConvTranspose):
-    __doc__ = _DistributedConvTranspose.__doc__
     _dims = 2
 
 
@@ -348,5 +346,4 @@ class DistributedConvTranspose2d(_DistributedConvTranspose):
     stride=2,
 )
 class DistributedConvTranspose3d(_DistributedConvTranspose):
-    __doc__ = _DistributedConvTranspose.__doc__
     _dims = 3
