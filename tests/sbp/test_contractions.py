@@ -44,6 +44,14 @@ def test_each_axis_on_its_own(P_world: Partition) -> None:
 
 
 @distributed(ranks=2, transports=("loopback",))
+def test_linear_of_a_vector(P_world: Partition) -> None:
+    placement = Placement("cpu", [0, 1], P_world)
+    xs = [random(shape, i) for i, shape in enumerate([(2, 5, 3), (3,), ()])]
+    for given in ((S(1), B, B), (S(2), S(0), P), (P, B, B)):
+        assert_matches(torch.nn.functional.linear, xs, placement, [(one,) for one in given])
+
+
+@distributed(ranks=2, transports=("loopback",))
 def test_in_place(P_world: Partition) -> None:
     placement = Placement("cpu", [0, 1], P_world)
     a, x, y = random((5, 4)), random((5, 3), 1), random((3, 4), 2)

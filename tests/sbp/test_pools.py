@@ -15,8 +15,12 @@ from tests.pool import distributed
 from tests.sbp.parts import B, P, S, random
 from tests.sbp.tables import assert_everywhere, assert_table
 
-# Functions, and a divisor, that torch's table of samples does not have.
+# Functions and options that torch's table of samples does not have.
 POOLS: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "mean of cells alone": (
+        lambda x: F.avg_pool2d(x, (3, 2), 2, 1, ceil_mode=True, count_include_pad=False),
+        (2, 2, 9, 8),
+    ),
     "mean by a negative divisor": (
         lambda x: F.avg_pool2d(x, 2, divisor_override=-2),
         (2, 2, 6, 4),
