@@ -112,12 +112,13 @@ def quantile(call: Call, parts: int) -> list[SbpSignature]:
     if dims is None:
         return []
     quantiles = 1 if len(call.tensors) > 1 and call.tensors[1].dims else 0
-    keeps = call.outputs[0].dims - quantiles == x.dims
+    # Not by the results: torch rejects blocks without cells.
+    keeps = bool(call.get(3, "keepdim", False))
     found: list[SbpSignature] = []
     for one in splits_of_kept_dims(call, tuple(dims), keeps):
         inputs = (*one.inputs, *(broadcast,) * (len(call.tensors) - 1))
         moved = split(one.outputs[0].dim + quantiles)
-        found.append(SbpSignature(inputs, (moved,), bind=on_cells))
+        found.append(SbpSignature(inputs, (moved,), bind=on_cells, cuts="all"))
     return found
 
 
