@@ -108,7 +108,7 @@ enter_along(forms("median", "nanmedian", "cummax", "cummin"), _along(1, None))
 @register(*forms("quantile", "nanquantile"), any_cuts=True)
 def quantile(call: Call, parts: int) -> list[SbpSignature]:
     """Split dims that are not reduced; a tensor of quantiles adds a first dim to the result."""
-    dims, x = _along(2, None)(call), call.tensors[0]
+    dims = _along(2, None)(call)
     if dims is None:
         return []
     quantiles = 1 if len(call.tensors) > 1 and call.tensors[1].dims else 0
