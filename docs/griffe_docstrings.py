@@ -10,7 +10,6 @@ from typing import Any
 import griffe
 
 ROLE = re.compile(r":(?:func|class|meth|mod|attr|data|exc):`~?([^`]+)`")
-SHARED = re.compile(r"(\w+)\.__doc__")
 PAGES = Path(__file__).with_name("reference")
 OPTIONS: dict[str, Any] = {
     "warnings": False, "returns_multiple_items": False, "returns_named_value": False,
@@ -20,7 +19,7 @@ OPTIONS: dict[str, Any] = {
 class Docstrings(griffe.Extension):
     """Write references, such as :func:`init`, as plain code, and warn about missing descriptions.
 
-    On the pages, a class with ``__doc__ = Base.__doc__`` also has the docstring of its base.
+    On the pages, a class without a docstring has that of its base.
     """
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
@@ -55,13 +54,11 @@ def registered() -> Iterator[str]:
 
 
 def share(module: griffe.Module) -> None:
-    """Give the docstring of the base to classes with ``__doc__ = Base.__doc__``."""
+    """Give the docstring of the first base to classes without one."""
     for kind in module.classes.values():
-        assigned: Any = None if kind.is_alias else kind.members.get("__doc__")
-        found = SHARED.fullmatch(str(assigned.value)) if assigned is not None else None
-        if found is not None:
-            base = module.modules_collection[kind.resolve(found[1])]
-            kind.docstring = griffe.Docstring(base.docstring.value, parent=kind)
+        bases = [] if kind.is_alias or kind.docstring is not None else kind.resolved_bases
+        if bases and bases[0].docstring is not None:
+            kind.docstring = griffe.Docstring(bases[0].docstring.value, parent=kind)
     for part in module.modules.values():
         if not part.is_alias:
             share(part)

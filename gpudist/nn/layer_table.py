@@ -94,6 +94,8 @@ def layer(
 ) -> Callable[[Kind], Kind]:
     """Register the decorated class in ``LAYERS``, which documentation, benchmarks and tests read.
 
+    A class without a docstring gets that of its base.
+
     Args:
         function, inputs, arguments: see :class:`Layer`.
         sequential: class of the sequential layer; by default torch's class of the same name without
@@ -102,6 +104,7 @@ def layer(
 
     def enter(kind: Kind) -> Kind:
         made = sequential or getattr(torch.nn, kind.__name__.removeprefix("Distributed"))
+        kind.__doc__ = kind.__doc__ or inspect.getdoc(kind)
         LAYERS.append(Layer(kind, function, arguments, inputs, made))
         return kind
 

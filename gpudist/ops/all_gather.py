@@ -128,9 +128,7 @@ def all_gather(
     Source:
         Hewett & Grady 2020, arXiv:2006.03108, section 3.
     """
-    operator = cached_operator(
-        AllGather, P_x, (axes, axes_keep, global_shape, shape), ("global_shape", "shape")
-    )
+    operator = cached_operator(AllGather, P_x, (axes, axes_keep, global_shape, shape))
     return apply_to_array(operator, x)
 
 
@@ -170,5 +168,5 @@ def sum_scatter(
     Source:
         Hewett & Grady 2020, arXiv:2006.03108, section 3.
     """
-    operator = cached_operator(SumScatter, P_x, (axes, axes_keep, shape), ("shape",))
+    operator = cached_operator(SumScatter, P_x, (axes, axes_keep, shape))
     return apply_to_array(operator, x)

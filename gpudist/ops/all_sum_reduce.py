@@ -129,7 +129,5 @@ def all_sum_reduce(
     Source:
         Hewett & Grady 2020, arXiv:2006.03108, section 3.
     """
-    operator = cached_operator(
-        AllSumReduce, P_x, (axes_reduce, axes_keep, global_shape, shape), ("global_shape", "shape")
-    )
+    operator = cached_operator(AllSumReduce, P_x, (axes_reduce, axes_keep, global_shape, shape))
     return apply_to_array(operator, x)

@@ -152,9 +152,6 @@ def broadcast(
         Hewett & Grady 2020, arXiv:2006.03108, section 3.
     """
     operator = cached_operator(
-        Broadcast,
-        P_x,
-        (P_y, transpose_src, transpose_dest, preserve_batch, global_shape, shape),
-        ("global_shape", "shape"),
+        Broadcast, P_x, (P_y, transpose_src, transpose_dest, preserve_batch, global_shape, shape)
     )
     return apply_to_array(operator, x)

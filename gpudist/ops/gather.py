@@ -115,9 +115,7 @@ def scatter(
     Source:
         Hewett & Grady 2020, arXiv:2006.03108, section 3.
     """
-    return apply_to_array(
-        cached_operator(Scatter, P_x, (root, preserve_batch, shape), ("shape",)), x
-    )
+    return apply_to_array(cached_operator(Scatter, P_x, (root, preserve_batch, shape)), x)
 
 
 def gather(
@@ -154,6 +152,4 @@ def gather(
     Source:
         Hewett & Grady 2020, arXiv:2006.03108, section 3.
     """
-    return apply_to_array(
-        cached_operator(Gather, P_x, (root, preserve_batch, shape), ("shape",)), x
-    )
+    return apply_to_array(cached_operator(Gather, P_x, (root, preserve_batch, shape)), x)

@@ -49,8 +49,7 @@ class HaloExchange(Operator):
     ) -> None:
         require_cartesian("HaloExchange", P_x)
         self.windows = _windows(P_x, window, halo)
-        given = window if window is not None else halo
-        leading = P_x.dim - len(given if given is not None else ())
+        leading = P_x.dim - len(window or halo or ())
         is_one = isinstance(periodic, bool | np.bool_)
         wraps = [periodic] * (P_x.dim - leading) if is_one else list(periodic)
         if len(wraps) != P_x.dim - leading:
@@ -151,11 +150,8 @@ def _windows(
         )
     if window is not None and halo is not None:
         raise ShapeError("HaloExchange: window and halo are both given; pass only one")
-    given: tuple[Window, ...] = ()
-    if window is not None:
-        given = tuple(window)
-    elif halo is not None:
-        given = tuple(HaloWidths(left, right) for left, right in halo)
+    widths = [HaloWidths(left, right) for left, right in halo or ()]
+    given: tuple[Window, ...] = (*(window or ()), *widths)
     if len(given) > P_x.dim:
         raise PartitionError(
             f"HaloExchange: {len(given)} windows for a partition with {P_x.dim} axes; pass one "
@@ -220,10 +216,7 @@ def halo_exchange(
     if type(halo) is list:
         halo = tuple(halo)  # has a hash, so that the look-up below is fast
     operator = cached_operator(
-        make,
-        P_x,
-        (windows, halo, periodic, padding_value, nested, global_shape, shape),
-        ("halo", "periodic", "padding_value", "nested", "global_shape", "shape"),
+        make, P_x, (windows, halo, periodic, padding_value, nested, global_shape, shape)
     )
     return apply_to_array(operator, x)
 
@@ -240,7 +233,7 @@ def _fields_of(window: Any) -> tuple[str, ...]:
 
 
 def _of_numbers(
-    P_x: CartesianPartition, windows: Sequence[tuple[Any, ...]] | None, **options: Any
+    P_x: CartesianPartition, windows: Sequence[tuple[Any, ...]] | None, *options: Any
 ) -> HaloExchange:
     made = None if windows is None else tuple(kind(*numbers) for kind, *numbers in windows)
-    return cached_operator(HaloExchange, P_x, (made, *options.values()), tuple(options))
+    return cached_operator(HaloExchange, P_x, (made, *options))

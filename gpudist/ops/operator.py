@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from inspect import signature
 from typing import Any, TypeVar
 
 import torch
@@ -198,10 +199,7 @@ _Operator = TypeVar("_Operator")
 
 
 def cached_operator(
-    make: Callable[..., _Operator],
-    P_x: Partition,
-    values: tuple[object, ...],
-    names: tuple[str, ...] = (),
+    make: Callable[..., _Operator], P_x: Partition, values: tuple[object, ...]
 ) -> _Operator:
     """Return the operator that a function calls, created at its first call and cached.
 
@@ -212,13 +210,11 @@ def cached_operator(
     Args:
         make: called as ``make(P_x, ...)`` with the values.
         P_x: partition.
-        values: further arguments.
-        names: names of the last values, which are keywords; always the same ones for as many
-            values, since they are not part of the key.
+        values: all further arguments, in the order of the parameters of ``make``.
     """
     if is_dynamo_compiling():
         values = tuple([_constant(value) for value in values])
-        return getattr(P_x, _remember_while_tracing(make, P_x, names, *values))
+        return getattr(P_x, _remember_while_tracing(make, P_x, *values))
     key: Any = (make, P_x, values)
     try:
         operators = P_x.wire.remembered
@@ -230,11 +226,11 @@ def cached_operator(
             operators = P_x.wire.remembered
             found = operators.get(key)
         except (AttributeError, TypeError):
-            args, kwargs = _arguments(values, names)
+            args, kwargs = _arguments(make, values)
             check(make.__init__, make.__name__, (None, P_x, *args), kwargs)
             raise
     if found is None:
-        args, kwargs = _arguments(values, names)
+        args, kwargs = _arguments(make, values)
         found = make(P_x, *args, **kwargs)
         partitions = (P_x, *[value for value in values if isinstance(value, Partition)])
         order: Any = operators.setdefault(("order", partitions), deque())
@@ -246,20 +242,17 @@ def cached_operator(
 
 
 def _arguments(
-    values: tuple[object, ...], names: tuple[str, ...]
+    make: Callable[..., object], values: tuple[object, ...]
 ) -> tuple[tuple[object, ...], dict[str, object]]:
+    parameters = signature(make).parameters.values()
+    names = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
     count = len(values) - len(names)
     return values[:count], dict(zip(names, values[count:], strict=True))
 
 
 @constant_when_traced
-def _remember_while_tracing(
-    make: Callable[..., object],
-    P_x: Partition,
-    names: tuple[str, ...],
-    *values: object,
-) -> str:
-    found = cached_operator(make, P_x, values, names)
+def _remember_while_tracing(make: Callable[..., object], P_x: Partition, *values: object) -> str:
+    found = cached_operator(make, P_x, values)
     name = f"_operator_{handle_of(found)}"
     setattr(P_x, name, found)
     return name

@@ -106,7 +106,5 @@ def repartition(
     Source:
         Hewett & Grady 2020, arXiv:2006.03108, section 3.
     """
-    operator = cached_operator(
-        Repartition, P_x, (P_y, preserve_batch, global_shape, shape), ("global_shape", "shape")
-    )
+    operator = cached_operator(Repartition, P_x, (P_y, preserve_batch, global_shape, shape))
     return apply_to_array(operator, x)

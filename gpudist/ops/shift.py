@@ -94,7 +94,5 @@ def shift(
     Source:
         ``MPI_Cart_shift`` of the MPI 4.1 standard, section 8.5.6.
     """
-    operator = cached_operator(
-        Shift, P_x, (steps, preserve_batch, global_shape, shape), ("global_shape", "shape")
-    )
+    operator = cached_operator(Shift, P_x, (steps, preserve_batch, global_shape, shape))
     return apply_to_array(operator, x)

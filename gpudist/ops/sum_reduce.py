@@ -125,9 +125,6 @@ def sum_reduce(
         Hewett & Grady 2020, arXiv:2006.03108, section 3.
     """
     operator = cached_operator(
-        SumReduce,
-        P_x,
-        (P_y, transpose_src, transpose_dest, preserve_batch, global_shape, shape),
-        ("global_shape", "shape"),
+        SumReduce, P_x, (P_y, transpose_src, transpose_dest, preserve_batch, global_shape, shape)
     )
     return apply_to_array(operator, x)

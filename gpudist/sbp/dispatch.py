@@ -5,36 +5,38 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cache, cached_property
-from math import prod
+from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from gpudist.cache import Cache, cache_of
-from gpudist.checks.storage import PLAIN, dtype_remedy, is_about_dtypes
-from gpudist.errors import GpudistError, PartitionError, ShapeError
-from gpudist.exchange import Movement
-from gpudist.exchange.autograd import move
+from gpudist.cache import Cache
+from gpudist.checks.storage import PLAIN
+from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry.layout import Layout, broadcast, share_at_cuts, split
-from gpudist.nn.autocast import in_dtypes_of_torch, is_wide
+from gpudist.nn.autocast import in_dtypes_of_torch
 from gpudist.sbp import views
 from gpudist.sbp.arguments import bind_arguments
-from gpudist.sbp.boxing import movement_of
-from gpudist.sbp.derive import Derivation, as_call, derive, key_of
+from gpudist.sbp.derive import Derivation, as_call, key_of
 from gpudist.sbp.explain import is_explaining, say
 from gpudist.sbp.global_spec import is_held, on_axes_of
 from gpudist.sbp.outer import OuterTensor, materialize_in, outer, writable
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.plain import with_copies
+from gpudist.sbp.prepared_call import (
+    PreparedCall,
+    box_inputs,
+    name_call,
+    placeholder,
+    plan_row,
+    prepare,
+)
 from gpudist.sbp.registry import (
     Call,
     Composite,
-    Compute,
     Rule,
     Spec,
-    Where,
     fill_slots,
     map_tree,
     name_of,
@@ -42,8 +44,7 @@ from gpudist.sbp.registry import (
     tensors_in,
 )
 from gpudist.sbp.remedies import remedy_of
-from gpudist.sbp.scope import PlanRow, Scope, current_scope, place_of_call
-from gpudist.sbp.signatures.across import in_one_order
+from gpudist.sbp.scope import Scope, current_scope
 from gpudist.sbp.signatures.elementwise import ELEMENTWISE
 from gpudist.sbp.unknown import compute_gathered
 
@@ -234,7 +235,7 @@ def _carry_out(
     call = Call(function, slots, named, specs, placement.autocast)
     held = next((i for i, x in enumerate(tensors) if isinstance(x, kind) and is_held(x)), None)
     try:
-        prepared = _prepared(rule, call, layouts, placement, held)
+        prepared = prepare(rule, call, layouts, placement, held)
     except ShapeError:
         if not rule.in_place or function is torch.Tensor.copy_:
             raise
@@ -255,14 +256,14 @@ def _carry_out(
         local = box_inputs(movements, local)
         results = prepared(call, local)
     except Exception as error:
-        _name_call(error, call)
+        name_call(error, call)
         raise
     if record is not None and scope is not None:
-        record.add(_row(scope, call, layouts, prepared, record.sent_bytes() - sent))
+        record.add(plan_row(scope, call, layouts, prepared, record.sent_bytes() - sent))
     if rule.in_place:
         if not placement.active and isinstance(tensors[0], kind):
             # As on the other ranks, backward reaches all inputs through this tensor.
-            follower = _placeholder(local[0], local, specs[0])
+            follower = placeholder(local[0], local, specs[0])
             if follower.requires_grad:
                 local[0].add_(follower.view_as(local[0]))
         if is_watched:
@@ -410,136 +411,6 @@ def _layout(kind: type[GlobalTensor], placement: Placement, x: torch.Tensor) -> 
     return x.global_layout if isinstance(x, kind) else placement.copies(tuple(x.shape))
 
 
-@dataclass
-class PreparedCall:
-    """An operator prepared for tensors of given layouts.
-
-    Attributes:
-        derivation: how to execute the operator.
-        movements: movements of the boxed inputs, by slot.
-        placement: placement of the tensors.
-        compute: maps local tensors to local results; ``None`` if it depends on the arguments of
-            each call.
-    """
-
-    derivation: Derivation
-    movements: dict[int, Movement]
-    placement: Placement
-    compute: Compute | None
-
-    @cached_property
-    def _shapes(self) -> list[tuple[int, ...]]:
-        index = self.placement.index or ()
-        return [layout.box(index).shape for layout in self.derivation.outputs]
-
-    def __call__(self, call: Call, local: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the local results of ``call``; its floats may differ from the prepared ones."""
-        derivation = self.derivation
-        if not self.placement.active:
-            given = () if call.function in _WITHOUT_GRADIENT else local
-            return [_placeholder(local[0], given, spec) for spec in derivation.results]
-        compute = self.compute or derivation.with_arguments(call).local
-        results = list(tensors_in(compute(local)))
-        ends = zip(results, derivation.outputs, self._shapes, strict=bool(derivation.outputs))
-        for y, layout, expected in ends:
-            if y.shape != expected:
-                raise RuntimeError(
-                    f"{name_of(call.function)}: the block of {layout.sbp} has shape "
-                    f"{list(y.shape)}, but its signature implies {list(expected)}; correct the "
-                    "rule of this function"
-                )
-        return results
-
-
-def _prepared(
-    rule: Rule, call: Call, layouts: tuple[Layout, ...], placement: Placement, held: int | None
-) -> PreparedCall:
-    remembered: Any = placement.partition.wire.remembered
-    found = cache_of(remembered, "derivations", 4096)
-    try:
-        arguments = key_of((call.args, call.kwargs), rule.any_float)
-        low = call.autocast and torch.get_autocast_dtype(call.autocast)
-        key = (call.function, arguments, call.tensors, layouts, rule, low, held)
-    except TypeError:
-        return _prepare(rule, call, layouts, placement, held)
-    return found.made(key, lambda: _prepare(rule, call, layouts, placement, held, key))
-
-
-def _prepare(
-    rule: Rule,
-    call: Call,
-    layouts: tuple[Layout, ...],
-    placement: Placement,
-    held: int | None,
-    key: object = None,
-) -> PreparedCall:
-    try:
-        derivation = derive(rule, call, layouts, placement.index, key, held)
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        _name_call(error, call)
-        raise
-    world = placement.partition.world
-    ends = zip(call.tensors, layouts, derivation.inputs, strict=True)
-    movements = {
-        i: movement
-        for i, (spec, source, target) in enumerate(ends)
-        if (movement := movement_of(spec.dtype, source, target, world)) is not None
-    }
-    compute, whole = None if rule.any_float else derivation.local.ready, call
-    if derivation.bind is not None and placement.active:
-        local, dtypes = derivation.local, [spec.dtype for spec in derivation.results]
-        if call.autocast is not None and is_wide(dtypes):
-            local, whole = local.widened, call.widened
-        compute = derivation.bind(local, _where(whole, derivation, placement))
-        if call.autocast is not None:
-            compute = in_dtypes_of_torch(compute, call.autocast, dtypes)
-        if any(one.has_empty_blocks for one in (*derivation.inputs, *derivation.outputs)):
-            compute = in_one_order(compute)
-    return PreparedCall(derivation, movements, placement, compute)
-
-
-def _name_call(error: Exception, call: Call) -> None:
-    """Add layer, function and shapes to the text of an error that torch raised for a call."""
-    is_torchs = not isinstance(error, GpudistError | NotImplementedError)
-    if not is_torchs or len(error.args) != 1 or not isinstance(error.args[0], str):
-        return
-    scope = current_scope()
-    path = place_of_call(scope)[0] if scope is not None else ""
-    where = f"{path!r}, {name_of(call.function)}" if path else name_of(call.function)
-    dtypes = {str(spec.dtype) for spec in call.tensors}
-    given = " and ".join(
-        f"{list(spec.shape)}{f' of {spec.dtype}' if len(dtypes) > 1 else ''}"
-        for spec in call.tensors
-    )
-    text = f"{where} of tensors of shapes {given}: {error.args[0]}"
-    remedy = dtype_remedy([spec.dtype for spec in call.tensors]) if is_about_dtypes(error) else ""
-    error.args = (f"{text}; {remedy}" if remedy else text,)
-
-
-def box_inputs(
-    movements: dict[int, Movement], local: Sequence[torch.Tensor]
-) -> Sequence[torch.Tensor]:
-    """Box all inputs as the operator requires, with all movements in flight together."""
-    if not movements:
-        return local
-    moved = move(list(movements.values()), [local[i] for i in movements])
-    boxed = list(local)
-    for i, x in zip(movements, moved, strict=True):
-        boxed[i] = x
-    return boxed
-
-
-def _where(call: Call, derivation: Derivation, placement: Placement) -> Where:
-    assert placement.index is not None
-    return Where(
-        placement.along(derivation.bind_axes),
-        call,
-        tuple(layout.box(placement.index) for layout in derivation.inputs),
-        tuple(layout.box(placement.index) for layout in derivation.outputs),
-        tuple(layout.sbp for layout in derivation.inputs),
-    )
-
-
 @cache
 def _place_of_inplace(function: Any) -> int | None:
     try:
@@ -556,42 +427,8 @@ def changes_first(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) ->
     return place is not None and place < len(args) and bool(args[place])
 
 
-# Functions of a tensor's shape, whose results are constants.
-_WITHOUT_GRADIENT = {torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like}
-
-
-def _placeholder(like: torch.Tensor, given: Sequence[torch.Tensor], spec: Spec) -> torch.Tensor:
-    """Return an empty output with the graph of its inputs, for ranks outside the placement."""
-    output = like.new_empty(0, dtype=spec.dtype)
-    if not (spec.dtype.is_floating_point or spec.dtype.is_complex):
-        return output
-    for x in given:
-        if x.requires_grad and torch.is_grad_enabled():
-            output = output + x.reshape(-1)[:0].to(spec.dtype)
-    return output
-
-
 def _view_of_placeholder(base: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return base.reshape(-1)[:0] if base.dtype == y.dtype else y
-
-
-def _row(
-    scope: Scope, call: Call, layouts: Sequence[Layout], prepared: PreparedCall, sent_bytes: int
-) -> PlanRow:
-    derivation = prepared.derivation
-    every = [layout.count("broadcast") for layout in (*derivation.inputs, *derivation.outputs)]
-    workers = prod(prepared.placement.shape)
-    ends = zip(layouts, derivation.inputs, strict=True)
-    return PlanRow(
-        place_of_call(scope)[0],
-        name_of(call.function),
-        ", ".join(str(a.sbp) if a == b else f"{a.sbp} as {b.sbp}" for a, b in ends),
-        ", ".join(str(layout.sbp) for layout in derivation.outputs),
-        sum(prod(layout.shape) for layout in derivation.outputs),
-        sent_bytes,
-        False,
-        workers > 1 and all(count == workers for count in every),
-    )
 
 
 def _explained(call: Call, layouts: Sequence[Layout], derivation: Derivation) -> str:

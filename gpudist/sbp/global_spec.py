@@ -41,6 +41,9 @@ class GlobalSpec:
         self.is_held = False
         self._held: GlobalSpec | None = None
 
+    def __deepcopy__(self, memo: object) -> GlobalSpec:
+        return self
+
     @property
     def held(self) -> GlobalSpec:
         """This spec for tensors whose layout operators keep."""

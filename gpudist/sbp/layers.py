@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from gpudist.cache import cache_of
 from gpudist.checks.arguments import checked
 from gpudist.errors import PartitionError
-from gpudist.geometry.layout import Layout, NdSbp, broadcast, misfit, split
+from gpudist.geometry.layout import Layout, broadcast, misfit, split
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.loss.base import DistributedLoss
 from gpudist.sbp.boxing import box_both_ways
 from gpudist.sbp.derive import key_of
+from gpudist.sbp.global_spec import GlobalSpec, global_spec, wrap
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.methods import entry
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.registry import map_tree, tensors_in
 from gpudist.sbp.to_global import agree_on_spec
 from gpudist.world.partition import Partition
-
-
-class _OutputSpec(NamedTuple):
-    """Layout and dtype of an output."""
-
-    placement: Placement
-    sbp: NdSbp
-    shape: tuple[int, ...]
-    dtype: torch.dtype
 
 
 @checked()
@@ -122,14 +114,13 @@ def _block(x: GlobalTensor) -> torch.Tensor:
     return local if x.placement.active or not x.dim() else local.reshape(x.shape[0] or 1, 0)
 
 
-def _wrapped(y: torch.Tensor, spec: _OutputSpec, needs_grad: bool) -> GlobalTensor:
-    placement, sbp, shape, dtype = spec
-    if not placement.active:
-        y = y.reshape(-1)[:0].to(dtype)
+def _wrapped(y: torch.Tensor, spec: GlobalSpec, needs_grad: bool) -> GlobalTensor:
+    if not spec.placement.active:
+        y = y.reshape(-1)[:0].to(spec.dtype)
         # A worker outside the layer gets its own input back, which may have no graph.
-        if needs_grad and dtype.is_floating_point and torch.is_grad_enabled():
+        if needs_grad and spec.dtype.is_floating_point and torch.is_grad_enabled():
             y = y if y.requires_grad else y.requires_grad_()
-    return GlobalTensor._wrap(y, placement, sbp, shape)
+    return wrap(GlobalTensor, y, spec)
 
 
 def _output_specs(
@@ -138,7 +129,7 @@ def _output_specs(
     kwargs: dict[str, Any],
     tensors: Sequence[Any],
     outputs: Sequence[torch.Tensor],
-) -> list[_OutputSpec]:
+) -> list[GlobalSpec]:
     # Ranks agree on the output shape once for each shape of the inputs.
     remembered = cache_of(vars(layer), "_output_specs")
     others = map_tree([args, kwargs], lambda x: None if isinstance(x, torch.Tensor) else x)
@@ -146,7 +137,7 @@ def _output_specs(
     return remembered.made(key, lambda: [_agreed(layer, tensors[0], y) for y in outputs])
 
 
-def _agreed(layer: Any, x: GlobalTensor, y: torch.Tensor) -> _OutputSpec:
+def _agreed(layer: Any, x: GlobalTensor, y: torch.Tensor) -> GlobalSpec:
     P_y = getattr(layer, "P_y", layer.P_x)
     # The partitions have no axes for these leading dims; an embedding adds a last dim.
     first = x.dim() - layer.P_x.dim
@@ -155,8 +146,8 @@ def _agreed(layer: Any, x: GlobalTensor, y: torch.Tensor) -> _OutputSpec:
     if not misfit(x.sbp, x.placement.shape, shape):
         like_input = x.placement.layout(x.sbp, shape)
         if like_input.boxes == _blocks_of(P_y, shape, first).boxes:
-            return _OutputSpec(x.placement, x.sbp, shape, dtype)
-    return _OutputSpec(Placement.of(P_y), sbp, shape, dtype)
+            return global_spec(x.placement, x.sbp, shape, dtype)
+    return global_spec(Placement.of(P_y), sbp, shape, dtype)
 
 
 def _loss(layer: DistributedLoss, loss: torch.Tensor, tensors: Sequence[Any]) -> GlobalTensor:
@@ -174,7 +165,7 @@ def _loss(layer: DistributedLoss, loss: torch.Tensor, tensors: Sequence[Any]) ->
                 f"{type(layer).__name__}: reduction='none' with split classes does not give blocks "
                 "of a global tensor; use 'sum' or 'mean', or a P_x that does not split the classes"
             )
-        spec = _OutputSpec(placement, last.sbp, tuple(last.shape), loss.dtype)
+        spec = global_spec(placement, last.sbp, tuple(last.shape), loss.dtype)
         return _wrapped(loss, spec, any(x.requires_grad for x in tensors))
     copies = placement.copies(())
     local = loss if placement.active else loss.reshape(-1)[:0]

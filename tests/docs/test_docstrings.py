@@ -48,7 +48,7 @@ class Base:
         """Add to it."""
 
 class Other(Base):
-    __doc__ = Base.__doc__
+    pass
 
 class Pair:
     """Two numbers.

@@ -32,69 +32,6 @@ class EinsumsOddlyWritten(nn.Module):
 
 
 @forward(IMAGE)
-class SolvedSystems(nn.Module):
-    """Ridge regression over pixels: ``solve``, ``cholesky``, a triangular solve, ``lstsq``."""
-
-    def forward(self, x):
-        b, c, h, w = x.shape
-        f = x.flatten(2)
-        a = f @ f.mT / (h * w) + 0.1 * torch.eye(c, dtype=x.dtype, device=x.device)
-        low = torch.linalg.cholesky(a)
-        white = torch.linalg.solve_triangular(low, f, upper=False).view(b, c, h, w)
-        first = torch.linalg.solve(a, f.mean(2, keepdim=True)).squeeze(-1)
-        again = torch.cholesky_solve(f.mean(2, keepdim=True), low).squeeze(-1)
-        return white, first, again, torch.linalg.lstsq(a, f[..., :3]).solution
-
-
-@forward(IMAGE)
-class Decompositions(nn.Module):
-    """Eigenvalues, singular values, determinants, inverses, exponentials of covariances."""
-
-    def forward(self, x):
-        f = x.flatten(2)
-        a = torch.matmul(f, f.transpose(1, 2)) / f.shape[2] + torch.diag(x.new_ones(4))
-        sign, logabs = torch.linalg.slogdet(a)
-        values, vectors = torch.linalg.eigh(a)
-        root = vectors @ torch.diag_embed(values.sqrt()) @ vectors.mT
-        return (
-            root, sign * logabs, torch.linalg.svdvals(x), torch.linalg.matrix_exp(-a),
-            torch.linalg.matrix_power(a, 3), torch.linalg.pinv(a), torch.linalg.eigvalsh(a),
-            torch.linalg.cond(a), torch.det(a), torch.linalg.norm(x, "nuc", dim=(2, 3)),
-        )  # fmt: skip
-
-
-@forward(IMAGE)
-class ProductsOfEveryKind(nn.Module):
-    """``addmm``, ``addbmm``, ``mv``, ``dot``, ``inner``, ``outer``, ``vdot``, ``multi_dot``."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w, self.v = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4))
-
-    def forward(self, x):
-        f = x.flatten(2)
-        one, rows = f[0], x.mean((0, 1))
-        a = torch.addmm(one, self.w, one, beta=0.5, alpha=2) + torch.mm(self.w, one)
-        b = torch.mv(one.t(), self.v) + torch.addmv(one[0], one.mT, self.v)
-        c = torch.dot(one[0], one[1]) + torch.inner(one, one).trace() + one[0] @ one[2]
-        d = torch.addbmm(self.w, f, f.mT, alpha=0.1) + torch.outer(self.v, x.mean((0, 2, 3)))
-        e = torch.linalg.multi_dot([self.w, one, one.T]) + torch.chain_matmul(self.w, self.w)
-        g = torch.addr(rows, rows[:, 0], rows[0]) + torch.vdot(one[0], one[3])
-        return a, b, c, d, e, g, F.bilinear(f.mT, f.mT, self.w[None].expand(3, 4, 4), self.v[:3])
-
-
-@forward("x: B 3 H W", "y: B 3 H W")
-class CrossProducts(nn.Module):
-    """Normals of a depth map: cross products over channels, angles between vectors."""
-
-    def forward(self, x, y):
-        n = F.normalize(torch.cross(x, y, dim=1), dim=1)
-        m = torch.linalg.cross(x, n, dim=1) * torch.linalg.vecdot(x, y, dim=1).unsqueeze(1)
-        angle = torch.atan2(torch.linalg.norm(n, dim=1), (x * y).sum(1))
-        return n, m, torch.rad2deg(angle), F.cosine_similarity(x, y), F.pairwise_distance(x, y)
-
-
-@forward(IMAGE)
 class PhasesOfImages(nn.Module):
     """Python's complex numbers times tensors: ``exp(1j * t)``, ``angle``, ``conj``, ``.real``."""
 
@@ -148,29 +85,6 @@ class Covariances(nn.Module):
         values, vectors = torch.linalg.eigh(cov)
         white = vectors @ torch.diag(values.rsqrt()) @ vectors.t() @ (f - f.mean(1, keepdim=True))
         return white.view(4, -1, *x.shape[2:]).transpose(0, 1), torch.corrcoef(f), cov.logdet()
-
-
-@forward(IMAGE)
-class DiagonalsAndTriangles(nn.Module):
-    """``diagonal``, ``diag_embed``, ``tril``, ``triu`` and scatters of parts over spatial dims."""
-
-    def forward(self, x):
-        d = torch.diagonal(x, offset=1, dim1=2, dim2=3)
-        low, up = x.tril(-1), torch.triu(x, diagonal=2)
-        y = x.select_scatter(x[:, :, 0] * 2, dim=2, index=1)
-        y = torch.slice_scatter(y, x[..., 2:4].sin(), dim=3, start=5, end=7)
-        return d, low * up.sum(), torch.diag_embed(d.mean(2)), y, x.diagonal(0, -2, -1).sum(-1)
-
-
-@forward(IMAGE)
-class FiniteDifferences(nn.Module):
-    """``gradient``, ``diff`` of higher order and with ends, ``trapezoid`` over both dims."""
-
-    def forward(self, x):
-        gy, gx = torch.gradient(x, dim=(2, 3), spacing=0.5)
-        ends = torch.diff(x, dim=2, prepend=x[:, :, :1], append=x[:, :, -1:])
-        area = torch.trapezoid(torch.trapezoid(x, dx=0.1, dim=3), dim=2)
-        return gy + gx, x.diff(n=2, dim=3), ends, area, torch.cumulative_trapezoid(x, dim=2)
 
 
 @forward(TOKENS)

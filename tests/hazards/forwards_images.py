@@ -102,48 +102,6 @@ class ReflectThenConv(nn.Module):
         return self.net(x)
 
 
-@forward(IMAGE, H=9, W=11)
-class EveryPadding(nn.Module):
-    """``F.pad`` of each mode, uneven, with a value, and negative (a crop)."""
-
-    def forward(self, x):
-        a = F.pad(x, (1, 2, 3, 0), mode="replicate")
-        b = F.pad(x, (2, 1, 1, 2), mode="circular")
-        c = F.pad(x, (1, 2, 2, 1), mode="reflect")
-        d = F.pad(x, (2, 1, 0, 3), value=0.5)
-        e = F.pad(d, (-1, -1, 1, -2))
-        return a.square(), b.square(), c.sin(), d * 2, e.cos()
-
-
-@forward(IMAGE)
-class PaddingModesOfConv(nn.Module):
-    """Convolutions with ``padding_mode`` and ``padding='same'``, even kernel and dilation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular")
-        self.b = nn.Conv2d(4, 4, (4, 3), padding="same", dilation=(1, 2))
-        self.c = nn.Conv2d(4, 4, 5, padding=2, padding_mode="reflect")
-        self.d = nn.Conv2d(4, 4, 3, padding=(2, 1), padding_mode="replicate", groups=2)
-
-    def forward(self, x):
-        return self.a(x) + self.c(self.b(x)), self.d(x)
-
-
-@forward(IMAGE, C=8)
-class SubPixel(nn.Module):
-    """Super-resolution by ``pixel_shuffle`` and back."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(2, 8, 3, padding=1)
-
-    def forward(self, x):
-        y = F.pixel_shuffle(x, 2)
-        y = self.conv(y).tanh()
-        return y, F.pixel_unshuffle(y, 2)
-
-
 @forward(IMAGE, H=6, W=5)
 class PixelShuffleByHand(nn.Module):
     """Depth to space by view and permute, as it is written without the layer."""
@@ -170,47 +128,6 @@ class SpaceToDepth(nn.Module):
     def forward(self, x):
         parts = [x[..., ::2, ::2], x[..., 1::2, ::2], x[..., ::2, 1::2], x[..., 1::2, 1::2]]
         return F.silu(self.conv(torch.cat(parts, 1)))
-
-
-@forward(IMAGE)
-class InterpolateBySize(nn.Module):
-    """``F.interpolate`` by size: nearest, bilinear, bicubic, area; corners aligned and not."""
-
-    def forward(self, x):
-        h, w = x.shape[-2:]
-        a = F.interpolate(x, size=(h + 3, w * 2), mode="nearest")
-        b = F.interpolate(x, size=(h * 2 - 1, w + 1), mode="bilinear", align_corners=True)
-        c = F.interpolate(x, size=(7, 5), mode="bilinear", align_corners=False)
-        d = F.interpolate(x, size=(2 * h, 2 * w), mode="bicubic", align_corners=False)
-        e = F.interpolate(x, (5, 7), mode="area")
-        return a.sin(), b.sin(), c.sin(), d.sin(), e.sin()
-
-
-@forward(IMAGE, H=9, W=11)
-class InterpolateByScale(nn.Module):
-    """``F.interpolate`` by factor: fractions, one a dim, ``nearest-exact``, recomputed or not."""
-
-    def forward(self, x):
-        a = F.interpolate(x, scale_factor=1.5, mode="nearest")
-        b = F.interpolate(x, scale_factor=(2.0, 0.5), mode="bilinear")
-        c = F.interpolate(x, scale_factor=0.7, mode="bilinear", recompute_scale_factor=True)
-        d = F.interpolate(x, scale_factor=2, mode="nearest-exact")
-        e = F.interpolate(x, scale_factor=1.3, mode="bicubic", align_corners=True)
-        return a.sin(), b.sin(), c.sin(), d.sin(), e.sin()
-
-
-@forward(IMAGE, H=9, W=7)
-class UpsampleLayers(nn.Module):
-    """``nn.Upsample`` and the older layers, antialias in shrinking."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True)
-        self.near = nn.UpsamplingNearest2d(scale_factor=3)
-
-    def forward(self, x):
-        small = F.interpolate(x, size=(4, 4), mode="bilinear", antialias=True)
-        return self.up(x).sin(), self.near(x).sin(), small.sin()
 
 
 @forward(IMAGE)
@@ -291,20 +208,6 @@ class DynamicFilter(nn.Module):
         taps = torch.softmax(self.kernel(x), dim=1).view(b, 9, h, w)
         patches = F.unfold(x, 3, padding=1).view(b, c, 9, h, w)
         return torch.einsum("bkhw,bckhw->bchw", taps, patches)
-
-
-@forward(IMAGE, H=9, W=13)
-class PoolsOfEveryKind(nn.Module):
-    """Max, average, LP and adaptive pools with ceil_mode, uneven padding and no padding counted."""
-
-    def forward(self, x):
-        a = F.max_pool2d(x, 3, stride=2, padding=1, ceil_mode=True)
-        b = F.avg_pool2d(x, (2, 3), stride=(1, 2), padding=(1, 1), count_include_pad=False)
-        c = F.adaptive_avg_pool2d(x, (3, 5))
-        d = F.adaptive_max_pool2d(x, (4, None))
-        e = F.lp_pool2d(x.abs() + 0.1, 2, 2)
-        f = F.max_pool2d(x, 2, dilation=2)
-        return a, b, c, d, e, f
 
 
 @forward(IMAGE)

@@ -32,28 +32,6 @@ class BooleanMasks(nn.Module):
         return chosen.mean(), out, torch.masked_select(y, ~mask).sum(), mask.sum()
 
 
-@forward(IMAGE, "mask: B C H W bool")
-class MaskedFills(nn.Module):
-    """A mask that is a block too; ``masked_fill`` with numbers and 0-dim tensors, ``where``."""
-
-    def forward(self, x, mask):
-        a = x.masked_fill(mask, -1.0).exp()
-        b = torch.masked_fill(x, ~mask, torch.tensor(2.0))
-        c = torch.where(mask, x, x.new_tensor(0.0))
-        d = torch.where(mask[:, :1], x.sin(), 0.5)
-        return a, b * x, c, d, x.masked_fill(x.argmax(1, keepdim=True) == 0, 0.0)
-
-
-@forward(IMAGE)
-class Argmaxes(nn.Module):
-    """argmax, argmin and max with indices over channels, a spatial dim, and all."""
-
-    def forward(self, x):
-        values, indices = x.max(dim=2)
-        least = torch.min(x, dim=3, keepdim=True)
-        return values, indices, least.values, x.argmax(1), x.argmin(-1), x.argmax(), x.amax((2, 3))
-
-
 @forward(IMAGE)
 class TopPixels(nn.Module):
     """Top-k pixels of a flattened score, gathered features, as detectors do."""
@@ -69,42 +47,6 @@ class TopPixels(nn.Module):
         chosen = torch.gather(features, 2, indices.unsqueeze(1).expand(-1, 5, -1))
         ys = torch.div(indices, x.shape[3], rounding_mode="floor")
         return chosen, values, ys, indices % x.shape[3]
-
-
-@forward(IMAGE)
-class ScatteredCounts(nn.Module):
-    """``scatter_add`` and ``index_add`` of cells into bins by their class."""
-
-    def forward(self, x):
-        b, c, h, w = x.shape
-        classes = x.detach().argmax(1).view(b, 1, -1).expand(b, c, -1)
-        sums = torch.zeros(b, c, 4, dtype=x.dtype).scatter_add(2, classes, x.flatten(2))
-        total = x.new_zeros(3, c, h, w).index_add(0, torch.arange(b) % 3, x)
-        one_hot = F.one_hot(x.argmax(1), 4).permute(0, 3, 1, 2).to(x.dtype)
-        return sums, total, (one_hot * x).sum((2, 3))
-
-
-@forward(TOKENS)
-class CumulativeSums(nn.Module):
-    """cumsum, cumprod, logcumsumexp and cummax along the tokens, reversed by flip."""
-
-    def forward(self, x):
-        a = torch.cumsum(x, dim=1)
-        b = (1 + 0.1 * x).cumprod(1)
-        c = x.flip(1).cumsum(1).flip(1) / torch.arange(1, x.size(1) + 1).view(1, -1, 1)
-        return a, b, c, torch.logcumsumexp(x, 1), x.cummax(1).values
-
-
-@forward(TOKENS)
-class SortedTokens(nn.Module):
-    """sort, argsort and ``take_along_dim`` along tokens; median and quantile."""
-
-    def forward(self, x):
-        ordered, order = x.sort(dim=1, descending=True)
-        back = torch.take_along_dim(ordered, order.argsort(1), dim=1)
-        norms = x.norm(dim=-1)
-        first = x[torch.arange(x.size(0)).unsqueeze(1), norms.argsort(1)[:, :3]]
-        return ordered, back, first, x.median(1).values, torch.quantile(x, 0.3, dim=1)
 
 
 @forward(IMAGE)
@@ -148,20 +90,6 @@ class SoftArgmax(nn.Module):
         ys = torch.linspace(-1, 1, h, device=x.device)
         xs = torch.linspace(-1, 1, w).type_as(x)
         return torch.stack([(p.sum(2) * xs).sum(-1), (p.sum(3) * ys).sum(-1)], dim=-1)
-
-
-@forward(IMAGE)
-class NormsOfEveryKind(nn.Module):
-    """Layers of norms over channels, groups and spatial dims, in training mode."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.group, self.batch = nn.GroupNorm(2, 4), nn.BatchNorm2d(4, momentum=None)
-        self.instance = nn.InstanceNorm2d(4, affine=True, track_running_stats=True)
-
-    def forward(self, x):
-        y = self.instance(self.group(x)) + self.batch(x)
-        return F.layer_norm(y, y.shape[1:]), F.local_response_norm(y, 2), F.normalize(y, dim=2)
 
 
 @forward(IMAGE)
@@ -240,19 +168,6 @@ class TypesAndDevices(nn.Module):
         c = (x > 0).to(x.dtype) + (x < 0).type(torch.float64) + x.new_ones(x.shape[2:])
         d = x.float().double() + x.round().long().to(x)
         return x * a + b[:, None], c, d, x.cpu().to("cpu", torch.float64), x.to(a), x.bool().any()
-
-
-@forward(IMAGE)
-class Reductions(nn.Module):
-    """Sums, means, products, extremes and logsumexp, with and without dims that are cut."""
-
-    def forward(self, x):
-        few = x[:, :, :2, :2].prod(-1).prod(2)
-        tests = (x > 0).all(2), (x > 2).any(dim=3), (x > 0).float().mean((2, 3))
-        return (
-            x.sum(), x.mean(3), x.logsumexp((2, 3)), x.max(), x.min(), x.aminmax(dim=2).max,
-            x.nansum(2), few, torch.count_nonzero(x, 2), x.norm(1), *tests,
-        )  # fmt: skip
 
 
 @forward(IMAGE, "target: B H W int", step=1)

@@ -34,16 +34,6 @@ class VolumeUNet(nn.Module):
         return self.out(torch.cat([y, skip], 1))
 
 
-@forward(VOLUME, Z=4, H=6, W=5)
-class VolumeResampling(nn.Module):
-    """Trilinear and nearest interpolation, pools, and a mean over depth."""
-
-    def forward(self, x):
-        y = F.interpolate(x, scale_factor=(1.0, 2.0, 1.0), mode="trilinear", align_corners=True)
-        z = F.max_pool3d(F.pad(x, (1, 1, 1, 1, 0, 1)), 2)
-        return y, F.adaptive_avg_pool3d(z, (2, 3, 2)), x.mean(2), F.avg_pool3d(x, (1, 2, 2))
-
-
 @forward(VOLUME, Z=5, H=6, W=5)
 class VideoBlock(nn.Module):
     """(2+1)-D convolutions; frames joined with the batch for a 2-D layer and back."""
@@ -274,21 +264,6 @@ class ChannelsLast(nn.Module):
         x = self.conv(x.contiguous(memory_format=torch.channels_last))
         y = x.to(memory_format=torch.contiguous_format)
         return y.view(y.shape[0], -1).view_as(y) * 2
-
-
-@forward(IMAGE, H=7, W=5)
-class TransposedOddly(nn.Module):
-    """Transposed convolutions with output padding, dilation, groups, and ``output_size=``."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.ConvTranspose2d(4, 4, 3, stride=2, padding=1, output_padding=1)
-        self.b = nn.ConvTranspose2d(4, 6, (4, 3), stride=(3, 1), dilation=2, groups=2)
-        self.c = nn.ConvTranspose2d(4, 2, 3, stride=2, padding=1)
-
-    def forward(self, x):
-        size = (x.shape[2] * 2, x.shape[3] * 2 - 1)
-        return self.a(x), self.b(x), self.c(x, output_size=size)
 
 
 @forward(IMAGE, H=14, W=13, step=0)

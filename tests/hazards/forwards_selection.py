@@ -24,19 +24,6 @@ class Conv(nn.Module):
 
 
 @forward(IMAGE)
-class OrderedCells(Conv):
-    """``sort`` stably, ``msort``, ``kthvalue``, ``mode``, smallest ones, of whole images too."""
-
-    def forward(self, x):
-        y = self.conv(x)
-        a, order = torch.sort(y, dim=2, stable=True)
-        b = y.flatten(1).topk(5, largest=False, sorted=True).values
-        c, at = torch.kthvalue(y, 3, dim=3, keepdim=True)
-        counts = (y * 2).round().detach().mode(dim=2).values
-        return a, order, b, c, at, counts, torch.msort(y.transpose(0, 2)), y.nanmedian()
-
-
-@forward(IMAGE)
 class FoundPositions(Conv):
     """``nonzero`` in both forms, ``argwhere``, one argument of ``where``, and cells read there."""
 

@@ -169,51 +169,6 @@ class AliasesOfFunctions(Conv):
         )
 
 
-@forward(IMAGE)
-class StacksAndSplits(Conv):
-    """``hstack``, ``vstack``, ``dstack``, ``column_stack``, ``hsplit``, ``vsplit``, ``dsplit``."""
-
-    def forward(self, x):
-        y = self.conv(x)
-        a, b = torch.hstack([x, y]), torch.vstack((x, y))
-        c, d = torch.dstack([x, -y]), torch.column_stack([y.mean((2, 3)), y.amax((2, 3))])
-        left, right = torch.hsplit(y, 2)
-        rows = torch.dsplit(y, [2, 5])
-        return a, b, c, d, left * right, rows, torch.vsplit(y, x.shape[0])[0], y.dsplit((3,))[1]
-
-
-@forward(IMAGE)
-class Activations(Conv):
-    """Activations with their parameters; ``glu``, ``softmin`` and ``prelu`` along spatial dims."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.slope = nn.Parameter(torch.rand(4))
-
-    def forward(self, x):
-        y = self.conv(x)
-        a = F.softplus(y, beta=2, threshold=1) + F.hardshrink(y, 0.1) + F.softshrink(y, lambd=0.2)
-        b = F.celu(y, 0.7) + F.selu(y) + F.mish(y) + F.softsign(y) + F.tanhshrink(y) + F.elu(y, 0.3)
-        c = F.threshold(y, 0.2, -1.0) + F.logsigmoid(y) + F.hardtanh(y, -0.3, 0.6) + F.relu6(y * 9)
-        d = F.glu(y[:, :, : y.shape[2] // 2 * 2], dim=2), F.softmin(y, 3), F.prelu(y, self.slope)
-        return a, b, c, d, F.hardsigmoid(y), F.normalize(y, p=1, dim=(2, 3)), F.gelu(y)
-
-
-@forward(IMAGE, "target: B C H W const")
-class LossesOfEveryKind(Conv):
-    """Losses of ``F``, reduced and not, with weights and options."""
-
-    def forward(self, x, target):
-        y, unit = self.conv(x), target.sigmoid()
-        a = F.binary_cross_entropy_with_logits(y, unit, pos_weight=torch.tensor(2.0))
-        b = F.kl_div(y.log_softmax(1), unit.softmax(1), reduction="batchmean")
-        c = F.huber_loss(y, target, delta=0.3, reduction="none").mean((2, 3))
-        d = F.gaussian_nll_loss(y, target, unit, full=True) + F.poisson_nll_loss(y, unit)
-        e = F.binary_cross_entropy(y.sigmoid(), unit, weight=unit, reduction="sum")
-        f = F.l1_loss(y, target) + F.soft_margin_loss(y, target.sign(), reduction="mean")
-        return a, b, c, d, e, f, F.mse_loss(y.flatten(1), target.flatten(1), reduction="sum")
-
-
 @forward(IMAGE, "target: B H W int", grids=((1, 1, 2, 1), (1, 1, 2, 2), (2, 1, 1, 2)))
 class LossesOfClasses(Conv):
     """``nll_loss``, ``cross_entropy`` with smoothing, ignored classes and weights; focal, dice."""

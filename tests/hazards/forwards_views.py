@@ -253,32 +253,6 @@ class FlattenAndBack(nn.Module):
         return t.transpose(1, 2).unflatten(2, size)
 
 
-@forward(IMAGE, H=11, W=9)
-class SplitAlongRows(Conv):
-    """chunk, split, tensor_split, unbind and cat along dims that are cut."""
-
-    def forward(self, x):
-        y = self.conv(x)
-        a, b, *_ = y.chunk(2, dim=2)
-        c = torch.cat([b, a], dim=2)
-        d, e = y.split([4, y.shape[3] - 4], dim=3)
-        f = torch.tensor_split(y, 3, dim=2)[1]
-        rows = torch.stack([row.sin() for row in y.unbind(2)][::-1], dim=2)
-        return c, torch.cat((e, d), -1), f, rows
-
-
-@forward(IMAGE)
-class RollsAndFlips(Conv):
-    """roll by more than the size, flip, rot90 and a reversed gather."""
-
-    def forward(self, x):
-        y = self.conv(x)
-        a = torch.roll(y, 5, 2) + y.roll(shifts=(-3, 17), dims=(2, 3))
-        b = torch.rot90(y, 1, (2, 3))
-        c = y.flip((2, 3)) * y.flip(-1)
-        return a, b, c, y.roll(3)
-
-
 @forward(IMAGE)
 class FourViewsAveraged(Conv):
     """Test-time augmentation in the forward: flips in, flips back, the mean."""
@@ -337,31 +311,6 @@ class EinopsLike(nn.Module):
 
 
 @forward(IMAGE)
-class ExpandAndRepeat(Conv):
-    """expand, repeat, repeat_interleave, tile and broadcast_to over dims that are cut."""
-
-    def forward(self, x):
-        y = self.conv(x)
-        m = y.mean(2, keepdim=True).expand(-1, -1, y.size(2), -1)
-        r = y.repeat(1, 2, 1, 2)
-        i = y.repeat_interleave(2, dim=2)
-        t = torch.tile(y.mean((2, 3), keepdim=True), (1, 1, 3, 5))
-        return y - m, r, i, t, torch.broadcast_to(y[:, :, :1], y.shape)
-
-
-@forward(IMAGE)
-class Squeezes(Conv):
-    """Dims of one cell: squeezed, unsqueezed, squeezed all at once."""
-
-    def forward(self, x):
-        y = self.conv(x)
-        a = F.adaptive_avg_pool2d(y, 1).squeeze(-1).squeeze(-1)
-        b = y.narrow(2, 4, 1).squeeze(2)
-        c = y[:, :, 2:3].squeeze().unsqueeze(2)
-        return a, b, c, torch.squeeze(y.sum(3, keepdim=True), (3,))
-
-
-@forward(IMAGE)
 class TakesOutArgument(Conv):
     """``out=`` of functions, into what was made before."""
 
@@ -412,3 +361,15 @@ class ColumnOfTokens(nn.Module):
         y = self.linear(self.linear(x).tanh()).flatten(0, -2).clone()
         y[:, 6] += 1
         return y
+
+
+@forward(IMAGE)
+class Squeezes(Conv):
+    """Dims of one cell: squeezed, unsqueezed, squeezed all at once."""
+
+    def forward(self, x):
+        y = self.conv(x)
+        a = F.adaptive_avg_pool2d(y, 1).squeeze(-1).squeeze(-1)
+        b = y.narrow(2, 4, 1).squeeze(2)
+        c = y[:, :, 2:3].squeeze().unsqueeze(2)
+        return a, b, c, torch.squeeze(y.sum(3, keepdim=True), (3,))

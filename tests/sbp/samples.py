@@ -16,11 +16,13 @@ from unittest import mock
 
 import torch
 
+from gpudist.geometry.layout import NdSbp
 from gpudist.sbp import GlobalTensor, Placement
 from gpudist.sbp.registry import map_tree, tensors_in
 from gpudist.world.partition import Partition
 from tests.sbp.compare import global_of
 from tests.sbp.parts import B, S
+from tests.sbp.tables import cut_somewhere
 
 # Results that depend on memory, on chance, or that are not unique.
 NOT_COMPARABLE = {
@@ -33,6 +35,7 @@ NOT_COMPARABLE = {
     "nn.functional.rrelu",
 }  # fmt: skip
 MOST_CELLS = 20_000
+GRIDS: list[Any] = [range(4), [[0, 1], [2, 3]]]
 _lock = threading.Lock()
 
 
@@ -95,7 +98,6 @@ def _drawn(op: Any, count: int) -> tuple[bool, list[Any]]:
 
 def judge(P_world: Partition, op: Any, count: int, report: Report) -> None:
     """Compare ``op`` on split samples with ``op`` on whole ones."""
-    placement = Placement("cpu", range(P_world.size), P_world)
     differentiable, samples = samples_of(op, count)
     for number, sample in enumerate(samples):
         chosen = python_random.Random(f"{op.formatted_name} {number}")
@@ -107,16 +109,21 @@ def judge(P_world: Partition, op: Any, count: int, report: Report) -> None:
             continue
         if _draws(sample):
             continue
-        sbps = [(_drawn_sbp(x, chosen, i == 0),) for i, x in enumerate(given)]
+        placement = Placement("cpu", chosen.choice(GRIDS), P_world)
+        sbps = [_drawn_sbp(x, placement, chosen, i == 0) for i, x in enumerate(given)]
         shapes = [list(x.shape) for x in given]
         what = f"{op.formatted_name} of {shapes}, {sbps}, {_told(call)}"
         _judge_call(op, call, given, sbps, placement, differentiable, what, report)
 
 
-def _drawn_sbp(x: torch.Tensor, chosen: python_random.Random, is_first: bool) -> Any:
+def _drawn_sbp(
+    x: torch.Tensor, placement: Placement, chosen: python_random.Random, is_first: bool
+) -> NdSbp:
     dims = [S(d) for d in range(x.dim())]
     # Terms are exact only up to rounding, which not all functions forgive.
-    return chosen.choice(dims if is_first and dims else [*dims, B])
+    first = chosen.choice(dims if is_first and dims else [*dims, B])
+    rest = [chosen.choice([*dims, B]) for _ in placement.shape[1:]]
+    return cut_somewhere((first, *rest), placement.shape, x.shape, chosen)
 
 
 def _draws(sample: Any) -> bool:

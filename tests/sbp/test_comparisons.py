@@ -4,51 +4,14 @@
 
 from __future__ import annotations
 
-from itertools import product
-from typing import Any
-
 import pytest
 import torch
 
 from gpudist.sbp import Placement
 from gpudist.world.partition import Partition
 from tests.pool import distributed
-from tests.sbp.compare import assert_global, assert_matches, global_of
+from tests.sbp.compare import assert_global, global_of
 from tests.sbp.parts import B, P, S, random
-
-OPERATORS: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
-    "eq": (lambda x, y: x == y, [(5, 3), (3,)]),
-    "less": (lambda x, y: (x < y) & ~(x >= 0.5) | (x != y), [(5, 1), (5, 3)]),
-    "where": (lambda x, y: torch.where(x > y, x, 2 * y), [(5, 3), (5, 3)]),
-    "where number": (lambda x, y: torch.where(x > 0, x * y, 0.5), [(5, 3), (3,)]),
-    "masked_fill": (lambda x, y: (x * y).masked_fill(y > 0, 1.5), [(5, 3), (5, 3)]),
-    "clamp": (lambda x, y: x.clamp(-0.5, 0.5) + y.clip(max=0.1), [(5, 3), (5, 3)]),
-    "cast": (lambda x, y: x.float().to(y) * y + y.int(), [(5, 3), (5, 3)]),
-    "like": (
-        lambda x, y: x * torch.ones_like(y) + torch.full_like(x, 2.5) * y + torch.zeros_like(y),
-        [(5, 3), (5, 3)],
-    ),
-}
-
-
-@pytest.mark.parametrize("name", OPERATORS)
-@distributed(ranks=3, transports=("loopback",))
-def test_all_attributes(P_world: Partition, name: str) -> None:
-    function, shapes = OPERATORS[name]
-    placement = Placement("cpu", [0, 1, 2], P_world)
-    xs = [random(shape, i) for i, shape in enumerate(shapes)]
-    for given in product([*map(S, range(len(shapes[0]))), B, P], [S(0), P]):
-        assert_matches(function, xs, placement, [(one,) for one in given])
-
-
-@distributed(ranks=8, transports=("loopback",))
-def test_two_and_three_axes(P_world: Partition) -> None:
-    xs = [random((5, 3)), random((5, 3), 1)]
-    for grid in ([[0, 1, 2], [3, 4, 5]], [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]):
-        placement = Placement("cpu", grid, P_world)
-        last = (S(0),) * (placement.axes - 1)
-        for name in ("where", "less"):
-            assert_matches(OPERATORS[name][0], xs, placement, [(P, *last), (S(1), *last)])
 
 
 @distributed(ranks=2, transports=("loopback",))
@@ -69,18 +32,6 @@ def test_attributes_of_results(P_world: Partition) -> None:
         terms.to("meta")
     assert_global(terms.new_full((3, 2), 1.5), torch.full((3, 2), 1.5, dtype=torch.float64))
     assert_global(terms.new_empty((3, 2)).fill_(1.5), torch.full((3, 2), 1.5, dtype=torch.float64))
-
-
-@distributed(ranks=3, transports=("loopback",))
-def test_fills(P_world: Partition) -> None:
-    """The functions of torch have the rules of the methods; the gradient of the value is exact."""
-
-    def fills(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return torch.fill(x, y.sum()) * x + torch.fill_(2 * y, x[0, 0]) * y + torch.zero_(x + y)
-
-    placement = Placement("cpu", [0, 1, 2], P_world)
-    for given in product([S(0), S(1), B, P], [S(0), P]):
-        assert_matches(fills, [random((5, 3)), random((5, 3), 1)], placement, [(a,) for a in given])
 
 
 @distributed(ranks=4, transports=("loopback",))

@@ -12,25 +12,13 @@ from tests.pool import distributed
 from tests.sbp.parts import P, S, random
 from tests.sbp.tables import assert_everywhere, assert_table
 
+# Options that torch's samples do not have.
 CALLS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
-    "nearest, 1-D": ((2, 2, 9), {"size": 5}),
-    "nearest, twice": ((2, 2, 7, 6), {"scale_factor": 2}),
     "nearest, by a fraction": ((1, 2, 7, 6), {"scale_factor": (1.5, 0.7)}),
-    "nearest-exact": ((1, 2, 7, 6), {"size": (10, 3), "mode": "nearest-exact"}),
-    "nearest, 3-D": ((1, 2, 4, 5, 3), {"scale_factor": 2.0}),
-    "linear": ((2, 2, 9), {"size": (13,), "mode": "linear"}),
-    "bilinear": ((2, 3, 7, 6), {"scale_factor": 2.0, "mode": "bilinear"}),
-    "bilinear, aligned": (
-        (2, 2, 7, 6),
-        {"size": (5, 9), "mode": "bilinear", "align_corners": True},
-    ),
     "bilinear, recomputed": (
         (1, 2, 7, 6),
         {"scale_factor": 1.3, "mode": "bilinear", "recompute_scale_factor": True},
     ),
-    "bicubic": ((1, 2, 7, 6), {"size": (11, 9), "mode": "bicubic"}),
-    "trilinear": ((1, 2, 4, 5, 3), {"scale_factor": 2, "mode": "trilinear"}),
-    "area": ((2, 2, 9, 6), {"size": (4, 1), "mode": "area"}),
     "antialias": ((2, 3, 7, 6), {"size": (4, 5), "mode": "bilinear", "antialias": True}),
 }  # fmt: skip
 

@@ -33,8 +33,7 @@ def halo_of(P_world: Partition, cells: int = 6, rows: int = 4) -> ops.HaloExchan
     return cached_operator(
         ops.HaloExchange,
         line(P_world),
-        (None, ((1, 2),), True, (rows, cells * P_world.size)),
-        ("halo", "periodic", "global_shape"),
+        (None, ((1, 2),), True, 0.0, False, (rows, cells * P_world.size), "static"),
     )
 
 

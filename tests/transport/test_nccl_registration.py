@@ -48,7 +48,7 @@ def repartitioned(P_world: Partition, first: list[int], second: list[int]) -> Te
     P_y = P_world.create_cartesian_topology_partition(second)
     x = block(P_x).requires_grad_()
     return with_gradient(
-        cached_operator(ops.Repartition, P_x, (P_y, (CELLS, CELLS)), ("global_shape",)), x
+        cached_operator(ops.Repartition, P_x, (P_y, True, (CELLS, CELLS), "static")), x
     )
 
 
@@ -65,7 +65,7 @@ def halo_of_rows(P_world: Partition) -> Tensors:
     P_x = P_world.create_cartesian_topology_partition([RANKS, 1])
     x = block(P_x).requires_grad_()
     operator = cached_operator(
-        ops.HaloExchange, P_x, (None, ((1, 1), (0, 0)), (CELLS, CELLS)), ("halo", "global_shape")
+        ops.HaloExchange, P_x, (None, ((1, 1), (0, 0)), False, 0.0, False, (CELLS, CELLS), "static")
     )
     return with_gradient(operator, x)
 
@@ -75,7 +75,9 @@ def halo_of_boxes(P_world: Partition) -> Tensors:
     P_x = P_world.create_cartesian_topology_partition([2, 2, 1])
     x = torch.arange(64.0).reshape(4, 4, 4).requires_grad_()
     operator = cached_operator(
-        ops.HaloExchange, P_x, (None, ((1, 1), (1, 1), (0, 0)), (8, 8, 4)), ("halo", "global_shape")
+        ops.HaloExchange,
+        P_x,
+        (None, ((1, 1), (1, 1), (0, 0)), False, 0.0, False, (8, 8, 4), "static"),
     )
     return with_gradient(operator, x)
 

@@ -385,13 +385,11 @@ class _BoundConv(BoundAffine):
 
 @layer(torch.conv1d, Sample((2, 4, 9)), in_channels=4, out_channels=6, kernel_size=3, padding=1)
 class DistributedConv1d(_DistributedConv):
-    __doc__ = _DistributedConv.__doc__
     _dims = 1
 
 
 @layer(torch.conv2d, Sample((2, 4, 9, 8)), in_channels=4, out_channels=6, kernel_size=3, padding=1)
 class DistributedConv2d(_DistributedConv):
-    __doc__ = _DistributedConv.__doc__
     _dims = 2
 
 
@@ -399,5 +397,4 @@ class DistributedConv2d(_DistributedConv):
     torch.conv3d, Sample((2, 4, 5, 6, 3)), in_channels=4, out_channels=6, kernel_size=3, padding=1
 )
 class DistributedConv3d(_DistributedConv):
-    __doc__ = _DistributedConv.__doc__
     _dims = 3

@@ -323,7 +323,6 @@ class _BoundConvTranspose(BoundAffine):
     stride=2,
 )
 class DistributedConvTranspose1d(_DistributedConvTranspose):
-    __doc__ = _DistributedConvTranspose.__doc__
     _dims = 1
 
 
@@ -336,7 +335,6 @@ class DistributedConvTranspose1d(_DistributedConvTranspose):
     stride=2,
 )
 class DistributedConvTranspose2d(_DistributedConvTranspose):
-    __doc__ = _DistributedConvTranspose.__doc__
     _dims = 2
 
 
@@ -349,5 +347,4 @@ class DistributedConvTranspose2d(_DistributedConvTranspose):
     stride=2,
 )
 class DistributedConvTranspose3d(_DistributedConvTranspose):
-    __doc__ = _DistributedConvTranspose.__doc__
     _dims = 3

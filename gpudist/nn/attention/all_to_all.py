@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from gpudist.cache import Cache
 from gpudist.checks.arguments import checked
 from gpudist.exchange import Movement, bind
 from gpudist.exchange.autograd import move
@@ -51,19 +50,6 @@ class AllToAllAttention(SequenceAttention):
         Jacobs et al. 2023, arXiv:2309.14509.
     """
 
-    def __init__(
-        self,
-        P_x: CartesianPartition,
-        is_causal: bool = False,
-        scale: float | None = None,
-        dropout_p: float = 0.0,
-        *,
-        seed: int | None = None,
-        shape: ShapeMode = "static",
-    ) -> None:
-        super().__init__(P_x, is_causal, scale, dropout_p, seed=seed, shape=shape)
-        self._exchanges = Cache[object, _HeadExchange](64)
-
     def _attend(
         self,
         block: BlockAttention,
@@ -87,7 +73,7 @@ class AllToAllAttention(SequenceAttention):
 
     def _exchange(self, cuts: Cuts, given: tuple[torch.Tensor, ...], groups: int) -> _HeadExchange:
         signature = cuts, groups, tuple((x.shape, x.dtype) for x in given)
-        return self._exchanges.made(
+        return self._movements.made(
             signature, lambda: _HeadExchange.bind(self._P_line, cuts, given, groups)
         )
 
@@ -116,7 +102,7 @@ def all_to_all_attention(
     Returns:
         This worker's block of the output, ``[B, H, S_q, D_v]``.
     """
-    layer = cached_operator(AllToAllAttention, P_x, (is_causal, scale, shape), ("shape",))
+    layer = cached_operator(AllToAllAttention, P_x, (is_causal, scale, 0.0, None, shape))
     return layer(query, key, value, key_padding_mask, key_lengths)
 
 

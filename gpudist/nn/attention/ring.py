@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-from gpudist.cache import Cache
 from gpudist.checks.arguments import checked
 from gpudist.exchange import InFlight, Movement, bind, start
 from gpudist.exchange.autograd import apply_handwritten, is_eager, move
@@ -54,19 +53,6 @@ class RingAttention(SequenceAttention):
         Liu, Zaharia and Abbeel 2023, arXiv:2310.01889.
     """
 
-    def __init__(
-        self,
-        P_x: CartesianPartition,
-        is_causal: bool = False,
-        scale: float | None = None,
-        dropout_p: float = 0.0,
-        *,
-        seed: int | None = None,
-        shape: ShapeMode = "static",
-    ) -> None:
-        super().__init__(P_x, is_causal, scale, dropout_p, seed=seed, shape=shape)
-        self._hops = Cache[object, tuple[tuple[Movement, ...], ...]](64)
-
     def _attend(
         self,
         block: BlockAttention,
@@ -87,7 +73,7 @@ class RingAttention(SequenceAttention):
     def _hops_of(self, keys: Blocks, held: Held) -> tuple[tuple[Movement, ...], ...]:
         """Return the cached movements of all hops for tensors like ``held``."""
         signature = keys, tuple((x.shape, x.dtype) for x in held)
-        return self._hops.made(
+        return self._movements.made(
             signature,
             lambda: tuple(
                 tuple(
@@ -130,7 +116,7 @@ def ring_attention(
     Returns:
         This worker's block of the output, ``[B, H, S_q, D_v]``.
     """
-    layer = cached_operator(RingAttention, P_x, (is_causal, scale, shape), ("shape",))
+    layer = cached_operator(RingAttention, P_x, (is_causal, scale, 0.0, None, shape))
     return layer(query, key, value, key_padding_mask, key_lengths)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from math import sqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
+from gpudist.cache import Cache
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry.blocks import Blocks
 from gpudist.nn.attention.blockwise import AttentionDropout, BlockAttention
@@ -66,6 +67,8 @@ class SequenceAttention(CheckedModule):
         self._key_agreement = ShapeAgreement(name, line, line, 4, None, shape)
         self._query_cuts = Bound[Blocks](shape, self._query_agreement)
         self._key_cuts = Bound[Blocks](shape, self._key_agreement)
+        # Movements of the layer's exchange, by the tensors that it moves.
+        self._movements = Cache[object, Any](64)
         if not 0 <= dropout_p < 1:
             raise ShapeError(f"{name}: dropout_p is {dropout_p}; it must be from 0 to below 1")
         self.dropout = None

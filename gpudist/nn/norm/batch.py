@@ -114,17 +114,14 @@ class DistributedBatchNorm(RunningNorm):
 
 @layer(F.batch_norm, Sample((2, 4, 9)), num_features=4)
 class DistributedBatchNorm1d(DistributedBatchNorm):
-    __doc__ = DistributedBatchNorm.__doc__
     _possible_dims = (2, 3)
 
 
 @layer(F.batch_norm, Sample((2, 4, 9, 8)), num_features=4)
 class DistributedBatchNorm2d(DistributedBatchNorm):
-    __doc__ = DistributedBatchNorm.__doc__
     _possible_dims = (4,)
 
 
 @layer(F.batch_norm, Sample((2, 4, 5, 6, 3)), num_features=4)
 class DistributedBatchNorm3d(DistributedBatchNorm):
-    __doc__ = DistributedBatchNorm.__doc__
     _possible_dims = (5,)

@@ -108,17 +108,14 @@ class _DistributedInstanceNorm(RunningNorm):
 
 @layer(F.instance_norm, Sample((2, 4, 9)), num_features=4, affine=True)
 class DistributedInstanceNorm1d(_DistributedInstanceNorm):
-    __doc__ = _DistributedInstanceNorm.__doc__
     _features = 1
 
 
 @layer(F.instance_norm, Sample((2, 4, 9, 8)), num_features=4, affine=True)
 class DistributedInstanceNorm2d(_DistributedInstanceNorm):
-    __doc__ = _DistributedInstanceNorm.__doc__
     _features = 2
 
 
 @layer(F.instance_norm, Sample((2, 4, 5, 6, 3)), num_features=4, affine=True)
 class DistributedInstanceNorm3d(_DistributedInstanceNorm):
-    __doc__ = _DistributedInstanceNorm.__doc__
     _features = 3

@@ -239,35 +239,29 @@ def _sizes(name: str, output_size: OutputSize, dims: int) -> tuple[int | None, .
 
 @layer(F.adaptive_avg_pool1d, Sample((2, 4, 9)), output_size=3)
 class DistributedAdaptiveAvgPool1d(DistributedAdaptiveAvgPool):
-    __doc__ = DistributedAdaptiveAvgPool.__doc__
     _dims = 1
 
 
 @layer(F.adaptive_avg_pool2d, Sample((2, 4, 9, 8)), output_size=3)
 class DistributedAdaptiveAvgPool2d(DistributedAdaptiveAvgPool):
-    __doc__ = DistributedAdaptiveAvgPool.__doc__
     _dims = 2
 
 
 @layer(F.adaptive_avg_pool3d, Sample((2, 4, 5, 6, 3)), output_size=3)
 class DistributedAdaptiveAvgPool3d(DistributedAdaptiveAvgPool):
-    __doc__ = DistributedAdaptiveAvgPool.__doc__
     _dims = 3
 
 
 @layer(F.adaptive_max_pool1d, Sample((2, 4, 9)), output_size=3)
 class DistributedAdaptiveMaxPool1d(_DistributedAdaptiveMaxPool):
-    __doc__ = _DistributedAdaptiveMaxPool.__doc__
     _dims = 1
 
 
 @layer(F.adaptive_max_pool2d, Sample((2, 4, 9, 8)), output_size=3)
 class DistributedAdaptiveMaxPool2d(_DistributedAdaptiveMaxPool):
-    __doc__ = _DistributedAdaptiveMaxPool.__doc__
     _dims = 2
 
 
 @layer(F.adaptive_max_pool3d, Sample((2, 4, 5, 6, 3)), output_size=3)
 class DistributedAdaptiveMaxPool3d(_DistributedAdaptiveMaxPool):
-    __doc__ = _DistributedAdaptiveMaxPool.__doc__
     _dims = 3

@@ -143,35 +143,29 @@ class _DistributedAvgPool(SlidingPool):
 
 @layer(F.max_pool1d, Sample((2, 4, 9)), kernel_size=3, stride=2, padding=1)
 class DistributedMaxPool1d(_DistributedMaxPool):
-    __doc__ = _DistributedMaxPool.__doc__
     _dims = 1
 
 
 @layer(F.max_pool2d, Sample((2, 4, 9, 8)), kernel_size=3, stride=2, padding=1)
 class DistributedMaxPool2d(_DistributedMaxPool):
-    __doc__ = _DistributedMaxPool.__doc__
     _dims = 2
 
 
 @layer(F.max_pool3d, Sample((2, 4, 5, 6, 3)), kernel_size=3, stride=2, padding=1)
 class DistributedMaxPool3d(_DistributedMaxPool):
-    __doc__ = _DistributedMaxPool.__doc__
     _dims = 3
 
 
 @layer(F.avg_pool1d, Sample((2, 4, 9)), kernel_size=3, stride=2, padding=1)
 class DistributedAvgPool1d(_DistributedAvgPool):
-    __doc__ = _DistributedAvgPool.__doc__
     _dims = 1
 
 
 @layer(F.avg_pool2d, Sample((2, 4, 9, 8)), kernel_size=3, stride=2, padding=1)
 class DistributedAvgPool2d(_DistributedAvgPool):
-    __doc__ = _DistributedAvgPool.__doc__
     _dims = 2
 
 
 @layer(F.avg_pool3d, Sample((2, 4, 5, 6, 3)), kernel_size=3, stride=2, padding=1)
 class DistributedAvgPool3d(_DistributedAvgPool):
-    __doc__ = _DistributedAvgPool.__doc__
     _dims = 3

@@ -98,17 +98,14 @@ class _WindowNorm:
 
 @layer(F.lp_pool1d, Sample((2, 4, 9), "positive"), norm_type=2, kernel_size=2)
 class DistributedLPPool1d(_DistributedLPPool):
-    __doc__ = _DistributedLPPool.__doc__
     _dims = 1
 
 
 @layer(F.lp_pool2d, Sample((2, 4, 9, 8), "positive"), norm_type=2, kernel_size=2)
 class DistributedLPPool2d(_DistributedLPPool):
-    __doc__ = _DistributedLPPool.__doc__
     _dims = 2
 
 
 @layer(F.lp_pool3d, Sample((2, 4, 5, 6, 3), "positive"), norm_type=2, kernel_size=2)
 class DistributedLPPool3d(_DistributedLPPool):
-    __doc__ = _DistributedLPPool.__doc__
     _dims = 3

@@ -178,7 +178,8 @@ def _to_followers(
         cells = x.shape[dim] * (line.shape[dim] - 1)
         widths = ((0, 0),) * dim + (((0, cells) if reverse else (cells, 0)),)
         halo = widths + ((0, 0),) * (line.dim - dim - 1)
-        operator = cached_operator(HaloExchange, line, (None, halo, shape), ("halo", "shape"))
+        values = None, halo, False, 0.0, False, None, shape
+        operator = cached_operator(HaloExchange, line, values)
         movements.append(operator.movement(x))
     return movements, slots
 

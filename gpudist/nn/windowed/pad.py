@@ -265,98 +265,83 @@ class _DistributedCopyingPad(_DistributedPad):
 
 @layer(F.pad, Sample((2, 4, 9)), padding=1, value=0.5)
 class DistributedConstantPad1d(_DistributedConstantPad):
-    __doc__ = _DistributedConstantPad.__doc__
     _dims = 1
 
 
 @layer(F.pad, Sample((2, 4, 9, 8)), padding=1, value=0.5)
 class DistributedConstantPad2d(_DistributedConstantPad):
-    __doc__ = _DistributedConstantPad.__doc__
     _dims = 2
 
 
 @layer(F.pad, Sample((2, 4, 5, 6, 3)), padding=1, value=0.5)
 class DistributedConstantPad3d(_DistributedConstantPad):
-    __doc__ = _DistributedConstantPad.__doc__
     _dims = 3
 
 
 @layer(F.pad, Sample((2, 4, 9)), padding=1)
 class DistributedZeroPad1d(_DistributedZeroPad):
-    __doc__ = _DistributedZeroPad.__doc__
     _dims = 1
 
 
 @layer(F.pad, Sample((2, 4, 9, 8)), padding=1)
 class DistributedZeroPad2d(_DistributedZeroPad):
-    __doc__ = _DistributedZeroPad.__doc__
     _dims = 2
 
 
 @layer(F.pad, Sample((2, 4, 5, 6, 3)), padding=1)
 class DistributedZeroPad3d(_DistributedZeroPad):
-    __doc__ = _DistributedZeroPad.__doc__
     _dims = 3
 
 
 @layer(F.pad, Sample((2, 4, 9)), padding=1)
 class DistributedReflectionPad1d(_DistributedCopyingPad):
-    __doc__ = _DistributedCopyingPad.__doc__
     _dims = 1
     _padding_mode = "reflect"
 
 
 @layer(F.pad, Sample((2, 4, 9, 8)), padding=1)
 class DistributedReflectionPad2d(_DistributedCopyingPad):
-    __doc__ = _DistributedCopyingPad.__doc__
     _dims = 2
     _padding_mode = "reflect"
 
 
 @layer(F.pad, Sample((2, 4, 5, 6, 3)), padding=1)
 class DistributedReflectionPad3d(_DistributedCopyingPad):
-    __doc__ = _DistributedCopyingPad.__doc__
     _dims = 3
     _padding_mode = "reflect"
 
 
 @layer(F.pad, Sample((2, 4, 9)), padding=1)
 class DistributedReplicationPad1d(_DistributedCopyingPad):
-    __doc__ = _DistributedCopyingPad.__doc__
     _dims = 1
     _padding_mode = "replicate"
 
 
 @layer(F.pad, Sample((2, 4, 9, 8)), padding=1)
 class DistributedReplicationPad2d(_DistributedCopyingPad):
-    __doc__ = _DistributedCopyingPad.__doc__
     _dims = 2
     _padding_mode = "replicate"
 
 
 @layer(F.pad, Sample((2, 4, 5, 6, 3)), padding=1)
 class DistributedReplicationPad3d(_DistributedCopyingPad):
-    __doc__ = _DistributedCopyingPad.__doc__
     _dims = 3
     _padding_mode = "replicate"
 
 
 @layer(F.pad, Sample((2, 4, 9)), padding=1)
 class DistributedCircularPad1d(_DistributedCopyingPad):
-    __doc__ = _DistributedCopyingPad.__doc__
     _dims = 1
     _padding_mode = "circular"
 
 
 @layer(F.pad, Sample((2, 4, 9, 8)), padding=1)
 class DistributedCircularPad2d(_DistributedCopyingPad):
-    __doc__ = _DistributedCopyingPad.__doc__
     _dims = 2
     _padding_mode = "circular"
 
 
 @layer(F.pad, Sample((2, 4, 5, 6, 3)), padding=1)
 class DistributedCircularPad3d(_DistributedCopyingPad):
-    __doc__ = _DistributedCopyingPad.__doc__
     _dims = 3
     _padding_mode = "circular"

@@ -108,16 +108,17 @@ enter_along(forms("median", "nanmedian", "cummax", "cummin"), _along(1, None))
 @register(*forms("quantile", "nanquantile"), any_cuts=True)
 def quantile(call: Call, parts: int) -> list[SbpSignature]:
     """Split dims that are not reduced; a tensor of quantiles adds a first dim to the result."""
-    dims, x = _along(2, None)(call), call.tensors[0]
+    dims = _along(2, None)(call)
     if dims is None:
         return []
     quantiles = 1 if len(call.tensors) > 1 and call.tensors[1].dims else 0
-    keeps = call.outputs[0].dims - quantiles == x.dims
+    # Not by the results: torch rejects blocks without cells.
+    keeps = bool(call.get(3, "keepdim", False))
     found: list[SbpSignature] = []
     for one in splits_of_kept_dims(call, tuple(dims), keeps):
         inputs = (*one.inputs, *(broadcast,) * (len(call.tensors) - 1))
         moved = split(one.outputs[0].dim + quantiles)
-        found.append(SbpSignature(inputs, (moved,), bind=on_cells))
+        found.append(SbpSignature(inputs, (moved,), bind=on_cells, cuts="all"))
     return found
 
 

@@ -24,7 +24,6 @@ PRODUCTS = {"outer ger": "i,j->ij", "vdot": "k,k->"}
 ADDED_PRODUCTS = {
     "addmm baddbmm": "...ik,...kj->...ij",
     "addbmm": "bik,bkj->ij",
-    "addmv": "ik,k->i",
     "addr": "i,j->ij",
 }
 
@@ -109,6 +108,20 @@ for names, equation in ADDED_PRODUCTS.items():
     register(*forms(*names.split()), any_float=True, any_cuts=True)(rule)
     changing = [getattr(Tensor, f"{name}_") for name in names.split()]
     register(*changing, in_place=True, any_float=True, any_cuts=True)(rule)
+
+
+@compose(*forms("addmv"))
+def addmv(
+    input: Tensor, mat: Tensor, vec: Tensor, *, beta: complex = 1, alpha: complex = 1
+) -> Tensor:
+    # torch.addmv does not broadcast its input to the product with a block without columns.
+    columns = input.unsqueeze(-1), mat, vec.unsqueeze(-1)
+    return torch.addmm(*columns, beta=beta, alpha=alpha).squeeze(-1)
+
+
+@compose(Tensor.addmv_)
+def addmv_in_place(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return input.copy_(addmv(input, *args, **kwargs))
 
 
 @register(torch.einsum, any_cuts=True)

@@ -113,15 +113,15 @@ def drop(
     return input.copy_(found) if inplace else found
 
 
-def enter_dropout(function: Any, spatial: int | None, is_alpha: bool = False) -> None:
-    """Register one of torch's functions.
+def enter_dropout(function: Any, spatial: int | None) -> None:
+    """Register a function of ``torch.nn.functional``; alpha dropout by its name.
 
     Args:
         function: function of torch.
         spatial: number of spatial dims of the channels that are dropped as a whole, -1 for all;
             ``None`` to drop single cells.
-        is_alpha: whether it is alpha dropout.
     """
+    is_alpha = "alpha" in function.__name__
 
     @compose(function)
     def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
@@ -131,29 +131,22 @@ def enter_dropout(function: Any, spatial: int | None, is_alpha: bool = False) ->
         return drop(input, p, training, inplace, leading, is_alpha)
 
 
-enter_dropout(F.dropout, None)
-enter_dropout(F.dropout1d, 1)
-enter_dropout(F.dropout2d, -1)
-enter_dropout(F.dropout3d, 3)
-enter_dropout(F.alpha_dropout, None, True)
-enter_dropout(F.feature_alpha_dropout, -1, True)
+OF_CHANNELS = {F.dropout1d: 1, F.dropout2d: -1, F.dropout3d: 3, F.feature_alpha_dropout: -1}
+for _function in (F.dropout, F.alpha_dropout, *OF_CHANNELS):
+    enter_dropout(_function, OF_CHANNELS.get(_function))
 
 
-def enter_of_torch(function: Any, spatial: int | None, is_alpha: bool = False) -> None:
-    """Register a function with an argument ``train``; in place if its name ends in ``_``."""
-    in_place = function.__name__.endswith("_")
+def enter_of_torch(name: str) -> None:
+    """Register a function with an argument ``train``; what it drops follows from its name."""
+    drops_channels, is_alpha = name.startswith("feature"), "alpha" in name
+    in_place = name.endswith("_")
 
-    @compose(function)
+    @compose(getattr(torch, name))
     def dropout(input: Tensor, p: float, train: bool) -> Any:
-        leading = input.dim() if spatial is None else 2
+        leading = 2 if drops_channels else input.dim()
         return drop(input, p, train, in_place, leading, is_alpha)
 
 
-enter_of_torch(torch.dropout, None)
-enter_of_torch(torch.dropout_, None)
-enter_of_torch(torch.feature_dropout, -1)
-enter_of_torch(torch.feature_dropout_, -1)
-enter_of_torch(torch.alpha_dropout, None, True)
-enter_of_torch(torch.alpha_dropout_, None, True)
-enter_of_torch(torch.feature_alpha_dropout, -1, True)
-enter_of_torch(torch.feature_alpha_dropout_, -1, True)
+for _name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"):
+    enter_of_torch(_name)
+    enter_of_torch(f"{_name}_")

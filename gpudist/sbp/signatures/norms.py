@@ -142,7 +142,7 @@ def group_norm(call: Call, parts: int) -> list[SbpSignature]:
     for d in range(call.tensors[0].dims):
         # torch's function supports no blocks with parts of groups, or with one cell in all.
         one = alike(call, d, split(0) if d == 1 else broadcast, bind=_bind_groups)
-        found.append(replace(one, cuts="all") if d else one)
+        found.append(replace(one, cuts="all"))
     found.append(SbpSignature((broadcast,) * len(call.tensors), (broadcast,), bind=_bind_groups))
     return found
 

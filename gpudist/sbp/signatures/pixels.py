@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,13 +14,13 @@ from gpudist.geometry.layout import Sbp, broadcast, partial_sum, split
 from gpudist.sbp.registry import (
     AxisPart,
     Call,
-    Function,
     Localize,
     SbpSignature,
     compose,
     forms,
     register,
 )
+from gpudist.sbp.signatures.along_axis import on_cells
 from gpudist.sbp.signatures.channel_norms import call_rule
 from gpudist.sbp.signatures.fetching import Fetch, balanced_cut, fetching
 from gpudist.sbp.signatures.reshape import Units
@@ -31,7 +31,10 @@ _TERMS = SbpSignature((partial_sum,), (partial_sum,))
 
 
 def in_units(
-    call: Call, parts: int, units: dict[int, tuple[int, int]], function: Function
+    call: Call,
+    parts: int,
+    units: dict[int, tuple[int, int]],
+    localize: Callable[[int, Sequence[int]], Localize] | None = None,
 ) -> list[SbpSignature]:
     """Return splits of all dims between units, groups of cells that stay together.
 
@@ -39,33 +42,20 @@ def in_units(
         call: call of the function.
         parts: number of workers along the axis.
         units: for each dim, the number of cells in a unit of the input and of the result.
-        function: replacement of the call's function that accepts blocks without cells.
+        localize: see :class:`~gpudist.sbp.signatures.reshape.Units`; without it, blocks without
+            cells are not passed to the function.
     """
     found: list[SbpSignature | None] = []
-
-    def on_blocks(dim: int, sizes: Sequence[int]) -> Localize:
-        return lambda call, part: replace(call, function=function)
-
     for dim, extent in enumerate(call.shapes[0]):
         unit, made = units.get(dim, (1, 1))
-        found.append(Units(dim, dim, extent, unit, made, parts, on_blocks).signature())
+        bind = on_cells if localize is None else None
+        found.append(Units(dim, dim, extent, unit, made, parts, localize, bind).signature())
     return [*filter(None, found), _TERMS]
 
 
-def _shuffled(input: torch.Tensor, upscale_factor: int) -> torch.Tensor:
-    if input.numel():
-        return F.pixel_shuffle(input, upscale_factor)
-    *leading, channels, rows, columns = input.shape
-    features = channels // upscale_factor**2, rows * upscale_factor, columns * upscale_factor
-    return input.reshape(*leading, *features)
-
-
-def _unshuffled(input: torch.Tensor, downscale_factor: int) -> torch.Tensor:
-    if input.numel():
-        return F.pixel_unshuffle(input, downscale_factor)
-    *leading, channels, rows, columns = input.shape
-    features = channels * downscale_factor**2, rows // downscale_factor, columns // downscale_factor
-    return input.reshape(*leading, *features)
+def _on_blocks(dim: int, sizes: Sequence[int]) -> Localize:
+    # A bound function would not return a view.
+    return lambda call, part: replace(call, function=_side_by_side)
 
 
 def _side_by_side(x: torch.Tensor, dimension: int, size: int, step: int) -> torch.Tensor:
@@ -78,7 +68,7 @@ def pixel_shuffle(call: Call, parts: int) -> list[SbpSignature]:
     """Split channels between units that become one channel; split features, which are upscaled."""
     dims, factor = call.tensors[0].dims, call.get(1, "upscale_factor")
     features = {dims - 3: (factor**2, 1), dims - 2: (1, factor), dims - 1: (1, factor)}
-    return in_units(call, parts, features, _shuffled)
+    return in_units(call, parts, features)
 
 
 @register(*forms("pixel_unshuffle"), any_cuts=True)
@@ -86,7 +76,7 @@ def pixel_unshuffle(call: Call, parts: int) -> list[SbpSignature]:
     """Split features between units that become channels; split channels."""
     dims, factor = call.tensors[0].dims, call.get(1, "downscale_factor")
     features = {dims - 3: (1, factor**2), dims - 2: (factor, 1), dims - 1: (factor, 1)}
-    return in_units(call, parts, features, _unshuffled)
+    return in_units(call, parts, features)
 
 
 @register(*forms("channel_shuffle", "native_channel_shuffle"), any_cuts=True)
@@ -104,7 +94,7 @@ def sliding(call: Call, parts: int) -> list[SbpSignature]:
         return [_TERMS]
     along = call.get(1, "dimension") % dims
     if size == step and not call.shapes[0][along] % size:
-        return in_units(call, parts, {along: (size, 1)}, _side_by_side)
+        return in_units(call, parts, {along: (size, 1)}, _on_blocks)
     return splits_of_full_dims([d for d in range(dims) if d != along])
 
 
@@ -186,11 +176,11 @@ def unfold_tiles(call: Call, parts: int) -> list[SbpSignature]:
     (_, channels, rows, columns), kernel = call.shapes[0], given[0]
     found = [
         SbpSignature((split(0),), (split(0),)),
-        Units(1, 1, channels, 1, kernel[0] * kernel[1], parts, takes_empty=False).signature(),
+        Units(1, 1, channels, 1, kernel[0] * kernel[1], parts, bind=on_cells).signature(),
     ]
     if is_tiling and not rows % kernel[0]:
         across = _steps(columns, *(numbers[1] for numbers in given))
-        found.append(Units(2, 2, rows, kernel[0], across, parts, takes_empty=False).signature())
+        found.append(Units(2, 2, rows, kernel[0], across, parts, bind=on_cells).signature())
     return [*filter(None, found), _TERMS]
 
 
@@ -204,12 +194,12 @@ def fold(call: Call, parts: int) -> list[SbpSignature]:
     rows, columns = number_per_dim(call.get(1, "output_size"), 2)
     found = [
         SbpSignature((split(0),), (split(0),)),
-        Units(1, 1, channels, kernel[0] * kernel[1], 1, parts, takes_empty=False).signature(),
+        Units(1, 1, channels, kernel[0] * kernel[1], 1, parts, bind=on_cells).signature(),
     ]
     if is_tiling and not rows % kernel[0]:
         across = _steps(columns, *(numbers[1] for numbers in given))
         by_rows = partial(_with_rows, columns)
-        found.append(Units(2, 2, steps, across, kernel[0], parts, by_rows, False).signature())
+        found.append(Units(2, 2, steps, across, kernel[0], parts, by_rows, on_cells).signature())
     return [*filter(None, found), _TERMS]
 
 

@@ -14,6 +14,7 @@ import torch
 from gpudist.geometry.layout import partial_sum, split
 from gpudist.sbp.registry import (
     AxisPart,
+    Bind,
     Call,
     Function,
     Localize,
@@ -83,7 +84,7 @@ class Units:
         made: number of cells in a unit of the result.
         parts: number of workers along the axis.
         localize: returns the ``localize`` for the result's dim and the sizes of its blocks.
-        takes_empty: whether the function accepts blocks without cells.
+        bind: binds the function of a block; see the registry.
     """
 
     dim: int
@@ -93,7 +94,7 @@ class Units:
     made: int
     parts: int
     localize: Callable[[int, Sequence[int]], Localize] | None = None
-    takes_empty: bool = True
+    bind: Bind | None = None
 
     def signature(self, sizes: tuple[int, ...] | None = None) -> SbpSignature | None:
         """Return the split with these sizes, or with the nearest sizes that keep units together."""
@@ -107,14 +108,13 @@ class Units:
                 return None
             stops = [(stop + unit // 2) // unit * unit for stop in stops]
         own = [stop - start for start, stop in pairwise([0, *stops])]
-        if not (self.takes_empty or min(own)):
-            return None
         made = [length // unit * self.made for length in own]
         return SbpSignature(
             (split(self.dim, own),),
             (split(self.other, made),),
             None if self.localize is None else self.localize(self.other, made),
             recut=self.signature,
+            bind=self.bind,
         )
 
 
