@@ -15,7 +15,7 @@ from gpudist.convert.converted import conversion_of
 from gpudist.convert.network_plan import NetworkPlan
 from gpudist.errors import GpudistError, ShapeError
 from gpudist.planning.advice import Advice, Progress, advice_on, dry_network, order, ranked
-from gpudist.planning.explanation import explained
+from gpudist.planning.explanation import explain
 from gpudist.planning.fitting import Fit, fits, smallest
 from gpudist.planning.forward_graph import ForwardGraph
 from gpudist.planning.hardware import Profile, profile_of, profile_of_device
@@ -120,7 +120,7 @@ def search(
     elif P_x is not None:
         grid = tuple(P_x)
 
-    def searched() -> NetworkPlan:
+    def find() -> NetworkPlan:
         machine = profile_of_device() if profile is None else profile
         machine = machine if isinstance(machine, Profile) else profile_of(machine)
         if memory_gib is not None:
@@ -155,11 +155,12 @@ def search(
             searches.sort(key=lambda one: order(one.best))
             if searches[0].best.fits is not False:
                 return _plan_of(searches, repeats)
-        raise ShapeError(searches[0].too_much)
+        instead = "" if repeats else ", or recompute=True"
+        raise ShapeError(f"{searches[0].too_much}; use more workers{instead}")
 
     if not isinstance(P_x, Partition) or P_x.world.size == 1:
-        return searched()
-    return _from_first(P_x.world, searched)
+        return find()
+    return _from_first(P_x.world, find)
 
 
 def _on_fewest_workers(dry: DryNetwork, found: Sequence[Fit]) -> list[Advice]:
@@ -235,13 +236,12 @@ class Search:
         """Error of a search of which no plan fits."""
         return (
             f"search: on {list(self.alone.grid)} a step needs {bytes_of(self.best.memory_bytes)} "
-            f"on each worker, but it may use {bytes_of(self.limit_bytes)}; use more workers, or "
-            "recompute=True"
+            f"on each worker, but it may use {bytes_of(self.limit_bytes)}"
         )
 
     def plan(self) -> NetworkPlan:
         """Return the plan that was found."""
-        notes = explained(self.choices, self.chosen, self.best, self.alone, self.dry.profile.name)
+        notes = explain(self.choices, self.chosen, self.best, self.alone, self.dry.profile.name)
         return NetworkPlan(layouts=self.layouts, notes=notes, grid=self.alone.grid)
 
     def pins(self, choice: Choice) -> list[Pin]:
@@ -286,7 +286,7 @@ class Search:
         return cost[1]
 
 
-def _from_first(P_world: Partition, searched: Callable[[], NetworkPlan]) -> NetworkPlan:
+def _from_first(P_world: Partition, find: Callable[[], NetworkPlan]) -> NetworkPlan:
     """Return on every worker the plan that the first one finds.
 
     Raises:
@@ -295,9 +295,10 @@ def _from_first(P_world: Partition, searched: Callable[[], NetworkPlan]) -> Netw
     text, error = "", ""
     if P_world.rank == 0:
         try:
-            text = searched().to_text()
-        except GpudistError as one:
-            error = str(one)
+            text = find().to_text()
+        # Other workers wait, whatever it is.
+        except Exception as one:
+            error = str(one) if isinstance(one, GpudistError) else f"{type(one).__name__}: {one}"
     sizes = [len(part.encode()) for part in (text, error)]
     data = [*sizes, *f"{text}{error}".encode()]
     size, _, *found = map(int, P_world.broadcast_data(data if P_world.rank == 0 else None))
