@@ -129,8 +129,8 @@ def test_random_plans_are_never_faster() -> None:
     left = 50 if EVERY else 3
     while left:
         # Most random choices are impossible, so the better ones start where some change.
-        ends = sorted(draw.sample(range(len(found.nodes)), 2))
-        choice = stretch(found, *ends, draw.choice(found.states))
+        start, stop = sorted(draw.sample(range(len(found.nodes)), 2))
+        choice = stretch(found, start, stop, draw.choice(found.states))
         if found.cost(choice) is not None:
             left -= 1
             assert improved(found, choice) >= least - 1e-12
