@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from gpudist.checks.arguments import checked
+from gpudist.convert.block_checkpoints import blocks_of
 from gpudist.convert.converted import conversion_of
 from gpudist.convert.network_plan import NetworkPlan
 from gpudist.errors import GpudistError, ShapeError
@@ -85,8 +86,8 @@ def search(
         training: whether to count backward, the gradients and the optimizer.
         replicate_parameters: see :func:`gpudist.distribute`.
         optimizer, amp: as for :func:`plan`.
-        recompute: whether every block of the network is recomputed, by :func:`recompute`, which the
-            program must call, too; ``None`` recomputes if no plan fits otherwise.
+        recompute: whether the plan recomputes every block of the network in backward, as
+            :func:`recompute` does; ``None`` recomputes if no plan fits otherwise.
         progress: function called with the next item, the number of finished items, and the total.
 
     Returns:
@@ -178,7 +179,8 @@ def _plan_of(searches: Sequence[Search], repeats: bool) -> NetworkPlan:
         words = (f"{list(one.alone.grid)} {seconds_of(one.best.seconds)}" for one in searches)
         plan.notes.insert(1, f"grids with their layouts: {', '.join(words)}")
     if repeats:
-        plan.notes.insert(1, "every block is recomputed: call gpudist.planning.recompute(network)")
+        plan.notes.insert(1, "every block is recomputed in backward")
+        plan.recomputed = list(blocks_of(searches[0].dry.network))
     return plan
 
 

@@ -221,6 +221,9 @@ def test_blocks_are_recomputed_if_no_plan_fits_otherwise() -> None:
         profile = replace(SLOW, memory_gib=limit * before / 2**30)
         found = search(network, profile=profile, recompute=None, **how)
         assert any(one.startswith(note) for one in found.notes) == repeats
+        assert found.recomputed == (["down.0", "down.1", "up.0"] if repeats else [])
+        dry = DryNetwork(network, how["global_shape"], profile)
+        assert advice_on(dry, how["P_x"], plan=found).fits
     with pytest.raises(ShapeError, match="or recompute=True"):
         search(network, profile=profile, **how)
 
