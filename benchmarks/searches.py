@@ -191,8 +191,8 @@ def compared(name: str, profile: Profile, count: int) -> Random:
     )
     times = sorted(cost[0] for cost in costs if cost is not None)
     return Random(
-        name, SPLIT[name], sum(size > 1 for size in found.sizes), count, count - len(times), 1e6 * times[0],
-        1e6 * times[len(times) // 2], 1e6 * solved.found[0][0], solved.is_exact,
+        name, SPLIT[name], sum(size > 1 for size in found.sizes), count, count - len(times),
+        1e6 * times[0], 1e6 * times[len(times) // 2], 1e6 * solved.found[0][0], solved.is_exact,
     )  # fmt: skip
 
 

@@ -1,11 +1,20 @@
-"""Choices of layouts improved by single changes, beside which the exact optimum is judged."""
+"""Choices of layouts beside which the exact optimum is judged: stretches, and single changes."""
 
 from __future__ import annotations
 
 from gpudist.planning.layout_choices import Choice, LayoutChoices
+from gpudist.planning.layout_costs import State
 
 # Stands for a cost that a table does not have, so that changes lead to possible choices.
 _IMPOSSIBLE_S = 1e6
+
+
+def stretch(found: LayoutChoices, start: int, stop: int, state: State) -> Choice:
+    """Return the choice of a state for the functions from ``start`` to ``stop``."""
+    return tuple(
+        (start <= variable.node <= stop and found.value(x, state)) or 0
+        for x, variable in enumerate(found.variables)
+    )
 
 
 class Descent:

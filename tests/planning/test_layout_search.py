@@ -20,15 +20,14 @@ from gpudist import Plan
 from gpudist.errors import ShapeError
 from gpudist.planning import Link, Profile, fits, layout_search, profile_of, recompute, search
 from gpudist.planning.advice import advice_on, dry_network, ranked
-from gpudist.planning.layout_choices import Choice, LayoutChoices
-from gpudist.planning.layout_costs import State
+from gpudist.planning.layout_choices import LayoutChoices
 from gpudist.planning.layout_search import choices_of
 from gpudist.planning.rehearsal import DryNetwork
 from gpudist.world.partition import Partition
 from tests.convert.training import assert_as_alone
 from tests.every import EVERY
 from tests.nn.compare import grid
-from tests.planning.descent import Descent
+from tests.planning.descent import Descent, stretch
 from tests.pool import distributed
 
 SLOW = replace(profile_of("a100"), name="slow", ranks_per_node=1, network=Link(2000.0, 10.0, 10.0))
@@ -87,14 +86,6 @@ def few_choices(seed: int) -> LayoutChoices:
     raise AssertionError
 
 
-def stretch(found: LayoutChoices, start: int, stop: int, state: State) -> Choice:
-    """Return the choice of a state for the functions from ``start`` to ``stop``."""
-    return tuple(
-        (start <= variable.node <= stop and found.value(x, state)) or 0
-        for x, variable in enumerate(found.variables)
-    )
-
-
 @pytest.mark.one_in(10)
 @pytest.mark.parametrize("seed", range(50))
 def test_the_best_plan_is_the_best_of_all_plans(seed: int) -> None:
@@ -112,7 +103,7 @@ def test_random_plans_are_never_faster() -> None:
     found = choices_of(dry, (1, 1, 2, 2, 1), 0)
     ((least, _),) = found.solve(1).found
     draw, descent = random.Random(1), Descent(found)
-    count = 500 if EVERY else 50
+    count = 500 if EVERY else 20
     costs = [
         found.cost(descent.improve(tuple(map(draw.randrange, found.sizes)))) for _ in range(count)
     ]
