@@ -85,7 +85,11 @@ class LayoutChoices:
                 found = tuple(self._states_with_distinct_layouts(node.outputs, states))
                 self.results[at] = len(self.variables)
                 self.variables.append(Variable(at, found, True))
-        self.tables = [*self._functions(), *self._moves(), *self._ties()]
+
+    @cached_property
+    def tables(self) -> list[tuple[Choice, dict[Choice, Cost]]]:
+        """Costs of the values of a few variables each."""
+        return [*self._functions(), *self._moves(), *self._ties()]
 
     @cached_property
     def _functions_by_path(self) -> Counter[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import torch
@@ -20,7 +21,7 @@ from gpudist.planning.explanation import explain
 from gpudist.planning.fitting import Fit, fits, smallest
 from gpudist.planning.forward_graph import ForwardGraph
 from gpudist.planning.hardware import Profile, profile_of, profile_of_device
-from gpudist.planning.layout_choices import Choice, LayoutChoices
+from gpudist.planning.layout_choices import Choice, Cost, LayoutChoices
 from gpudist.planning.layout_costs import LayoutCosts
 from gpudist.planning.rehearsal import DryNetwork
 from gpudist.planning.table import bytes_of, seconds_of
@@ -60,9 +61,9 @@ def search(
     stay as they are, and so do the outputs of the network.
 
     The functions are timed one by one on tensors without data, and so are moves between layouts.
-    The fastest sums of these times are found exactly; the ten best are rehearsed as a whole, where
-    messages overlap with kernels, together with the network without a plan. The search therefore
-    never returns a plan that :func:`plan` predicts to be slower than none.
+    The fastest sums of these times are found exactly. Of the ten best, those that are faster than
+    without a plan are rehearsed as a whole, where messages overlap with kernels. The search
+    therefore never returns a plan that :func:`plan` predicts to be slower than none.
 
     Without a grid, the three grids that :func:`plan` ranks best are searched, and the fastest plan
     wins; :attr:`NetworkPlan.grid` is its grid.
@@ -250,24 +251,30 @@ class Search:
         return self.choices.pins(choice, self.modules)
 
     def _candidates(self) -> Iterator[Choice]:
-        """Yield the best choices that should fit, each with pins of its own."""
+        """Yield the best choices that should fit, each with pins of its own.
+
+        If the network fits without a plan, choices with larger sums of times are left out.
+        """
+        if len(self.choices.states) == 1:
+            return
         found = self.choices.solve(_REHEARSED).found
         if self.limit_bytes:
             found = self._that_fit(found)
+        most_s = inf if self.alone.fits is False else self._cost(self.home)[0]
         seen: set[tuple[Pin, ...]] = {()}
         for _, choice in found:
             key = tuple(self.pins(choice))
-            if key not in seen:
+            if key not in seen and self._cost(choice)[0] <= most_s:
                 seen.add(key)
                 yield choice
 
     def _that_fit(self, found: list[tuple[float, Choice]]) -> list[tuple[float, Choice]]:
         """Return the best choices at the lowest price of a byte at which the best one fits."""
-        before = self._kept_bytes(self.home)
+        before = self._cost(self.home)[1]
         free_bytes = self.limit_bytes - self.alone.memory_bytes
 
         def fits(choices: list[tuple[float, Choice]]) -> bool:
-            return self._kept_bytes(choices[0][1]) - before <= free_bytes
+            return self._cost(choices[0][1])[1] - before <= free_bytes
 
         if fits(found):
             return found
@@ -282,10 +289,10 @@ class Search:
                 low = price
         return found
 
-    def _kept_bytes(self, choice: Choice) -> int:
+    def _cost(self, choice: Choice) -> Cost:
         cost = self.choices.cost(choice)
         assert cost is not None
-        return cost[1]
+        return cost
 
 
 def _from_first(P_world: Partition, find: Callable[[], NetworkPlan]) -> NetworkPlan:
