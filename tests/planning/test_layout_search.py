@@ -27,7 +27,7 @@ from gpudist.world.partition import Partition
 from tests.convert.training import assert_as_alone
 from tests.every import EVERY
 from tests.nn.compare import grid
-from tests.planning.descent import Descent, stretch
+from tests.planning.descent import Descent, random_choice, stretch
 from tests.pool import distributed
 
 SLOW = replace(profile_of("a100"), name="slow", ranks_per_node=1, network=Link(2000.0, 10.0, 10.0))
@@ -103,13 +103,9 @@ def test_random_plans_are_never_faster() -> None:
     found = choices_of(dry, (1, 1, 2, 2, 1), 0)
     ((least, _),) = found.solve(1).found
     draw, descent = random.Random(1), Descent(found)
-    count = 500 if EVERY else 20
-    costs = [
-        found.cost(descent.improve(tuple(map(draw.randrange, found.sizes)))) for _ in range(count)
-    ]
-    times = [cost[0] for cost in costs if cost is not None]
-    assert len(times) > count // 2
-    assert min(times) >= least - 1e-12
+    for _ in range(500 if EVERY else 20):
+        cost = found.cost(descent.improve(random_choice(found, draw)))
+        assert cost is not None and cost[0] >= least - 1e-12
 
 
 class Skips(nn.Module):
