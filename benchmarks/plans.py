@@ -155,11 +155,16 @@ def plans_of(network: Network, batch: int, ranks: int, profile: Profile) -> list
         others = (Plan(layouts=one.pins(choice)) for _, choice in one.choices.solve(10).found)
         add("search", one.alone.grid, others, NEXT)
     for number, one in enumerate(searches, 1):
-        add("drawn", one.alone.grid, _drawn(one), (PLANS - len(found)) * number // len(searches))
+        add(
+            "drawn",
+            one.alone.grid,
+            _random_plans(one),
+            (PLANS - len(found)) * number // len(searches),
+        )
     return found
 
 
-def _drawn(search: Search, tries: int = 200) -> Iterator[Plan]:
+def _random_plans(search: Search, tries: int = 200) -> Iterator[Plan]:
     """Yield plans of random stretches of functions that every worker computes whole."""
     draw, choices = random.Random(0), search.choices
     for _ in range(tries):

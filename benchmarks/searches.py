@@ -150,7 +150,7 @@ class Random:
         )
 
 
-def searched(name: str, workers: int, profile: Profile) -> Searched:
+def search_layouts(name: str, workers: int, profile: Profile) -> Searched:
     """Search a plan of a network on a number of workers."""
     network, x = NETWORKS[name]()
     start_s = time.process_time()
@@ -177,7 +177,7 @@ def _counts(advice: Advice, profile: Profile) -> tuple[int, int, int]:
     )
 
 
-def compared(name: str, profile: Profile, count: int) -> Random:
+def compare(name: str, profile: Profile, count: int) -> Random:
     """Compare the optimum with random choices, improved by single changes."""
     network, x = NETWORKS[name]()
     dry = dry_network(network, x, profile, True, "adam", False, None)
@@ -200,13 +200,13 @@ def main() -> int:
     missed: list[str] = []
     for name in options.network or NETWORKS:
         for workers in options.workers:
-            one = searched(name, workers, profile)
+            one = search_layouts(name, workers, profile)
             print(one, *one.notes[1:], sep="\n  ", flush=True)
             rows.append(one)
             if one.search_cpu_s > LIMIT_S:
                 missed.append(f"{name}, {workers} workers: searched in {one.search_cpu_s:.0f} s")
         if options.random:
-            best = compared(name, profile, options.random)
+            best = compare(name, profile, options.random)
             print(best, flush=True)
             rows.append(best)
             if best.best_us < best.optimum_us - 1e-6:
