@@ -158,14 +158,13 @@ def plans_of(network: Network, batch: int, ranks: int, profile: Profile) -> list
         add(
             "drawn",
             one.alone.grid,
-            _random_plans(one),
+            _plans_of_random_stretches(one),
             (PLANS - len(found)) * number // len(searches),
         )
     return found
 
 
-def _random_plans(search: Search, tries: int = 200) -> Iterator[Plan]:
-    """Yield plans of random stretches of functions that every worker computes whole."""
+def _plans_of_random_stretches(search: Search, tries: int = 200) -> Iterator[Plan]:
     draw, choices = random.Random(0), search.choices
     for _ in range(tries):
         start, stop = sorted(draw.sample(range(len(choices.nodes)), 2))

@@ -129,7 +129,7 @@ def _compare(network: Network, found: Verdict, limit_s: float) -> None:
         body, transport = _judge_in_process, "gloo"
     if found.mode == "searched":
         # Before the ranks, which are threads, ask for it.
-        found.layouts = len(_plan_of(network.name, found.grid).layouts)
+        found.layouts = len(_fastest_plan(network.name, found.grid).layouts)
     between = time.perf_counter()
     with in_dtype_of(network.name):
         told = run_distributed(body, ranks, *case, expected, transport=transport, timeout=limit_s)
@@ -195,7 +195,7 @@ def _record_of_rank(P_world: Partition, name: str, grid: str, mode: Mode) -> tup
     inputs = inputs_of(name, _size(network, grid))
     given = whole = {key: each.tensor for key, each in inputs.items()}
     net = prepared(name, _size(network, grid))
-    plan = _plan_of(name, grid) if mode == "searched" and P_world.size > 1 else None
+    plan = _fastest_plan(name, grid) if mode == "searched" and P_world.size > 1 else None
     if mode in _CONVERTED:
         P_x = _partition(P_world, network, grid)
         options: dict[str, Any] = {"methods": network.methods}
@@ -273,8 +273,7 @@ def _add_forward(
 
 
 @functools.cache
-def _plan_of(name: str, grid: str) -> gpudist.Plan:
-    """Return the plan of layouts that is fastest on GPUs, for the forward of the whole inputs."""
+def _fastest_plan(name: str, grid: str) -> gpudist.Plan:
     network = network_named(name)
     size = _size(network, grid)
     with in_dtype_of(name):
