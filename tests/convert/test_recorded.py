@@ -70,7 +70,7 @@ def test_graphs_are_the_network(P_world: Partition) -> None:
         torch.testing.assert_close(p, q, msg=name)
 
 
-@distributed(ranks=2, transports=["host"], timeout_s=60)
+@distributed(ranks=2, transports=["host"], timeout_s=300)
 def test_graphs_follow_a_plan(P_world: Partition) -> None:
     plan = Plan()
     plan.layout("norm", broadcast, at="input")
