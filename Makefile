@@ -103,10 +103,11 @@ compatibility: $(INSTALLED)
 		-n $(JOBS) --dist loadfile --no-loadscope-reorder --timeout $(TEST_S)
 
 # 120 networks of ten packages, unmodified, on five grids of workers against themselves alone.
-# Verdicts on the same code are kept in build/zoo. ONLY=swin SHARD=1/4 judges some.
+# Verdicts on the same code are kept in build/zoo. ONLY=swin SHARD=1/4 judges some, MODE=searched
+# under the plans of layouts that are fastest on GPUs.
 zoo: $(ZOO)
 	$(PYTHON) -m tests.zoo $(if $(ONLY),--only '$(ONLY)') $(if $(SHARD),--shard $(SHARD)) \
-		$(if $(GRIDS),--grids $(GRIDS))
+		$(if $(GRIDS),--grids $(GRIDS)) $(if $(MODE),--mode $(MODE))
 
 # Random configurations of every layer against torch's; N=2000 SEED=1 takes about two minutes.
 fuzz: $(INSTALLED)

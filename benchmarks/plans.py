@@ -2,12 +2,13 @@
 
     python -m benchmarks.plans --json benchmarks/results/plan/layouts-2.jsonl
 
-Measures a profile of this machine. For each network and batch, the plans are then fixed, with their
-predicted times, before any is timed: grids without layouts, layouts by hand, the best of the search
-and the next best. Training steps under all plans take turns over local processes. The program
-prints, for each network, the rank correlation of predicted and measured times, how much slower the
-searched plan is than the fastest one, and its ratio to the best grid, predicted and measured. The
-exit status is 1 if a limit is missed. Results of a machine with other load are meaningless.
+Measures a profile of this machine. For each network and batch, 20 plans are then fixed, with their
+predicted times, before any is timed: grids without layouts, layouts by hand, the best of a search,
+the next best, and drawn stretches of functions that every worker computes whole. Training steps
+under all plans take turns over local processes. The program prints, for each network, the rank
+correlation of predicted and measured times, how much slower the searched plan is than the fastest
+one, and its ratio to the best grid, predicted and measured. The exit status is 1 if a limit is
+missed. Results of a machine with other load are meaningless.
 
 The first line of the file has the environment and the profile, each other line a plan.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -41,11 +43,12 @@ from gpudist.planning.rehearsal import DryNetwork
 from gpudist.sbp import GlobalTensor, broadcast, split
 from gpudist.testing import run_distributed
 from gpudist.world.partition import Partition
+from tests.planning.descent import stretch
 
 LIMIT_S = 500.0
 LEAST_CORRELATION, LARGEST_REGRET, LARGEST_ERROR = 0.8, 0.05, 0.10
-# Grids that are timed, grids whose layouts are searched, and next best plans of each of these.
-GRIDS, SEARCHED, NEXT = 3, 2, 2
+# Plans; and of them grids, grids whose layouts are searched, and next best plans of each of these.
+PLANS, GRIDS, SEARCHED, NEXT = 20, 3, 2, 2
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ class Planned:
     """A plan and its prediction.
 
     Attributes:
-        kind: its origin: ``"grid"``, ``"by hand"`` or ``"search"``.
+        kind: its origin: ``"grid"``, ``"by hand"``, ``"search"`` or ``"drawn"``.
         advice: the prediction.
         is_searched: whether it is the one that the search returns.
     """
@@ -119,7 +122,7 @@ class Planned:
 
 
 def plans_of(network: Network, batch: int, ranks: int, profile: Profile) -> list[Planned]:
-    """Return the plans to time, each with layouts of its own."""
+    """Return the plans to time, each with layouts of its own; fewer if a network has fewer."""
     dry = DryNetwork(network.make(), network.block(network.shape(batch)), profile)
     grids = ranked(dry, ranks)[:GRIDS]
     found = [Planned("grid", one) for one in grids]
@@ -127,16 +130,47 @@ def plans_of(network: Network, batch: int, ranks: int, profile: Profile) -> list
     best = min(searches, key=lambda one: one.best.seconds).best
     if best.plan is None:
         found = [Planned("grid", one.advice, one.advice is best) for one in found]
-    for plan in (whole(grids[0].grid, *stretch) for stretch in network.stretches):
-        found += _followed("by hand", dry, grids[0].grid, plan, best)
     for one in searches:
         if one.best.plan is not None:
             found.append(Planned("search", one.best, one.best is best))
+
+    def add(kind: str, grid: Sequence[int], plans: Iterator[Plan], most: int) -> None:
+        """Add plans that can be followed, and have other layouts than those before."""
+        known = [(x.advice.grid, x.advice.plan.layouts) for x in found if x.advice.plan is not None]
+        for plan in plans:
+            if most == 0 or len(found) >= PLANS:
+                break
+            if plan.layouts and (tuple(grid), plan.layouts) not in known:
+                known.append((tuple(grid), plan.layouts))
+                try:
+                    found.append(Planned(kind, advice_on(dry, grid, plan=plan)))
+                    most -= 1
+                except GpudistError as error:
+                    print(f"a plan on {list(grid)} cannot be followed: {error}")
+
+    for one in grids:
+        stretches = (whole(one.grid, *stretch) for stretch in network.stretches)
+        add("by hand", one.grid, stretches, len(network.stretches))
+    for one in searches:
         others = (Plan(layouts=one.pins(choice)) for _, choice in one.choices.solve(10).found)
-        others = [plan for plan in others if plan.layouts not in ([], one.layouts)]
-        for plan in others[:NEXT]:
-            found += _followed("search", dry, one.alone.grid, plan, best)
+        add("search", one.alone.grid, others, NEXT)
+    for number, one in enumerate(searches, 1):
+        add(
+            "drawn",
+            one.alone.grid,
+            _plans_of_random_stretches(one),
+            (PLANS - len(found)) * number // len(searches),
+        )
     return found
+
+
+def _plans_of_random_stretches(search: Search, tries: int = 200) -> Iterator[Plan]:
+    draw, choices = random.Random(0), search.choices
+    for _ in range(tries):
+        start, stop = sorted(draw.sample(range(len(choices.nodes)), 2))
+        choice = stretch(choices, start, stop, draw.choice(choices.states))
+        if choices.cost(choice) is not None:
+            yield Plan(layouts=search.pins(choice))
 
 
 def whole(grid: Sequence[int], first: str, after: str) -> Plan:
@@ -146,15 +180,6 @@ def whole(grid: Sequence[int], first: str, after: str) -> Plan:
     if after:
         plan.layout(after, [split(dim) for dim in range(len(grid))], at="input")
     return plan
-
-
-def _followed(
-    kind: str, dry: DryNetwork, grid: Sequence[int], plan: Plan, best: Advice
-) -> Iterator[Planned]:
-    try:
-        yield Planned(kind, advice_on(dry, grid, plan=plan))
-    except GpudistError as error:
-        print(f"a plan on {list(grid)} cannot be followed: {error}")
 
 
 def measure(

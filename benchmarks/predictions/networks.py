@@ -99,7 +99,7 @@ def video_decoder() -> nn.Sequential:
 def whole_below_32(grid: Sequence[int]) -> Plan:
     """Plan in which the workers of a sample split the levels of ``KidneyUNet`` down to 32 cells.
 
-    Below, each of them computes the whole sample.
+    Below, each of them computes the whole sample, and each gets the whole output for its loss.
 
     Args:
         grid: partition of the input over samples and one dim of space.
@@ -108,6 +108,7 @@ def whole_below_32(grid: Sequence[int]) -> Plan:
     workers, plan = (grid[0], grid[dim]), Plan()
     plan.layout("down.2", [split(0), broadcast], at="input", grid=workers)
     plan.layout("grow.2", [split(0), split(dim)], at="input", grid=workers)
+    plan.layout("head", [split(0), broadcast], grid=workers)
     return plan
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from gpudist.convert.block_checkpoints import without_plan
 from gpudist.convert.blocks_in_state_dict import drop_hooks
 from gpudist.convert.edits import follow, is_edit
 from gpudist.convert.network import GUARD, Conversion, modules_of, places_of
@@ -191,7 +192,8 @@ def convert(
     parameters.follow_network(source, network)
     before = places_of(network)
     parameters.split_weights, conversion.scope.pins = follow(plan, network, conversion.P_x)
-    conversion.plan_text = plan.to_text() if plan.layouts or plan.weights else ""
+    is_edited = plan.layouts or plan.weights or plan.recomputed
+    conversion.plan_text = plan.to_text() if is_edited else ""
     # One of several methods need not reach all of them.
     conversion.expects_pins = bool(plan.layouts) and len(methods) == 1
     if parameters.split_weights or not conversion.replicate_parameters:
@@ -211,6 +213,7 @@ def undone(network: Any) -> Any:
     del network.__dict__[_CONVERSION]
     network.__class__ = type(network).__mro__[2]
     for module in network.modules():
+        module.__class__ = without_plan(type(module))
         for hooks, with_kwargs in (
             (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
             (module._forward_hooks, module._forward_hooks_with_kwargs),

@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -116,7 +117,7 @@ def _added(a: NetworkPlan, b: NetworkPlan) -> NetworkPlan:
         one._replace(sent_bytes=one.sent_bytes + other.sent_bytes)
         for one, other in zip(a.rows, b.rows, strict=True)
     ]
-    return NetworkPlan(rows, a.layouts, a.weights, a.outputs)
+    return replace(a, rows=rows)
 
 
 def _planned(
@@ -163,7 +164,7 @@ def _planned(
         raise ConversionError(
             f"plan_of: the network cannot be planned for these inputs: {_place_of(error)}{why}"
         ) from error
-    return NetworkPlan(record.rows, plan.layouts, plan.weights, without_wait(outputs))
+    return replace(plan, rows=record.rows, outputs=without_wait(outputs))
 
 
 def _without_compiling() -> AbstractContextManager[object]:

@@ -1,4 +1,4 @@
-"""Apply a plan's edits to a converted network: layouts and split weights."""
+"""Apply a plan's edits to a converted network: layouts, split weights and checkpoints."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gpudist.convert.block_checkpoints import recomputed
 from gpudist.convert.blocks_in_state_dict import keep_blocks
 from gpudist.convert.network_plan import NetworkPlan, Shape, workers_of
 from gpudist.errors import ConversionError
@@ -33,7 +34,7 @@ def grid_of(
 def follow(
     plan: NetworkPlan, network: nn.Module, P_x: CartesianPartition
 ) -> tuple[list[SplitWeight], Pins | None]:
-    """Register the hooks of ``plan`` on the modules of ``network``, and split weights.
+    """Register the hooks of ``plan`` on the modules of ``network``, and edit the modules.
 
     Returns:
         The split weights, and the pins; ``None`` if the plan prescribes no layouts.
@@ -43,7 +44,7 @@ def follow(
             edit is impossible.
     """
     modules = dict(network.named_modules(remove_duplicate=False))
-    named = (*(pin.path for pin in plan.layouts), *plan.weights)
+    named = (*(pin.path for pin in plan.layouts), *plan.weights, *plan.recomputed)
     missing = [path for path in dict.fromkeys(named) if path not in modules]
     if missing:
         raise ConversionError(
@@ -59,6 +60,8 @@ def follow(
         hook = PinHook(pins)
         modules[path].register_forward_pre_hook(hook.before, with_kwargs=True)
         modules[path].register_forward_hook(hook.after, with_kwargs=True)
+    for path in plan.recomputed:
+        modules[path].__class__ = recomputed(type(modules[path]), by_plan=True)
     dims = {path: _weight_dims(path, modules, shape) for path, shape in plan.weights.items()}
     weights = [
         SplitWeight(path, modules[path], shape, dims[path], P_x)

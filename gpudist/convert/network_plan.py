@@ -64,6 +64,7 @@ class NetworkPlan(Checked):
         rows: one row per function called on global tensors.
         layouts: prescribed layouts, in the order in which they are applied.
         weights: grid that splits the weight of a layer, by the layer's path.
+        recomputed: paths of modules that are recomputed in backward.
         outputs: specs of the outputs, nested like them.
         notes: lines that explain the edits, as :func:`gpudist.planning.search` writes them.
         grid: shape of the partition that it was searched on; ``None`` if it was not searched.
@@ -75,6 +76,7 @@ class NetworkPlan(Checked):
     outputs: Any = None
     notes: list[str] = field(default_factory=list[str])
     grid: Shape | None = None
+    recomputed: list[str] = field(default_factory=list[str])
 
     @property
     def sent_bytes(self) -> int:
@@ -163,6 +165,17 @@ class NetworkPlan(Checked):
         """
         self.weights[path] = tuple(shape)
 
+    @checked(ConversionError)
+    def recompute(self, path: str) -> None:
+        """Put an activation checkpoint around a module: keep its inputs alone for backward.
+
+        The network itself is not changed; its conversion calls ``torch.utils.checkpoint``.
+
+        Args:
+            path: path of the module.
+        """
+        self.recomputed.append(path)
+
     def to_text(self) -> str:
         """Return the edits and notes as JSON text, which :meth:`from_text` reads.
 
@@ -176,7 +189,7 @@ class NetworkPlan(Checked):
             for pin in self.layouts
         ]  # fmt: skip
         edits = {_KIND: 1, "layouts": layouts, "weights": self.weights}
-        found = {"notes": self.notes, "grid": self.grid}
+        found = {"notes": self.notes, "grid": self.grid, "recomputed": self.recomputed}
         return json.dumps(edits | {key: one for key, one in found.items() if one}, indent=1)
 
     @classmethod
@@ -201,6 +214,7 @@ class NetworkPlan(Checked):
                 )
             plan = cls(weights={path: tuple(shape) for path, shape in found["weights"].items()})
             plan.notes += map(str, found.get("notes", ()))
+            plan.recomputed += map(str, found.get("recomputed", ()))
             plan.grid = tuple(map(int, found.get("grid", ()))) or None
             for row in found["layouts"]:
                 row["sbp"] = tuple(_sbp_of(word) for word in row["sbp"])
@@ -242,6 +256,8 @@ class NetworkPlan(Checked):
 
     def __str__(self) -> str:
         edits = [f"layout of {pin}" for pin in self.layouts]
+        if self.recomputed:
+            edits.append(f"recomputed in backward: {', '.join(self.recomputed)}")
         edits += [f"weight of {path}: on {list(shape)}" for path, shape in self.weights.items()]
         if not self.rows and (edits or self.notes):
             return "\n".join([*self.notes, *edits])

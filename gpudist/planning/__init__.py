@@ -1,7 +1,7 @@
 """Predict how fast partitions are from plans, before any worker is started."""
 
+from gpudist.convert.block_checkpoints import recompute
 from gpudist.planning.advice import Advice, plan
-from gpudist.planning.block_checkpoints import recompute
 from gpudist.planning.clock import Phase
 from gpudist.planning.fitting import Fit, fits, smallest
 from gpudist.planning.hardware import (

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from gpudist.checks.arguments import Checked, checked
+from gpudist.convert.block_checkpoints import recompute as recomputed
 from gpudist.convert.dry_run import without_cells
 from gpudist.convert.network_plan import NetworkPlan
 from gpudist.errors import GpudistError, ShapeError
 from gpudist.nn.autocast import LOW
-from gpudist.planning.block_checkpoints import recompute as recomputed
 from gpudist.planning.grids import Grid, estimate_s, grids, imbalance, representative_ranks
 from gpudist.planning.hardware import Profile, profile_of
 from gpudist.planning.live_bytes import OPTIMIZERS

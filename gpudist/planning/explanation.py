@@ -9,7 +9,7 @@ from gpudist.planning.layout_choices import Choice, LayoutChoices, State
 from gpudist.planning.table import bytes_of, seconds_of
 
 
-def explained(
+def explain(
     choices: LayoutChoices, choice: Choice, best: Advice, alone: Advice, profile: str
 ) -> list[str]:
     """Return lines that describe the layouts of a plan.

@@ -56,7 +56,7 @@ class Node:
         call: number of this call of the function in this module's forward.
         key: equal for calls of the same function with the same arguments and layouts.
         args: positional and named arguments, with slots for tensors.
-        given: tensors among the arguments.
+        given: tensors among the arguments, without those on other placements.
         sources: for each of them the result that it is, if a function returned it.
         outputs: results; empty if they are not tensors on the network's placement.
         compute: calls the function with positional and named arguments.
@@ -130,8 +130,10 @@ class ForwardGraph(Pins):
                 return compute(args, kwargs)
             # The call may change its arguments in place.
             slots, named, tensors = as_call(function, args, kwargs)
-            given = tuple(map(self._given, tensors))
-            sources = tuple(map(self.source_of, tensors))
+            described = [
+                (one, self.source_of(x)) for x in tensors if (one := self._given(x)) is not None
+            ]
+            given, sources = zip(*described, strict=True) if described else ((), ())
             result = compute(args, kwargs)
         finally:
             self._is_busy = False
@@ -140,8 +142,7 @@ class ForwardGraph(Pins):
         found = [one for one in outputs if one is not None and one.sbp is not None]
         taken = {id(x) for x in tensors}
         is_fixed = any(id(y) in taken for y in results)
-        known = tuple(one for one in given if one is not None)
-        is_known = len(known) == len(given) and len(found) == len(results)
+        is_known = len(given) == len(tensors) and len(found) == len(results)
         autocast = same_autocast()
         try:
             cast = getattr(autocast, "args", None)
@@ -151,7 +152,7 @@ class ForwardGraph(Pins):
         at = len(self.nodes)
         self.nodes.append(
             Node(
-                path, name, number, key, (slots, named), known, sources,
+                path, name, number, key, (slots, named), given, sources,
                 tuple(found) if is_known else (), compute, is_known, is_fixed, autocast,
                 scope.checkpoint if torch.is_grad_enabled() else None,
             )

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from gpudist.geometry.layout import NdSbp
 from gpudist.planning.elimination import Solutions, Table, solve
 from gpudist.planning.forward_graph import ForwardGraph, Given, Node, Returned
-from gpudist.planning.layout_costs import LayoutCosts, State, Work, balanced, laid_out
+from gpudist.planning.layout_costs import LayoutCosts, State, Work, layout_in, without_sizes
 from gpudist.sbp.pins import Pin
 
 # Costs of a choice: seconds, and bytes kept for backward.
@@ -85,7 +85,11 @@ class LayoutChoices:
                 found = tuple(self._states_with_distinct_layouts(node.outputs, states))
                 self.results[at] = len(self.variables)
                 self.variables.append(Variable(at, found, True))
-        self.tables = [*self._functions(), *self._moves(), *self._ties()]
+
+    @cached_property
+    def tables(self) -> list[tuple[Choice, dict[Choice, Cost]]]:
+        """Costs of the values of a few variables each."""
+        return [*self._functions(), *self._moves(), *self._ties()]
 
     @cached_property
     def _functions_by_path(self) -> Counter[str]:
@@ -136,18 +140,16 @@ class LayoutChoices:
             own = self.state(choice, at)
             taken = [
                 (one, self._state_before(choice, at, source))
-                for one, source in zip(node.given, node.sources, strict=node.is_known)
+                for one, source in zip(node.given, node.sources, strict=True)
                 if one.sbp is not None
             ]
-            changed = any(
-                laid_out(one.sbp or (), s) != laid_out(one.sbp or (), own) for one, s in taken
-            )
-            if changed and self._takes_alike(node):
+            is_moved = any(_layouts([one], s) != _layouts([one], own) for one, s in taken)
+            if is_moved and self._takes_alike(node):
                 pins.append(self._pin(node, "input", taken[0][0], own, modules))
             if self._gives_one(node):
-                given, after = node.outputs[0], self._state_after(choice, at)
-                if laid_out(given.sbp or (), after) != laid_out(given.sbp or (), own):
-                    pins.append(self._pin(node, "output", given, after, modules))
+                after = self._state_after(choice, at)
+                if _layouts(node.outputs, after) != _layouts(node.outputs, own):
+                    pins.append(self._pin(node, "output", node.outputs[0], after, modules))
         return pins
 
     def _state_before(self, choice: Choice, at: int, source: Returned | None) -> State:
@@ -175,7 +177,7 @@ class LayoutChoices:
         self, node: Node, at: Any, given: Given, state: State, modules: Mapping[str, nn.Module]
     ) -> Pin:
         """Return a pin of a function, or of the module if it is all that this calls."""
-        sbp = balanced(laid_out(given.sbp or (), state))
+        sbp = without_sizes(layout_in(given.sbp or (), state))
         name, calls = node.name, self.graph.calls[node.path, node.name]
         module = modules[node.path]
         is_torchs = type(module).__module__.startswith("torch.nn.modules.")
@@ -242,7 +244,8 @@ class LayoutChoices:
             costs: dict[Choice, Cost] = {}
             for value, state in enumerate(variable.states):
                 if variable.is_result:
-                    terms = len(self.uses.get(Returned(at, 0), ()))
+                    result = Returned(at, 0)
+                    terms = len(self.uses.get(result, ())) + (result in self.leaving)
                     costs[value,] = self.costs.sum_s(node.outputs[0], state, terms), 0
                     continue
                 work = self._work(at, state)
@@ -270,7 +273,7 @@ class LayoutChoices:
                 mover = at if at not in self.results and self._gives_one(node) else None
                 for user, where in self.uses.get(result, {}).items():
                     last = user if self._takes_alike(self.nodes[user]) else None
-                    moved_at = last if mover is None else mover
+                    moved_at = mover if last is None else last
                     tables.append(self._between(source, user, one, moved_at, where))
                 if result in self.leaving:
                     tables.append(self._between(source, None, one, mover, None))
@@ -302,10 +305,11 @@ class LayoutChoices:
         costs: dict[Choice, Cost] = {}
         for (a, before), (b, after) in product(*map(enumerate, ends)):
             move = self.costs.move(one, before, after)
-            if move is None or (move.seconds and mover is None):
+            is_moved = _layouts([one], before) != _layouts([one], after)
+            if move is None or (is_moved and mover is None):
                 continue
             seconds = self._seconds_with_repeats(move, mover)
-            size_bytes = self.costs.block_bytes(one, after) if move.seconds and is_kept else 0
+            size_bytes = self.costs.block_bytes(one, after) if is_moved and is_kept else 0
             key = tuple(v for x, v in ((source, a), (target, b)) if x is not None)
             costs[key] = seconds, size_bytes
         return tuple(x for x in (source, target) if x is not None), costs
@@ -326,4 +330,4 @@ class LayoutChoices:
 
 
 def _layouts(tensors: Sequence[Given], state: State) -> tuple[NdSbp, ...]:
-    return tuple(laid_out(one.sbp, state) for one in tensors if one.sbp is not None)
+    return tuple(layout_in(one.sbp, state) for one in tensors if one.sbp is not None)

@@ -25,7 +25,7 @@ from gpudist.transport.dry import META
 State = tuple[bool, ...]
 
 
-def laid_out(sbp: NdSbp, state: State) -> NdSbp:
+def layout_in(sbp: NdSbp, state: State) -> NdSbp:
     """Return the layout of a tensor that is ``sbp`` on the grid, in the state of a function.
 
     Sizes of blocks are those of the grid's, unless another axis no longer splits the dim.
@@ -37,7 +37,7 @@ def laid_out(sbp: NdSbp, state: State) -> NdSbp:
     )
 
 
-def balanced(sbp: NdSbp) -> NdSbp:
+def without_sizes(sbp: NdSbp) -> NdSbp:
     """Return the layout without sizes of blocks, which would fit inputs of one size only."""
     return tuple(split(one.dim) if one.is_split else one for one in sbp)
 
@@ -83,17 +83,23 @@ class LayoutCosts:
 
     def work(self, node: Node, state: State) -> Work | None:
         """Return the work of a function in a state; ``None`` if it has no such state."""
-        given = tuple(self._in_state(one, state) for one in node.given)
-        key = node.key, given
+        given, outputs = (
+            tuple(self._in_state(one, state) for one in tensors)
+            for tensors in (node.given, node.outputs)
+        )
+        key = node.key, given, outputs
         if key not in self._works:
-            self._works[key] = self._work_of(node, given, state)
+            self._works[key] = self._rehearsed(
+                node.compute, given, lambda tensors: fill_slots(node.args, tensors),
+                [one.sbp for one in outputs], node.autocast,
+            )  # fmt: skip
         return self._works[key]
 
     def move(self, given: Given, source: State, target: State) -> Work | None:
         """Return the work of moving a tensor between two states; ``None`` if it cannot move."""
         assert given.sbp is not None
-        there, back = laid_out(given.sbp, source), balanced(laid_out(given.sbp, target))
-        if laid_out(given.sbp, source) == laid_out(given.sbp, target):
+        there, back = layout_in(given.sbp, source), without_sizes(layout_in(given.sbp, target))
+        if layout_in(given.sbp, source) == layout_in(given.sbp, target):
             return Work(0.0)
         if partial_sum in there or partial_sum in back:
             return None
@@ -124,7 +130,7 @@ class LayoutCosts:
     def _in_state(self, given: Given, state: State) -> Given:
         if given.sbp is None:
             return given
-        sbp = laid_out(given.sbp, state)
+        sbp = layout_in(given.sbp, state)
         return Given(given.shape, given.dtype, sbp, given.requires_grad)
 
     def _block(self, given: Given) -> tuple[int, ...]:
@@ -133,13 +139,6 @@ class LayoutCosts:
         index = self.placement.index
         assert index is not None
         return self.placement.layout(given.sbp, given.shape).box(index).shape
-
-    def _work_of(self, node: Node, given: Sequence[Given], state: State) -> Work | None:
-        outputs = [self._in_state(one, state).sbp for one in node.outputs]
-        return self._rehearsed(
-            node.compute, given, lambda tensors: fill_slots(node.args, tensors), outputs,
-            node.autocast,
-        )  # fmt: skip
 
     def _rehearsed(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import torch
@@ -11,15 +12,16 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from gpudist.checks.arguments import checked
+from gpudist.convert.block_checkpoints import blocks_of
 from gpudist.convert.converted import conversion_of
 from gpudist.convert.network_plan import NetworkPlan
 from gpudist.errors import GpudistError, ShapeError
 from gpudist.planning.advice import Advice, Progress, advice_on, dry_network, order, ranked
-from gpudist.planning.explanation import explained
+from gpudist.planning.explanation import explain
 from gpudist.planning.fitting import Fit, fits, smallest
 from gpudist.planning.forward_graph import ForwardGraph
 from gpudist.planning.hardware import Profile, profile_of, profile_of_device
-from gpudist.planning.layout_choices import Choice, LayoutChoices
+from gpudist.planning.layout_choices import Choice, Cost, LayoutChoices
 from gpudist.planning.layout_costs import LayoutCosts
 from gpudist.planning.rehearsal import DryNetwork
 from gpudist.planning.table import bytes_of, seconds_of
@@ -59,9 +61,9 @@ def search(
     stay as they are, and so do the outputs of the network.
 
     The functions are timed one by one on tensors without data, and so are moves between layouts.
-    The fastest sums of these times are found exactly; the ten best are rehearsed as a whole, where
-    messages overlap with kernels, together with the network without a plan. The search therefore
-    never returns a plan that :func:`plan` predicts to be slower than none.
+    The fastest sums of these times are found exactly. Of the ten best, those that are faster than
+    without a plan are rehearsed as a whole, where messages overlap with kernels. The search
+    therefore never returns a plan that :func:`plan` predicts to be slower than none.
 
     Without a grid, the three grids that :func:`plan` ranks best are searched, and the fastest plan
     wins; :attr:`NetworkPlan.grid` is its grid.
@@ -85,8 +87,8 @@ def search(
         training: whether to count backward, the gradients and the optimizer.
         replicate_parameters: see :func:`gpudist.distribute`.
         optimizer, amp: as for :func:`plan`.
-        recompute: whether every block of the network is recomputed, by :func:`recompute`, which the
-            program must call, too; ``None`` recomputes if no plan fits otherwise.
+        recompute: whether the plan recomputes every block of the network in backward, as
+            :func:`recompute` does; ``None`` recomputes if no plan fits otherwise.
         progress: function called with the next item, the number of finished items, and the total.
 
     Returns:
@@ -120,7 +122,7 @@ def search(
     elif P_x is not None:
         grid = tuple(P_x)
 
-    def searched() -> NetworkPlan:
+    def find() -> NetworkPlan:
         machine = profile_of_device() if profile is None else profile
         machine = machine if isinstance(machine, Profile) else profile_of(machine)
         if memory_gib is not None:
@@ -155,11 +157,12 @@ def search(
             searches.sort(key=lambda one: order(one.best))
             if searches[0].best.fits is not False:
                 return _plan_of(searches, repeats)
-        raise ShapeError(searches[0].too_much)
+        instead = "" if repeats else ", or recompute=True"
+        raise ShapeError(f"{searches[0].too_much}; use more workers{instead}")
 
     if not isinstance(P_x, Partition) or P_x.world.size == 1:
-        return searched()
-    return _from_first(P_x.world, searched)
+        return find()
+    return _from_first(P_x.world, find)
 
 
 def _on_fewest_workers(dry: DryNetwork, found: Sequence[Fit]) -> list[Advice]:
@@ -177,7 +180,8 @@ def _plan_of(searches: Sequence[Search], repeats: bool) -> NetworkPlan:
         words = (f"{list(one.alone.grid)} {seconds_of(one.best.seconds)}" for one in searches)
         plan.notes.insert(1, f"grids with their layouts: {', '.join(words)}")
     if repeats:
-        plan.notes.insert(1, "every block is recomputed: call gpudist.planning.recompute(network)")
+        plan.notes.insert(1, "every block is recomputed in backward")
+        plan.recomputed = list(blocks_of(searches[0].dry.network))
     return plan
 
 
@@ -235,37 +239,42 @@ class Search:
         """Error of a search of which no plan fits."""
         return (
             f"search: on {list(self.alone.grid)} a step needs {bytes_of(self.best.memory_bytes)} "
-            f"on each worker, but it may use {bytes_of(self.limit_bytes)}; use more workers, or "
-            "recompute=True"
+            f"on each worker, but it may use {bytes_of(self.limit_bytes)}"
         )
 
     def plan(self) -> NetworkPlan:
         """Return the plan that was found."""
-        notes = explained(self.choices, self.chosen, self.best, self.alone, self.dry.profile.name)
+        notes = explain(self.choices, self.chosen, self.best, self.alone, self.dry.profile.name)
         return NetworkPlan(layouts=self.layouts, notes=notes, grid=self.alone.grid)
 
     def pins(self, choice: Choice) -> list[Pin]:
         return self.choices.pins(choice, self.modules)
 
     def _candidates(self) -> Iterator[Choice]:
-        """Yield the best choices that should fit, each with pins of its own."""
+        """Yield the best choices that should fit, each with pins of its own.
+
+        If the network fits without a plan, choices with larger sums of times are left out.
+        """
+        if len(self.choices.states) == 1:
+            return
         found = self.choices.solve(_REHEARSED).found
         if self.limit_bytes:
             found = self._that_fit(found)
+        most_s = inf if self.alone.fits is False else self._cost(self.home)[0]
         seen: set[tuple[Pin, ...]] = {()}
         for _, choice in found:
             key = tuple(self.pins(choice))
-            if key not in seen:
+            if key not in seen and self._cost(choice)[0] <= most_s:
                 seen.add(key)
                 yield choice
 
     def _that_fit(self, found: list[tuple[float, Choice]]) -> list[tuple[float, Choice]]:
         """Return the best choices at the lowest price of a byte at which the best one fits."""
-        before = self._kept_bytes(self.home)
+        before = self._cost(self.home)[1]
         free_bytes = self.limit_bytes - self.alone.memory_bytes
 
         def fits(choices: list[tuple[float, Choice]]) -> bool:
-            return self._kept_bytes(choices[0][1]) - before <= free_bytes
+            return self._cost(choices[0][1])[1] - before <= free_bytes
 
         if fits(found):
             return found
@@ -280,13 +289,13 @@ class Search:
                 low = price
         return found
 
-    def _kept_bytes(self, choice: Choice) -> int:
+    def _cost(self, choice: Choice) -> Cost:
         cost = self.choices.cost(choice)
         assert cost is not None
-        return cost[1]
+        return cost
 
 
-def _from_first(P_world: Partition, searched: Callable[[], NetworkPlan]) -> NetworkPlan:
+def _from_first(P_world: Partition, find: Callable[[], NetworkPlan]) -> NetworkPlan:
     """Return on every worker the plan that the first one finds.
 
     Raises:
@@ -295,9 +304,10 @@ def _from_first(P_world: Partition, searched: Callable[[], NetworkPlan]) -> Netw
     text, error = "", ""
     if P_world.rank == 0:
         try:
-            text = searched().to_text()
-        except GpudistError as one:
-            error = str(one)
+            text = find().to_text()
+        # Other workers wait, whatever it is.
+        except Exception as one:
+            error = str(one) if isinstance(one, GpudistError) else f"{type(one).__name__}: {one}"
     sizes = [len(part.encode()) for part in (text, error)]
     data = [*sizes, *f"{text}{error}".encode()]
     size, _, *found = map(int, P_world.broadcast_data(data if P_world.rank == 0 else None))

@@ -10,7 +10,8 @@ from torch import nn
 from torch._dynamo.exc import Unsupported
 
 import gpudist
-from gpudist import ConversionError
+from gpudist import ConversionError, Plan
+from gpudist.sbp import broadcast, split
 from gpudist.world.partition import Partition
 from tests.nn.compare import grid, own_block, random_like_all
 from tests.pool import distributed
@@ -35,13 +36,15 @@ class Small(nn.Module):
         return {"features": y, "classes": self.head(y.mean((2, 3))), "scale": scale}
 
 
-def networks(P_world: Partition, p: float = 0.0) -> tuple[Any, Any, torch.Tensor, torch.Tensor]:
+def networks(
+    P_world: Partition, p: float = 0.0, plan: Plan | None = None
+) -> tuple[Any, Any, torch.Tensor, torch.Tensor]:
     """Return two equal converted networks, the whole input and this worker's block."""
     torch.manual_seed(1)
     alone = Small(p).double()
     P_x = grid(P_world, [1, 1, P_world.size, 1])
     whole = random_like_all(SHAPE, 1)
-    a, b = gpudist.distribute(alone, P_x), gpudist.distribute(alone, P_x)
+    a, b = gpudist.distribute(alone, P_x, plan), gpudist.distribute(alone, P_x, plan)
     return a, b, whole, own_block(whole, P_x)
 
 
@@ -61,6 +64,26 @@ def test_graphs_are_the_network(P_world: Partition) -> None:
             mine, theirs = (y[name] for y in results)
             assert mine.sbp == theirs.sbp and mine.shape == theirs.shape, step
             torch.testing.assert_close(mine.to_local(), theirs.to_local())
+    for (name, p), q in zip(a.named_parameters(), b.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, msg=name)
+    for (name, p), q in zip(a.named_buffers(), b.buffers(), strict=True):
+        torch.testing.assert_close(p, q, msg=name)
+
+
+@distributed(ranks=2, transports=["host"], timeout_s=300)
+def test_graphs_follow_a_plan(P_world: Partition) -> None:
+    plan = Plan()
+    plan.layout("norm", broadcast, at="input")
+    plan.layout("", split(2), function="relu", grid=[2])
+    plan.layout("down", broadcast)
+    a, b, _, block = networks(P_world, plan=plan)
+    fast = gpudist.compiled(a, backend="eager")
+    for _ in range(2):
+        results = [fast(block), b(block)]
+        for y in results:
+            ((y["features"] ** 2).sum() + y["classes"].sum()).backward()
+            assert y["features"].sbp == (broadcast,)
+        torch.testing.assert_close(*(y["features"].to_local() for y in results))
     for (name, p), q in zip(a.named_parameters(), b.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad, msg=name)
     for (name, p), q in zip(a.named_buffers(), b.buffers(), strict=True):

@@ -20,13 +20,14 @@ from gpudist import Plan
 from gpudist.errors import ShapeError
 from gpudist.planning import Link, Profile, fits, layout_search, profile_of, recompute, search
 from gpudist.planning.advice import advice_on, dry_network, ranked
-from gpudist.planning.layout_choices import Choice, LayoutChoices
+from gpudist.planning.layout_choices import LayoutChoices
 from gpudist.planning.layout_search import choices_of
 from gpudist.planning.rehearsal import DryNetwork
 from gpudist.world.partition import Partition
 from tests.convert.training import assert_as_alone
 from tests.every import EVERY
 from tests.nn.compare import grid
+from tests.planning.descent import Descent, random_choice, stretch
 from tests.pool import distributed
 
 SLOW = replace(profile_of("a100"), name="slow", ranks_per_node=1, network=Link(2000.0, 10.0, 10.0))
@@ -85,22 +86,6 @@ def few_choices(seed: int) -> LayoutChoices:
     raise AssertionError
 
 
-def improved(found: LayoutChoices, choice: Choice) -> float:
-    """Return the time of a choice, improved by single changes until none is better."""
-    best = found.cost(choice)
-    assert best is not None
-    is_better = True
-    while is_better:
-        is_better = False
-        for x, size in enumerate(found.sizes):
-            for value in range(size):
-                other = (*choice[:x], value, *choice[x + 1 :])
-                cost = found.cost(other)
-                if cost is not None and cost[0] < best[0] - 1e-12:
-                    best, choice, is_better = cost, other, True
-    return best[0]
-
-
 @pytest.mark.one_in(10)
 @pytest.mark.parametrize("seed", range(50))
 def test_the_best_plan_is_the_best_of_all_plans(seed: int) -> None:
@@ -113,23 +98,14 @@ def test_the_best_plan_is_the_best_of_all_plans(seed: int) -> None:
 
 
 def test_random_plans_are_never_faster() -> None:
+    """Improved by single changes; benchmarks/searches.py compares more of larger networks."""
     dry = DryNetwork(UNet3d(1, 2, 4, 3), (1, 1, 64, 64, 64), profile_of("a100"))
     found = choices_of(dry, (1, 1, 2, 2, 1), 0)
     ((least, _),) = found.solve(1).found
-    draw = random.Random(1)
-    left = 50 if EVERY else 3
-    while left:
-        # Most random choices are impossible, so the better ones start where some change.
-        choice = [0] * len(found.sizes)
-        state = draw.choice(found.states)
-        start, stop = sorted(draw.sample(range(len(found.nodes)), 2))
-        for x, variable in enumerate(found.variables):
-            value = found.value(x, state)
-            if start <= variable.node <= stop and value is not None:
-                choice[x] = value
-        if found.cost(tuple(choice)) is not None:
-            left -= 1
-            assert improved(found, tuple(choice)) >= least - 1e-12
+    draw, descent = random.Random(1), Descent(found)
+    for _ in range(500 if EVERY else 20):
+        cost = found.cost(descent.improve(random_choice(found, draw)))
+        assert cost is not None and cost[0] >= least - 1e-12
 
 
 class Skips(nn.Module):
@@ -185,17 +161,23 @@ def test_the_device_must_have_a_profile() -> None:
 
 @pytest.mark.parametrize("amp", [None, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_sums_of_functions_are_the_time_of_a_step(amp: torch.dtype | None) -> None:
-    """They also follow casts and the functions that a checkpoint repeats."""
-    profile = replace(profile_of("a100"), wire="host")
+    """They also follow casts, layouts, and what a checkpoint repeats."""
+    profile, grid = replace(profile_of("a100"), wire="host"), (1, 1, 2, 1, 1)
     kept: list[int] = []
     for repeats in (False, True):
         network = UNet3d(1, 2, 4, 2)
         dry = dry_network(network, (1, 1, 32, 32, 32), profile, True, "adam", repeats, amp)
-        found = choices_of(dry, (1, 1, 2, 1, 1), 0)
-        cost = found.cost((0,) * len(found.variables))
-        assert cost is not None
-        step = dry.rehearse((1, 1, 2, 1, 1), 0)
-        assert cost[0] == pytest.approx(step.seconds(False), rel=0.03)
+        found = choices_of(dry, grid, 0)
+        # The first half of a block, which moves its input.
+        first = next(at for at, node in enumerate(found.nodes) if node.path == "down.1.0")
+        planned = stretch(found, first, first + 2, (True,))
+        cost, other = found.cost((0,) * len(found.variables)), found.cost(planned)
+        assert cost is not None and other is not None
+        step_s = dry.rehearse(grid, 0).seconds(False)
+        assert cost[0] == pytest.approx(step_s, rel=0.03)
+        plan = Plan(layouts=found.pins(planned, dict(dry.network.named_modules())))
+        changed_s = dry.rehearse(grid, 0, plan).seconds(False) - step_s
+        assert other[0] - cost[0] == pytest.approx(changed_s, abs=1e-8)
         kept.append(cost[1])
         casts = any(one.dtype == amp for node in found.nodes for one in node.outputs)
         assert casts == (amp is not None)
@@ -211,6 +193,9 @@ def test_blocks_are_recomputed_if_no_plan_fits_otherwise() -> None:
         profile = replace(SLOW, memory_gib=limit * before / 2**30)
         found = search(network, profile=profile, recompute=None, **how)
         assert any(one.startswith(note) for one in found.notes) == repeats
+        assert found.recomputed == (["down.0", "down.1", "up.0"] if repeats else [])
+        dry = DryNetwork(network, how["global_shape"], profile)
+        assert advice_on(dry, how["P_x"], plan=found).fits
     with pytest.raises(ShapeError, match="or recompute=True"):
         search(network, profile=profile, **how)
 
@@ -261,8 +246,15 @@ def test_searched_plans_compute_what_the_network_alone_computes(P_world: Partiti
 
 @distributed(ranks=2, transports=["loopback"])
 def test_all_workers_get_the_error_of_the_first(P_world: Partition) -> None:
+    P_x = grid(P_world, [1, 1, 2, 1])
     with pytest.raises(ShapeError, match="cannot be called"):
-        search(Skips(), (1, 3, 16, 16), grid(P_world, [1, 1, 2, 1]), "h100")
+        search(Skips(), (1, 3, 16, 16), P_x, "h100")
+
+    def fail(*_: Any) -> None:
+        raise KeyError("a bug")
+
+    with pytest.raises(ShapeError, match="KeyError: 'a bug'"):
+        search(Skips(), (1, 2, 16, 16), P_x, "h100", progress=fail)
 
 
 class Blocks(nn.Module):

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from fnmatch import fnmatch
+from typing import get_args
 
 import torch
 
@@ -83,20 +84,23 @@ def _judge_apart(name: str, grids: list[str], mode: Mode, limit_s: float) -> Ite
 
 
 def _fits(name: str, pattern: str) -> bool:
-    return fnmatch(name, pattern) or pattern in name
+    return any(fnmatch(name, one) or one in name for one in pattern.split(","))
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m tests.zoo")
-    parser.add_argument("--only", default="*", help="part of the names, or a pattern of them")
+    parser.add_argument(
+        "--only", default="*", help="parts of the names, or patterns of them, with commas between"
+    )
     parser.add_argument("--shard", type=_shard, default=(1, 1), help="I/N: every Nth, from the Ith")
     parser.add_argument("--grids", type=_grids, default=list(GRIDS), help=f"of {','.join(GRIDS)}")
     parser.add_argument("--again", action="store_true", help="judge what has a verdict, too")
     parser.add_argument("--jobs", type=int, default=_JOBS, help="networks at a time")
     parser.add_argument("--limit", type=float, default=600, help="seconds for a network")
     parser.add_argument(
-        "--mode", choices=["distribute", "sequential", "tampered"], default="distribute",
-        help="'sequential' and 'tampered' judge the judge: all is to be right, and all wrong",
+        "--mode", choices=get_args(Mode), default="distribute",
+        help="'searched' follows plans of layouts; 'sequential' and 'tampered' judge the judge: "
+        "all is to be right, and all wrong",
     )  # fmt: skip
     parser.add_argument("--one", help=argparse.SUPPRESS)
     return parser.parse_args()

@@ -17,6 +17,7 @@ from torch import nn
 
 import gpudist
 from gpudist.errors import GpudistError, PlanMismatch, RemoteError, TransportError
+from gpudist.planning import search
 from gpudist.testing import run_distributed
 from gpudist.world.partition import CartesianPartition, Partition
 from tests.nn.compare import own_block
@@ -30,9 +31,13 @@ from tests.zoo.sent import Sent
 GRIDS: dict[str, tuple[int, ...]] = {
     "2x1": (2, 1), "2x2": (2, 2), "3": (3,), "1x3": (1, 3), "3x2": (3, 2)
 }  # fmt: skip
-# What makes the network that is judged. The last two judge the judge: the network alone on each
-# rank is right, and the same with one gradient a thousandth larger on the last rank is wrong.
-Mode = Literal["distribute", "sequential", "tampered"]
+# What makes the network that is judged, in the second mode under a searched plan of layouts. The
+# last two judge the judge: the network alone on each rank is right, and the same with one gradient
+# a thousandth larger on the last rank is wrong.
+Mode = Literal["distribute", "searched", "sequential", "tampered"]
+_CONVERTED = ("distribute", "searched")
+# Profile of the machine for which plans are searched.
+_PROFILE = "h100"
 LIMIT_S = 300.0
 
 
@@ -57,6 +62,7 @@ class Verdict:
         alone_kept_bytes: the same of the network alone.
         forward_bytes: bytes sent by all ranks together in a forward of its first entry.
         planned_bytes: prediction of ``forward_bytes`` by ``plan_of``; ``None`` if values decide it.
+        layouts: number of layouts that the plan prescribes.
         warned: warnings of gpudist, each once.
     """
 
@@ -76,6 +82,7 @@ class Verdict:
     alone_kept_bytes: int = 0
     forward_bytes: int = 0
     planned_bytes: int | None = 0
+    layouts: int = 0
     warned: list[str] = field(default_factory=list)
 
 
@@ -120,6 +127,9 @@ def _compare(network: Network, found: Verdict, limit_s: float) -> None:
         )
         expected, _ = reference
         body, transport = _judge_in_process, "gloo"
+    if found.mode == "searched":
+        # Before the ranks, which are threads, ask for it.
+        found.layouts = len(_fastest_plan(network.name, found.grid).layouts)
     between = time.perf_counter()
     with in_dtype_of(network.name):
         told = run_distributed(body, ranks, *case, expected, transport=transport, timeout=limit_s)
@@ -170,7 +180,7 @@ def _judge_rank(
 ) -> tuple[tuple[float, str], Numbers]:
     """Return the largest error on this rank, and its numbers."""
     found, numbers = _record_of_rank(P_world, name, grid, mode)
-    if mode == "distribute":
+    if mode in _CONVERTED:
         network = network_named(name)
         P_x = _partition(P_world, network, grid)
         gradients = expected["input gradient"].items()
@@ -185,10 +195,11 @@ def _record_of_rank(P_world: Partition, name: str, grid: str, mode: Mode) -> tup
     inputs = inputs_of(name, _size(network, grid))
     given = whole = {key: each.tensor for key, each in inputs.items()}
     net = prepared(name, _size(network, grid))
-    if mode == "distribute":
+    plan = _fastest_plan(name, grid) if mode == "searched" and P_world.size > 1 else None
+    if mode in _CONVERTED:
         P_x = _partition(P_world, network, grid)
         options: dict[str, Any] = {"methods": network.methods}
-        net = gpudist.distribute(net, P_x, **options)
+        net = gpudist.distribute(net, P_x, plan, **options)
         given = {key: _block(each, P_x) for key, each in inputs.items()}
     else:
         net = copy.deepcopy(net)
@@ -198,9 +209,9 @@ def _record_of_rank(P_world: Partition, name: str, grid: str, mode: Mode) -> tup
     step = Sent(P_world)
     record = record_of(network, net, fresh, given, whole, learned, tamper, step)
     numbers = Numbers(step.messages, step.nbytes, step.repartitioned_bytes)
-    if mode == "distribute":
+    if mode in _CONVERTED:
         numbers.kept_bytes = kept_bytes_of(network, net, given, learned)
-        _add_forward(numbers, network, grid, net, given, whole, P_x)
+        _add_forward(numbers, network, grid, net, given, whole, P_x, plan)
     return record, numbers
 
 
@@ -238,6 +249,7 @@ def _add_forward(
     given: Mapping[str, torch.Tensor],
     whole: Mapping[str, torch.Tensor],
     P_x: CartesianPartition,
+    edits: gpudist.Plan | None,
 ) -> None:
     """Add the bytes of a forward of the converted network, as counted and as planned."""
     world = P_x.world
@@ -249,7 +261,9 @@ def _add_forward(
     _, args, kwargs = _first_call(network, whole)
     alone = prepared(network.name, _size(network, grid))
     try:
-        plan = gpudist.plan_of(alone, P_x, *args, named=kwargs, method=method, ranks=world.rank)
+        plan = gpudist.plan_of(
+            alone, P_x, *args, named=kwargs, method=method, ranks=world.rank, plan=edits
+        )
     except gpudist.ConversionError as error:
         if "cannot be planned" not in str(error):
             raise
@@ -258,7 +272,23 @@ def _add_forward(
         numbers.planned_bytes = plan.sent_bytes
 
 
+@functools.cache
+def _fastest_plan(name: str, grid: str) -> gpudist.Plan:
+    network = network_named(name)
+    size = _size(network, grid)
+    with in_dtype_of(name):
+        inputs = [each.tensor for each in inputs_of(name, size).values()]
+        return search(prepared(name, size), inputs, _shape(network, grid), _PROFILE)
+
+
 def _partition(P_world: Partition, network: Network, grid: str) -> CartesianPartition:
+    shape = _shape(network, grid)
+    if P_world.size == 1:
+        shape = [1] * len(shape)
+    return P_world.create_cartesian_topology_partition(shape)
+
+
+def _shape(network: Network, grid: str) -> list[int]:
     """Return the workers along the dims of the first input that is cut."""
     inputs = inputs_of(network.name, _size(network, grid)).values()
     cut = next(each for each in inputs if each.dims)
@@ -266,9 +296,7 @@ def _partition(P_world: Partition, network: Network, grid: str) -> CartesianPart
     shape = [1] * cut.tensor.dim()
     for dim, workers in zip(cut.dims, along, strict=False):
         shape[dim] = workers
-    if P_world.size == 1:
-        shape = [1] * len(shape)
-    return P_world.create_cartesian_topology_partition(shape)
+    return shape
 
 
 def _block(each: Input, P_x: CartesianPartition) -> torch.Tensor:

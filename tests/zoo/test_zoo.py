@@ -55,6 +55,14 @@ def test_converted_network_is_right(name: str) -> None:
 
 
 @needs_packages
+def test_network_under_a_searched_plan_is_right() -> None:
+    found = judge("monai/unet_3d", "2x1", "searched", LIMIT_S)
+    assert found.verdict == "right", (found.what, found.error, found.text)
+    assert found.layouts > 0
+    assert found.planned_bytes == found.forward_bytes > 0
+
+
+@needs_packages
 def test_network_alone_is_right() -> None:
     assert judge("monai/unet_3d", "2x1", "sequential", LIMIT_S).verdict == "right"
 

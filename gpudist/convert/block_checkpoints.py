@@ -11,6 +11,9 @@ from torch.utils.checkpoint import checkpoint
 
 from gpudist.checks.arguments import checked
 
+# Attribute of classes that recompute: whether it is by a plan.
+_MARK = "_gpudist_recomputes_by_plan"
+
 
 @checked()
 def recompute(network: nn.Module) -> nn.Module:
@@ -26,12 +29,13 @@ def recompute(network: nn.Module) -> nn.Module:
     Returns:
         The same network.
     """
-    for block in _blocks(network):
-        block.__class__ = _recomputed(type(block))
+    for block in blocks_of(network).values():
+        block.__class__ = recomputed(type(block))
     return network
 
 
-def _blocks(network: nn.Module) -> list[nn.Module]:
+def blocks_of(network: nn.Module) -> dict[str, nn.Module]:
+    """Return the blocks of a network that :func:`recompute` recomputes, by path."""
     elements = [
         child
         for parent in network.modules()
@@ -40,19 +44,30 @@ def _blocks(network: nn.Module) -> list[nn.Module]:
         if any(child.children())
     ]
     known = set(map(id, elements))
-    return [
-        x
-        for x in dict.fromkeys(elements)
-        if not isinstance(x, nn.ModuleList)
+    return {
+        path: x
+        for path, x in network.named_modules()
+        if id(x) in known
+        and not isinstance(x, nn.ModuleList)
         and not any(id(y) in known for y in x.modules() if y is not x)
-    ]
+    }
 
 
 @cache
-def _recomputed(kind: type[nn.Module]) -> type[nn.Module]:
+def recomputed(kind: type[nn.Module], by_plan: bool = False) -> type[nn.Module]:
+    """Return the class of modules of a kind that recompute their forward, by a plan or not."""
+    if hasattr(kind, _MARK):
+        return kind
+
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return kind.forward(self, *args, **kwargs)
         return checkpoint(kind.forward, self, *args, use_reentrant=False, **kwargs)
 
-    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+    body = {"forward": forward, "__module__": kind.__module__, _MARK: by_plan}
+    return type(kind.__name__, (kind,), body)
+
+
+def without_plan(kind: type[nn.Module]) -> type[nn.Module]:
+    """Return the class of a module before a plan had it recomputed."""
+    return kind.__mro__[1] if vars(kind).get(_MARK) else kind
