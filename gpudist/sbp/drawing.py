@@ -40,6 +40,8 @@ _RECURRENT = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
 
 # Functions whose numbers depend on the order of the cells of a whole tensor.
 WITHOUT_INDEX = (DRAWS - BY_INDEX) | _COMPOSED | _RECURRENT
+# Functions that may draw.
+DRAWING = DRAWS | BY_INDEX | WITHOUT_INDEX | {*_ATTENTION}
 
 
 def may_draw(function: Any, args: Sequence[Any]) -> bool:

@@ -22,20 +22,31 @@ class GlobalSpec:
     Attributes:
         placement: ranks that hold the tensor.
         sbp: attribute along each axis of the placement.
-        shape: global shape.
+        shape, size: global shape, as a tuple and as torch's type.
         dtype: dtype.
         layout: cells of each rank.
         calls: cached calls whose first tensor has this spec.
         is_held: whether operators keep the layout, at any cost in bytes.
     """
 
-    __slots__ = ("_held", "calls", "dtype", "is_held", "layout", "placement", "sbp", "shape")
+    __slots__ = (
+        "_held",
+        "calls",
+        "dtype",
+        "is_held",
+        "layout",
+        "placement",
+        "sbp",
+        "shape",
+        "size",
+    )
 
     def __init__(
         self, placement: Placement, sbp: NdSbp, shape: tuple[int, ...], dtype: torch.dtype
     ) -> None:
         dispatch_functions()
         self.placement, self.sbp, self.shape, self.dtype = placement, sbp, shape, dtype
+        self.size = torch.Size(shape)
         self.layout: Layout = placement.layout(sbp, shape)
         self.calls = Cache[Any, Any](1024)
         self.is_held = False

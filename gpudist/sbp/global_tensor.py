@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,20 @@ class GlobalTensor(torch.Tensor):
 
     _local: torch.Tensor
     _global_spec: GlobalSpec
+
+    # Networks ask for these often; torch would call ``__torch_function__``.
+    shape: torch.Size = property(attrgetter("_global_spec.size"))  # pyright: ignore
+
+    def dim(self) -> int:
+        return len(self._global_spec.size)
+
+    def size(self, dim: int | None = None) -> Any:
+        size = self._global_spec.size
+        if dim is None:
+            return size
+        return (
+            size[dim] if type(dim) is int and -len(size) <= dim < len(size) else super().size(dim)
+        )
 
     @classmethod
     def _wrap(

@@ -25,7 +25,7 @@ from gpudist.nn.autocast_on_meta import same_autocast
 from gpudist.sbp.boxing import box_both_ways
 from gpudist.sbp.call_cache import call_cached
 from gpudist.sbp.copies import copy_of, needs_copies, require_copies, with_copies
-from gpudist.sbp.drawing import WITHOUT_INDEX, Drawing, may_draw
+from gpudist.sbp.drawing import DRAWING, WITHOUT_INDEX, Drawing, may_draw
 from gpudist.sbp.fresh import FACTORIES, FreshTensors
 from gpudist.sbp.functions import apply_to_plain, dispatch_functions
 from gpudist.sbp.global_parameter import GlobalParameter
@@ -58,6 +58,9 @@ _GLOBAL = (GlobalTensor,)
 _OPERANDS = {_GLOBAL, (GlobalTensor, torch.Tensor), (torch.Tensor, GlobalTensor)}
 # Functions called so far that :func:`call_cached` computes for such arguments.
 _operators: set[Any] = set()
+# Functions called so far that nothing here replaces where all tensors are plain, such as the sum
+# with which batch norm counts its batches.
+_of_plain: set[Any] = set()
 
 
 class _Intercepted(Drawing):
@@ -81,6 +84,9 @@ class _Intercepted(Drawing):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         pins = self.scope.pins
+        is_plain = not (types or kwargs or self.fresh.refs) and pins is None
+        if is_plain and func in _of_plain and not needs_copies(self.scope, args, False):
+            return func(*args)
         is_pinned = pins is not None and pins.name_if_pinned(func) != ""
         is_fresh = func in FACTORIES and "out" not in kwargs and current_scope() is self.scope
         # A prescribed layout is not changed.
@@ -138,6 +144,8 @@ class _Intercepted(Drawing):
         if func in ELEMENTWISE:
             found = outer(GlobalTensor, self.scope.placement, func, args, kwargs)
             return func(*args, **kwargs) if found is None else found
+        if not (types or func in OF_GRADIENTS or func in FACTORIES or func in DRAWING):
+            _of_plain.add(func)
         return self.drawn(func, args, kwargs)
 
     def _of_global(

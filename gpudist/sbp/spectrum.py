@@ -106,6 +106,8 @@ class Spectrum(GlobalTensor):
 
     _pending: Pending
     _changed: Ranges | None = None
+    # The wrapper's own, from which the spec is made.
+    shape, dim, size = torch.Tensor.shape, torch.Tensor.dim, torch.Tensor.size  # pyright: ignore
 
     @classmethod
     def __torch_function__(

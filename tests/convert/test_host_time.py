@@ -54,7 +54,7 @@ def _frames(call: Callable[[], object]) -> int:
 FRAMES: dict[str, tuple[Callable[[], torch.nn.Module], int]] = {
     "relu": (torch.nn.ReLU, 3),
     "dropout": (lambda: torch.nn.Dropout(0.5), 18),
-    "batch_norm": (lambda: torch.nn.BatchNorm2d(3), 13),
+    "batch_norm": (lambda: torch.nn.BatchNorm2d(3), 10),
     "group_norm": (lambda: torch.nn.GroupNorm(1, 3), 5),
     "layer_norm": (lambda: torch.nn.LayerNorm([3, 8, 8]), 5),
     "convolution": (lambda: torch.nn.Conv2d(3, 3, 1), 5),
@@ -114,3 +114,28 @@ def test_modules_have_no_hook_within_a_call_and_refuse_blocks_outside(P_world: P
         assert network.seen == [0, 0, 0]
         with pytest.raises(ConversionError, match="outside the network's own methods"):
             network.parts[0](x)
+
+
+class _Cumulative(torch.nn.Module):
+    """Calls a function of a buffer, then of a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.arange(3.0))
+        self.steps = torch.nn.Buffer(torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.cumsum(self.steps, 0) * torch.cumsum(self.weight, 0)
+
+
+@distributed(ranks=2, transports=["loopback"])
+def test_a_function_of_plain_tensors_still_gets_copies_of_parameters(P_world: Partition) -> None:
+    P_x = P_world.create_cartesian_topology_partition([2, 1])
+    x, alone = torch.arange(12.0).view(4, 3), _Cumulative()
+    alone(x).sum().backward()
+    network = gpudist.distribute(_Cumulative(), P_x, inputs={"x": "block"})
+    assert P_world.rank is not None
+    for _ in range(2):
+        network.weight.grad = None
+        network(x[2 * P_world.rank :][:2]).sum().backward()
+        torch.testing.assert_close(network.weight.grad, alone.weight.grad)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from itertools import product
 from typing import Any
 
@@ -349,3 +350,17 @@ def test_methods_are_installed_on_request_only() -> None:
         for kind in (torch.Tensor, torch.nn.Module):
             if hasattr(kind, "to_global"):
                 delattr(kind, "to_global")
+
+
+@distributed(ranks=2, transports=("loopback",))
+def test_sizes_are_those_of_torch(P_world: Partition) -> None:
+    placement = Placement("cpu", [0, 1], P_world)
+    plain = torch.empty(3, 4, 5)
+    x = gpudist.to_global(plain, placement, gpudist.sbp.broadcast)
+    assert type(x.shape) is torch.Size and x.shape == x.size() == plain.shape
+    assert (x.dim(), x.size(1), x.size(dim=-1)) == (3, 4, 5)
+    for call in (lambda y: y.size(3), lambda y: y.size(-4), lambda y: y.size("1")):
+        with pytest.raises((IndexError, RuntimeError, TypeError)) as expected:
+            call(plain)
+        with pytest.raises(expected.type, match=re.escape(str(expected.value).splitlines()[0])):
+            call(x)
