@@ -93,7 +93,7 @@ def test_devices_keep_no_weights(P_world: Partition, dtype: torch.dtype) -> None
     (with_weights, expected), (without, again) = found
     # Weights of 16-bit scores are in single precision.
     weights_nbytes = 2 * 4 * 64 * 64 * max(4, dtype.itemsize)
-    assert 2 * weights_nbytes > with_weights > weights_nbytes > without
+    assert with_weights > weights_nbytes > without
     assert all(map(torch.equal, expected, again))
 
 

@@ -120,7 +120,7 @@ class _Dropping:
 
     On a device, backward computes the weights again, as torch's kernels do: those of a long
     sequence would be the largest tensors of a network, and two or three kernels compute them. A CPU
-    keeps them. Which of them were dropped is drawn again everywhere.
+    keeps both. Which weights are dropped is drawn again for their gradient.
     """
 
     scale: float
@@ -132,15 +132,17 @@ class _Dropping:
         self, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None
     ) -> tuple[Tensor, Sequence[Tensor]]:
         weights = self._weights(q, k, hidden)
-        return self._drop_and_cast(weights, v.dtype) @ v, (weights,) if suits_cpu(q) else ()
+        dropped = self._drop_and_cast(weights, v.dtype)
+        return dropped @ v, (weights, dropped) if suits_cpu(q) else ()
 
     def backward(
         self, gradient: Tensor, inputs: Saved, kept: Saved, needs: Sequence[bool]
     ) -> Sequence[Tensor | None]:
         q, k, v, hidden = inputs
         weights = kept[0] if kept else self._weights(q, k, hidden)
+        dropped = kept[1] if kept else self._drop_and_cast(weights, v.dtype)
         gradient = gradient.contiguous()
-        of_v = self._drop_and_cast(weights, v.dtype).mT @ gradient if needs[2] else None
+        of_v = dropped.mT @ gradient if needs[2] else None
         of_kept = (gradient @ v.mT).to(weights.dtype)
         of_weights = self._drop_and_cast(of_kept.view(weights.shape), weights.dtype)
         softmax_backward: Any = torch._softmax_backward_data  # pyright: ignore
