@@ -158,8 +158,9 @@ def enter_new(function: Function) -> None:
 
     @compose(function)
     def made(x: Any, *args: Any, **kwargs: Any) -> Tensor:
-        plain = torch.empty(0, dtype=x.dtype, device=x.device)
-        return block(x, function(plain, *args, **kwargs), (broadcast,) * x.placement.axes)
+        whole = function(torch.empty(0, dtype=x.dtype, device=x.device), *args, **kwargs)
+        own = whole if x.placement.active else whole.new_empty(0)
+        return x._wrap(own, x.placement, (broadcast,) * x.placement.axes, tuple(whole.shape))
 
 
 for function in (Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_empty):
