@@ -49,7 +49,8 @@ class HaloExchange(Operator):
     ) -> None:
         require_cartesian("HaloExchange", P_x)
         self.windows = _windows(P_x, window, halo)
-        leading = P_x.dim - len(window or halo or ())
+        given = window if window is not None else halo
+        leading = P_x.dim - len(given if given is not None else ())
         is_one = isinstance(periodic, bool | np.bool_)
         wraps = [periodic] * (P_x.dim - leading) if is_one else list(periodic)
         if len(wraps) != P_x.dim - leading:
@@ -150,8 +151,11 @@ def _windows(
         )
     if window is not None and halo is not None:
         raise ShapeError("HaloExchange: window and halo are both given; pass only one")
-    widths = [HaloWidths(left, right) for left, right in halo or ()]
-    given: tuple[Window, ...] = (*(window or ()), *widths)
+    given: tuple[Window, ...] = ()
+    if window is not None:
+        given = tuple(window)
+    elif halo is not None:
+        given = tuple(HaloWidths(left, right) for left, right in halo)
     if len(given) > P_x.dim:
         raise PartitionError(
             f"HaloExchange: {len(given)} windows for a partition with {P_x.dim} axes; pass one "

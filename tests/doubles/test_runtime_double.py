@@ -46,7 +46,7 @@ KEPT: list[np.ndarray] = []
 def test_names_and_versions() -> None:
     version = c_int()
     assert device().name == b"double"
-    assert device().abi == 8
+    assert device().abi == 9
     check(device().compiler_version(version))
     assert version.value == 13000
     assert device().error_string(0) == b"no error"

@@ -192,8 +192,8 @@ class _DistributedConv(ConvLayer):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self._placement.P_all.active:
             return x.clone()
-        x = self.cast(x)
-        bound = self._bound(x, self._agree_and_bind, self.uses_copies)
+        given, x = x.dtype, self.cast(x)
+        bound = self._bound(x, self._agree_and_bind, self.way_of(given, x))
         weight, bias = [*self.own_parameters(), None][:2]
         return self.convolve(bound, x, weight, bias)
 

@@ -172,9 +172,9 @@ class _DistributedConvTranspose(ConvLayer):
         placed = self._placement
         if not placed.P_all.active:
             return x.clone()
-        x = self.cast(x)
+        given, x = x.dtype, self.cast(x)
         output_size = self._features_of(output_size)
-        bound = self._bound(x, self._agree_and_bind, self.uses_copies, *output_size)
+        bound = self._bound(x, self._agree_and_bind, self.way_of(given, x), *output_size)
         weight, bias = [*self.own_parameters(), None][:2]
         return self.convolve(bound, x, weight, bias)
 

@@ -222,8 +222,10 @@ def public() -> dict[str, Callable[..., Any]]:
                 if known is not thing:
                     found[f"{room}.{short}"] = thing
     for kind in WITH_METHODS:
+        # Methods of torch's tensors raise its errors.
+        torchs = dir(torch.Tensor) if issubclass(kind, torch.Tensor) else []
         for name, method in vars(kind).items():
-            if not name.startswith("_") and inspect.isfunction(method):
+            if not name.startswith("_") and name not in torchs and inspect.isfunction(method):
                 found[f"{kind.__name__}.{name}"] = method
     return found
 
