@@ -17,9 +17,9 @@ from examples.networks import UNet3d
 from gpudist.planning import plan
 
 H200 = RESULTS / "gpu" / "h200"
-# The last run, of what has changed since the first.
-LATEST = RESULTS / "gpu" / "h200_236373a0"
-HALOS = RESULTS / "gpu" / "h200_fb8bbff6"
+# Later runs, of what has changed since the first.
+MESSAGES = RESULTS / "gpu" / "h200_236373a0"
+LATEST = RESULTS / "gpu" / "h200_87e8f5fd"
 PREDICTED = "predicted"
 # Bytes that device memory moves at a time: two sectors.
 ATOM = 2 * SECTOR
@@ -98,7 +98,7 @@ def halos(folder: Path) -> str:
     for way, subject, torchs in subjects:
         peers: dict[str, dict[str, Json]] = {}
         name = f"bench-{subject}"
-        for row in rows_of(HALOS, subject) if subject == "self_halo" else rows_of(folder, name):
+        for row in rows_of(LATEST, subject) if subject == "self_halo" else rows_of(folder, name):
             if row["subject"] == subject and not row["case"].endswith("graph"):
                 peers.setdefault(row["case"].removesuffix(", eager"), {})[row["peer"]] = row
         for case, rows in peers.items():
@@ -111,7 +111,7 @@ def halos(folder: Path) -> str:
 
 def messages(folder: Path) -> str:
     cells: list[list[str]] = []
-    for case, found in _by_way(LATEST, "self_messages").items():
+    for case, found in _by_way(MESSAGES, "self_messages").items():
         number, extent = case.split(" neighbours of ")
         if extent in ("16^3", "64^3", "256^3"):
             ways = (("eager", "device"), ("eager", "enqueue"), ("graph", "enqueue"))

@@ -11,7 +11,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 PAGE = HERE / "RESULTS.md"
-_H200 = HERE.parent / "results" / "gpu" / "h200_236373a0" / "unet_step.jsonl"
+_H200 = HERE.parent / "results" / "gpu" / "h200_87e8f5fd" / "unet_step.jsonl"
 MIB = 1 << 20
 _TEXT = """\
 # Predicted memory
@@ -35,7 +35,7 @@ are those made before it.
 ## One NVIDIA H200
 
 The peak that CUDA's allocator reported for the steps of `UNet3d(1, 3, 16)` in float32, contiguous, in a world of one
-([rows](../results/gpu/h200_236373a0/README.md)). It was read before this prediction was made.
+([rows](../results/gpu/h200_87e8f5fd/README.md)). A like measurement was read before this prediction was made.
 
 {gpu}
 
