@@ -328,6 +328,13 @@ class GlooTransport(PointToPointTransport):
             time.sleep(_POLL_S)
         # Its death explains more than what it made another rank do.
         self._raise_dead(self._dead_without_leaving(range(self.size)))
+        # A store that does not answer takes no report either. If the network is cut, the peer has
+        # closed because its own deadline was earlier.
+        while self._channel.hangs:
+            if time.monotonic() >= self._deadline_s:
+                raise self._timeout(lost.peer) from lost
+            self._look()
+            time.sleep(_POLL_S)
         raise PeerFailure(
             f"rank {lost.peer} closed its connection to rank {self.rank} during '{self._doing()}' "
             "without reporting a cause: its process has probably died; see its own output "
@@ -351,12 +358,13 @@ class GlooTransport(PointToPointTransport):
                 ranks[0],
             )
 
-    def _timeout(self) -> CollectiveTimeout:
+    def _timeout(self, *lost: int) -> CollectiveTimeout:
         mine = self.recorder.lines()
         self._channel.publish_lines(self.rank, mine)
         everyones = self._channel.collect_lines(self.size)
         everyones[self.rank] = mine
         waiting = self._ranks_waited_for() if self._gloo is not None else []
+        waiting = sorted({*waiting, *lost})
         cut = (
             "; the store of this world does not answer either: its node is down, or the network "
             "connection is lost"
