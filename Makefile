@@ -8,6 +8,7 @@ TOOLS := $(VENV)/.tools
 DOCS := $(VENV)/.docs
 ZOO := $(VENV)/.zoo
 ANALYSIS := $(VENV)/.analysis
+COMPILED := $(VENV)/.compiled
 # Tools for releases, in a virtual environment without torch.
 RELEASE := .venv-release
 comma := ,
@@ -244,7 +245,8 @@ types: $(TOOLS)
 	$(PYTHON) -m pyright
 
 # Tests wait half of the time, so the analysis runs beside them.
-check: lint $(ZOO)
+check: $(TOOLS)
+	$(MAKE) -j2 $(ZOO) lint $(COMPILED)
 	$(MAKE) -j2 test analysis
 
 # With the lowest priority: some tests of the core have time limits of one second. The checker of types
@@ -295,6 +297,13 @@ $(TOOLS): $(SOURCES)
 $(ANALYSIS): $(SOURCES)
 	$(call install,test$(comma)examples$(comma)analysis)
 	touch $(INSTALLED) $@
+
+# Import what pools and servers of the tests begin with: several of these start at once, and each would
+# compile all of it.
+$(COMPILED): $(TOOLS)
+	$(PYTHON) -c 'from importlib import import_module; from tests.pool import PRELOAD; \
+		from tests.warm.server import IMPORTED; [*map(import_module, (*PRELOAD, *IMPORTED))]'
+	touch $@
 
 # Without dependencies: torch is installed, and theirs would be the CUDA build.
 $(ZOO): tests/zoo/requirements.txt | $(INSTALLED)
