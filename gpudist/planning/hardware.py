@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
-from math import log
+from math import inf, log
 from pathlib import Path
 from typing import Any, get_args
 
@@ -41,7 +41,7 @@ class Link(Checked):
 
 @dataclass(frozen=True)
 class ConvolutionRate(Checked):
-    """Speed of convolutions of one width; kernels for few channels are far slower.
+    """Speed of convolutions of one width; kernels for few channels or cells are far slower.
 
     Attributes:
         channels: number of input and of output channels, in each group.
@@ -49,6 +49,7 @@ class ConvolutionRate(Checked):
         backward_tflops: 10^12 operations a second, backward.
         dtype: dtype of the operands, such as ``"float16"``.
         stride: largest stride of the convolution.
+        cells: number of cells of the output without its channels; 0 for many.
     """
 
     channels: int
@@ -56,6 +57,7 @@ class ConvolutionRate(Checked):
     backward_tflops: float
     dtype: str = "float32"
     stride: int = 1
+    cells: int = 0
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,8 @@ class Profile(Checked):
             bytes.
         memory_gib: memory of a rank in GiB; 0 if unknown.
         tflops_by_dtype: 10^12 operations a second for dtypes other than float32.
-        convolutions: rates of convolutions by channels, ascending for each dtype and stride.
+        convolutions: rates of convolutions by channels, ascending for each dtype, stride and number
+            of cells.
         layer_us: microseconds that Python takes for a layer in forward, and again in backward; 0 if
             kernels are queued ahead.
         collectives: speed of the transport's collectives; ``None`` derives it from the links.
@@ -140,17 +143,18 @@ class Profile(Checked):
         return self.tflops_by_dtype.get(dtype, self.tflops) * 1e12
 
     def convolution_flops_per_s(
-        self, dtype: str, channels: float, backward: bool, stride: int = 1
+        self, dtype: str, channels: float, backward: bool, stride: int = 1, cells: float = inf
     ) -> float:
         """Return the operations per second of convolutions.
 
-        Between known numbers of channels, rates follow a power law.
+        Between known numbers of channels, and of cells, rates follow a power law.
 
         Args:
             dtype: dtype of the operands, such as ``"bfloat16"``.
             channels: number of channels in each group.
             backward: whether to return the rate of backward instead of forward.
             stride: largest stride.
+            cells: number of cells of the output without its channels.
 
         Returns:
             Operations per second: of the dtype and stride if the profile has such rates, else of
@@ -162,12 +166,13 @@ class Profile(Checked):
         whole = self.flops_per_s(dtype)
         if not known:
             return whole
-        rates = [
-            (rate.channels, rate.backward_tflops if backward else rate.forward_tflops)
-            for rate in known
-            if rate.stride == known[0].stride
-        ]
-        return _between(rates, channels) * (1e12 if own else whole / self.tflops)
+        by_cells: dict[float, list[tuple[float, float]]] = {}
+        for rate in known:
+            if rate.stride == known[0].stride:
+                tflops = rate.backward_tflops if backward else rate.forward_tflops
+                by_cells.setdefault(rate.cells or _MANY, []).append((rate.channels, tflops))
+        rates = [(count, _between(by_cells[count], channels)) for count in sorted(by_cells)]
+        return _between(rates, cells) * (1e12 if own else whole / self.tflops)
 
     @checked()
     def save(self, path: str | Path) -> None:
@@ -231,6 +236,10 @@ _DEVICES = (
     (("A100", "SXM"), "a100"),
     (("A100", "PCIe"), "pcie"),
 )
+
+
+# Cells from which the rates of many cells hold.
+_MANY = 1 << 12
 
 
 def _between(points: Sequence[tuple[float, float]], x: float) -> float:

@@ -30,6 +30,8 @@ _KEPT = 6
 # Cells of a convolution: enough to reach the usual speed, few enough to take 0.1 s.
 _FLOPS = 3e8
 _CELLS = (1 << 12, 1 << 15)
+# Sides of small volumes, whose convolutions are far slower by their operations.
+_SIDES = (2, 4, 8)
 # A GPU needs far more cells to reach its full speed.
 _TIMES_ON_GPU = 64
 
@@ -75,7 +77,10 @@ def measured_profile(
     rates: list[ConvolutionRate] = []
     for number, channels in enumerate(_CHANNELS):
         begin(3 + number)
-        rates.append(_convolution_rate(P_world, channels))
+        for side in _SIDES:
+            x = torch.randn(1, channels, *(side,) * 3, device=P_world.device)
+            rates.append(_convolution_rate(P_world, x, side**3, kernel_s))
+        rates.append(_convolution_rate(P_world, _many_cells(P_world, channels), 0, kernel_s))
     begin(len(names) - 1)
     return Profile(
         name,
@@ -136,23 +141,32 @@ def _flops_per_s(P_world: Partition) -> float:
     return 2 * _PRODUCT**3 / _slowest_s(P_world, lambda: a @ a, _LONG)
 
 
-def _convolution_rate(P_world: Partition, channels: int) -> ConvolutionRate:
-    """Return the rate of a convolution in three dims, computed as layers do."""
-    on_gpu = P_world.device.type == "cuda"
-    per_cell = 2 * channels**2 * 27
+def _many_cells(P_world: Partition, channels: int) -> torch.Tensor:
+    times = _TIMES_ON_GPU if P_world.device.type == "cuda" else 1
     fewest, most = _CELLS
-    cells = min(max(int(_FLOPS / per_cell), fewest), most) * (_TIMES_ON_GPU if on_gpu else 1)
-    x = torch.randn(1, channels, 16, 16, cells // 256, device=P_world.device)
+    cells = min(max(int(_FLOPS / (2 * channels**2 * 27)), fewest), most) * times
+    return torch.randn(1, channels, 16, 16, cells // 256, device=P_world.device)
+
+
+def _convolution_rate(
+    P_world: Partition, x: torch.Tensor, cells: int, kernel_s: float
+) -> ConvolutionRate:
+    """Return the rate of a convolution of ``x`` in three dims, computed as layers do."""
+    channels, repeats = x.shape[1], _LONG if cells else 1
     weight = torch.randn(channels, channels, 3, 3, 3, device=P_world.device)
     convolve = LocalConvolution((1,) * 3, (1,) * 3, (1,) * 3, 1)
-    flops = per_cell * (cells // 256) * 256
+    flops = 2 * channels * 27 * x.numel()
     with torch.no_grad():
         gradient = torch.randn_like(convolve(x, weight))
-        forward_s = _slowest_s(P_world, lambda: convolve(x, weight), 1, _TIMES_LONG)
+        forward_s = _slowest_s(P_world, lambda: convolve(x, weight), repeats, _TIMES_LONG)
         backward_s = _slowest_s(
-            P_world, lambda: convolve.gradients(gradient, x, weight, (True, True)), 1, _TIMES_LONG
-        )
-    return ConvolutionRate(channels, flops / forward_s / 1e12, 2 * flops / backward_s / 1e12)
+            P_world, lambda: convolve.gradients(gradient, x, weight, (True, True)), repeats,
+            _TIMES_LONG,
+        )  # fmt: skip
+    # The start of a kernel is counted separately.
+    forward_s, backward_s = (max(s - kernel_s, s / 2) for s in (forward_s, backward_s))
+    rates = flops / forward_s / 1e12, 2 * flops / backward_s / 1e12
+    return ConvolutionRate(channels, *rates, cells=cells)
 
 
 def _layer_s(P_world: Partition, kernel_s: float) -> float:

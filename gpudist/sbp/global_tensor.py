@@ -168,14 +168,16 @@ class GlobalTensor(torch.Tensor):
         scope = current_scope()
         record = scope.record if scope is not None else None
         sent = record.sent_bytes() if record is not None else 0
-        if grad_sbp is None:
-            local = box(self._local, self.global_layout, target, world)
-        else:
-            passed = self.placement.layout(
-                nd_sbp(grad_sbp, self.placement.axes, self.dim()), tuple(self.shape)
-            )
-            back = [target.dual, passed, self.global_layout.dual]
-            local = box_both_ways(self._local, [self.global_layout, target], back, world)
+        # A network's interception must not take a tensor made here for one that the forward made.
+        with torch._C.DisableTorchFunction():
+            if grad_sbp is None:
+                local = box(self._local, self.global_layout, target, world)
+            else:
+                passed = self.placement.layout(
+                    nd_sbp(grad_sbp, self.placement.axes, self.dim()), tuple(self.shape)
+                )
+                back = [target.dual, passed, self.global_layout.dual]
+                local = box_both_ways(self._local, [self.global_layout, target], back, world)
         if record is not None and scope is not None and self.global_layout != target:
             record.add(
                 PlanRow(

@@ -77,14 +77,15 @@ class _Intercepted(Drawing):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        is_plain = types in _OPERANDS and not self.fresh.refs and self.scope.pins is None
-        if is_plain and func in _operators:
+        pins = self.scope.pins
+        is_free = pins is None or func in pins.unpinned
+        is_plain = is_free and not self.fresh.refs
+        if is_plain and types in _OPERANDS and func in _operators:
             return call_cached(GlobalTensor, func, args, kwargs)
         if types == _GLOBAL and func in METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        pins = self.scope.pins
-        is_plain = not (types or kwargs or self.fresh.refs) and pins is None
+        is_plain = is_plain and not (types or kwargs)
         if is_plain and func in _of_plain and not needs_copies(self.scope, args, False):
             return func(*args)
         is_pinned = pins is not None and pins.name_if_pinned(func) != ""
@@ -94,10 +95,10 @@ class _Intercepted(Drawing):
         if self.fresh.refs and func not in METADATA:
             is_fresh = self.fresh.used(func, args, kwargs) or is_fresh
         if not is_fresh:
-            if not (func in METHODS or func in METADATA or func in WITHOUT_INDEX or is_pinned):
+            if not (func in METHODS or func in METADATA or func in WITHOUT_INDEX):
                 if func not in FACTORIES:
                     _operators.add(func)
-                if types in _OPERANDS:
+                if types in _OPERANDS and not is_pinned:
                     # What the methods below come to, on the path of most calls.
                     return call_cached(GlobalTensor, func, args, kwargs)
             return self._result(func, types, args, kwargs)
@@ -110,10 +111,15 @@ class _Intercepted(Drawing):
         name = "" if pins is None else pins.name_if_pinned(func)
         if pins is None or not name:
             return self._computed(func, types, args, kwargs)
-        return pins.around(
-            self.scope, name, args, kwargs,
-            lambda args, kwargs: self._computed(func, _types_in(args, kwargs), args, kwargs),
-        )  # fmt: skip
+
+        def compute(given: Any, named: Any) -> Any:
+            if given is not args or named is not kwargs:
+                return self._computed(func, _types_in(given, named), given, named)
+            if types in _OPERANDS and func in _operators:
+                return call_cached(GlobalTensor, func, args, kwargs)
+            return self._computed(func, types, args, kwargs)
+
+        return pins.around(self.scope, name, args, kwargs, compute)
 
     def _computed(
         self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

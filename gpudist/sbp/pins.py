@@ -16,7 +16,7 @@ from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.outer import OuterTensor
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.registry import name_of, tensors_in
-from gpudist.sbp.scope import Scope, current_scope, place_of_call
+from gpudist.sbp.scope import Scope, current_scope, path_of_call
 
 End = Literal["input", "output"]
 _PINNED = (GlobalTensor, OuterTensor)
@@ -116,15 +116,19 @@ class Pins:
 
     Args:
         pins: pins of modules and functions.
+
+    Attributes:
+        unpinned: functions called so far without pins on any path.
     """
 
     def __init__(self, pins: Sequence[PlacedPin]) -> None:
         self._all = [one.pin for one in pins]
-        self._by_name: dict[str, list[PlacedPin]] = {}
+        self._by_place: dict[tuple[str, str], list[PlacedPin]] = {}
         for one in pins:
             if one.pin.function:
-                self._by_name.setdefault(one.pin.function, []).append(one)
+                self._by_place.setdefault((one.pin.path, one.pin.function), []).append(one)
         self._names: dict[Any, str] = {}
+        self.unpinned = set[Any]()
         self._is_busy = False
 
     def __deepcopy__(self, memo: Any) -> Pins:
@@ -132,12 +136,15 @@ class Pins:
 
     def name_if_pinned(self, function: Any) -> str:
         """Return the short name of a function that has pins, else an empty text."""
-        if self._is_busy or not self._by_name:
+        if self._is_busy:
             return ""
         name = self._names.get(function)
         if name is None:
             short = name_of(function).rpartition(".")[2]
-            name = self._names[function] = short if short in self._by_name else ""
+            is_pinned = any(short == pinned for _, pinned in self._by_place)
+            name = self._names[function] = short if is_pinned else ""
+            if not is_pinned:
+                self.unpinned.add(function)
         return name
 
     def missed(self, calls: Mapping[tuple[str, str], int]) -> list[str]:
@@ -167,10 +174,12 @@ class Pins:
         """Call ``compute(args, kwargs)`` with the pinned layouts of the function ``name``."""
         self._is_busy = True
         try:
-            path = place_of_call(scope)[0]
-            number = scope.count_call((path, name))
-            own = [one for one in self._by_name[name] if one.pin.path == path]
-            own = [one for one in own if one.pin.call in (None, number)]
+            place = path_of_call(scope), name
+            number = scope.count_call(place)
+            pins = self._by_place.get(place)
+            if pins is None:
+                return compute(args, kwargs)
+            own = [one for one in pins if one.pin.call in (None, number)]
             inputs = [one for one in own if one.pin.at == "input"]
             for one in inputs:
                 args, kwargs = one.moved((args, kwargs))

@@ -264,6 +264,20 @@ class ScopeEntry(Generic[AnyDraws]):
 enter_scope = ScopeEntry
 
 
+def path_of_call(scope: Scope) -> str:
+    """Return the path of the calling module; ``""`` for the network itself."""
+    frame, paths = sys._getframe(1), scope.paths()
+    while frame is not None:
+        code = frame.f_code
+        # The dict of locals of every frame would take longest.
+        if "self" in code.co_varnames or "self" in code.co_freevars:
+            path = paths.get(id(frame.f_locals.get("self")))
+            if path:
+                return path
+        frame = frame.f_back
+    return ""
+
+
 def place_of_call(scope: Scope) -> tuple[str, str, int]:
     """Return the path of the calling module, and the file and line of the call in its forward."""
     frame = sys._getframe(1)

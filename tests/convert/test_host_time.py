@@ -139,3 +139,21 @@ def test_a_function_of_plain_tensors_still_gets_copies_of_parameters(P_world: Pa
         network.weight.grad = None
         network(x[2 * P_world.rank :][:2]).sum().backward()
         torch.testing.assert_close(network.weight.grad, alone.weight.grad)
+
+
+@distributed(ranks=2, transports=["loopback"])
+def test_frames_under_a_plan_of_layouts(P_world: Partition) -> None:
+    """Functions without a pin cost what they cost without a plan, also after a moved tensor."""
+    P_x = P_world.create_cartesian_topology_partition([1, 1, 2, 1])
+    x = torch.full((1, 3, 4, 8), float(P_world.rank or 0))
+    found: list[list[int]] = []
+    for plan in (gpudist.Plan(), gpudist.Plan().layout("parts.0", gpudist.sbp.broadcast)):
+        calls: list[int] = []
+        for length in (2, 12):
+            network = gpudist.distribute(_Chain(torch.nn.ReLU, length), P_x, plan)
+            for _ in range(3):
+                network(x)
+            calls.append(_frames(lambda network=network: network(x)))
+        found.append(calls)
+    without, pinned = ([b - a] for a, b in found)
+    assert pinned == without

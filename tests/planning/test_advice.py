@@ -326,6 +326,17 @@ def test_rates_of_a_dtype_and_a_stride_come_before_others():
     assert machine.convolution_flops_per_s("float32", 4, False, 2) == pytest.approx(1e10)
 
 
+def test_rates_of_convolutions_of_few_cells() -> None:
+    few = ConvolutionRate(4, 0.002, 0.001, cells=8), ConvolutionRate(16, 0.01, 0.004, cells=8)
+    machine = replace(PROFILE, convolutions=(*few, *RATES))
+    rate = machine.convolution_flops_per_s
+    assert [rate("float32", c, False, cells=8) for c in (4, 16)] == pytest.approx([2e9, 1e10])
+    assert rate("float32", 4, False, cells=1) == pytest.approx(2e9)
+    assert rate("float32", 4, False) == rate("float32", 4, False, cells=1 << 20) == 1e10
+    middle = rate("float32", 4, False, cells=(8 * 4096) ** 0.5)
+    assert middle == pytest.approx((2e9 * 1e10) ** 0.5)
+
+
 @pytest.mark.parametrize(
     ("layer", "forward_s"),
     [

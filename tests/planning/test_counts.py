@@ -202,3 +202,12 @@ def test_of_tensors_of_one_cell(P_world: Partition, name: str) -> None:
 @distributed(ranks=2, transports=("loopback", "gloo"))
 def test_of_whole_networks(P_world: Partition, name: str, grid: tuple[int, ...]) -> None:
     check(P_world, name, True, [grid])
+
+
+def test_norms_on_cpus_count_the_passes_of_the_core() -> None:
+    """Not as the composition, which takes dozens of operations."""
+    norm = nn.GroupNorm(2, 4)
+    profile = replace(profile_of("a100"), wire="host")
+    rehearsed = DryNetwork(norm, (1, 4, 16, 16), profile).rehearse((1, 1, 2, 1), 0)
+    for phase, most in ((rehearsed.forward, 5), (rehearsed.backward, 8)):
+        assert 1 <= phase.terms_s["kernel starts"] / (profile.kernel_us * 1e-6) < most + 0.5

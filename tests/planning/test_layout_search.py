@@ -174,7 +174,8 @@ def test_sums_of_functions_are_the_time_of_a_step(amp: torch.dtype | None) -> No
         cost, other = found.cost((0,) * len(found.variables)), found.cost(planned)
         assert cost is not None and other is not None
         step_s = dry.rehearse(grid, 0).seconds(False)
-        assert cost[0] == pytest.approx(step_s, rel=0.03)
+        # A step also sums gradients of copies, under every plan alike.
+        assert cost[0] < step_s < cost[0] + 50e-6
         plan = Plan(layouts=found.pins(planned, dict(dry.network.named_modules())))
         changed_s = dry.rehearse(grid, 0, plan).seconds(False) - step_s
         assert other[0] - cost[0] == pytest.approx(changed_s, abs=1e-8)

@@ -169,8 +169,8 @@ class ByKernels(Summing):
         return [of_x, *of_parameters]
 
 
-class _ByDryKernels(Summing):
-    """Normalization of a block without data by the kernels, passes and messages of a GPU's."""
+class DryPasses(Summing):
+    """Normalization of a block without data, with the native core's passes and messages."""
 
     shifts = None
 
@@ -206,9 +206,9 @@ def by_kernels(
     x: torch.Tensor,
     running: Running | None = None,
     dtype: torch.dtype | None = None,
-) -> ByKernels | _ByDryKernels:
+) -> ByKernels | DryPasses:
     """Return the normalization of a block by the kernels; requires :func:`fits`."""
-    return (_ByDryKernels if x.is_meta else ByKernels)(normalization, running, dtype)
+    return (DryPasses if x.is_meta else ByKernels)(normalization, running, dtype)
 
 
 def can_update(running: Running, x: torch.Tensor) -> bool:

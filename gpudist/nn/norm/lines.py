@@ -28,12 +28,15 @@ _FEWEST_CELLS = 8
 
 
 def fits(normalization: Normalization, x: torch.Tensor, parameters: Parameters) -> bool:
-    """Return whether the native core can normalize this block, and is faster than torch."""
+    """Return whether the native core can normalize this block, and is faster than torch.
+
+    A block without data stands for one on a CPU.
+    """
     return (
         is_eager(x)
         and _native is not None
         and normalization.total is not None
-        and suits_cpu(x)
+        and (suits_cpu(x) or x.is_meta)
         and x.dtype == torch.float32
         and x.numel() > 0
         and x.is_contiguous()

@@ -57,9 +57,12 @@ def normalize(
         composed = normalization.compose(x, parameters)
         found = Normalized(composed.y, composed.totals.detach(), composed.shift)
     else:
-        fits = lines.fits(normalization, x, parameters)
-        by = (lines.ByLines if fits else _ByTorch)(normalization)
-        found = Normalized(apply_handwritten(by, x, *parameters), by.totals, by.shift)
+        kind: type[Summing] = _ByTorch
+        if lines.fits(normalization, x, parameters):
+            kind = kernels.DryPasses if x.is_meta else lines.ByLines
+        summing = kind(normalization)
+        y = apply_handwritten(summing, x, *parameters)
+        found = Normalized(y, summing.totals, summing.shift)
     return _remembered(normalization, found, running)
 
 
