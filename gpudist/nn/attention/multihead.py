@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -195,14 +196,7 @@ class DistributedMultiheadAttention(ParameterLayer):
         """Project the inputs to queries, keys and values ``[B, H, S, D]``."""
         movements = self._bound(inputs[0], self._bind, self.uses_copies)
         weight, *biases = move_those(movements, self.own_parameters())
-        query, key, value = inputs
-        if query is key and key is value:
-            bias = biases[0] if biases else None
-            projected = F.linear(query, weight, bias).chunk(3, -1)
-        else:
-            shares = [x.chunk(3) for x in (weight, *biases)]
-            parts = [tuple(share[i] for share in shares) for i in range(3)]
-            projected = [F.linear(x, *part) for x, part in zip(inputs, parts, strict=True)]
+        projected = project(inputs, weight, None, biases[0] if biases else None)
         return [self._split_heads(x) for x in projected]
 
     def _split_heads(self, x: torch.Tensor) -> torch.Tensor:
@@ -218,6 +212,23 @@ class DistributedMultiheadAttention(ParameterLayer):
             f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, "
             f"batch_first={self.batch_first}, P_x={list(self.P_x.shape)}"
         )
+
+
+def project(
+    inputs: Sequence[torch.Tensor],
+    packed: torch.Tensor | None,
+    weights: Any,
+    bias: torch.Tensor | None,
+) -> Sequence[torch.Tensor]:
+    """Project queries, keys and values by ``packed``, or else by three ``weights``."""
+    query, key, value = inputs
+    if weights is None:
+        assert packed is not None
+        if query is key and key is value:
+            return F.linear(query, packed, bias).chunk(3, -1)
+        weights = packed.chunk(3)
+    biases = (None, None, None) if bias is None else bias.chunk(3)
+    return [F.linear(x, w, b) for x, w, b in zip(inputs, weights, biases, strict=True)]
 
 
 def heads_partition(P_x: CartesianPartition, batch_first: bool) -> CartesianPartition:
