@@ -6,8 +6,9 @@ plain matrices: queries ``[B, key heads, rows, D]``, keys ``[B, key heads, keys,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,6 +17,9 @@ from gpudist.nn.random.cells import draw_kept
 from gpudist.nn.random.dropout import DistributedDropout
 
 Range = tuple[int, int]
+
+# Softmax whose result is 0 where all numbers are minus infinity, as in torch's attention.
+safe_softmax: Any = torch.ops.aten._safe_softmax
 
 
 class AttentionSums(NamedTuple):
@@ -57,6 +61,13 @@ class Drops:
         shape = (*self.shape[:3], key_count)
         kept = draw_kept(self.seed, self.call, box, shape, self.p, device)
         return kept.to(dtype).div_(1 - self.p)
+
+    def of_heads(self, queries: Range, heads: Sequence[int]) -> Drops:
+        """Return the dropped weights of other queries, and of some of these heads, by number."""
+        first, start, stop = self.box.start[1], list(self.box.start), list(self.box.stop)
+        start[1:3] = first + heads[0], queries[0]
+        stop[1:3] = first + heads[1], queries[1]
+        return replace(self, box=Box(tuple(start), tuple(stop)))
 
 
 class AttentionDropout(DistributedDropout):

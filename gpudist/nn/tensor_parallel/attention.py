@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.errors import ShapeError
+from gpudist.nn.attention.blockwise import safe_softmax
 from gpudist.nn.distributed_module import CheckedModule
 from gpudist.nn.random.dropout import DistributedDropout
 from gpudist.nn.tensor_parallel.linear import RowParallelLinear
@@ -172,13 +173,8 @@ def _weights(
     """Return the weights of the keys per query: they sum to 1, or are 0 if all keys are masked."""
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
     if is_causal:
-        ones = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device)
-        mask = ones.tril()
-    if mask is None:
-        return scores.softmax(-1)
-    if mask.dtype != torch.bool:
-        return (scores + mask).softmax(-1)
-    # The lowest finite number, since minus infinity for all keys would make softmax and gradient
-    # NaN.
-    lowest = torch.finfo(scores.dtype).min
-    return scores.masked_fill(~mask, lowest).softmax(-1).masked_fill(~mask, 0)
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    if mask is not None:
+        is_bool = mask.dtype == torch.bool
+        scores = scores.masked_fill(~mask, -torch.inf) if is_bool else scores + mask
+    return safe_softmax(scores, -1)

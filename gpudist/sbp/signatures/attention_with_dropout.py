@@ -14,6 +14,7 @@ from torch import Tensor
 from gpudist.exchange.autograd import Saved, apply_handwritten, is_eager
 from gpudist.geometry.boxes import Box
 from gpudist.geometry.layout import broadcast
+from gpudist.nn.attention.blockwise import safe_softmax
 from gpudist.nn.autocast import LOW, product_dtype
 from gpudist.nn.kernel_choice import suits_cpu
 from gpudist.nn.random.cells import Cells, Key
@@ -102,7 +103,7 @@ def _attend(
     if isinstance(draw.call, Tensor):
         draw = draw._replace(call=draw.call.clone())  # may change before backward
     scale = 1 / sqrt(q.shape[-1]) if options.scale is None else options.scale
-    dropping = _Dropping(scale, options.dropout_p, draw, cells)
+    dropping = _Dropping(scale, options.dropout_p, draw, cells, mask is not None)
     given = q, k, v, hidden
     y = apply_handwritten(dropping, *given) if is_eager(*given) else dropping.composed(*given)
     return y.view(*batch, *y.shape[-2:])
@@ -127,6 +128,7 @@ class _Dropping:
     p: float
     key: Key
     cells: Cells
+    has_mask: bool
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None
@@ -164,7 +166,9 @@ class _Dropping:
         if hidden is not None:
             is_bool = hidden.dtype == torch.bool
             scores = scores.masked_fill(hidden, -torch.inf) if is_bool else scores + hidden
-        return F.softmax(scores, -1, dtype=torch.float32 if scores.dtype in LOW else None)
+        # Torch's weights of a query that sees no key are 0.
+        softmax = safe_softmax if self.has_mask else F.softmax
+        return softmax(scores, -1, dtype=torch.float32 if scores.dtype in LOW else None)
 
     def _drop_and_cast(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         x = x * 0.0 if self.p == 1 else drop_by_key(x, self.key, self.cells, self.p)
