@@ -18,7 +18,7 @@ from gpudist.nn.attention.blockwise import safe_softmax
 from gpudist.nn.autocast import LOW, product_dtype
 from gpudist.nn.kernel_choice import suits_cpu
 from gpudist.nn.random.cells import Cells, Key
-from gpudist.nn.random.drop import drop_by_key
+from gpudist.nn.random.drop import drop_by_index
 from gpudist.sbp.registry import Call, Compute, SbpSignature, Where, compose, register
 from gpudist.sbp.signatures.along_axis import without_cells
 from gpudist.sbp.signatures.attention import (
@@ -30,9 +30,9 @@ from gpudist.sbp.signatures.attention import (
 from gpudist.sbp.signatures.channel_norms import call_rule
 from gpudist.sbp.signatures.dropout import (
     check_probability,
+    key_of,
+    key_of_draw,
     next_draw,
-    seed_and_number,
-    seed_and_number_of,
 )
 
 
@@ -62,7 +62,7 @@ def _bind(call: Call, where: Where) -> Compute:
         q, k, v, *masks = tensors
         if not q.numel():
             return without_cells(box.shape, q.dtype, tensors)
-        key = Key(*seed_and_number(where.P, q.device))
+        key = key_of_draw(where.P, q.device)
         return _attend(q, k, v, masks[0] if masks else None, hidden, options, cells, key)
 
     return compute
@@ -171,7 +171,7 @@ class _Dropping:
         return softmax(scores, -1, dtype=torch.float32 if scores.dtype in LOW else None)
 
     def _drop_and_cast(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        x = x * 0.0 if self.p == 1 else drop_by_key(x, self.key, self.cells, self.p)
+        x = x * 0.0 if self.p == 1 else drop_by_index(x, self.key, self.cells, self.p)
         return _expand_to_matrices(x.to(dtype), x.shape[:-2])
 
 
@@ -204,5 +204,5 @@ def scaled_dot_product_attention(
     shape = (*batch, query.shape[-2], key.shape[-2])
     cells = Cells(Box.whole(shape), shape)
     hidden = _future_keys(cells, query.device) if is_causal else None
-    draw = Key(*seed_and_number_of(draws, query.device))
+    draw = key_of(draws, query.device)
     return _attend(*given, hidden, options, cells, draw)
