@@ -186,14 +186,13 @@ class DistributedMultiheadAttention(ParameterLayer):
             raise ShapeError(f"{self._name}: attn_mask is supported only with is_causal=True")
         if not self.P_x.active:
             return self.attention(query, key, value), None
-        heads = self._heads(query, key, value)
+        heads = self._project_to_heads(query, key, value)
         y = self.attention(*heads, key_padding_mask, is_causal=is_causal)
         y = y.transpose(1, 2)
         y = y.reshape(*y.shape[:2], self.embed_dim)
         return self.out_proj(y if self.batch_first else y.transpose(0, 1)), None
 
-    def _heads(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
-        """Project the inputs to queries, keys and values ``[B, H, S, D]``."""
+    def _project_to_heads(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
         movements = self._bound(inputs[0], self._bind, self.uses_copies)
         weight, *biases = move_those(movements, self.own_parameters())
         projected = project(inputs, weight, None, biases[0] if biases else None)
