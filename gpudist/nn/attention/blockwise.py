@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import sqrt
 from typing import Any, NamedTuple
 
 import torch
@@ -212,3 +213,13 @@ class BlockAttention:
             factors = self.drops.factors(keys, self.key_count, weights.dtype, weights.device)
             weights = weights * factors.reshape(weights.shape)
         return (weights.to(value.dtype) @ value).to(weights.dtype)
+
+
+def attention_scores(
+    query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None
+) -> torch.Tensor:
+    """Return the scores of all keys for each query, with a mask as in torch's attention."""
+    scores = (query * (1 / sqrt(query.shape[-1]))) @ key.transpose(-2, -1)
+    if mask is None:
+        return scores
+    return scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 
 from gpudist.errors import ShapeError
-from gpudist.nn.attention.blockwise import safe_softmax
+from gpudist.nn.attention.blockwise import attention_scores, safe_softmax
 from gpudist.nn.distributed_module import CheckedModule
 from gpudist.nn.random.dropout import DistributedDropout
 from gpudist.nn.tensor_parallel.linear import RowParallelLinear
@@ -171,10 +169,6 @@ def _weights(
     q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, is_causal: bool
 ) -> torch.Tensor:
     """Return the weights of the keys per query: they sum to 1, or are 0 if all keys are masked."""
-    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
     if is_causal:
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-    if mask is not None:
-        is_bool = mask.dtype == torch.bool
-        scores = scores.masked_fill(~mask, -torch.inf) if is_bool else scores + mask
-    return safe_softmax(scores, -1)
+        mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+    return safe_softmax(attention_scores(q, k, mask), -1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import prod, sqrt
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -175,15 +175,3 @@ def repeat_heads(x: Tensor, groups: int) -> Tensor:
     """Repeat each head of keys or values for a group of query heads."""
     repeated = x.unsqueeze(-3).expand(*x.shape[:-2], groups, *x.shape[-2:])
     return repeated.flatten(-4, -3)
-
-
-def attention_weights(
-    query: Tensor, key: Tensor, mask: Tensor | None, scale: float | None = None
-) -> Tensor:
-    """Return the attention weight of each key for each query."""
-    scale = 1 / sqrt(query.shape[-1]) if scale is None else scale
-    scores = (query * scale) @ key.transpose(-2, -1)
-    if mask is not None:
-        is_bool = mask.dtype == torch.bool
-        scores = scores.masked_fill(~mask, -torch.inf) if is_bool else scores + mask
-    return F.softmax(scores, -1)

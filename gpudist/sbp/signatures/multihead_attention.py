@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gpudist.nn.attention.blockwise import attention_scores
 from gpudist.nn.attention.multihead import project
 from gpudist.sbp.registry import compose
-from gpudist.sbp.signatures.attention import attention_weights
 
 
 @compose(F.multi_head_attention_forward)
@@ -68,7 +68,7 @@ def multi_head_attention(
     dropout_p = dropout_p if training else 0.0
     shares = None
     if need_weights:
-        shares = attention_weights(q, k, mask)
+        shares = F.softmax(attention_scores(q, k, mask), -1)
         shares = F.dropout(shares, dropout_p) if dropout_p > 0 else shares
         found = shares @ v
         shares = shares.mean(1) if average_attn_weights else shares
