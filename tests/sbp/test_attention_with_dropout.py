@@ -136,7 +136,8 @@ def test_a_query_that_sees_no_key_gives_zeros(P_world: Partition) -> None:
             xs = [global_of(x, placement, (B,), True) for x in (Q, K, V)]
             with context, enter_scope(Scope(placement, seed=3)):
                 y = attend(*xs, global_of(mask, placement, (B,)))
-                gradients = [x.to_local() for x in torch.autograd.grad(y.square().sum(), xs)]
+                results: tuple[Any, ...] = torch.autograd.grad(y.square().sum(), xs)
+            gradients = [x.to_local() for x in results]
             assert not y.to_local()[:, :, 1].any() and y.to_local()[:, :, 2].all()
             assert not gradients[0][:, :, 1].any()
             assert all(x.isfinite().all() and x.any() for x in gradients)

@@ -132,8 +132,8 @@ def test_fewer_digits(P_world: Partition, kind: str, dtype: torch.dtype) -> None
 def test_heads_move_in_the_dtype_of_autocast(P_world: Partition) -> None:
     P_x = grid(P_world, (1, 1, 2, 1))
     wholes = [random_like_all((1, 2, 6, 4), seed).float() for seed in range(3)]
-    low = [whole.bfloat16() for whole in wholes]
-    y_whole = torch.nn.functional.scaled_dot_product_attention(*low)
+    query, key, value = (whole.bfloat16() for whole in wholes)
+    y_whole = torch.nn.functional.scaled_dot_product_attention(query, key, value)
     where = own_slices(y_whole.shape, P_x)
     assert where is not None
     blocks = [own_block(whole, P_x).detach().requires_grad_() for whole in wholes]
