@@ -19,7 +19,7 @@ from benchmarks.gpu.measure import GpuCase
 from benchmarks.gpu.self_halo import name_of
 from gpudist.geometry.boxes import Box
 from gpudist.nn import DistributedDropout
-from gpudist.nn.random.cells import normal_by_index, uniform_by_index
+from gpudist.nn.random.cells import Cells, Key, normal_by_index, uniform_by_index
 from gpudist.nn.random.drop import drop_by_index
 from gpudist.world.partition import Partition
 
@@ -98,10 +98,11 @@ def both_ways(
 
 def _draws(what: str, x: torch.Tensor) -> dict[str, Side]:
     by_index, torchs, mean, variance = DRAWS[what]
-    shape, box = tuple(x.shape), Box.whole(x.shape)
+    shape, key = tuple(x.shape), Key(SEED, 1)
+    whole = Cells(Box.whole(shape), shape)
 
     def is_right(y: torch.Tensor) -> bool:
-        expected = lambda part: by_index(SEED, 1, part, shape, x.dtype, CPU)  # noqa: E731
+        expected = lambda part: by_index(key, Cells(part, shape), x.dtype, CPU)  # noqa: E731
         return _has_moments(y) and all(
             torch.equal(y[part.slices].cpu(), expected(part)) for part in _compared(shape)
         )
@@ -116,7 +117,7 @@ def _draws(what: str, x: torch.Tensor) -> dict[str, Side]:
         )
 
     return {
-        "gpudist": Side(lambda: by_index(SEED, 1, box, shape, x.dtype, x.device), is_right),
+        "gpudist": Side(lambda: by_index(key, whole, x.dtype, x.device), is_right),
         f"torch.{what}": Side(lambda: torchs(x), _has_moments),
     }
 
@@ -138,7 +139,7 @@ def _is_dropped(y: torch.Tensor, x: torch.Tensor, call: int) -> bool:
     return _has_share(y) and all(
         torch.equal(
             y[part.slices].cpu(),
-            drop_by_index(x[part.slices].cpu(), SEED, call, part, shape, P),
+            drop_by_index(x[part.slices].cpu(), Key(SEED, call), Cells(part, shape), P),
         )
         for part in _compared(shape)
     )

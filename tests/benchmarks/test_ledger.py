@@ -17,7 +17,7 @@ from benchmarks.ledger.page import PAGE, page
 from benchmarks.ledger.step import Row, count_step
 from gpudist.geometry.boxes import Box
 from gpudist.nn.kernel_choice import as_on_gpu
-from gpudist.nn.random.cells import uniform_by_index
+from gpudist.nn.random.cells import Cells, Key, uniform_by_index
 from gpudist.sbp.global_parameter import block_of
 from gpudist.testing.rank_pool import RankPool
 from gpudist.world.partition import Partition
@@ -125,9 +125,9 @@ def test_autocast_casts_by_the_lists_of_cuda() -> None:
 
 
 def test_native_draws_count() -> None:
-    seed, call, shape = torch.tensor(5), torch.tensor(1), (30, 20)
+    key, shape = Key(torch.tensor(5), torch.tensor(1)), (30, 20)
     with Counting() as counting:
-        uniform_by_index(seed, call, Box.whole(shape), shape, torch.float32, seed.device)
+        uniform_by_index(key, Cells(Box.whole(shape), shape), torch.float32, torch.device("cpu"))
     assert counting.counts().by_name["gpudist::draw"] == (1, 4 * 600)
 
 

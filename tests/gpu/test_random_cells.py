@@ -13,6 +13,8 @@ from gpudist import nn
 from gpudist.errors import GpudistError
 from gpudist.geometry.boxes import Box
 from gpudist.nn.random.cells import (
+    Cells,
+    Key,
     bernoulli_by_index,
     draw_kept,
     normal_by_index,
@@ -47,25 +49,25 @@ def random_blocks(P_world: Partition, seed: int) -> None:
     for number in range(20):
         box, shape = block_of(draw)
         dtype, p = draw.choice(DTYPES), draw.choice((0.001, 0.1, 0.5))
-        key = (seed, number)
+        key, cells = Key(seed, number), Cells(box, shape)
         assert torch.equal(
-            draw_kept(*key, box, shape, p, device).cpu(),
-            draw_kept(*key, box, shape, p, CPU),
+            draw_kept(key, cells, p, device).cpu(),
+            draw_kept(key, cells, p, CPU),
         )
         for by in (uniform_by_index, normal_by_index):
-            found = by(*key, box, shape, dtype, device).cpu()
-            assert torch.equal(found, by(*key, box, shape, dtype, CPU)), (by, dtype, box, shape)
+            found = by(key, cells, dtype, device).cpu()
+            assert torch.equal(found, by(key, cells, dtype, CPU)), (by, dtype, box, shape)
         layout, values = Layout.drawn(draw, len(shape)), torch.randn(box.shape).to(dtype)
         x, on_gpu = layout.of(values), layout.of(values.to(device))
         leading = draw.randint(1, len(shape))
-        cells = Box(box.start[:leading], box.stop[:leading]), shape[:leading]
-        numbers = torch.tensor(seed, device=device), torch.tensor(number, device=device)
-        dropped = drop_by_index(on_gpu, *numbers, *cells, p)
-        assert torch.equal(dropped.cpu(), drop_by_index(x, *key, *cells, p)), (dtype, x.stride())
+        leads = Cells.leading(box, shape, leading)
+        numbers = Key(torch.tensor(seed, device=device), torch.tensor(number, device=device))
+        dropped = drop_by_index(on_gpu, numbers, leads, p)
+        assert torch.equal(dropped.cpu(), drop_by_index(x, key, leads, p)), (dtype, x.stride())
         for probability in (x.abs(), p):
             there = on_gpu.abs() if isinstance(probability, torch.Tensor) else p
-            ones = bernoulli_by_index(*key, box, shape, dtype, device, there)
-            expected = bernoulli_by_index(*key, box, shape, dtype, CPU, probability)
+            ones = bernoulli_by_index(key, cells, dtype, device, there)
+            expected = bernoulli_by_index(key, cells, dtype, CPU, probability)
             assert torch.equal(ones.cpu(), expected)
 
 
@@ -78,14 +80,16 @@ def large_block(P_world: Partition) -> None:
     """More cells than one launch draws, and more bytes than 32 bits count."""
     shape = (3, (1 << 30) + 1000)
     box, ends = Box.whole(shape), ((0, 3000), (shape[1] - 3000, shape[1]))
-    kept = draw_kept(1, 2, box, shape, 0.25, P_world.device)
-    drawn = uniform_by_index(1, 2, box, shape, torch.bfloat16, P_world.device)
+    key, cells = Key(1, 2), Cells(box, shape)
+    kept = draw_kept(key, cells, 0.25, P_world.device)
+    drawn = uniform_by_index(key, cells, torch.bfloat16, P_world.device)
     for row in range(3):
         for start, stop in ends:
             part = Box((row, start), (row + 1, stop))
             found = kept[part.slices].cpu(), drawn[part.slices].cpu()
-            assert torch.equal(found[0], draw_kept(1, 2, part, shape, 0.25, CPU))
-            expected = uniform_by_index(1, 2, part, shape, torch.bfloat16, CPU)
+            own = Cells(part, shape)
+            assert torch.equal(found[0], draw_kept(key, own, 0.25, CPU))
+            expected = uniform_by_index(key, own, torch.bfloat16, CPU)
             assert torch.equal(found[1], expected)
 
 
@@ -139,8 +143,8 @@ def replays_of_a_layer(P_world: Partition) -> None:
     graph, (y, gradient) = captured(layer, x, g)
     for call in range(1, 4):
         graph.replay()
-        box, ones = Box.whole(x.shape), torch.ones(1000, 7)
-        expected = drop_by_index(ones, 5, call, box, tuple(x.shape), 0.3)
+        cells, ones = Cells(Box.whole(x.shape), tuple(x.shape)), torch.ones(1000, 7)
+        expected = drop_by_index(ones, Key(5, call), cells, 0.3)
         assert torch.equal(y.cpu(), expected) and torch.equal(gradient.cpu(), expected)
     # Eager calls go on with the next number.
     assert int(layer.calls) == 4 and not torch.equal(layer(x), y)

@@ -122,3 +122,22 @@ def test_refuses_a_mask_beside_causal_queries(P_world: Partition) -> None:
     xs = [global_of(x, placement, (B,)) for x in (Q, K, V, BIAS)]
     with pytest.raises(RuntimeError, match="attn_mask or is_causal"):
         attend(*xs, is_causal=True)
+
+
+@distributed(ranks=2, transports=("loopback",))
+def test_a_query_that_sees_no_key_gives_zeros(P_world: Partition) -> None:
+    """Output and gradients are zero there, as torch's are, however many weights are dropped."""
+    placement = Placement("cpu", [0, 1], P_world)
+    seen = torch.ones(5, 6, dtype=torch.bool)
+    seen[1] = False
+    assert not F.scaled_dot_product_attention(Q, K, V, seen, 0.4)[:, :, 1].any()
+    for mask in (seen, torch.zeros(5, 6, dtype=Q.dtype).masked_fill(~seen, -torch.inf)):
+        for context in (nullcontext(), as_on_gpu()):
+            xs = [global_of(x, placement, (B,), True) for x in (Q, K, V)]
+            with context, enter_scope(Scope(placement, seed=3)):
+                y = attend(*xs, global_of(mask, placement, (B,)))
+                results: tuple[Any, ...] = torch.autograd.grad(y.square().sum(), xs)
+            gradients = [x.to_local() for x in results]
+            assert not y.to_local()[:, :, 1].any() and y.to_local()[:, :, 2].all()
+            assert not gradients[0][:, :, 1].any()
+            assert all(x.isfinite().all() and x.any() for x in gradients)

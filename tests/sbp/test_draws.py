@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from benchmarks.ledger.counting import Counting
 from gpudist.geometry.boxes import Box
-from gpudist.nn.random.cells import normal_by_index, uniform_by_index
+from gpudist.nn.random.cells import Cells, Key, normal_by_index, uniform_by_index
 from gpudist.sbp import Placement, explain
 from gpudist.sbp.scope import Scope, enter_scope
 from gpudist.transport.host.core_transport import is_built, what_is_missing
@@ -136,17 +136,17 @@ def test_shares(P_world: Partition) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 def test_numbers_by_index(dtype: torch.dtype) -> None:
     """Moments of both kinds, and that a part is that of the whole."""
-    seed, call, shape = torch.tensor(5), torch.tensor(1), (300, 200)
-    whole = Box.whole(shape)
+    key, shape = Key(torch.tensor(5), torch.tensor(1)), (300, 200)
+    whole = Cells(Box.whole(shape), shape)
     device = torch.device("cpu")
-    uniform = uniform_by_index(seed, call, whole, shape, dtype, device)
+    uniform = uniform_by_index(key, whole, dtype, device)
     assert uniform.dtype == dtype and uniform.min() >= 0 and uniform.max() < 1
     wide = uniform.double()
     assert abs(float(wide.mean()) - 0.5) < 0.01 and abs(float(wide.var()) - 1 / 12) < 0.005
-    normal = normal_by_index(seed, call, whole, shape, dtype, device).double()
+    normal = normal_by_index(key, whole, dtype, device).double()
     assert abs(float(normal.mean())) < 0.02 and abs(float(normal.std()) - 1) < 0.02
     assert abs(float((normal.abs() < 1).double().mean()) - 0.6827) < 0.01
     part = Box((10, 20), (50, 33))
     for by, all_of_them in ((uniform_by_index, uniform), (normal_by_index, normal)):
-        found = by(seed, call, part, shape, dtype, device)
+        found = by(key, Cells(part, shape), dtype, device)
         assert torch.equal(found.to(all_of_them.dtype), all_of_them[part.slices])

@@ -60,13 +60,23 @@ class TableLayer(ParameterLayer):
         if 0 <= row < len(self.weight):
             self.weight.data[row] = 0
 
-    def _rows(self, x: torch.Tensor, weight: torch.Tensor, first: int, last: int) -> torch.Tensor:
-        padding = None
-        if self.padding_idx is not None and first <= self.padding_idx < last:
-            padding = self.padding_idx - first
-        elsewhere = (x < first) | (x >= last)
-        rows = F.embedding((x - first).masked_fill(elsewhere, 0), weight, padding)
-        return rows.masked_fill(elsewhere.unsqueeze(-1), 0)
+
+def rows_of_block(
+    x: torch.Tensor, weight: torch.Tensor, first: int, padding: int | None
+) -> torch.Tensor:
+    """Look up the indices in a block of a table; vectors of the other indices are 0.
+
+    Args:
+        x: indices of rows of the table.
+        weight: block of the table.
+        first: number of its first row.
+        padding: row of the table without a gradient, ``None`` if every row has one.
+    """
+    last = first + len(weight)
+    own_padding = padding - first if padding is not None and first <= padding < last else None
+    elsewhere = (x < first) | (x >= last)
+    found = F.embedding((x - first).masked_fill(elsewhere, 0), weight, own_padding)
+    return found.masked_fill(elsewhere.unsqueeze(-1), 0)
 
 
 @layer(F.embedding, Sample((6, 7), "classes", 11), num_embeddings=11, embedding_dim=4)
@@ -199,8 +209,8 @@ class DistributedEmbedding(AffineLayer, TableLayer):
         if placed.P_source is None:
             return F.embedding(block, weight, self.padding_idx)
         assert placed.P_c.index is not None
-        first, last = self._placed["weight"].blocks[0].block(placed.P_c.index[-2])
-        return self._rows(block, weight, first, last)
+        first, _ = self._placed["weight"].blocks[0].block(placed.P_c.index[-2])
+        return rows_of_block(block, weight, first, self.padding_idx)
 
     def _sum(self, reduction: Movement, y: torch.Tensor) -> torch.Tensor:
         # Autocast leaves embeddings in the dtype of the table.

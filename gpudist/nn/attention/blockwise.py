@@ -6,16 +6,21 @@ plain matrices: queries ``[B, key heads, rows, D]``, keys ``[B, key heads, keys,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import sqrt
+from typing import Any, NamedTuple
 
 import torch
 
 from gpudist.geometry.boxes import Box
-from gpudist.nn.random.cells import draw_kept
+from gpudist.nn.random.cells import Cells, Key, draw_kept
 from gpudist.nn.random.dropout import DistributedDropout
 
 Range = tuple[int, int]
+
+# Softmax whose result is 0 where all numbers are minus infinity, as in torch's attention.
+safe_softmax: Any = torch.ops.aten._safe_softmax
 
 
 class AttentionSums(NamedTuple):
@@ -37,26 +42,31 @@ class Drops:
     """Weights that one call of a layer drops; see :class:`~gpudist.nn.DistributedDropout`.
 
     Attributes:
-        seed, call: seed and number of the call, one int64 each.
+        key: seed and number of the call.
+        cells: global indices of the block of queries.
         p: probability of dropping a weight.
-        box: box of the block of queries in the global tensor.
-        shape: global shape of that tensor.
     """
 
-    seed: torch.Tensor
-    call: torch.Tensor
+    key: Key
+    cells: Cells
     p: float
-    box: Box
-    shape: tuple[int, ...]
 
     def factors(
         self, keys: Range, key_count: int, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
         """Return 0 or ``1 / (1 - p)`` for each weight of the block, ``[B, H, queries, keys]``."""
-        box = Box((*self.box.start[:3], keys[0]), (*self.box.stop[:3], keys[1]))
-        shape = (*self.shape[:3], key_count)
-        kept = draw_kept(self.seed, self.call, box, shape, self.p, device)
+        box, shape = self.cells
+        of_keys = Box((*box.start[:3], keys[0]), (*box.stop[:3], keys[1]))
+        kept = draw_kept(self.key, Cells(of_keys, (*shape[:3], key_count)), self.p, device)
         return kept.to(dtype).div_(1 - self.p)
+
+    def of_heads(self, queries: Range, heads: Sequence[int]) -> Drops:
+        """Return the dropped weights of other queries, and of some of these heads, by number."""
+        box, shape = self.cells
+        first, start, stop = box.start[1], list(box.start), list(box.stop)
+        start[1:3] = first + heads[0], queries[0]
+        stop[1:3] = first + heads[1], queries[1]
+        return replace(self, cells=Cells(Box(tuple(start), tuple(stop)), shape))
 
 
 class AttentionDropout(DistributedDropout):
@@ -69,10 +79,9 @@ class AttentionDropout(DistributedDropout):
         if not self.P_x.active:
             self._number()
             return None
-        box, shape = self._bound(query, self._agree)
-        call = self._number()
-        assert self.seed is not None and call is not None
-        return Drops(self.seed.clone(), call, self.p, box, shape)
+        key, cells = self._draw(query)
+        assert isinstance(key.seed, torch.Tensor)
+        return Drops(key._replace(seed=key.seed.clone()), cells, self.p)
 
 
 @dataclass(frozen=True)
@@ -204,3 +213,13 @@ class BlockAttention:
             factors = self.drops.factors(keys, self.key_count, weights.dtype, weights.device)
             weights = weights * factors.reshape(weights.shape)
         return (weights.to(value.dtype) @ value).to(weights.dtype)
+
+
+def attention_scores(
+    query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None
+) -> torch.Tensor:
+    """Return the scores of all keys for each query, with a mask as in torch's attention."""
+    scores = (query * (1 / sqrt(query.shape[-1]))) @ key.transpose(-2, -1)
+    if mask is None:
+        return scores
+    return scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask

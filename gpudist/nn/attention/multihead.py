@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -185,24 +186,16 @@ class DistributedMultiheadAttention(ParameterLayer):
             raise ShapeError(f"{self._name}: attn_mask is supported only with is_causal=True")
         if not self.P_x.active:
             return self.attention(query, key, value), None
-        heads = self._heads(query, key, value)
+        heads = self._project_to_heads(query, key, value)
         y = self.attention(*heads, key_padding_mask, is_causal=is_causal)
         y = y.transpose(1, 2)
         y = y.reshape(*y.shape[:2], self.embed_dim)
         return self.out_proj(y if self.batch_first else y.transpose(0, 1)), None
 
-    def _heads(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
-        """Project the inputs to queries, keys and values ``[B, H, S, D]``."""
+    def _project_to_heads(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
         movements = self._bound(inputs[0], self._bind, self.uses_copies)
         weight, *biases = move_those(movements, self.own_parameters())
-        query, key, value = inputs
-        if query is key and key is value:
-            bias = biases[0] if biases else None
-            projected = F.linear(query, weight, bias).chunk(3, -1)
-        else:
-            shares = [x.chunk(3) for x in (weight, *biases)]
-            parts = [tuple(share[i] for share in shares) for i in range(3)]
-            projected = [F.linear(x, *part) for x, part in zip(inputs, parts, strict=True)]
+        projected = project(inputs, weight, None, biases[0] if biases else None)
         return [self._split_heads(x) for x in projected]
 
     def _split_heads(self, x: torch.Tensor) -> torch.Tensor:
@@ -218,6 +211,23 @@ class DistributedMultiheadAttention(ParameterLayer):
             f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, "
             f"batch_first={self.batch_first}, P_x={list(self.P_x.shape)}"
         )
+
+
+def project(
+    inputs: Sequence[torch.Tensor],
+    packed: torch.Tensor | None,
+    weights: Any,
+    bias: torch.Tensor | None,
+) -> Sequence[torch.Tensor]:
+    """Project queries, keys and values by ``packed``, or else by three ``weights``."""
+    query, key, value = inputs
+    if weights is None:
+        assert packed is not None
+        if query is key and key is value:
+            return F.linear(query, packed, bias).chunk(3, -1)
+        weights = packed.chunk(3)
+    biases = (None, None, None) if bias is None else bias.chunk(3)
+    return [F.linear(x, w, b) for x, w, b in zip(inputs, weights, biases, strict=True)]
 
 
 def heads_partition(P_x: CartesianPartition, batch_first: bool) -> CartesianPartition:

@@ -203,7 +203,7 @@ def attend_to_all(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    padding: torch.Tensor | None,
+    padding: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the output for complete local sequences, using torch's kernels where possible."""
     if block.drops is not None or 0 in (query.numel(), key.numel(), value.numel()):

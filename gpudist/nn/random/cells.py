@@ -6,7 +6,7 @@ operations draw the same numbers (:mod:`gpudist.nn.random.composed_cells`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -72,49 +72,36 @@ class Cells(NamedTuple):
     box: Box
     shape: tuple[int, ...]
 
+    @classmethod
+    def leading(cls, box: Box, shape: Sequence[int], dims: int) -> Cells:
+        """Return the indices of a block's cells in the first ``dims`` dims alone."""
+        return cls(Box(box.start[:dims], box.stop[:dims]), tuple(shape[:dims]))
 
-def draw_kept(
-    seed: torch.Tensor | int,
-    call: torch.Tensor | int,
-    box: Box,
-    shape: tuple[int, ...],
-    p: float,
-    device: torch.device,
-) -> torch.Tensor:
-    """Draw which cells of ``box`` are kept, each dropped with probability ``p``.
 
-    The result for a cell depends on the seed, the call number and the cell's global index, but not
-    on the worker that owns it.
+def draw_kept(key: Key, cells: Cells, p: float, device: torch.device) -> torch.Tensor:
+    """Draw which of ``cells`` are kept, each dropped with probability ``p``.
+
+    The result for a cell depends on the key and the cell's global index, but not on the worker that
+    owns it.
 
     Args:
-        seed, call: seed and call number: one int64 each, or numbers.
-        box: this worker's box of the global tensor.
-        shape: global shape of the tensor.
+        key: seed and number of the call.
+        cells: global indices of the block's cells.
         p: probability of dropping a cell, between 0 and 1 exclusive.
         device: device of the result.
 
     Returns:
-        New bool tensor of the shape of ``box``, true for kept cells.
+        New bool tensor of the shape of the block, true for kept cells.
 
     Cost:
         One pass over the result; no communication.
     """
-    return draw_kept_by_key(Key(seed, call), Cells(box, shape), p, device)
-
-
-def draw_kept_by_key(key: Key, cells: Cells, p: float, device: torch.device) -> torch.Tensor:
-    """Draw which cells are kept; see :func:`draw_kept`."""
     composed = partial(composed_cells.fill_kept, dropped_below=drop_threshold(p))
     return _draw_block("kept", composed, key, cells, torch.bool, device, p)
 
 
 def uniform_by_index(
-    seed: torch.Tensor | int,
-    call: torch.Tensor | int,
-    box: Box,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
+    key: Key, cells: Cells, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
     """Draw uniform numbers in [0, 1), multiples of a step that the dtype represents exactly.
 
@@ -122,25 +109,16 @@ def uniform_by_index(
     arguments.
 
     Returns:
-        New tensor of ``dtype``, of the shape of ``box``.
+        New tensor of ``dtype``, of the shape of the block.
     """
-    cells = Cells(box, shape)
-    return _draw_block(
-        "uniform", composed_cells.fill_uniform, Key(seed, call), cells, dtype, device
-    )
+    return _draw_block("uniform", composed_cells.fill_uniform, key, cells, dtype, device)
 
 
 def normal_by_index(
-    seed: torch.Tensor | int,
-    call: torch.Tensor | int,
-    box: Box,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
+    key: Key, cells: Cells, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
     """Draw standard normal numbers; for the arguments see :func:`uniform_by_index`."""
-    cells = Cells(box, shape)
-    return _draw_block("normal", composed_cells.fill_normal, Key(seed, call), cells, dtype, device)
+    return _draw_block("normal", composed_cells.fill_normal, key, cells, dtype, device)
 
 
 def _draw_block(
@@ -177,10 +155,8 @@ def _draw_plainly(
 
 
 def bernoulli_by_index(
-    seed: torch.Tensor | int,
-    call: torch.Tensor | int,
-    box: Box,
-    shape: tuple[int, ...],
+    key: Key,
+    cells: Cells,
     dtype: torch.dtype,
     device: torch.device,
     probability: torch.Tensor | float,
@@ -188,15 +164,14 @@ def bernoulli_by_index(
     """Draw ones where the uniform number is below the probability, and zeros elsewhere.
 
     Args:
-        seed ... device: see :func:`uniform_by_index`.
+        key ... device: see :func:`uniform_by_index`.
         probability: of a one; a number, or a tensor of the same shape, dtype and device.
     """
     by_cell = probability if isinstance(probability, torch.Tensor) else None
-    drawn = torch.empty(box.shape, dtype=dtype, device=device)
+    drawn = torch.empty(cells.box.shape, dtype=dtype, device=device)
     if not draws_natively(drawn) or not (by_cell is None or has_memory(by_cell)):
-        return (uniform_by_index(seed, call, box, shape, dtype, device) < probability).to(dtype)
+        return (uniform_by_index(key, cells, dtype, device) < probability).to(dtype)
     factor = 0.0 if isinstance(probability, torch.Tensor) else _rounded(probability, dtype)
-    key, cells = Key(seed, call), Cells(box, shape)
     draw("bernoulli", drawn, key, cells, input=by_cell, factor=factor)
     return drawn
 

@@ -13,30 +13,22 @@ import torch
 
 from gpudist.exchange.autograd import apply
 from gpudist.exchange.torch_library import constant_when_traced, outside_torch
-from gpudist.geometry.boxes import Box
-from gpudist.nn.random.cells import Cells, Key, changes_natively, draw, draw_kept_by_key
+from gpudist.nn.random.cells import Cells, Key, changes_natively, draw, draw_kept
 
 # Scale of SELU times its alpha; outputs of SELU are above the negative of this product.
 _ALPHA = 1.7580993408473766
 
 
 def drop_by_index(
-    x: torch.Tensor,
-    seed: torch.Tensor | int,
-    call: torch.Tensor | int,
-    box: Box,
-    shape: tuple[int, ...],
-    p: float,
-    is_alpha: bool = False,
+    x: torch.Tensor, key: Key, cells: Cells, p: float, is_alpha: bool = False
 ) -> torch.Tensor:
     """Drop cells of ``x``, and scale the others to keep the mean.
 
     Args:
         x: block of the tensor.
-        seed, call: see :func:`~gpudist.nn.random.cells.kept_by_index`.
-        box: this worker's box in the leading dims, which are dropped cell by cell; each such cell
-            is dropped with all its cells in the other dims.
-        shape: global shape of the leading dims.
+        key: seed and number of the call.
+        cells: global indices of the block's cells in the leading dims, which are dropped cell by
+            cell; each such cell is dropped with all its cells in the other dims.
         p: probability of dropping a cell, between 0 and 1 exclusive.
         is_alpha: whether it is alpha dropout, see :func:`alpha_drop_cells`.
 
@@ -46,16 +38,9 @@ def drop_by_index(
     Cost:
         One pass over the block in forward and one in backward; 8 bytes are kept.
     """
-    return drop_by_key(x, Key(seed, call), Cells(box, shape), p, is_alpha)
-
-
-def drop_by_key(
-    x: torch.Tensor, key: Key, cells: Cells, p: float, is_alpha: bool = False
-) -> torch.Tensor:
-    """Drop cells by a key and their indices; see :func:`drop_by_index`."""
     if not is_alpha:
         return _drop(x, key, cells, p)
-    kept = draw_kept_by_key(key, cells, p, x.device)
+    kept = draw_kept(key, cells, p, x.device)
     return alpha_drop_cells(x, _beside(kept, x), p)
 
 
@@ -63,7 +48,7 @@ def _drop(x: torch.Tensor, key: Key, cells: Cells, p: float) -> torch.Tensor:
     # Where few numbers are drawn, torch's conversions of float16 on a CPU are faster.
     is_slow = x.dtype == torch.float16 and len(cells.shape) < x.dim() and x.device.type == "cpu"
     if is_slow or not changes_natively(x):
-        return drop_cells(x, _beside(draw_kept_by_key(key, cells, p, x.device), x), p)
+        return drop_cells(x, _beside(draw_kept(key, cells, p, x.device), x), p)
     if x.requires_grad and torch.is_grad_enabled():
         return apply(_Drop, x, key, cells, p)
     return _scale_kept(x, key, cells, p, None)

@@ -10,12 +10,11 @@ import torch.nn.functional as F
 
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.exchange.torch_library import define, handles_of, is_recorded, thing_of
-from gpudist.geometry.boxes import Box
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.nn.random.call_numbers import CallNumbers
-from gpudist.nn.random.cells import draw_kept
+from gpudist.nn.random.cells import Cells, Key, draw_kept
 from gpudist.nn.random.composed_cells import draw_kept_by_torch
 from gpudist.nn.random.drop import alpha_drop_cells, drop_by_index, drop_cells
 from gpudist.ops.bound import Bound
@@ -66,7 +65,7 @@ class _DropoutLayer(DistributedModule):
         self._numbers = CallNumbers()
         self._seed_agreed = seed is not None
         self._agreement = ShapeAgreement(self._name, P_x, P_x, P_x.dim, global_shape, shape)
-        self._bound = Bound[tuple[Box, tuple[int, ...]]](shape, self._agreement)
+        self._bound = Bound[Cells](shape, self._agreement)
 
     def _require(
         self,
@@ -115,11 +114,10 @@ class _DropoutLayer(DistributedModule):
             return input.clone()
         return (alpha_drop_cells if self._is_alpha else drop_cells)(input, kept, self.p)
 
-    def _draw(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Box, tuple[int, ...]]:
-        box, shape = self._bound(x, self._agree)
-        call = self._number()
+    def _draw(self, x: torch.Tensor) -> tuple[Key, Cells]:
+        cells, call = self._bound(x, self._agree), self._number()
         assert self.seed is not None and call is not None
-        return self.seed, call, box, shape
+        return Key(self.seed, call), cells
 
     def kept(self, x: torch.Tensor) -> torch.Tensor:
         """Return a bool mask of the cells to keep, with extent 1 in dims that are not leading."""
@@ -140,16 +138,15 @@ class _DropoutLayer(DistributedModule):
         leading = self._leading_dims
         return (*shape[:leading], *(1,) * (len(shape) - leading))
 
-    def _agree(self, x: torch.Tensor) -> tuple[Box, tuple[int, ...]]:
-        """Return this worker's box and the global shape of the leading dims."""
-        index, leading = self.P_x.index, self._leading_dims
+    def _agree(self, x: torch.Tensor) -> Cells:
+        """Return the global indices of this worker's cells in the leading dims."""
+        index = self.P_x.index
         assert index is not None
         cut = self._agreement(x).decomposition
         if not self._seed_agreed and self.seed is not None:
             self.seed.fill_(self._agreed_seed(int(self.seed.item())))
         self._seed_agreed = True
-        box = cut.block(index)
-        return Box(box.start[:leading], box.stop[:leading]), cut.shape[:leading]
+        return Cells.leading(cut.block(index), cut.shape, self._leading_dims)
 
     def _agreed_seed(self, seed: int) -> int:
         # Without a given seed, use the next number of torch's generator on the first worker.

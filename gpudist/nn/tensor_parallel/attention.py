@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 
 from gpudist.errors import ShapeError
+from gpudist.nn.attention.blockwise import attention_scores, safe_softmax
 from gpudist.nn.distributed_module import CheckedModule
 from gpudist.nn.random.dropout import DistributedDropout
 from gpudist.nn.tensor_parallel.linear import RowParallelLinear
@@ -140,8 +139,11 @@ class ParallelAttention(CheckedModule):
         if not drops:
             return F.scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal)
         assert self.dropout is not None
-        weights = self.dropout(_weights(q, k, mask, is_causal))
-        return weights @ v
+        if is_causal:
+            mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
+        # The weights of a query that sees no key are 0.
+        weights = safe_softmax(attention_scores(q, k, mask), -1)
+        return self.dropout(weights) @ v
 
     def _own_mask(self, mask: torch.Tensor | None) -> torch.Tensor | None:
         if mask is None or mask.dim() < 3 or mask.shape[-3] == 1:
@@ -164,21 +166,3 @@ class ParallelAttention(CheckedModule):
 
     def extra_repr(self) -> str:
         return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}"
-
-
-def _weights(
-    q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, is_causal: bool
-) -> torch.Tensor:
-    """Return the weights of the keys per query: they sum to 1, or are 0 if all keys are masked."""
-    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
-    if is_causal:
-        ones = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device)
-        mask = ones.tril()
-    if mask is None:
-        return scores.softmax(-1)
-    if mask.dtype != torch.bool:
-        return (scores + mask).softmax(-1)
-    # The lowest finite number, since minus infinity for all keys would make softmax and gradient
-    # NaN.
-    lowest = torch.finfo(scores.dtype).min
-    return scores.masked_fill(~mask, lowest).softmax(-1).masked_fill(~mask, 0)

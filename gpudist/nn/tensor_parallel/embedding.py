@@ -7,7 +7,7 @@ from typing import NoReturn
 import torch
 
 from gpudist.errors import ShapeError
-from gpudist.nn.affine.embedding import TableLayer, padding_row
+from gpudist.nn.affine.embedding import TableLayer, padding_row, rows_of_block
 from gpudist.nn.norm.line_blocks import balanced_lengths
 from gpudist.nn.parameters.parameter import normal_parameter
 from gpudist.nn.partitions import require_cells
@@ -69,7 +69,6 @@ class VocabParallelEmbedding(TableLayer, ParallelLayer):
         sizes = balanced_lengths(num_embeddings, region.size)
         placed = region.placement(sizes, shape, 0)
         self._first = sum(sizes[: region.rank])
-        self._last = self._first + sizes[region.rank]
         self.weight = normal_parameter(shape, placed.own_box, device, dtype)
         self._clear_padding(self._first)
         self._keep(weight=placed)
@@ -88,7 +87,7 @@ class VocabParallelEmbedding(TableLayer, ParallelLayer):
             return input.clone()
         self._require_indices(input)
         (weight,) = self.own_parameters()
-        return self._sum(self._rows(input, weight, self._first, self._last), lengths)
+        return self._sum(rows_of_block(input, weight, self._first, self.padding_idx), lengths)
 
     def _refuse(self, error: ShapeError) -> NoReturn:
         refuse(self.region.P, error)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import prod, sqrt
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpudist.exchange import Movement
-from gpudist.exchange.autograd import move
-from gpudist.geometry.layout import Layout, Sbp, broadcast, partial_sum, split
+from gpudist.geometry.layout import Sbp, broadcast, partial_sum, split
+from gpudist.nn.attention.head_exchange import attend_by_heads
 from gpudist.nn.autocast import product_dtype
-from gpudist.sbp.boxing import movement_of
 from gpudist.sbp.registry import Call, Compute, SbpSignature, Where, register
 from gpudist.sbp.signatures.across import axes_that_split
 from gpudist.sbp.signatures.along_axis import on_cells, without_cells
@@ -115,34 +113,23 @@ def _swaps(call: Call, parts: int) -> bool:
     return heads and k[-3] >= parts and sum(cells) <= parts * (cells[1] + cells[2])
 
 
-def _swapped(call: Call, where: Where, axes: Sequence[int]) -> Compute:
+def _swapped(call: Call, where: Where, axis: int) -> Compute:
     """Bind an all-to-all from blocks of sequences to whole sequences of some heads, and back."""
-    P = where.P.along(axes)
-    specs = *where.call.tensors, where.call.outputs[0]
-    ends: list[tuple[Layout, Layout]] = []
-    for slot, (spec, box) in enumerate(zip(specs, (*where.inputs, *where.outputs), strict=True)):
-        rows, sizes = spec.dims - 2, where.sbps[slot % 3]
-        shape = (*box.shape[:rows], spec.shape[rows], *box.shape[rows + 1 :])
-        sequence = [split(rows, sizes[a].sizes) if a in axes else broadcast for a in range(P.dim)]
-        heads = [split(rows - 1) if a in axes else broadcast for a in range(P.dim)]
-        source = Layout(tuple(P.ranks), P.shape, tuple(sequence), shape)
-        ends.append((source, source.with_sbp(tuple(heads))))
-    assert P.index is not None
-    result = ends[3][1].box(P.index).shape
+    line, blocks, shapes = where.P.along([axis]), where.inputs, where.call.shapes
+    queries, keys = (
+        where.sbps[slot][axis].blocks(shapes[slot][-2], line.size) for slot in range(2)
+    )
+    heads = [blocks[slot].shape[-3] for slot in range(2)]
 
-    def movement(x: Tensor, source: Layout, target: Layout) -> Movement:
-        found = movement_of(x.dtype, source, target, P.world)
-        assert found is not None
-        return found
+    def attend(*moved: Tensor) -> Tensor:
+        if all([x.numel() for x in moved]):
+            return call(moved)
+        shape = (*moved[0].shape[:-1], moved[2].shape[-1])
+        return without_cells(shape, moved[0].dtype, moved)
 
-    def compute(tensors: Sequence[Tensor]) -> Any:
-        to_heads = [movement(x, *pair) for x, pair in zip(tensors, ends[:3], strict=True)]
-        moved = move(to_heads, tensors)
-        has_cells = all([x.numel() for x in moved])
-        y = call(moved) if has_cells else without_cells(result, moved[0].dtype, moved)
-        return move((movement(y, *ends[3][::-1]),), (y.contiguous(),))[0]
-
-    return compute
+    return lambda tensors: attend_by_heads(
+        line, (queries, keys), heads[0] // heads[1], tensors, attend
+    )
 
 
 def _attending(
@@ -164,7 +151,7 @@ def _bind(call: Call, where: Where) -> Compute:
     rows = where.call.tensors[1].dims - 2
     axes = axes_that_split(where, 1, (rows,))
     if axes:
-        return _swapped(call, where, axes)
+        return _swapped(call, where, *axes)
     cells = where.inputs[0]
     start, stop = cells.start[-2], cells.stop[-2]
     options = Options.of(call)
@@ -188,15 +175,3 @@ def repeat_heads(x: Tensor, groups: int) -> Tensor:
     """Repeat each head of keys or values for a group of query heads."""
     repeated = x.unsqueeze(-3).expand(*x.shape[:-2], groups, *x.shape[-2:])
     return repeated.flatten(-4, -3)
-
-
-def attention_weights(
-    query: Tensor, key: Tensor, mask: Tensor | None, scale: float | None = None
-) -> Tensor:
-    """Return the attention weight of each key for each query."""
-    scale = 1 / sqrt(query.shape[-1]) if scale is None else scale
-    scores = (query * scale) @ key.transpose(-2, -1)
-    if mask is not None:
-        is_bool = mask.dtype == torch.bool
-        scores = scores.masked_fill(~mask, -torch.inf) if is_bool else scores + mask
-    return F.softmax(scores, -1)

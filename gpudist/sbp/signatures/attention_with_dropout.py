@@ -14,10 +14,11 @@ from torch import Tensor
 from gpudist.exchange.autograd import Saved, apply_handwritten, is_eager
 from gpudist.geometry.boxes import Box
 from gpudist.geometry.layout import broadcast
+from gpudist.nn.attention.blockwise import safe_softmax
 from gpudist.nn.autocast import LOW, product_dtype
 from gpudist.nn.kernel_choice import suits_cpu
 from gpudist.nn.random.cells import Cells, Key
-from gpudist.nn.random.drop import drop_by_key
+from gpudist.nn.random.drop import drop_by_index
 from gpudist.sbp.registry import Call, Compute, SbpSignature, Where, compose, register
 from gpudist.sbp.signatures.along_axis import without_cells
 from gpudist.sbp.signatures.attention import (
@@ -29,9 +30,9 @@ from gpudist.sbp.signatures.attention import (
 from gpudist.sbp.signatures.channel_norms import call_rule
 from gpudist.sbp.signatures.dropout import (
     check_probability,
+    key_of,
+    key_of_draw,
     next_draw,
-    seed_and_number,
-    seed_and_number_of,
 )
 
 
@@ -61,7 +62,7 @@ def _bind(call: Call, where: Where) -> Compute:
         q, k, v, *masks = tensors
         if not q.numel():
             return without_cells(box.shape, q.dtype, tensors)
-        key = Key(*seed_and_number(where.P, q.device))
+        key = key_of_draw(where.P, q.device)
         return _attend(q, k, v, masks[0] if masks else None, hidden, options, cells, key)
 
     return compute
@@ -102,7 +103,7 @@ def _attend(
     if isinstance(draw.call, Tensor):
         draw = draw._replace(call=draw.call.clone())  # may change before backward
     scale = 1 / sqrt(q.shape[-1]) if options.scale is None else options.scale
-    dropping = _Dropping(scale, options.dropout_p, draw, cells)
+    dropping = _Dropping(scale, options.dropout_p, draw, cells, mask is not None)
     given = q, k, v, hidden
     y = apply_handwritten(dropping, *given) if is_eager(*given) else dropping.composed(*given)
     return y.view(*batch, *y.shape[-2:])
@@ -127,6 +128,7 @@ class _Dropping:
     p: float
     key: Key
     cells: Cells
+    has_mask: bool
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None
@@ -164,10 +166,12 @@ class _Dropping:
         if hidden is not None:
             is_bool = hidden.dtype == torch.bool
             scores = scores.masked_fill(hidden, -torch.inf) if is_bool else scores + hidden
-        return F.softmax(scores, -1, dtype=torch.float32 if scores.dtype in LOW else None)
+        # Torch's weights of a query that sees no key are 0.
+        softmax = safe_softmax if self.has_mask else F.softmax
+        return softmax(scores, -1, dtype=torch.float32 if scores.dtype in LOW else None)
 
     def _drop_and_cast(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        x = x * 0.0 if self.p == 1 else drop_by_key(x, self.key, self.cells, self.p)
+        x = x * 0.0 if self.p == 1 else drop_by_index(x, self.key, self.cells, self.p)
         return _expand_to_matrices(x.to(dtype), x.shape[:-2])
 
 
@@ -200,5 +204,5 @@ def scaled_dot_product_attention(
     shape = (*batch, query.shape[-2], key.shape[-2])
     cells = Cells(Box.whole(shape), shape)
     hidden = _future_keys(cells, query.device) if is_causal else None
-    draw = Key(*seed_and_number_of(draws, query.device))
+    draw = key_of(draws, query.device)
     return _attend(*given, hidden, options, cells, draw)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.geometry.layout import Sbp, broadcast, partial_sum, split
+from gpudist.nn.affine.embedding import rows_of_block
 from gpudist.sbp.registry import AxisPart, Call, SbpSignature, Where, forms, register
 from gpudist.sbp.signatures.across import terms
 
@@ -18,10 +19,13 @@ from gpudist.sbp.signatures.across import terms
 def own_index(index: torch.Tensor, where: Where, slot: int, dim: int) -> tuple[torch.Tensor, ...]:
     """Return local positions along a dim, 0 outside this block, and a mask of those inside."""
     cells = where.inputs[slot]
-    extent = where.call.tensors[slot].shape[dim]
-    torch._assert_async(((index >= 0) & (index < extent)).all(), "an index is out of range")
+    require_index(index, where.call.tensors[slot].shape[dim])
     is_own = (index >= cells.start[dim]) & (index < cells.stop[dim])
     return (index - cells.start[dim]).where(is_own, 0), is_own
+
+
+def require_index(index: torch.Tensor, extent: int) -> None:
+    torch._assert_async(((index >= 0) & (index < extent)).all(), "an index is out of range")
 
 
 def with_cells(x: torch.Tensor, dim: int) -> torch.Tensor:
@@ -55,14 +59,10 @@ def _without_padding(call: Call, part: AxisPart) -> Call:
 
 def _embedding(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
     index, weight = tensors
-    local, is_own = own_index(index, where, 1, 0)
-    found = F.embedding(local, with_cells(weight, 0))
-    padding = where.call.get(2, "padding_idx")
-    if padding is not None:
-        # The padding vector has no gradient.
-        is_padding = index == padding % where.call.shapes[1][0]
-        found = torch.where(is_padding.unsqueeze(-1), found.detach(), found)
-    return found.where(is_own.unsqueeze(-1), 0)
+    extent, padding = where.call.shapes[1][0], where.call.get(2, "padding_idx")
+    require_index(index, extent)
+    padding = None if padding is None else padding % extent
+    return rows_of_block(index, with_cells(weight, 0), where.inputs[1].start[0], padding)
 
 
 @register(F.embedding_bag, any_cuts=True)

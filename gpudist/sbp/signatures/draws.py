@@ -12,11 +12,11 @@ from torch import Tensor
 
 from gpudist.geometry.boxes import Box
 from gpudist.geometry.layout import broadcast, partial_sum
-from gpudist.nn.random.cells import bernoulli_by_index, normal_by_index, uniform_by_index
+from gpudist.nn.random.cells import Cells, bernoulli_by_index, normal_by_index, uniform_by_index
 from gpudist.sbp.global_spec import local_of
 from gpudist.sbp.registry import compose
 from gpudist.sbp.scope import Draws, current_draws
-from gpudist.sbp.signatures.dropout import next_draw, seed_and_number_of
+from gpudist.sbp.signatures.dropout import key_of, next_draw
 from gpudist.sbp.signatures.factories import copies_of_whole, draw_whole
 
 
@@ -30,15 +30,15 @@ def _by_index(x: Any, by: Any, dtype: torch.dtype, draws: Draws) -> Tensor:
         return torch.complex(real, imaginary)
     next_draw()
     if not hasattr(x, "placement"):
-        seeds, shape = seed_and_number_of(draws, x.device), tuple(x.shape)
-        return by(*seeds, Box.whole(shape), shape, dtype, x.device)
+        cells = Cells(Box.whole(x.shape), tuple(x.shape))
+        return by(key_of(draws, x.device), cells, dtype, x.device)
     sbp = tuple(broadcast if one == partial_sum else one for one in x.sbp)
     shape, placement = tuple(x.shape), x.placement
     if placement.index is None:
         return x._wrap(x._local.new_empty(0, dtype=dtype), placement, sbp, shape)
-    box = placement.layout(sbp, shape).box(placement.index)
-    seeds = seed_and_number_of(draws, x.device)
-    return x._wrap(by(*seeds, box, shape, dtype, x.device), placement, sbp, shape)
+    cells = Cells(placement.layout(sbp, shape).box(placement.index), shape)
+    drawn = by(key_of(draws, x.device), cells, dtype, x.device)
+    return x._wrap(drawn, placement, sbp, shape)
 
 
 def uniform_like(x: Any, dtype: torch.dtype | None = None) -> Tensor:

@@ -13,7 +13,7 @@ from gpudist.exchange.autograd import all_reduce_constant
 from gpudist.geometry.boxes import Box
 from gpudist.geometry.layout import broadcast, partial_sum, split
 from gpudist.nn.random.cells import Cells, Key
-from gpudist.nn.random.drop import drop_by_key
+from gpudist.nn.random.drop import drop_by_index
 from gpudist.nn.random.replays import replays_on
 from gpudist.sbp.registry import Call, Compute, SbpSignature, Where, compose, register
 from gpudist.sbp.scope import Draws, current_draws, mix
@@ -29,37 +29,35 @@ def next_draw() -> Draws | None:
     return draws
 
 
-def seed_and_number_of(draws: Draws, device: torch.device) -> tuple[int, int | Tensor]:
-    """Return the seed and the number of the current draw.
+def key_of(draws: Draws, device: torch.device) -> Key:
+    """Return the key of the current draw.
 
     In a CUDA graph, the number is that of the replay, and the seed that of the draw.
     """
     if device.type == "cuda":
         replay = replays_on(device, draws.replays).number()
         if replay is not None:
-            return mix(draws.seed, draws.draws), replay
-    return draws.seed, draws.draws
+            return Key(mix(draws.seed, draws.draws), replay)
+    return Key(draws.seed, draws.draws)
 
 
-def seed_and_number(
-    P: CartesianPartition, device: torch.device
-) -> tuple[Tensor | int, Tensor | int]:
-    """Return the seed and the number of this draw, the same on all workers.
+def key_of_draw(P: CartesianPartition, device: torch.device) -> Key:
+    """Return the key of this draw, the same on all workers.
 
-    In a converted network, these are the network's seed and draw number, without a message.
+    In a converted network, it has the network's seed and draw number, without a message.
     Elsewhere, the first worker draws a seed from torch's default CPU generator and broadcasts it.
     """
     draws = current_draws()
     if draws is not None:
-        return seed_and_number_of(draws, device)
+        return key_of(draws, device)
     drawn = torch.randint(1 << 62, (1,))
     drawn = (drawn if P.rank == 0 else torch.zeros_like(drawn)).to(device)
     seed = all_reduce_constant(drawn, P, "sum")[0]
-    return seed, torch.zeros((), dtype=torch.int64, device=device)
+    return Key(seed, torch.zeros((), dtype=torch.int64, device=device))
 
 
 def dropped(input: Tensor, p: float, leading: int, is_alpha: bool) -> Tensor:
-    """Placeholder for ``drop_by_key``, which each worker computes on its block."""
+    """Placeholder for ``drop_by_index``, which each worker computes on its block."""
     return input.clone()
 
 
@@ -74,18 +72,13 @@ def dropout_of_blocks(call: Call, parts: int) -> list[SbpSignature]:
 
 def _bind_dropped(call: Call, where: Where) -> Compute:
     _, p, leading, is_alpha = call.args
-    cells = _cells(where.inputs[0], where.call.shapes[0], leading)
+    cells = Cells.leading(where.inputs[0], where.call.shapes[0], leading)
 
     def compute(tensors: Sequence[Tensor]) -> Tensor:
         x = tensors[0]
-        key = Key(*seed_and_number(where.P, x.device))
-        return drop_by_key(x, key, cells, p, is_alpha)
+        return drop_by_index(x, key_of_draw(where.P, x.device), cells, p, is_alpha)
 
     return compute
-
-
-def _cells(box: Box, shape: Sequence[int], leading: int) -> Cells:
-    return Cells(Box(box.start[:leading], box.stop[:leading]), tuple(shape[:leading]))
 
 
 def check_probability(p: float) -> None:
@@ -107,9 +100,8 @@ def drop(
         found = call_rule(dropped, input, p, leading, is_alpha)
     else:
         assert draws is not None
-        cells = _cells(Box.whole(input.shape), input.shape, leading)
-        key = Key(*seed_and_number_of(draws, input.device))
-        found = drop_by_key(input, key, cells, p, is_alpha)
+        cells = Cells.leading(Box.whole(input.shape), input.shape, leading)
+        found = drop_by_index(input, key_of(draws, input.device), cells, p, is_alpha)
     return input.copy_(found) if inplace else found
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gpudist.nn.attention.blockwise import attention_scores
+from gpudist.nn.attention.multihead import project
 from gpudist.sbp.registry import compose
-from gpudist.sbp.signatures.attention import attention_weights
 
 
 @compose(F.multi_head_attention_forward)
@@ -56,7 +54,7 @@ def multi_head_attention(
     weights = None
     if use_separate_proj_weight:
         weights = q_proj_weight, k_proj_weight, v_proj_weight
-    q, k, v = _projected((query, key, value), in_proj_weight, weights, in_proj_bias)
+    q, k, v = project((query, key, value), in_proj_weight, weights, in_proj_bias)
     if bias_k is not None and bias_v is not None:
         k, v = (_with_row(x, row.expand(1, *x.shape[1:])) for x, row in ((k, bias_k), (v, bias_v)))
     if add_zero_attn:
@@ -70,7 +68,7 @@ def multi_head_attention(
     dropout_p = dropout_p if training else 0.0
     shares = None
     if need_weights:
-        shares = attention_weights(q, k, mask)
+        shares = F.softmax(attention_scores(q, k, mask), -1)
         shares = F.dropout(shares, dropout_p) if dropout_p > 0 else shares
         found = shares @ v
         shares = shares.mean(1) if average_attn_weights else shares
@@ -80,23 +78,6 @@ def multi_head_attention(
     if not is_batched:
         found, shares = found.squeeze(1), None if shares is None else shares.squeeze(0)
     return found, shares
-
-
-def _projected(
-    given: tuple[Tensor, Tensor, Tensor],
-    packed: Tensor | None,
-    weights: Any,
-    bias: Tensor | None,
-) -> Sequence[Tensor]:
-    """Project queries, keys and values."""
-    query, key, value = given
-    if weights is None:
-        assert packed is not None
-        if query is key and key is value:
-            return F.linear(query, packed, bias).chunk(3, -1)
-        weights = packed.chunk(3)
-    biases = (None, None, None) if bias is None else bias.chunk(3)
-    return [F.linear(x, w, b) for x, w, b in zip(given, weights, biases, strict=True)]
 
 
 def _with_row(x: Tensor, row: Tensor) -> Tensor:

@@ -128,6 +128,29 @@ def test_fewer_digits(P_world: Partition, kind: str, dtype: torch.dtype) -> None
     assert [gradient.dtype for gradient in gradients] == [dtype] * 3
 
 
+@distributed(ranks=2, transports=["loopback"])
+def test_heads_move_in_the_dtype_of_autocast(P_world: Partition) -> None:
+    P_x = grid(P_world, (1, 1, 2, 1))
+    wholes = [random_like_all((1, 2, 6, 4), seed).float() for seed in range(3)]
+    query, key, value = (whole.bfloat16() for whole in wholes)
+    y_whole = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+    where = own_slices(y_whole.shape, P_x)
+    assert where is not None
+    blocks = [own_block(whole, P_x).detach().requires_grad_() for whole in wholes]
+    layer = nn.AllToAllAttention(P_x)
+    moved_bytes: list[int] = []
+    for is_cast in (False, True):
+        gpudist.stats(reset=True, P_world=P_world)
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_cast):
+            y = layer(*blocks)
+        rows = gpudist.stats(P_world=P_world)
+        moved_bytes.append(sum(row.sent_bytes for row in rows if "all-to-all" in row.operator))
+    assert y.dtype == torch.bfloat16 and moved_bytes[0] == 2 * moved_bytes[1] > 0
+    assert_equal_to(y.detach(), y_whole[where], 1e-2, "output")
+    gradients = torch.autograd.grad(y.float().sum(), blocks)
+    assert [gradient.dtype for gradient in gradients] == [torch.float32] * 3
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @distributed(ranks=2, transports=["loopback"])
 def test_refusals(P_world: Partition, kind: str) -> None:

@@ -14,6 +14,8 @@ from gpudist.geometry.boxes import Box
 from gpudist.nn import DistributedDropout
 from gpudist.nn.random import cells
 from gpudist.nn.random.cells import (
+    Cells,
+    Key,
     bernoulli_by_index,
     draw_kept,
     normal_by_index,
@@ -69,11 +71,14 @@ def test_numbers_are_those_of_torchs_operations(seed: int, monkeypatch: pytest.M
     for number in range(12):
         box, shape = block_of(draw)
         dtype, p = draw.choice(DTYPES), draw.choice((0.001, 0.1, 0.5, 0.9))
-        key = torch.tensor(draw.getrandbits(62)), torch.tensor(number)
-        kept = draw_kept(*key, box, shape, p, CPU)
-        assert torch.equal(kept, by_torch(monkeypatch, draw_kept, *key, box, shape, p, CPU))
-        assert torch.equal(kept, draw_kept(int(key[0]), number, box, shape, p, CPU))
-        given = (*key, box, shape, dtype, CPU)
+        key, cells = (
+            Key(torch.tensor(draw.getrandbits(62)), torch.tensor(number)),
+            Cells(box, shape),
+        )
+        kept = draw_kept(key, cells, p, CPU)
+        assert torch.equal(kept, by_torch(monkeypatch, draw_kept, key, cells, p, CPU))
+        assert torch.equal(kept, draw_kept(Key(int(key.seed), number), cells, p, CPU))
+        given = (key, cells, dtype, CPU)
         uniform = uniform_by_index(*given)
         assert torch.equal(uniform, by_torch(monkeypatch, uniform_by_index, *given))
         normal, expected = normal_by_index(*given), by_torch(monkeypatch, normal_by_index, *given)
@@ -94,7 +99,7 @@ def test_dropout_is_torchs_operations_of_the_mask(
         box, shape = block_of(draw)
         leading = draw.randint(0, len(shape))
         p = draw.choice((0.1, 0.7))
-        rest = 7, number, Box(box.start[:leading], box.stop[:leading]), shape[:leading], p
+        rest = Key(7, number), Cells.leading(box, shape, leading), p
         leaf = laid_out(torch.randn(box.shape).to(dtype), how).detach()
         results: list[list[torch.Tensor]] = []
         for call in (drop_by_index, lambda *args: by_torch(monkeypatch, drop_by_index, *args)):
@@ -111,7 +116,7 @@ def test_dropout_is_torchs_operations_of_the_mask(
 
 def test_numbers_stay_the_same() -> None:
     """Numbers of a fixed seed, so that runs can be repeated with later versions."""
-    given = (5, 1, Box((3, 1), (4, 4)), (9, 4))
+    given = Key(5, 1), Cells(Box((3, 1), (4, 4)), (9, 4))
     uniform = uniform_by_index(*given, torch.float64, CPU)
     normal = normal_by_index(*given, torch.float64, CPU)
     assert [x.hex() for x in uniform.flatten().tolist()] == UNIFORM
@@ -123,7 +128,7 @@ def test_numbers_stay_the_same() -> None:
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is")
 def test_transforms_use_the_same_mask() -> None:
-    rest = (7, 1, Box.whole((4, 5)), (4, 5), 0.4)
+    rest = Key(7, 1), Cells(Box.whole((4, 5)), (4, 5)), 0.4
     x, tangent = torch.randn(2, 4, 5).unbind()
     pair: Any = torch.func.jvp(lambda x: drop_by_index(x, *rest), (x,), (tangent,))
     y, moved = pair

@@ -146,7 +146,10 @@ def test_cells_are_dropped_at_random(p: float) -> None:
     shape = (50, 40, 60)
     masks = [
         cells.draw_kept(
-            torch.tensor(seed), torch.tensor(call), Box.whole(shape), shape, p, torch.device("cpu")
+            cells.Key(torch.tensor(seed), torch.tensor(call)),
+            cells.Cells(Box.whole(shape), shape),
+            p,
+            torch.device("cpu"),
         )
         for seed, call in ((0, 0), (0, 1), (1, 0), (1, 1))
     ]
@@ -175,13 +178,13 @@ def chi_square(a: torch.Tensor, b: torch.Tensor, p: float) -> float:
 def test_tiles_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     shape, box = (6, 1, 50, 7), Box((1, 0, 7, 0), (6, 1, 44, 5))
     device = torch.device("cpu")
-    zero = torch.tensor(0)
+    key = cells.Key(torch.tensor(0), torch.tensor(0))
     monkeypatch.setattr(cells, "_draws_on", lambda device: False)
 
     def kept() -> list[torch.Tensor]:
         torch.manual_seed(1)
         by_torch = composed_cells.draw_kept_by_torch(box, shape, 0.3)
-        return [by_torch, cells.draw_kept(zero, zero, box, shape, 0.3, device)]
+        return [by_torch, cells.draw_kept(key, cells.Cells(box, shape), 0.3, device)]
 
     whole = kept()
     torch.manual_seed(1)

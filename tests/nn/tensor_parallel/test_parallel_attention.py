@@ -134,7 +134,9 @@ def test_without_dropout_weights_are_torchs(P_world: Partition) -> None:
     for dropout in (0.0, 1e-12):
         torch.manual_seed(0)
         layers.append(ParallelAttention(P_world, 6, 3, dtype=F64, dropout=dropout, seed=1))
-    for given in ({"attn_mask": mask}, {"is_causal": True}, {"attn_mask": mask.double()}):
+    hiding = torch.zeros(4, 4, dtype=F64).masked_fill(~mask, -torch.inf)
+    masks = [{"attn_mask": one} for one in (mask, mask.double(), hiding)]
+    for given in ({"is_causal": True}, *masks):
         expected, found = (leaf(random_like_all((4, 6), 1)) for _ in layers)
         layers[0](expected, **given).sum().backward()
         layers[1](found, **given).sum().backward()
