@@ -193,7 +193,7 @@ class DistributedMultiheadAttention(ParameterLayer):
 
     def _heads(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
         """Project the inputs to queries, keys and values ``[B, H, S, D]``."""
-        movements = self._bound(inputs[0], self._bind, self.uses_copies)
+        movements = self._bound(inputs[0], self._bind, self.way_of(inputs[0]))
         weight, *biases = move_those(movements, self.own_parameters())
         query, key, value = inputs
         if query is key and key is value:
@@ -210,7 +210,7 @@ class DistributedMultiheadAttention(ParameterLayer):
         size = self.embed_dim // self.num_heads
         return x.reshape(*x.shape[:2], self.num_heads, size).transpose(1, 2)
 
-    def _bind(self, x: torch.Tensor, uses_copies: int) -> tuple[Movement | None, ...]:
+    def _bind(self, x: torch.Tensor, way: int) -> tuple[Movement | None, ...]:
         return self.bind_parameters()
 
     def extra_repr(self) -> str:
