@@ -107,23 +107,25 @@ void print_counts() {
 
 void run_mutant(size_t k, size_t at, const std::string& text, uint64_t count, uint64_t seed) {
   ptx::Kernel& kernel = ptx::kernels().at(k);
-  std::set<uint64_t> classes;
-  for (uint64_t i = 0; i < count; ++i) {
-    if (usual(seed, i).executes[k][at]) classes.insert(i % ptx::kLaunchClasses);
-  }
   std::string wrong;
   size_t tried = 0;
-  const auto try_those = [&](uint64_t first, uint64_t seen, size_t most) {
-    for (uint64_t i = first; i < first + seen && wrong.empty() && tried < most; ++i) {
+  std::set<uint64_t> classes;
+  const auto try_one = [&](uint64_t i) {
+    if (!usual(seed, i).executes[k][at]) return;
+    classes.insert(i % ptx::kLaunchClasses);
+    wrong = noticed(kernel, at, text, seed, i);
+    ++tried;
+  };
+  const auto try_further = [&](uint64_t i, uint64_t seen, size_t most) {
+    for (; seen > 0 && wrong.empty() && tried < most && !classes.empty(); ++i) {
       if (classes.count(i % ptx::kLaunchClasses) == 0) continue;
-      if (!usual(seed, i).executes[k][at]) continue;
-      wrong = noticed(kernel, at, text, seed, i);
-      ++tried;
+      try_one(i);
+      --seen;
     }
   };
-  try_those(0, count, count);
-  try_those(count, count, count / kPartTried);
-  try_those(ptx::kFirstLarge, kLargeSeen, tried + kMostLarge);
+  for (uint64_t i = 0; i < count && wrong.empty(); ++i) try_one(i);
+  try_further(count, count, count / kPartTried);
+  try_further(ptx::kFirstLarge, kLargeSeen, tried + kMostLarge);
   std::printf("%zu\t%s\n", tried, wrong.c_str());
   std::fflush(stdout);
 }
