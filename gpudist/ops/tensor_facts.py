@@ -26,6 +26,8 @@ _DTYPES = (
     torch.uint8,
     torch.bool,
 )
+# Numbers of the dtypes that can be moved, below 16.
+DTYPE_NUMBERS = {dtype: number for number, dtype in enumerate(_DTYPES)}
 _NO_BLOCK, BLOCK, _WRONG_DIMS, _WRONG_DEVICE, _WRONG_DTYPE, _NO_STORAGE = range(6)
 
 
@@ -54,9 +56,9 @@ class TensorFacts(NamedTuple):
     def row(self) -> list[int]:
         """Facts as ``ROW_LENGTH`` integers."""
         shape = self.shape[:MAX_DIMS]
-        dtype = _DTYPES.index(self.dtype) if self.dtype in _DTYPES else 0
         room = [0] * (MAX_DIMS - len(shape))
         wants = int(self.requires_grad)
+        dtype = DTYPE_NUMBERS.get(self.dtype, 0)
         return [self.problem, dtype, len(self.shape), *shape, *room, wants, self.kind]
 
 
@@ -71,7 +73,7 @@ def problem_of(x: torch.Tensor, P_x: Partition, dims: int | None) -> int:
         return _WRONG_DEVICE
     if not P_x.active:
         return _NO_BLOCK
-    if x.dtype not in _DTYPES:
+    if x.dtype not in DTYPE_NUMBERS:
         return _WRONG_DTYPE
     if storage_problem(x):
         return _NO_STORAGE

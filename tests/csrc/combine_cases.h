@@ -48,7 +48,7 @@ struct Case {
     return memory[static_cast<int>(cells.buffer)].data() + cells.offset * item_bytes(dtype);
   }
   BoxView view(const CombineCells& cells, const std::vector<int64_t>& shape) const;
-  void make_memory();
+  void make_memory(bool is_large = false);
 
  private:
   friend Case random_case(Dtype dtype, bool is_large);

@@ -260,6 +260,22 @@ def autocast(pair: Pair, of: torch.dtype = torch.float32) -> None:
     assert_block_of(y.detach(), y_whole.detach(), own, pair.row.name, TOLERANCE[torch.bfloat16])
 
 
+def cast_after_autocast(pair: Pair) -> None:
+    """A layer of 16 bits that was called under autocast while its parameters had 32."""
+    pair = Pair(pair.row, pair.P_x, torch.float32)
+    pair.wholes, pair.blocks = pair.inputs_as(torch.bfloat16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        pair.run()
+    pair.sequential.bfloat16()
+    pair.layer.bfloat16()
+    try:
+        y_whole, y = pair.run()
+    except NotImplementedError as error:
+        raise Untold(f"torch: {error}") from None
+    pair.backward(y_whole, y)
+    pair.assert_equal(y_whole, y, TOLERANCE[torch.bfloat16])
+
+
 def checkpointed(pair: Pair, use_reentrant: bool) -> None:
     """The same gradients from an activation checkpoint."""
     if use_reentrant and not any(x.requires_grad for x in pair.blocks):

@@ -10,6 +10,7 @@ import torch
 
 from gpudist import nn
 from gpudist.convert import distribute
+from gpudist.errors import ShapeError
 from gpudist.geometry.layout import broadcast
 from gpudist.nn.distributed_module import is_single
 from gpudist.world.partition import Partition
@@ -101,6 +102,40 @@ def test_split_channels(P_world: Partition, name: str, replicated: bool) -> None
             check_one(alone, net, P_x, P_y, shape, low, given)
 
 
+# Layers that split no channels.
+WHOLE: dict[str, tuple[Any, ...]] = {
+    "conv": ("Conv1d", (4, 6, 3), [1, 1, 4], (2, 4, 9)),
+    "transposed": ("ConvTranspose1d", (4, 6, 3), [1, 1, 4], (2, 4, 9)),
+    "linear": ("Linear", (5, 7), [2, 2, 1], (6, 7, 5)),
+    "prelu": ("PReLU", (4,), [1, 2, 2], (2, 4, 9)),
+    "batch norm": ("BatchNorm1d", (4,), [1, 2, 2], (2, 4, 9)),
+    "group norm": ("GroupNorm", (2, 4), [1, 2, 2], (2, 4, 9)),
+    "layer norm": ("LayerNorm", (9,), [1, 2, 2], (2, 4, 9)),
+    "rms norm": ("RMSNorm", (9,), [1, 2, 2], (2, 4, 9)),
+}
+# Those that refuse an input of another dtype than their parameters'.
+MATCHING = ("Conv1d", "ConvTranspose1d", "Linear", "PReLU")
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+@distributed(ranks=5, transports=["loopback"])
+def test_layers_cast_after_a_call_under_autocast(P_world: Partition) -> None:
+    """Parameters get the input's dtype, or lose autocast, after a call with the same input."""
+    for kind, arguments, *grids, shape in (*SPLIT.values(), *WHOLE.values()):
+        partitions = [grid(P_world, one) for one in grids]
+        P_x, P_y = partitions[0], partitions[min(1, len(grids) - 1)]
+        for low in LOW:
+            torch.manual_seed(3)
+            alone = getattr(torch.nn, kind)(*arguments)
+            torch.manual_seed(3)
+            net = getattr(nn, f"Distributed{kind}")(*partitions, *arguments)
+            check_one(alone, net, P_x, P_y, shape, low, low)
+            if kind in MATCHING and P_world.rank != 4:
+                with pytest.raises(ShapeError, match=rf"{kind}: .* expected torch\.float32"):
+                    net(own_block(random_like_all(shape, 1).to(low), P_x))
+            check_one(alone.to(low), net.to(low), P_x, P_y, shape, low, low, enabled=False)
+
+
 def check(
     alone: torch.nn.Module, net: torch.nn.Module, P_x: Any, P_y: Any, shape: tuple[int, ...]
 ) -> None:
@@ -115,12 +150,12 @@ def check(
 
 def check_one(
     alone: torch.nn.Module, net: torch.nn.Module, P_x: Any, P_y: Any, shape: tuple[int, ...],
-    low: torch.dtype, given: torch.dtype,
+    low: torch.dtype, given: torch.dtype, enabled: bool = True,
 ) -> None:  # fmt: skip
     whole = random_like_all(shape, 1).to(given).requires_grad_()
     block = own_block(whole, P_x)
     what = f"{given} under {low}"
-    with torch.autocast("cpu", low):
+    with torch.autocast("cpu", low, enabled=enabled):
         y_whole, y = alone(whole), net(block)
     if P_y is None:
         copies = (broadcast,) * y.placement.axes

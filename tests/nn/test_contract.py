@@ -21,6 +21,7 @@ QUESTIONS: dict[str, Callable[[Pair], None]] = {
     "bfloat16": partial(contract.dtype, of=torch.bfloat16),
     "autocast": contract.autocast,
     "autocast of 16 bits": partial(contract.autocast, of=torch.bfloat16),
+    "cast after autocast": contract.cast_after_autocast,
     "checkpoint": partial(contract.checkpointed, use_reentrant=False),
     "reentrant checkpoint": partial(contract.checkpointed, use_reentrant=True),
     "state": contract.state,

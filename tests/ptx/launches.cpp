@@ -29,12 +29,10 @@ using namespace gpudist;
 
 // Far more than any thread takes.
 constexpr uint64_t kMostSteps = 1'000'000;
-// Small launches tried per mutant, as a part of all (more if more of them execute it), and the
-// number of large ones.
-constexpr size_t kPartTried = 4, kMostLarge = 48;
-
-// For every kernel and instruction, the launches that execute it.
-using Executing = std::vector<std::vector<std::vector<uint32_t>>>;
+// Further launches with the dtypes and kernels of those that execute an instruction, of which a
+// mutant is tried in those that execute it too: as many small ones as there were at first, until it
+// has been tried in a part of that number; then so many large ones, until it has been in the most.
+constexpr size_t kPartTried = 4, kLargeSeen = 8 * ptx::kLaunchClasses, kMostLarge = 48;
 
 // Loads and stores of all threads of all launches so far.
 uint64_t accesses() {
@@ -49,51 +47,50 @@ uint64_t accesses() {
   return sum;
 }
 
-// Error of a launch, and its number of memory accesses.
+// Error of a launch, its number of memory accesses, and which instructions of each kernel it
+// executes.
 struct Outcome {
   std::string wrong;
   uint64_t accesses;
+  std::vector<std::vector<bool>> executes;
 };
 
 Outcome run_one(uint64_t seed, uint64_t index) {
-  const uint64_t before = accesses();
-  std::string wrong = ptx::run_launch(seed, index);
-  return {std::move(wrong), accesses() - before};
+  const std::vector<ptx::Counts> before = ptx::counts();
+  const uint64_t accesses_before = accesses();
+  Outcome found{ptx::run_launch(seed, index), accesses() - accesses_before, {}};
+  for (size_t k = 0; k < before.size(); ++k) {
+    const std::vector<uint64_t>&then = before[k].threads, &now = ptx::counts()[k].threads;
+    found.executes.emplace_back(now.size());
+    for (size_t at = 0; at < now.size(); ++at) found.executes[k][at] = now[at] > then[at];
+  }
+  return found;
 }
 
-// Number of accesses of the unmodified kernel, cached by launch.
-uint64_t usual_accesses(uint64_t seed, uint64_t index) {
-  static std::map<uint64_t, uint64_t> known;
+// Outcome of the unmodified kernel, cached by launch.
+const Outcome& usual(uint64_t seed, uint64_t index) {
+  static std::map<uint64_t, Outcome> known;
   const auto found = known.find(index);
-  if (found != known.end()) return found->second;
-  return known[index] = run_one(seed, index).accesses;
+  return found != known.end() ? found->second : known[index] = run_one(seed, index);
 }
 
 // How a launch of a mutant differs, or an empty string.
 std::string noticed(ptx::Kernel& kernel, size_t at, const std::string& text, uint64_t seed,
                     uint64_t index) {
-  const uint64_t usual = usual_accesses(seed, index);
+  const uint64_t expected = usual(seed, index).accesses, before = accesses();
   ptx::replace(kernel, at, text);
-  const Outcome found = run_one(seed, index);
+  std::string wrong = ptx::run_launch(seed, index);
+  const uint64_t found = accesses() - before;
   ptx::replace(kernel, at, kernel.text[at]);
-  if (!found.wrong.empty() || found.accesses == usual) return found.wrong;
-  return std::to_string(found.accesses) + " accesses, usually " + std::to_string(usual);
+  if (!wrong.empty() || found == expected) return wrong;
+  return std::to_string(found) + " accesses, usually " + std::to_string(expected);
 }
 
-std::string run_all(uint64_t count, uint64_t seed, Executing* executing) {
-  std::vector<ptx::Counts> all = ptx::counts();
+std::string run_all(uint64_t count, uint64_t seed, bool with_mutants) {
   std::string wrong;
   for (uint64_t i = 0; i < count && wrong.empty(); ++i) {
-    wrong = ptx::run_launch(seed, i);
+    wrong = with_mutants ? usual(seed, i).wrong : ptx::run_launch(seed, i);
     if (!wrong.empty()) wrong = "launch " + std::to_string(i) + ": " + wrong;
-    if (executing == nullptr) continue;
-    for (size_t k = 0; k < all.size(); ++k) {
-      const std::vector<uint64_t>& now = ptx::counts()[k].threads;
-      for (size_t at = 0; at < now.size(); ++at) {
-        if (now[at] > all[k].threads[at]) (*executing)[k][at].push_back(static_cast<uint32_t>(i));
-      }
-      all[k].threads = now;
-    }
   }
   return wrong;
 }
@@ -108,32 +105,32 @@ void print_counts() {
   }
 }
 
-void run_mutant(size_t k, size_t at, const std::string& text, uint64_t count, uint64_t seed,
-                const Executing& executing) {
+void run_mutant(size_t k, size_t at, const std::string& text, uint64_t count, uint64_t seed) {
   ptx::Kernel& kernel = ptx::kernels().at(k);
   std::string wrong;
   size_t tried = 0;
   std::set<uint64_t> classes;
-  for (uint32_t i : executing[k][at]) {
-    wrong = noticed(kernel, at, text, seed, i);
+  const auto try_one = [&](uint64_t i) {
+    if (!usual(seed, i).executes[k][at]) return;
     classes.insert(i % ptx::kLaunchClasses);
+    wrong = noticed(kernel, at, text, seed, i);
     ++tried;
-    if (!wrong.empty()) break;
-  }
-  const auto try_more = [&](uint64_t first, size_t most) {
-    for (uint64_t i = first; wrong.empty() && tried < most && !classes.empty(); ++i) {
+  };
+  const auto try_further = [&](uint64_t i, uint64_t seen, size_t most) {
+    for (; seen > 0 && wrong.empty() && tried < most && !classes.empty(); ++i) {
       if (classes.count(i % ptx::kLaunchClasses) == 0) continue;
-      wrong = noticed(kernel, at, text, seed, i);
-      ++tried;
+      try_one(i);
+      --seen;
     }
   };
-  try_more(count, count / kPartTried);
-  try_more(ptx::kFirstLarge, tried + kMostLarge);
+  for (uint64_t i = 0; i < count && wrong.empty(); ++i) try_one(i);
+  try_further(count, count, count / kPartTried);
+  try_further(ptx::kFirstLarge, kLargeSeen, tried + kMostLarge);
   std::printf("%zu\t%s\n", tried, wrong.c_str());
   std::fflush(stdout);
 }
 
-void run_mutants(uint64_t count, uint64_t seed, const Executing& executing) {
+void run_mutants(uint64_t count, uint64_t seed) {
   for (std::string line; std::getline(std::cin, line);) {
     std::istringstream words(line);
     std::string word, text;
@@ -142,7 +139,7 @@ void run_mutants(uint64_t count, uint64_t seed, const Executing& executing) {
     if (word == "constant") {
       ptx::kernels().at(k).constants.push_back(at);
     } else if (word == "mutant" && std::getline(words >> std::ws, text)) {
-      run_mutant(k, at, text, count, seed, executing);
+      run_mutant(k, at, text, count, seed);
     } else {
       throw std::runtime_error("neither a constant nor a mutant: " + line);
     }
@@ -151,15 +148,11 @@ void run_mutants(uint64_t count, uint64_t seed, const Executing& executing) {
 
 int run(uint64_t count, uint64_t seed, bool with_mutants) {
   ptx::manner().most_steps = kMostSteps;
-  Executing executing;
-  for (const ptx::Kernel& kernel : ptx::kernels()) {
-    executing.emplace_back(kernel.instructions.size());
-  }
-  const std::string wrong = run_all(count, seed, with_mutants ? &executing : nullptr);
+  const std::string wrong = run_all(count, seed, with_mutants);
   print_counts();
   std::printf("%s\n", wrong.empty() ? "passed" : wrong.c_str());
   std::fflush(stdout);
-  if (wrong.empty() && with_mutants) run_mutants(count, seed, executing);
+  if (wrong.empty() && with_mutants) run_mutants(count, seed);
   return wrong.empty() ? 0 : 1;
 }
 

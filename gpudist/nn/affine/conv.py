@@ -192,8 +192,8 @@ class _DistributedConv(ConvLayer):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self._placement.P_all.active:
             return x.clone()
-        given, x = x.dtype, self.cast(x)
-        bound = self._bound(x, self._agree_and_bind, self.way_of(given, x))
+        x = self.cast(x)
+        bound = self._bound(x, self._agree_and_bind, self.way_of(x))
         weight, bias = [*self.own_parameters(), None][:2]
         return self.convolve(bound, x, weight, bias)
 
@@ -222,7 +222,7 @@ class _DistributedConv(ConvLayer):
         assert bound.block is not None
         return bound.block(in_form(block, channels_last_form(x)), weight, bias)
 
-    def _agree_and_bind(self, x: torch.Tensor, uses_copies: int) -> _BoundConv:
+    def _agree_and_bind(self, x: torch.Tensor, way: int) -> _BoundConv:
         layout = self._agreement(x)
         self._require_dtype(layout.dtype)
         return self.bind(layout, x)

@@ -37,10 +37,6 @@ class ConvLayer(AffineLayer, RegionLayer):
         """Cast ``x`` as autocast would, before its ghosts move; sums of products need its dtype."""
         return x if self._placement.P_sum is not None else in_product_dtype(x)
 
-    def way_of(self, given: torch.dtype, x: torch.Tensor) -> int:
-        """Return how parameters move, as a number: they have another dtype than a cast ``x``."""
-        return self.uses_copies + 2 * (x.dtype != given)
-
     def convolve(
         self, bound: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:

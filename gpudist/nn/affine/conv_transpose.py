@@ -172,9 +172,9 @@ class _DistributedConvTranspose(ConvLayer):
         placed = self._placement
         if not placed.P_all.active:
             return x.clone()
-        given, x = x.dtype, self.cast(x)
+        x = self.cast(x)
         output_size = self._features_of(output_size)
-        bound = self._bound(x, self._agree_and_bind, self.way_of(given, x), *output_size)
+        bound = self._bound(x, self._agree_and_bind, self.way_of(x), *output_size)
         weight, bias = [*self.own_parameters(), None][:2]
         return self.convolve(bound, x, weight, bias)
 
@@ -231,9 +231,7 @@ class _DistributedConvTranspose(ConvLayer):
             output_padding.append(size - smallest)
         return output_padding
 
-    def _agree_and_bind(
-        self, x: torch.Tensor, uses_copies: int, *output_size: int
-    ) -> _BoundConvTranspose:
+    def _agree_and_bind(self, x: torch.Tensor, way: int, *output_size: int) -> _BoundConvTranspose:
         layout = self._agreement(x)
         self._require_dtype(layout.dtype)
         return self.bind(layout, x, *output_size)

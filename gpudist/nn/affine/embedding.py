@@ -188,13 +188,13 @@ class DistributedEmbedding(AffineLayer, TableLayer):
         if self.P_x.active:
             self._require_indices(input)
         if self._placement.P_source is None:
-            bound = self._bound(self.weight, self._bind_whole, self.uses_copies)
+            bound = self._bound(self.weight, self._bind_whole, self.way_of(input))
         else:
-            bound = self._bound(input, self._agree_and_bind, self.uses_copies)
+            bound = self._bound(input, self._agree_and_bind, self.way_of(input))
         (weight,) = self.own_parameters()
         return self.affine(bound, input, weight, None)
 
-    def _bind_whole(self, weight: torch.Tensor, uses_copies: int) -> BoundAffine:
+    def _bind_whole(self, weight: torch.Tensor, way: int) -> BoundAffine:
         return BoundAffine(None, self.bind_parameters(), None, self.embedding_dim)
 
     def _compute(
@@ -216,7 +216,7 @@ class DistributedEmbedding(AffineLayer, TableLayer):
         # Autocast leaves embeddings in the dtype of the table.
         return move_those((reduction,), [y])[0]
 
-    def _agree_and_bind(self, x: torch.Tensor, uses_copies: int) -> BoundAffine:
+    def _agree_and_bind(self, x: torch.Tensor, way: int) -> BoundAffine:
         placed, layout = self._placement, self._agreement(x)
         if layout.dims < self.P_x.dim:
             raise ShapeError(

@@ -113,9 +113,9 @@ class DistributedLinear(AffineLayer):
             return x.clone()
         if self._placement.P_source is None:
             self._require_whole_features(x)
-            bound = self._bound(self.weight, self._bind_whole, self.uses_copies)
+            bound = self._bound(self.weight, self._bind_whole, self.way_of(x))
         else:
-            bound = self._bound(x, self._agree_and_bind, self.uses_copies)
+            bound = self._bound(x, self._agree_and_bind, self.way_of(x))
         weight, bias = [*self.own_parameters(), None][:2]
         return self.affine(bound, x, weight, bias)
 
@@ -138,10 +138,10 @@ class DistributedLinear(AffineLayer):
         if x.dtype != self.weight.dtype:
             self._require_dtype(x.dtype)
 
-    def _bind_whole(self, weight: torch.Tensor, uses_copies: int) -> BoundAffine:
+    def _bind_whole(self, weight: torch.Tensor, way: int) -> BoundAffine:
         return BoundAffine(None, self.bind_parameters(), None, self.out_features)
 
-    def _agree_and_bind(self, x: torch.Tensor, uses_copies: int) -> BoundAffine:
+    def _agree_and_bind(self, x: torch.Tensor, way: int) -> BoundAffine:
         placed, layout = self._placement, self._agreement(x)
         self._require_dtype(layout.dtype)
         self._check(layout)

@@ -79,11 +79,11 @@ class DistributedPReLU(ParameterLayer):
         """Return the block of the output for the block ``input``, of the same shape."""
         if not self.P_x.active:
             return input.clone()
-        movements = self._bound(input, self._bind, self.uses_copies)
+        movements = self._bound(input, self._bind, self.way_of(input))
         (weight,) = move_those(movements, self.own_parameters())
         return F.prelu(input, weight)
 
-    def _bind(self, x: torch.Tensor, uses_copies: int) -> tuple[Movement | None, ...]:
+    def _bind(self, x: torch.Tensor, way: int) -> tuple[Movement | None, ...]:
         layout = self._agreement(x)
         channels = layout.decomposition.dims[1]
         if self.num_parameters > 1 and channels != self._placed["weight"].blocks[0]:

@@ -87,7 +87,7 @@ class Norm(ParameterLayer):
     def _normalized(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         if not self.P_x.active:
             return x.to(dtype or x.dtype, copy=True)
-        bound = self._bound(x, self._bind, self.uses_copies)
+        bound = self._bound(x, self._bind, self.way_of(x))
         return normalize_block(bound, x, self.own_parameters(), dtype)
 
     def _named(
@@ -96,7 +96,7 @@ class Norm(ParameterLayer):
         weight = parameters[0] if self.weight is not None else None
         return weight, parameters[-1] if self.bias is not None else None
 
-    def _bind(self, x: torch.Tensor, uses_copies: int) -> Normalization:
+    def _bind(self, x: torch.Tensor, way: int) -> Normalization:
         layout = self._agreement(x)
         if not layout.dtype.is_floating_point:
             raise ShapeError(

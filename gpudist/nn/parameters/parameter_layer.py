@@ -20,6 +20,7 @@ from gpudist.nn.parameters.parameter import bias_bound, kaiming_bound, uniform_p
 from gpudist.nn.parameters.parameter_broadcast import ParameterBroadcast, copies_of_owned
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.nn.parameters.replication import copies_of, holders_of
+from gpudist.ops.tensor_facts import DTYPE_NUMBERS
 from gpudist.world.partition import Partition
 
 
@@ -127,6 +128,17 @@ class ParameterLayer(DistributedModule):
         if self.replicate_parameters:
             return False
         return self._copies is not None or (self._is_fused and not is_compiled())
+
+    def way_of(self, x: torch.Tensor) -> int:
+        """Return the number of the way in which a call with ``x`` uses the parameters.
+
+        Results of binding are valid for one way: of copies or not, under autocast or not, and for
+        these dtypes of the parameters.
+        """
+        way = self.uses_copies + 2 * autocast_is_on(x.device)
+        for parameter in self._own:
+            way = 16 * way + DTYPE_NUMBERS.get(parameter.dtype, 0)
+        return way
 
     def own_parameters(self) -> list[torch.Tensor]:
         """Return the parameters for one forward, and sum the gradients of replicated ones."""

@@ -106,8 +106,8 @@ class HaloRegion(DistributedModule):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.P_x.active:
             return x.clone()
-        uses_copies = [isinstance(a, ParameterLayer) and a.uses_copies for a in self._layers]
-        bound = self._bound(x, self._bind, *uses_copies)
+        ways = [a.way_of(x) for a in self._layers if isinstance(a, ParameterLayer)]
+        bound = self._bound(x, self._bind, *ways)
         parameters = [p for layer in self._layers for p in layer.own_parameters()]
         halo = bound.halo if bound.has_ghosts else None
         block, *parameters = move_those((halo, *bound.parameters), [x, *parameters])
@@ -120,7 +120,7 @@ class HaloRegion(DistributedModule):
             parameters = parameters[operation.parameters :]
         return block
 
-    def _bind(self, x: torch.Tensor, *use_copies: int) -> _BoundRegion:
+    def _bind(self, x: torch.Tensor, *ways: int) -> _BoundRegion:
         layout, index = self._agreement(x), self.P_x.index
         assert index is not None
         inputs = [layout.decomposition]

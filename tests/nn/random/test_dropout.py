@@ -360,6 +360,46 @@ def test_what_is_not_supported_is_refused(P_world: Partition) -> None:
         nn.DistributedDropout(P_x, generator="torch")
 
 
+def by_mask(x: torch.Tensor, y: torch.Tensor, p: float, is_alpha: bool) -> torch.Tensor:
+    """Dropout of ``x`` by torch's operations, with the cells that have been dropped in ``y``."""
+    low, scale = 0.0, 1 / (1 - p)
+    if is_alpha:
+        low = torch.nn.functional.selu(torch.tensor(-1e9, dtype=F64)).item()
+        scale = ((1 - p) * (1 + p * low**2)) ** -0.5
+    shift = -scale * p * low
+    kept = (y.detach() - (scale * low + shift)).abs() > 1e-12
+    assert kept.any() and not kept.all()
+    return torch.where(kept, x, low) * scale + shift
+
+
+def slopes(y: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
+    """First, second and third derivatives of a function of each cell of ``x``."""
+    found: list[torch.Tensor] = []
+    total = y.pow(3).sum()
+    for order in range(3):
+        (slope,) = torch.autograd.grad(total, x, create_graph=order < 2)
+        found.append(slope.detach())
+        total = (slope * slope.detach().cos()).sum()
+    return found
+
+
+@pytest.mark.parametrize("layer", SHAPES)
+@distributed(ranks=4, transports=["loopback"])
+def test_double_backward(P_world: Partition, layer: str) -> None:
+    """Gradients of gradients drop the cells of their forward, also after another call."""
+    shape = SHAPES[layer]
+    P_x = grid(P_world, (1, 3, *(1,) * (len(shape) - 2)), [0, 1, 3])
+    for options in ({"seed": 5}, {"generator": "torch"}):
+        torch.manual_seed(3)
+        distributed = make(layer, P_x, 0.4, **options)
+        x = own_block(random_like_all(shape, 1), P_x)
+        y = distributed(x)
+        distributed(x)
+        expected = by_mask(x, y, 0.4, "Alpha" in layer) if P_x.active else x.clone()
+        for found, one in zip(slopes(y, x), slopes(expected, x), strict=True):
+            torch.testing.assert_close(found, one, rtol=1e-12, atol=1e-12)
+
+
 @distributed(ranks=3, transports=["host"])
 def test_compiled(P_world: Partition) -> None:
     P_x = grid(P_world, (1, 2, 1), [2, 0])
