@@ -16,7 +16,16 @@ from gpudist.convert.block_checkpoints import blocks_of
 from gpudist.convert.converted import conversion_of
 from gpudist.convert.network_plan import NetworkPlan
 from gpudist.errors import GpudistError, ShapeError
-from gpudist.planning.advice import Advice, Progress, advice_on, dry_network, order, ranked
+from gpudist.planning.advice import (
+    Advice,
+    Progress,
+    advice_below,
+    advice_on,
+    dry_network,
+    order,
+    ranked,
+    seconds_to_beat,
+)
 from gpudist.planning.explanation import explain
 from gpudist.planning.fitting import Fit, fits, smallest
 from gpudist.planning.forward_graph import ForwardGraph
@@ -140,7 +149,7 @@ def search(
             if grid is not None:
                 starts = [advice_on(dry, grid)]
             elif ranks is not None:
-                starts = ranked(dry, ranks)[:_GRIDS]
+                starts = ranked(dry, ranks, wanted=_GRIDS)
             else:
                 found = fits(
                     network, global_shape, 0.0, machine, replicate_parameters=replicate_parameters,
@@ -169,7 +178,7 @@ def _on_fewest_workers(dry: DryNetwork, found: Sequence[Fit]) -> list[Advice]:
     least = smallest(found)
     if least is None:
         return [advice_on(dry, min(found, key=lambda one: one.memory.total).grid)]
-    best = ranked(dry, least.ranks)[:_GRIDS]
+    best = ranked(dry, least.ranks, wanted=_GRIDS)
     return best if best[0].fits else [advice_on(dry, least.grid)]
 
 
@@ -222,11 +231,14 @@ class Search:
         for choice in self._candidates():
             own = self.pins(choice)
             try:
-                advice = advice_on(dry, alone.grid, plan=NetworkPlan(layouts=own))
+                advice = advice_below(
+                    dry, alone.grid, seconds_to_beat(self.best), plan=NetworkPlan(layouts=own),
+                    first=alone.slowest.rank,
+                )  # fmt: skip
             # A plan that cannot be followed is none.
             except GpudistError:
                 continue
-            if order(advice) < order(self.best):
+            if advice is not None and order(advice) < order(self.best):
                 self.best, self.chosen, self.layouts = advice, choice, own
 
     @property
