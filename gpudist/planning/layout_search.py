@@ -26,7 +26,7 @@ from gpudist.planning.advice import (
     ranked,
     seconds_to_beat,
 )
-from gpudist.planning.explanation import explain
+from gpudist.planning.explanation import all_stretches, explain
 from gpudist.planning.fitting import Fit, fits, smallest
 from gpudist.planning.forward_graph import ForwardGraph
 from gpudist.planning.hardware import Profile, profile_of, profile_of_device
@@ -257,7 +257,10 @@ class Search:
     def plan(self) -> NetworkPlan:
         """Return the plan that was found."""
         notes = explain(self.choices, self.chosen, self.best, self.alone, self.dry.profile.name)
-        return NetworkPlan(layouts=self.layouts, notes=notes, grid=self.alone.grid)
+        return NetworkPlan(
+            layouts=self.layouts, notes=notes, grid=self.alone.grid,
+            stretches=all_stretches(self.choices, self.chosen),
+        )  # fmt: skip
 
     def pins(self, choice: Choice) -> list[Pin]:
         return self.choices.pins(choice, self.modules)
