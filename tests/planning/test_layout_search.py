@@ -22,7 +22,7 @@ from gpudist.planning import Link, Profile, fits, layout_search, profile_of, rec
 from gpudist.planning.advice import advice_on, dry_network, ranked
 from gpudist.planning.explanation import all_stretches
 from gpudist.planning.layout_choices import LayoutChoices
-from gpudist.planning.layout_search import choices_of
+from gpudist.planning.layout_search import choices_of, starts_of
 from gpudist.planning.rehearsal import DryNetwork
 from gpudist.world.partition import Partition
 from tests.convert.training import assert_as_alone
@@ -235,6 +235,19 @@ def test_the_best_of_the_grids_of_a_number_of_workers(monkeypatch: pytest.Monkey
     assert grids.startswith(str(list(found.grid or ())))
     # Plans may be faster on a grid that is slower without one.
     assert {str(list(one.grid)) for one in alone[:2]} == set(re.findall(r"\[.*?\]", grids))
+
+
+def test_a_grid_that_does_not_split_the_batch_is_searched() -> None:
+    network = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU())
+    dry = DryNetwork(network, (8, 2, 64, 32), SLOW)
+    best = ranked(dry, 8)
+    assert all(one.grid[0] > 1 for one in best[:3])
+    found = starts_of(dry, 8)
+    assert found[:2] == best[:2]
+    assert found[2].grid == (1, 1, 8, 1)
+    # It takes the place of none if one does not split the batch anyway.
+    few = DryNetwork(network, (1, 2, 64, 32), SLOW)
+    assert starts_of(few, 8) == ranked(few, 8)[:3]
 
 
 @pytest.mark.usefixtures("_only_one_plan_rehearsed")
