@@ -6,7 +6,8 @@ For each network and number of workers, the program prints the CPU time of the s
 step on the best grid and under the plan, and kernels, messages and bytes of the slowest rank's
 rehearsed step. ``--random`` compares the exact optimum on a grid of 8 workers that splits space or
 tokens with that many random choices, each improved by single changes until none helps. The exit
-status is 1 if a random choice is faster, or a search takes longer than 60 s on one core.
+status is 1 if a random choice is faster, or a search takes longer than 60 s on one core. ``--table
+FILE`` prints the rows of a file as the table of benchmarks/MEASUREMENTS.md, and searches nothing.
 """
 
 from __future__ import annotations
@@ -117,6 +118,19 @@ class Searched:
             f"{self.search_cpu_s:.1f} s"
         )
 
+    def row(self) -> str:
+        """Return the row of the table in benchmarks/MEASUREMENTS.md."""
+        alone, planned = (
+            f"{list(grid)}, {seconds_of(1e-6 * us)}"
+            for grid, us in ((self.grid_alone, self.alone_us), (self.grid, self.planned_us))
+        )
+        return (
+            f"| {self.network} | {self.workers} | {alone} | {planned} | {self.layouts} "
+            f"| {self.kernels} ({self.kernels_alone}) | {self.messages} ({self.messages_alone}) "
+            f"| {1e-6 * self.sent_bytes:.1f} ({1e-6 * self.sent_bytes_alone:.1f}) "
+            f"| {self.search_cpu_s:.0f} s |"
+        )
+
 
 @dataclass(frozen=True)
 class Random:
@@ -194,6 +208,10 @@ def compare(name: str, profile: Profile, count: int) -> Random:
 
 def main() -> int:
     options = _options()
+    if options.table:
+        lines = map(json.loads, options.table.read_text(encoding="utf-8").splitlines())
+        print(*(Searched(**one["Searched"]).row() for one in lines if "Searched" in one), sep="\n")
+        return 0
     command = " ".join(["python -m benchmarks.searches", *sys.argv[1:]])
     profile = profile_of(PROFILE)
     rows: list[Any] = []
@@ -227,6 +245,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, nargs="*", default=WORKERS, help="workers")
     parser.add_argument("--network", action="append", choices=NETWORKS, help="only this one")
     parser.add_argument("--random", type=int, default=0, help="random choices for each network")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="print the table of a file")
     parser.add_argument("--json", type=Path, help="file for the rows")
     return parser.parse_args()
 

@@ -14,7 +14,7 @@ from gpudist.errors import ShapeError
 from gpudist.geometry import SlidingWindow
 from gpudist.pictures import Scene, draw_scene, save, traffic
 from gpudist.pictures.draw import choose_rank, require_picture, scene_of
-from gpudist.pictures.layouts import layouts_panel
+from gpudist.pictures.layouts import layouts_panel, stretches_panel
 from gpudist.pictures.page import figure_of
 
 
@@ -48,7 +48,8 @@ def _draw_plan(arguments: argparse.Namespace) -> int:
         raise ShapeError("--plan is drawn alone, without --shape and --grid")
     plan = NetworkPlan.load(arguments.plan)
     title = plan.notes[0] if plan.notes else f"Layouts of {arguments.plan}"
-    save(figure_of([layouts_panel(plan)], title), arguments.output)
+    panels = [stretches_panel(plan)] if plan.stretches else []
+    save(figure_of([*panels, layouts_panel(plan)], title), arguments.output)
     found = {"picture": str(arguments.output), "layouts": len(plan.layouts)}
     if arguments.json:
         print_json(found)

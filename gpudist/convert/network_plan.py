@@ -50,6 +50,27 @@ def cells_of(row: PlanRow) -> tuple[str, ...]:
     return (row.path, name, _short(row.inputs), _short(row.outputs), sent, notes)
 
 
+@dataclass(frozen=True)
+class Stretch(Checked):
+    """Functions of a forward that compute in one layout, one after the other or connected.
+
+    Attributes:
+        first, last: first and last function, each as the path of its module and its name.
+        functions: number of functions.
+        whole: for each axis of the plan's grid with several workers, by its number, whether all
+            workers along it compute the whole; otherwise tensors are split as the input is.
+        entering_bytes: bytes that a rank sends, or shares in collectives, to move the tensors that
+            enter it from other layouts, forward and backward. What an activation checkpoint
+            repeats counts once.
+    """
+
+    first: str
+    last: str
+    functions: int
+    whole: dict[int, bool]
+    entering_bytes: int
+
+
 @dataclass
 class NetworkPlan(Checked):
     """The functions that a converted network calls, in order; printed as a table, also by rich.
@@ -68,6 +89,7 @@ class NetworkPlan(Checked):
         outputs: specs of the outputs, nested like them.
         notes: lines that explain the edits, as :func:`gpudist.planning.search` writes them.
         grid: shape of the partition that it was searched on; ``None`` if it was not searched.
+        stretches: layouts of all functions, in the order of the forward, if it was searched.
     """
 
     rows: list[PlanRow] = field(default_factory=list[PlanRow])
@@ -77,6 +99,7 @@ class NetworkPlan(Checked):
     notes: list[str] = field(default_factory=list[str])
     grid: Shape | None = None
     recomputed: list[str] = field(default_factory=list[str])
+    stretches: list[Stretch] = field(default_factory=list[Stretch])
 
     @property
     def sent_bytes(self) -> int:
@@ -189,7 +212,12 @@ class NetworkPlan(Checked):
             for pin in self.layouts
         ]  # fmt: skip
         edits = {_KIND: 1, "layouts": layouts, "weights": self.weights}
-        found = {"notes": self.notes, "grid": self.grid, "recomputed": self.recomputed}
+        found = {
+            "notes": self.notes, "grid": self.grid, "recomputed": self.recomputed,
+            "stretches": [
+                vars(one) | {"whole": list(one.whole.items())} for one in self.stretches
+            ],
+        }  # fmt: skip
         return json.dumps(edits | {key: one for key, one in found.items() if one}, indent=1)
 
     @classmethod
@@ -216,6 +244,9 @@ class NetworkPlan(Checked):
             plan.notes += map(str, found.get("notes", ()))
             plan.recomputed += map(str, found.get("recomputed", ()))
             plan.grid = tuple(map(int, found.get("grid", ()))) or None
+            for row in found.get("stretches", ()):
+                whole = {int(axis): bool(is_whole) for axis, is_whole in row["whole"]}
+                plan.stretches.append(Stretch(**(row | {"whole": whole})))
             for row in found["layouts"]:
                 row["sbp"] = tuple(_sbp_of(word) for word in row["sbp"])
                 row["grid"] = None if row["grid"] is None else tuple(row["grid"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from math import inf, prod
 from pathlib import Path
 from typing import Any
 
@@ -164,9 +164,16 @@ def plan(
 
 def ranked(
     dry: DryNetwork, ranks: int, best: int | None = None, every_rank: bool = False,
-    progress: Progress | None = None,
+    progress: Progress | None = None, wanted: int | None = None,
 ) -> list[Advice]:  # fmt: skip
     """Rank the partitions of the input over ``ranks`` workers, as :func:`plan` does.
+
+    Args:
+        dry: the network.
+        ranks: number of workers.
+        best, every_rank, progress: as for :func:`plan`.
+        wanted: number of partitions that the caller needs of the planned ones. The others are given
+            up at the first rank that shows that they are not among them.
 
     Raises:
         ShapeError: the network cannot be converted for any partition.
@@ -178,16 +185,24 @@ def ranked(
         best = 8
     most = len(found) if best is None else min(best, len(found))
     advice: list[Advice] = []
+    planned = 0
     reasons = [f"dim {axis} cannot be cut: {reason}" for axis, reason in refusals.items()]
     for candidate in found:
-        if len(advice) >= most:
+        if planned >= most:
             break
         if progress is not None:
-            progress(str(list(candidate)), len(advice), most)
+            progress(str(list(candidate)), planned, most)
+        limit_s = inf
+        if wanted is not None and len(advice) == wanted:
+            limit_s = seconds_to_beat(advice[-1])
         try:
-            advice.append(advice_on(dry, candidate, every_rank))
+            one = advice_below(dry, candidate, limit_s, every_rank)
         except GpudistError as error:
             reasons.append(f"{list(candidate)}: {error}")
+            continue
+        planned += 1
+        if one is not None:
+            advice = sorted([*advice, one], key=order)[:wanted]
     if not advice:
         raise ShapeError(
             f"no partition of {list(dry.global_shape)} over {ranks} ranks: "
@@ -196,7 +211,12 @@ def ranked(
     candidates = len(found) - (len(reasons) - len(refusals))
     if progress is not None:
         progress("", most, most)
-    return [replace(one, candidates=candidates) for one in sorted(advice, key=order)]
+    return [replace(one, candidates=candidates) for one in advice]
+
+
+def seconds_to_beat(one: Advice) -> float:
+    """Return the seconds from which on no other advice comes before ``one`` in their order."""
+    return inf if one.fits is False else one.seconds
 
 
 def order(one: Advice) -> tuple[bool, float]:
@@ -248,10 +268,45 @@ def advice_on(
     Raises:
         GpudistError: if the network cannot be converted for it.
     """
+    advice = advice_below(dry, grid, inf, every_rank, plan)
+    assert advice is not None
+    return advice
+
+
+def advice_below(
+    dry: DryNetwork,
+    grid: Sequence[int],
+    limit_s: float,
+    every_rank: bool = False,
+    plan: NetworkPlan | None = None,
+    first: int | None = None,
+) -> Advice | None:
+    """Predict the cost of a step as :func:`advice_on`, if no rank takes ``limit_s`` or longer.
+
+    Args:
+        dry: the network.
+        grid: shape of the partition of the input.
+        limit_s: seconds of the slowest rank at which the partition is given up.
+        every_rank: whether to rehearse all ranks.
+        plan: edits that the network follows.
+        first: rank to rehearse first if it is among the rehearsed ones, such as the one that was
+            the slowest before.
+
+    Returns:
+        The cost; ``None`` if a rank takes too long, after which no further rank is rehearsed.
+
+    Raises:
+        GpudistError: if the network cannot be converted for it.
+    """
     grid = tuple(grid)
-    chosen = range(prod(grid)) if every_rank else representative_ranks(dry, grid, plan)
-    rehearsed = tuple(dry.rehearse(grid, rank, plan) for rank in chosen)
     overlaps = dry.profile.overlaps
+    chosen = range(prod(grid)) if every_rank else representative_ranks(dry, grid, plan)
+    rehearsals: dict[int, Rehearsal] = {}
+    for rank in sorted(chosen, key=lambda one: one != first):
+        rehearsals[rank] = dry.rehearse(grid, rank, plan)
+        if rehearsals[rank].seconds(overlaps) >= limit_s:
+            return None
+    rehearsed = tuple(rehearsals[rank] for rank in chosen)
     slowest = max(rehearsed, key=lambda r: r.seconds(overlaps))
     memory_bytes = max(r.memory.total for r in rehearsed)
     limit = dry.profile.memory_gib * 2**30

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from gpudist.convert.network_plan import Stretch
 from gpudist.planning.advice import Advice
 from gpudist.planning.layout_choices import Choice, LayoutChoices, State
 from gpudist.planning.table import bytes_of, seconds_of
@@ -57,12 +58,40 @@ def stretches(choices: LayoutChoices, choice: Choice) -> Iterator[list[int]]:
         yield sorted(found)
 
 
+def all_stretches(choices: LayoutChoices, choice: Choice) -> list[Stretch]:
+    """Return the stretches of a whole forward, in its order.
+
+    Functions in the layouts of the grid are stretches, too: those that follow each other.
+    """
+    found = list(stretches(choices, choice))
+    others = {at for one in found for at in one}
+    run: list[int] = []
+    for at in range(len(choices.nodes) + 1):
+        if at < len(choices.nodes) and at not in others:
+            run.append(at)
+        elif run:
+            found.append(run)
+            run = []
+    return [_stretch(choices, choice, one) for one in sorted(found)]
+
+
+def _stretch(choices: LayoutChoices, choice: Choice, functions: Sequence[int]) -> Stretch:
+    own = choices.state(choice, functions[0])
+    whole = dict(zip(choices.axes, own, strict=False))
+    entering_bytes = choices.entering_bytes(choice, functions)
+    return Stretch(*_ends(choices, functions), len(functions), whole, entering_bytes)
+
+
+def _ends(choices: LayoutChoices, functions: Sequence[int]) -> tuple[str, str]:
+    first, last = (choices.nodes[at] for at in (functions[0], functions[-1]))
+    return _place(first.path, first.name), _place(last.path, last.name)
+
+
 def _line(choices: LayoutChoices, choice: Choice, stretch: Sequence[int]) -> str:
     own = choices.state(choice, stretch[0])
-    first, last = (choices.nodes[at] for at in (stretch[0], stretch[-1]))
-    where = _place(first.path, first.name)
+    where, last = _ends(choices, stretch)
     if len(stretch) > 1:
-        where += f" to {_place(last.path, last.name)}, {len(stretch)} functions"
+        where += f" to {last}, {len(stretch)} functions"
     costs = {
         state: seconds
         for state in choices.states

@@ -49,9 +49,10 @@ def estimate_s(dry: DryNetwork, grid: Grid) -> float:
 def _exchange_s(dry: DryNetwork, grid: Grid, width: int, block: Sequence[int]) -> float:
     """Time in which the middle rank swaps its faces, edges and corners, with a kernel a side."""
     middle = [parts // 2 for parts in grid]
-    steps = [
+    # No window reaches over the batch, so samples are never exchanged.
+    steps = [[0]] + [
         [step for step in (-1, 0, 1) if 0 <= i + step < parts]
-        for i, parts in zip(middle, grid, strict=True)
+        for i, parts in zip(middle[1:], grid[1:], strict=True)
     ]
     posted: list[Posted] = []
     sides = 0

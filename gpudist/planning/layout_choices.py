@@ -152,6 +152,27 @@ class LayoutChoices:
                     pins.append(self._pin(node, "output", node.outputs[0], after, modules))
         return pins
 
+    def entering_bytes(self, choice: Choice, functions: Sequence[int]) -> int:
+        """Return the bytes of the moves to functions from others and from the network's inputs.
+
+        A tensor that several of the functions take in one layout is moved once.
+        """
+        moves: dict[Any, int] = {}
+        for at in functions:
+            own = self.state(choice, at)
+            for place, (one, source) in enumerate(
+                zip(self.nodes[at].given, self.nodes[at].sources, strict=True)
+            ):
+                if one.sbp is None or (source is not None and source.node in functions):
+                    continue
+                before = self.home if source is None else self.state(choice, source.node)
+                between = self._state_before(choice, at, source)
+                for start, stop in ((before, between), (between, own)):
+                    move = self.costs.move(one, start, stop)
+                    key = source or (at, place), _layouts([one], start), _layouts([one], stop)
+                    moves[key] = 0 if move is None else move.sent_bytes
+        return sum(moves.values())
+
     def _state_before(self, choice: Choice, at: int, source: Returned | None) -> State:
         if source is None:
             return self.home

@@ -52,6 +52,7 @@ class Work:
         keeps_given: whether backward needs each tensor among the arguments.
         keeps_outputs: whether backward needs each result.
         kept_bytes: bytes of all else that backward needs.
+        sent_bytes: bytes of messages and collectives, forward and backward.
     """
 
     seconds: float
@@ -59,6 +60,7 @@ class Work:
     keeps_given: tuple[bool, ...] = ()
     keeps_outputs: tuple[bool, ...] = ()
     kept_bytes: int = 0
+    sent_bytes: int = 0
 
 
 class LayoutCosts:
@@ -198,7 +200,10 @@ class LayoutCosts:
         forward_s, backward_s = (
             p.overlapped_s if overlaps else p.serial_s for p in (forward, backward)
         )
-        return Work(forward_s + backward_s, forward_s, *_kept(saved, local, results))
+        sent_bytes = sum(p.message_bytes + p.collective_bytes for p in (forward, backward))
+        return Work(
+            forward_s + backward_s, forward_s, *_kept(saved, local, results), sent_bytes
+        )  # fmt: skip
 
     def _wrapped(self, x: torch.Tensor, given: Given) -> torch.Tensor:
         if given.sbp is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -16,10 +17,20 @@ from gpudist.convert.block_checkpoints import blocks_of
 from gpudist.convert.converted import conversion_of
 from gpudist.convert.network_plan import NetworkPlan
 from gpudist.errors import GpudistError, ShapeError
-from gpudist.planning.advice import Advice, Progress, advice_on, dry_network, order, ranked
-from gpudist.planning.explanation import explain
+from gpudist.planning.advice import (
+    Advice,
+    Progress,
+    advice_below,
+    advice_on,
+    dry_network,
+    order,
+    ranked,
+    seconds_to_beat,
+)
+from gpudist.planning.explanation import all_stretches, explain
 from gpudist.planning.fitting import Fit, fits, smallest
 from gpudist.planning.forward_graph import ForwardGraph
+from gpudist.planning.grids import estimate_s, grids
 from gpudist.planning.hardware import Profile, profile_of, profile_of_device
 from gpudist.planning.layout_choices import Choice, Cost, LayoutChoices
 from gpudist.planning.layout_costs import LayoutCosts
@@ -66,7 +77,8 @@ def search(
     therefore never returns a plan that :func:`plan` predicts to be slower than none.
 
     Without a grid, the three grids that :func:`plan` ranks best are searched, and the fastest plan
-    wins; :attr:`NetworkPlan.grid` is its grid.
+    wins; :attr:`NetworkPlan.grid` is its grid. If all three split the batch, the third one is a
+    grid that does not, since along the batch no tensor is whole.
 
     Pins name modules and functions, so the plan also holds for inputs of other shapes. It is the
     fastest for the given one; search again if the input becomes much larger or smaller.
@@ -140,7 +152,7 @@ def search(
             if grid is not None:
                 starts = [advice_on(dry, grid)]
             elif ranks is not None:
-                starts = ranked(dry, ranks)[:_GRIDS]
+                starts = starts_of(dry, ranks)
             else:
                 found = fits(
                     network, global_shape, 0.0, machine, replicate_parameters=replicate_parameters,
@@ -169,8 +181,24 @@ def _on_fewest_workers(dry: DryNetwork, found: Sequence[Fit]) -> list[Advice]:
     least = smallest(found)
     if least is None:
         return [advice_on(dry, min(found, key=lambda one: one.memory.total).grid)]
-    best = ranked(dry, least.ranks)[:_GRIDS]
+    best = starts_of(dry, least.ranks)
     return best if best[0].fits else [advice_on(dry, least.grid)]
+
+
+def starts_of(dry: DryNetwork, ranks: int) -> list[Advice]:
+    """Return the grids to search: those that rank best without a plan.
+
+    Along the batch, tensors are never whole. If all grids split it, the last one is replaced by
+    the grid with the smallest estimate that does not.
+    """
+    best = ranked(dry, ranks, wanted=_GRIDS)
+    if len(best) < _GRIDS or any(one.grid[0] == 1 for one in best):
+        return best
+    axes = range(1, len(dry.global_shape))
+    for grid in sorted(grids(ranks, dry.global_shape, axes), key=lambda one: estimate_s(dry, one)):
+        with suppress(GpudistError):
+            return [*best[:-1], advice_on(dry, grid)]
+    return best
 
 
 def _plan_of(searches: Sequence[Search], repeats: bool) -> NetworkPlan:
@@ -222,11 +250,14 @@ class Search:
         for choice in self._candidates():
             own = self.pins(choice)
             try:
-                advice = advice_on(dry, alone.grid, plan=NetworkPlan(layouts=own))
+                advice = advice_below(
+                    dry, alone.grid, seconds_to_beat(self.best), plan=NetworkPlan(layouts=own),
+                    first=alone.slowest.rank,
+                )  # fmt: skip
             # A plan that cannot be followed is none.
             except GpudistError:
                 continue
-            if order(advice) < order(self.best):
+            if advice is not None and order(advice) < order(self.best):
                 self.best, self.chosen, self.layouts = advice, choice, own
 
     @property
@@ -245,7 +276,10 @@ class Search:
     def plan(self) -> NetworkPlan:
         """Return the plan that was found."""
         notes = explain(self.choices, self.chosen, self.best, self.alone, self.dry.profile.name)
-        return NetworkPlan(layouts=self.layouts, notes=notes, grid=self.alone.grid)
+        return NetworkPlan(
+            layouts=self.layouts, notes=notes, grid=self.alone.grid,
+            stretches=all_stretches(self.choices, self.chosen),
+        )  # fmt: skip
 
     def pins(self, choice: Choice) -> list[Pin]:
         return self.choices.pins(choice, self.modules)

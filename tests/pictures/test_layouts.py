@@ -8,9 +8,30 @@ import pytest
 
 from gpudist import Plan
 from gpudist.cli import main
-from gpudist.pictures.layouts import layouts_panel
+from gpudist.convert.network_plan import Stretch
+from gpudist.pictures.layouts import layouts_panel, stretches_panel
 from gpudist.pictures.page import figure_of
 from gpudist.sbp import broadcast, partial_sum, split
+
+
+def test_a_line_for_each_stretch(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    first = Stretch("down.0 (conv3d)", "pool (max_pool3d)", 14, {2: False, 3: False}, 0)
+    second = Stretch("head (conv3d)", "head (conv3d)", 1, {2: True, 3: False}, 3 << 20)
+    plan = Plan(grid=(1, 1, 2, 4, 1), stretches=[first, second])
+    assert Plan.from_text(plan.to_text()) == plan
+    (axes,) = figure_of([stretches_panel(plan)], "Stretches").axes
+    assert [text.get_text() for text in axes.texts] == [
+        "down.0 (conv3d)\nto pool (max_pool3d)\n14 functions",
+        "split\naxis 2", "split\naxis 3", "moves\nnothing",
+        "head (conv3d)", "whole\naxis 2", "split\naxis 3", "moves\n3 MiB",
+    ]  # fmt: skip
+    colors = [patch.get_facecolor() for patch in axes.patches]
+    assert colors[0] == colors[1] == colors[3] != colors[2]
+    plan.save(tmp_path / "plan.json")
+    picture = tmp_path / "plan.svg"
+    assert main(["draw", "--plan", str(tmp_path / "plan.json"), "-o", str(picture)]) == 0
+    assert "max_pool3d" in picture.read_text(encoding="utf-8")
 
 
 def test_a_line_for_each_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from examples.networks import UNet3d
+from gpudist import Plan
 from gpudist.cli import main
 from gpudist.convert import distribute
 from gpudist.errors import ShapeError
@@ -27,10 +28,11 @@ from gpudist.planning import (
     plan,
     profile_of,
 )
+from gpudist.planning.advice import advice_below, ranked
 from gpudist.planning.clock import Clock, Kernel
-from gpudist.planning.grids import estimate_s, grids, imbalance
+from gpudist.planning.grids import Grid, estimate_s, grids, imbalance
 from gpudist.planning.measuring import measured_profile
-from gpudist.planning.rehearsal import DryNetwork, without_cells
+from gpudist.planning.rehearsal import DryNetwork, Rehearsal, without_cells
 from gpudist.planning.table import MEMORY_PARTS, choice
 from gpudist.testing import run_distributed
 from gpudist.transport.dry import Posted, SharedCollective, Traffic
@@ -87,6 +89,39 @@ def test_a_batch_is_cut_where_no_message_is_needed():
     assert best.grid == (4, 1, 1, 1)
     assert best.slowest.forward.messages == best.slowest.forward.collectives == 0
     assert best.slowest.backward.collectives == 1  # the gradients of the weights
+
+
+def test_samples_are_split_before_images():
+    """No window reaches over the batch, so splitting it sends nothing between layers."""
+    layers = [nn.Conv2d(3, 16, 7, 2, 3), nn.MaxPool2d(2), nn.Conv2d(16, 16, 3, padding=1)]
+    dry = DryNetwork(nn.Sequential(*layers), (8, 3, 224, 224), profile_of("h100"))
+    assert estimate_s(dry, (8, 1, 1, 1)) == pytest.approx(3 * dry.sequential.compute_s / 8)
+    chosen = sorted(grids(64, dry.global_shape, range(4)), key=lambda grid: estimate_s(dry, grid))
+    assert {(8, 1, 8, 1), (8, 1, 1, 8), (8, 1, 4, 2), (8, 1, 2, 4)} < set(chosen[:8])
+
+
+def test_partitions_that_are_too_slow_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    dry = DryNetwork(two_convolutions(), (1, 1, 50, 90), profile_of("a100"))
+    rehearse, ranks = DryNetwork.rehearse, list[int]()
+
+    def note(self: DryNetwork, grid: Grid, rank: int, plan: Plan | None = None) -> Rehearsal:
+        ranks.append(rank)
+        return rehearse(self, grid, rank, plan)
+
+    monkeypatch.setattr(DryNetwork, "rehearse", note)
+    every, all_ranks = ranked(dry, 8), len(ranks)
+    ranks.clear()
+    assert ranked(dry, 8, wanted=1) == every[:1]
+    assert len(ranks) < all_ranks
+    least_s = every[0].seconds
+    # The slowest rank comes first, and shows enough.
+    ranks.clear()
+    slowest = every[-1].slowest.rank
+    assert advice_below(dry, every[-1].grid, least_s, first=slowest) is None
+    assert ranks == [slowest]
+    found = advice_below(dry, every[-1].grid, 1.01 * every[-1].seconds, first=slowest)
+    assert found is not None
+    assert found.rehearsed == every[-1].rehearsed
 
 
 def test_uneven_blocks_show_as_imbalance():

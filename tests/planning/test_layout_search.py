@@ -20,8 +20,9 @@ from gpudist import Plan
 from gpudist.errors import ShapeError
 from gpudist.planning import Link, Profile, fits, layout_search, profile_of, recompute, search
 from gpudist.planning.advice import advice_on, dry_network, ranked
+from gpudist.planning.explanation import all_stretches
 from gpudist.planning.layout_choices import LayoutChoices
-from gpudist.planning.layout_search import choices_of
+from gpudist.planning.layout_search import choices_of, starts_of
 from gpudist.planning.rehearsal import DryNetwork
 from gpudist.world.partition import Partition
 from tests.convert.training import assert_as_alone
@@ -135,6 +136,10 @@ def test_slow_messages_make_tensors_whole(profile: Profile, is_whole: bool) -> N
     assert bool(found.layouts) == is_whole
     assert found.notes[0].startswith(f"{profile.name}: ")
     assert Plan.from_text(found.to_text()) == found
+    (every,) = found.stretches
+    assert (every.first, every.last, every.whole) == ("down (conv2d)", "up (conv2d)", {2: is_whole})
+    # A worker sends its half of the input, which has no gradient.
+    assert every.entering_bytes == (prod(SHAPE) * 4 // 2 if is_whole else 0)
     if is_whole:
         dry = DryNetwork(Skips(), SHAPE, profile)
         assert advice_on(dry, SPLIT, plan=found).seconds < advice_on(dry, SPLIT).seconds
@@ -157,6 +162,26 @@ def test_a_plan_that_needs_too_much_memory_is_not_chosen() -> None:
 def test_the_device_must_have_a_profile() -> None:
     with pytest.raises(ShapeError, match=r"a CPU, .* gpudist bench profile"):
         search(Skips(), SHAPE, SPLIT)
+
+
+def test_stretches_are_all_functions_of_the_forward() -> None:
+    dry = DryNetwork(Skips(), (2, 2, 16, 16), profile_of("a100"))
+    found = choices_of(dry, (1, 1, 2, 2), 0)
+    first, last = (
+        next(at for at, node in enumerate(found.nodes) if node.path == path)
+        for path in ("low.0", "low.5")
+    )
+    choice = stretch(found, first, last, (True, False))
+    assert found.cost(choice) is not None
+    before, whole, after = all_stretches(found, choice)
+    assert sum(one.functions for one in (before, whole, after)) == len(found.nodes)
+    assert [one.whole for one in (before, whole, after)] == [
+        {2: False, 3: False}, {2: True, 3: False}, {2: False, 3: False},
+    ]  # fmt: skip
+    assert (whole.first, whole.last) == ("low.0 (conv2d)", "low.5 (conv2d)")
+    # Two workers swap blocks of 2 x 4 x 2 x 2 cells, and their gradients.
+    assert whole.entering_bytes == 2 * (2 * 4 * 2 * 2) * 4
+    assert before.entering_bytes == 0
 
 
 @pytest.mark.parametrize("amp", [None, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -211,6 +236,19 @@ def test_the_best_of_the_grids_of_a_number_of_workers(monkeypatch: pytest.Monkey
     assert grids.startswith(str(list(found.grid or ())))
     # Plans may be faster on a grid that is slower without one.
     assert {str(list(one.grid)) for one in alone[:2]} == set(re.findall(r"\[.*?\]", grids))
+
+
+def test_a_grid_that_does_not_split_the_batch_is_searched() -> None:
+    network = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU())
+    dry = DryNetwork(network, (8, 2, 64, 32), SLOW)
+    best = ranked(dry, 8)
+    assert all(one.grid[0] > 1 for one in best[:3])
+    found = starts_of(dry, 8)
+    assert found[:2] == best[:2]
+    assert found[2].grid == (1, 1, 8, 1)
+    # It takes the place of none if one does not split the batch anyway.
+    few = DryNetwork(network, (1, 2, 64, 32), SLOW)
+    assert starts_of(few, 8) == ranked(few, 8)[:3]
 
 
 @pytest.mark.usefixtures("_only_one_plan_rehearsed")
