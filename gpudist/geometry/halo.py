@@ -12,7 +12,7 @@ exchange moves the cells that all outputs read, a face those that a part of them
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -21,10 +21,37 @@ from typing import Literal, NamedTuple
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.boxes import Box, Message, Move, Plan, Stage, stage_of
 from gpudist.geometry.cartesian import rank_of
-from gpudist.geometry.windows import SlidingWindow, Window
+from gpudist.geometry.windows import HaloWidths, SlidingWindow, Window
 
 Part = Literal["left", "inside", "right", "whole"]
 _SIDES: tuple[Part, ...] = ("left", "right")
+
+
+@dataclass(frozen=True)
+class Halo:
+    """Options of a halo exchange that decide its plan, the same on all ranks.
+
+    Attributes:
+        windows: one window per dim; ``HaloWidths()`` for dims that read nothing from others.
+        periodic: whether ranges beyond the edge wrap to the other end, per dim; none if it is
+            empty.
+        nested: whether to use one stage per dim with two peers each, which sends corners twice,
+            instead of one stage with all peers at once. ``None`` is a choice still to be made.
+    """
+
+    windows: tuple[Window, ...]
+    periodic: tuple[bool, ...] = ()
+    nested: bool | None = False
+
+    def __post_init__(self) -> None:
+        if not self.periodic:
+            object.__setattr__(self, "periodic", (False,) * len(self.windows))
+
+    def over(self, dims: int) -> Halo:
+        """Return the halo of a tensor with ``dims`` dims, of which this one has the last."""
+        leading = dims - len(self.windows)
+        windows, periodic = (HaloWidths(),) * leading, (False,) * leading
+        return replace(self, windows=windows + self.windows, periodic=periodic + self.periodic)
 
 
 @dataclass(frozen=True)
@@ -53,6 +80,10 @@ class _HaloSegment(NamedTuple):
     start: int
     stop: int
     own: bool
+
+
+# Whether cells are moved that lie in one segment along each dim.
+_Moves = Callable[[Sequence[_HaloSegment]], bool]
 
 
 class _Shared(NamedTuple):
@@ -226,32 +257,22 @@ def from_strip(stage: Stage) -> tuple[Stage, Box]:
     ), strip
 
 
-def plan_halo(
-    inputs: Decomposition,
-    windows: Sequence[Window],
-    index: Sequence[int],
-    periodic: Sequence[bool] | None = None,
-    nested: bool = False,
-) -> Plan:
+def plan_halo(inputs: Decomposition, halo: Halo, index: Sequence[int]) -> Plan:
     """Plan the movement from the block of the worker at ``index`` to all cells its windows read.
 
     Args:
         inputs: decomposition of the global tensor over the process grid.
-        windows: one window per dim; ``HaloWidths()`` for dims that read nothing from others.
+        halo: windows per dim of ``inputs``, and how ghosts are moved.
         index: index of the worker on the grid.
-        periodic: whether ranges beyond the edge wrap to the other end, per dim.
-        nested: whether to use one stage per dim with two peers each, which sends corners twice,
-            instead of one stage with all peers at once.
 
     Returns:
         Plan whose ranks are row-major on the grid. Output cells that no block owns are padding.
     """
-    periodic = tuple(periodic) if periodic is not None else (False,) * len(inputs.dims)
-    axes = [axis.shared("whole") for axis in _axes(inputs, windows, index, periodic)]
+    axes = [axis.shared("whole") for axis in _axes(inputs, halo, index)]
     grid = inputs.grid
     rank = rank_of(index, grid)
-    key = ("halo_exchange", inputs, tuple(windows), periodic, nested)
-    if not nested:
+    key = ("halo_exchange", inputs, halo)
+    if not halo.nested:
         return Plan(key, rank, (_stage(axes, rank, grid),))
     stages: list[Stage] = []
     for current, moving in enumerate(axes):
@@ -266,27 +287,19 @@ def plan_halo(
 
 
 def plan_faces(
-    inputs: Decomposition,
-    windows: Sequence[Window],
-    index: Sequence[int],
-    periodic: Sequence[bool] | None = None,
-    with_own: bool = False,
+    inputs: Decomposition, halo: Halo, index: Sequence[int], with_own: bool = False
 ) -> tuple[Face, ...]:
     """Plan the faces of the worker at ``index``, in the same number and order on every rank.
 
     Args:
-        inputs: decomposition of the global tensor over the process grid.
-        windows: one window per dim; ``HaloWidths()`` for dims that read nothing from others.
-        index: index of the worker on the grid.
-        periodic: whether ranges beyond the edge wrap to the other end, per dim.
+        inputs, halo, index: see :func:`plan_halo`.
         with_own: whether slabs also contain own cells.
 
     Returns:
         The left and the right face of each dim in turn, without those that no worker has.
     """
-    periodic = tuple(periodic) if periodic is not None else (False,) * len(inputs.dims)
-    axes = _axes(inputs, windows, index, periodic)
-    key = ("face", inputs, tuple(windows), periodic, with_own)
+    axes = _axes(inputs, halo, index)
+    key = ("face", inputs, halo, with_own)
     faces: list[Face] = []
     for d, axis in enumerate(axes):
         for side in _SIDES:
@@ -298,26 +311,22 @@ def plan_faces(
     return tuple(faces)
 
 
-def have_faces(inputs: Decomposition, windows: Sequence[Window], periodic: Sequence[bool]) -> bool:
+def have_faces(inputs: Decomposition, halo: Halo) -> bool:
     """Return whether any worker reads ghosts, so that :func:`plan_faces` returns a face."""
-    return most_faces(inputs, windows, periodic) > 0
+    return most_faces(inputs, halo) > 0
 
 
-def most_faces(inputs: Decomposition, windows: Sequence[Window], periodic: Sequence[bool]) -> int:
+def most_faces(inputs: Decomposition, halo: Halo) -> int:
     """Return the number of faces with outputs that a worker has at most."""
-    axes = _axes(inputs, windows, (0,) * len(inputs.dims), periodic)
+    axes = _axes(inputs, halo, (0,) * len(inputs.dims))
     return sum(max(map(axis.faces, range(axis.inputs.parts))) for axis in axes)
 
 
-def _axes(
-    inputs: Decomposition,
-    windows: Sequence[Window],
-    index: Sequence[int],
-    periodic: Sequence[bool],
-) -> list[_Axis]:
+def _axes(inputs: Decomposition, halo: Halo, index: Sequence[int]) -> list[_Axis]:
+    along = zip(inputs.dims, halo.windows, halo.periodic, index, strict=True)
     return [
         _Axis(blocks, window.outputs(blocks), window, wraps, i)
-        for blocks, window, wraps, i in zip(inputs.dims, windows, periodic, index, strict=True)
+        for blocks, window, wraps, i in along
     ]
 
 
@@ -334,7 +343,8 @@ def _face(
 ) -> Face:
     of = list(zip(axes, parts, strict=True))
     rank = rank_of([axis.index for axis in axes], grid)
-    stage = _stage([axis.shared(part) for axis, part in of], rank, grid, with_own)
+    moves = _all_cells if with_own else _ghosts
+    stage = _stage([axis.shared(part) for axis, part in of], rank, grid, moves)
     outputs = [axis.outputs_of(part, axis.index) for axis, part in of]
     box = Box(tuple(start for start, _ in outputs), tuple(stop for _, stop in outputs))
     origin = [axis.outputs.block(axis.index)[0] for axis in axes]
@@ -344,27 +354,34 @@ def _face(
     return Face(box.shifted(origin), Plan(key, rank, (stage,)), reads)
 
 
+def _all_cells(_: Sequence[_HaloSegment]) -> bool:
+    return True
+
+
+def _ghosts(segments: Sequence[_HaloSegment]) -> bool:
+    return not all(segment.own for segment in segments)
+
+
 def _stage(
-    axes: Sequence[_Shared], rank: int, grid: tuple[int, ...], with_own: bool = True
+    axes: Sequence[_Shared], rank: int, grid: tuple[int, ...], moves: _Moves = _all_cells
 ) -> Stage:
-    gives = list(_boxes([axis.gives for axis in axes], grid, with_own))
+    gives = list(_boxes([axis.gives for axis in axes], grid, moves))
     return stage_of(
         rank,
         tuple(axis.owned[1] - axis.owned[0] for axis in axes),
         tuple(axis.needed[1] - axis.needed[0] for axis in axes),
         gives,
-        list(_boxes([axis.takes for axis in axes], grid, with_own)),
+        list(_boxes([axis.takes for axis in axes], grid, moves)),
         sources_overlap=len(gives) > 1 or any(peer != rank for peer, _ in gives),
     )
 
 
 def _boxes(
-    segments: Sequence[Sequence[_HaloSegment]], grid: tuple[int, ...], with_own: bool
+    segments: Sequence[Sequence[_HaloSegment]], grid: tuple[int, ...], moves: _Moves
 ) -> Iterator[tuple[int, Box]]:
-    for corner in product(*segments):
-        if with_own or not all(segment.own for segment in corner):
-            index, start, stop, _ = zip(*corner, strict=True)
-            yield rank_of(index, grid), Box(start, stop)
+    for corner in filter(moves, product(*segments)):
+        index, start, stop, _ = zip(*corner, strict=True)
+        yield rank_of(index, grid), Box(start, stop)
 
 
 def _still(cells: tuple[int, int], index: int) -> _Shared:

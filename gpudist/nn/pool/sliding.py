@@ -217,7 +217,7 @@ class SlidingPool(RegionLayer):
 
     @property
     def windows(self) -> Sequence[Window]:
-        return self.halo_exchange.windows
+        return self.halo_exchange.halo.windows
 
     def bind_block(self, reads: Sequence[Read], shape: Sequence[int]) -> BlockOperation:
         extents, outputs = zip(*((read.extent, read.outputs[0]) for read in reads), strict=True)
