@@ -18,8 +18,9 @@ from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.outer import OuterTensor
 from gpudist.sbp.pins import Pins
 from gpudist.sbp.placement import Placement
-from gpudist.sbp.registry import Rule, name_of, signatures, tensors_in
+from gpudist.sbp.registry import Rule, name_of, signatures
 from gpudist.sbp.scope import Scope, place_of_call
+from gpudist.sbp.trees import tensors_in
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import torch
 
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.methods import entry, gradient_of
-from gpudist.sbp.registry import map_tree
 from gpudist.sbp.scope import current_scope
+from gpudist.sbp.trees import map_tree
 from gpudist.sbp.whole_functions import as_global_copies, plain_gradients_are_terms
 
 

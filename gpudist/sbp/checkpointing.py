@@ -13,9 +13,9 @@ from gpudist.sbp.global_spec import GlobalSpec, wrap
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.interception import intercept
 from gpudist.sbp.methods import entry
-from gpudist.sbp.registry import tensors_in
 from gpudist.sbp.scope import Draws, Repeatable, Scope, current_draws, resume
 from gpudist.sbp.spectrum import compute_spectrum
+from gpudist.sbp.trees import tensors_in
 
 _checkpoint: Any = torch.utils.checkpoint._checkpoint_without_reentrant_generator
 

@@ -16,17 +16,9 @@ from gpudist.errors import ShapeError
 from gpudist.geometry.layout import Layout, NdSbp, Sbp, broadcast, partial_sum, share_at_cuts
 from gpudist.nn.autocast import LOW
 from gpudist.sbp.boxing import boxed_bytes, least_bytes
-from gpudist.sbp.registry import (
-    AxisPart,
-    Bind,
-    Call,
-    Rule,
-    SbpSignature,
-    Slot,
-    Spec,
-    map_tree,
-    name_of,
-)
+from gpudist.sbp.call import Call, Slot, Spec
+from gpudist.sbp.registry import AxisPart, Bind, Rule, SbpSignature, name_of
+from gpudist.sbp.trees import map_tree
 
 Views = tuple[Call, ...]
 # Sizes of the blocks along one axis, for each input.

@@ -22,12 +22,13 @@ from gpudist.sbp.global_parameter import GlobalParameter
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.methods import METADATA, METHODS
 from gpudist.sbp.outer import OuterTensor, materialize_in, outer, without_cells
-from gpudist.sbp.registry import name_of, tensors_in
+from gpudist.sbp.registry import name_of
 from gpudist.sbp.scope import AnyDraws, Draws, Scope, current_scope, enter_scope
 from gpudist.sbp.signatures.elementwise import ELEMENTWISE
 from gpudist.sbp.spectra import zeros
 from gpudist.sbp.spectrum import Spectrum
 from gpudist.sbp.terms import OF_GRADIENTS
+from gpudist.sbp.trees import tensors_in
 
 _GLOBAL = (GlobalTensor,)
 # Types of the arguments of most operators.

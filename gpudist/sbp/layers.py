@@ -19,8 +19,8 @@ from gpudist.sbp.global_spec import GlobalSpec, global_spec, wrap
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.methods import entry
 from gpudist.sbp.placement import Placement
-from gpudist.sbp.registry import map_tree, tensors_in
 from gpudist.sbp.to_global import agree_on_spec
+from gpudist.sbp.trees import map_tree, tensors_in
 from gpudist.world.partition import Partition
 
 

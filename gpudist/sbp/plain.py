@@ -28,7 +28,8 @@ from gpudist.nn.parameters.gradient_graph import (
 from gpudist.nn.parameters.replication import copies_of
 from gpudist.sbp.outer import changes_in_place
 from gpudist.sbp.placement import Placement
-from gpudist.sbp.registry import map_tree, name_of, tensors_in
+from gpudist.sbp.registry import name_of
+from gpudist.sbp.trees import map_tree, tensors_in
 from gpudist.world.partition import Partition
 
 if TYPE_CHECKING:

@@ -17,9 +17,10 @@ from gpudist.sbp import views
 from gpudist.sbp.boxing import boxed_bytes
 from gpudist.sbp.global_spec import is_held
 from gpudist.sbp.outer import OuterTensor
-from gpudist.sbp.registry import map_tree, name_of, tensors_in
+from gpudist.sbp.registry import name_of
 from gpudist.sbp.remedies import can_have_rule
 from gpudist.sbp.scope import PlanRow, Scope, place_of_call, where_called
+from gpudist.sbp.trees import map_tree, tensors_in
 
 if TYPE_CHECKING:
     from gpudist.sbp.global_tensor import GlobalTensor

@@ -25,9 +25,9 @@ from gpudist.sbp.methods import entry
 from gpudist.sbp.outer import materialize_in
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.plain import shared
-from gpudist.sbp.registry import map_tree, tensors_in
 from gpudist.sbp.scope import Repeatable, Scope, current_draws, current_scope, where_called
 from gpudist.sbp.terms import is_users
+from gpudist.sbp.trees import map_tree, tensors_in
 from gpudist.sbp.unknown import cut_like, settle, stand_in
 
 T = torch.Tensor

@@ -16,7 +16,8 @@ from gpudist.exchange.autograd import move
 from gpudist.geometry.layout import Layout, Sbp, broadcast, partial_sum, split
 from gpudist.nn.autocast import product_dtype
 from gpudist.sbp.boxing import movement_of
-from gpudist.sbp.registry import Call, Compute, SbpSignature, Where, register
+from gpudist.sbp.call import Call, Compute
+from gpudist.sbp.registry import SbpSignature, Where, register
 from gpudist.sbp.signatures.across import axes_that_split
 from gpudist.sbp.signatures.along_axis import on_cells, without_cells
 from gpudist.sbp.signatures.elementwise import align_attribute
