@@ -11,7 +11,7 @@ import torch
 
 from gpudist.geometry.layout import NdSbp
 from gpudist.nn.autocast_on_meta import same_autocast
-from gpudist.sbp.derive import as_call, key_of
+from gpudist.sbp.call import as_call, key_of
 from gpudist.sbp.fresh import FACTORIES
 from gpudist.sbp.global_spec import local_of, spec_of
 from gpudist.sbp.global_tensor import GlobalTensor

@@ -176,3 +176,40 @@ class Call:
 def fill_slots(tree: Any, tensors: Sequence[Any]) -> Any:
     """Return ``tree`` with its slots replaced by tensors."""
     return map_tree(tree, lambda leaf: tensors[leaf.number] if isinstance(leaf, Slot) else leaf)
+
+
+def key_of(tree: Any, any_float: bool = False) -> Any:
+    """Return a hashable key of the arguments; keys are equal if and only if the arguments are.
+
+    Args:
+        tree: arguments.
+        any_float: whether to treat all floats as equal.
+
+    Raises:
+        TypeError: an argument cannot be hashed.
+    """
+    if isinstance(tree, (list, tuple)):
+        return type(tree), tuple(key_of(part, any_float) for part in tree)
+    if isinstance(tree, dict):
+        return dict, tuple((name, key_of(part, any_float)) for name, part in sorted(tree.items()))
+    if isinstance(tree, slice):
+        return slice, key_of((tree.start, tree.stop, tree.step))
+    if any_float and isinstance(tree, (float, complex)):
+        return type(tree)
+    if isinstance(tree, (bool, int, float, complex)):
+        return type(tree), repr(tree)
+    hash(tree)
+    return tree
+
+
+def as_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the arguments with slots in place of tensors, and the tensors."""
+    tensors: list[torch.Tensor] = []
+
+    def slot(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        tensors.append(leaf)
+        return Slot(len(tensors) - 1)
+
+    return map_tree(args, slot), map_tree(kwargs, slot), tensors

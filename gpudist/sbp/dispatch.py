@@ -18,8 +18,8 @@ from gpudist.geometry.layout import Layout, broadcast, share_at_cuts, split
 from gpudist.nn.autocast import in_dtypes_of_torch
 from gpudist.sbp import views
 from gpudist.sbp.arguments import bind_arguments
-from gpudist.sbp.call import Call, Spec, fill_slots
-from gpudist.sbp.derive import Derivation, as_call, key_of
+from gpudist.sbp.call import Call, Spec, as_call, fill_slots, key_of
+from gpudist.sbp.derive import Derivation
 from gpudist.sbp.explain import is_explaining, say
 from gpudist.sbp.global_spec import is_held, on_axes_of
 from gpudist.sbp.outer import OuterTensor, materialize_in, outer, writable

@@ -14,7 +14,7 @@ from gpudist.geometry.layout import Layout, broadcast, misfit, split
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.loss.base import DistributedLoss
 from gpudist.sbp.boxing import box_both_ways
-from gpudist.sbp.derive import key_of
+from gpudist.sbp.call import key_of
 from gpudist.sbp.global_spec import GlobalSpec, global_spec, wrap
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.methods import entry

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from gpudist.sbp.call import Call, Spec
-from gpudist.sbp.derive import as_call
+from gpudist.sbp.call import Call, Spec, as_call
 from gpudist.sbp.methods import METADATA, METHODS
 from gpudist.sbp.registry import name_of, signatures
 

@@ -13,8 +13,7 @@ import torch.nn.functional as F
 
 import gpudist
 from gpudist.sbp import GlobalTensor, Placement
-from gpudist.sbp.call import Call, Spec
-from gpudist.sbp.derive import as_call
+from gpudist.sbp.call import Call, Spec, as_call
 from gpudist.sbp.registry import signatures
 from gpudist.sbp.trees import map_tree, tensors_in
 from gpudist.world.partition import Partition
