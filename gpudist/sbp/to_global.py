@@ -146,6 +146,15 @@ def _from_local(
     return GlobalTensor._wrap(local, placement, sbp, shape)
 
 
+def from_part(
+    x: torch.Tensor, placement: Placement, layout: Layout, back: Sequence[Layout]
+) -> GlobalTensor:
+    """Wrap this rank's part of a tensor, and box its gradient along the layouts of ``back``."""
+    local = x if placement.active else x.reshape(-1)[:0]
+    local = box_both_ways(local, [layout], back, placement.partition.world)
+    return GlobalTensor._wrap(local, placement, layout.sbp, layout.shape)
+
+
 def _is_one_value(x: torch.Tensor, placement: Placement) -> bool:
     """Return whether ``x`` has a gradient and was not computed from parts.
 

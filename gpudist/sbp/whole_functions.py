@@ -19,6 +19,7 @@ from gpudist.geometry.layout import broadcast
 from gpudist.sbp.boxing import box_both_ways
 from gpudist.sbp.copies import require_copies, with_copies
 from gpudist.sbp.functions import apply_to_plain
+from gpudist.sbp.global_spec import wrap_copies
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.interception import is_intercepting
 from gpudist.sbp.methods import entry
@@ -27,6 +28,7 @@ from gpudist.sbp.placement import Placement
 from gpudist.sbp.plain import shared
 from gpudist.sbp.scope import Repeatable, Scope, current_draws, current_scope, where_called
 from gpudist.sbp.terms import is_users
+from gpudist.sbp.to_global import from_part
 from gpudist.sbp.trees import map_tree, tensors_in
 from gpudist.sbp.unknown import cut_like, settle, stand_in
 
@@ -101,9 +103,7 @@ def as_global_copies(scope: Scope, name: str, x: Any) -> Any:
     if isinstance(x, GlobalTensor) or not (isinstance(x, T) and x.requires_grad):
         return x
     require_copies(scope, name, [x])
-    local = x if scope.placement.active else x.reshape(-1)[:0]
-    layout = scope.placement.copies(tuple(x.shape))
-    return GlobalTensor._wrap(local, scope.placement, layout.sbp, layout.shape)
+    return wrap_copies(GlobalTensor, x, scope.placement)
 
 
 def _want_gradient(given: Any) -> bool:
@@ -181,9 +181,6 @@ def _on_whole(scope: Scope, cls: Any, args: Any, kwargs: Any) -> Any:
         if not isinstance(y, torch.Tensor):
             return y
         layout = placement.copies(tuple(y.shape))
-        y = y if placement.active else y.reshape(-1)[:0]
-        local = box_both_ways(y, [layout], [layout.dual, layout], world)
-        whole = GlobalTensor._wrap(local, placement, copies, layout.shape)
-        return cut_like(whole, like)
+        return cut_like(from_part(y, placement, layout, [layout.dual, layout]), like)
 
     return map_tree(result, back)
