@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from gpudist.exchange.torch_library import outside_torch
+from gpudist.exchange.tracing import outside_torch
 from gpudist.nn.autocast import LOW, META_AS, ShapeOnDevice, device_of
 
 _private: Any = torch._C

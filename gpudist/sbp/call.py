@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gpudist.exchange.torch_library import outside_torch
+from gpudist.exchange.tracing import outside_torch
 from gpudist.nn.autocast import LOW, ShapeOnDevice, device_of
 from gpudist.sbp.trees import map_tree, tensors_in
 from gpudist.sbp.unneeded_compiler import call_shape_functions_directly

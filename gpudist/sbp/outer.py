@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gpudist.exchange.torch_library import is_recorded
+from gpudist.exchange.tracing import is_recorded
 from gpudist.geometry.layout import Layout, split
 from gpudist.sbp.global_spec import global_spec, wrap
 from gpudist.sbp.methods import METADATA

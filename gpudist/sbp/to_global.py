@@ -15,7 +15,7 @@ from gpudist.exchange.autograd import (
     move,
     move_without_node,
 )
-from gpudist.exchange.torch_library import is_immediate, untraced
+from gpudist.exchange.tracing import is_immediate, untraced
 from gpudist.geometry.cartesian import index_of
 from gpudist.geometry.layout import Layout, NdSbp, Sbp, broadcast, nd_sbp
 from gpudist.nn.tensor_parallel.conventions import expect

@@ -14,7 +14,7 @@ import torch
 import torch.utils.checkpoint
 
 from gpudist.errors import ConversionError
-from gpudist.exchange.torch_library import is_traced
+from gpudist.exchange.tracing import is_traced
 from gpudist.geometry.layout import broadcast
 from gpudist.sbp.boxing import box_both_ways
 from gpudist.sbp.copies import require_copies, with_copies

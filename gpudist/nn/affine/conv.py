@@ -12,7 +12,7 @@ import torch
 from gpudist.errors import ShapeError
 from gpudist.exchange.autograd import apply_handwritten, is_eager
 from gpudist.exchange.compiled_nodes import apply_compiled
-from gpudist.exchange.torch_library import is_compiled
+from gpudist.exchange.tracing import is_compiled
 from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.halo import have_faces
 from gpudist.geometry.windows import FoldedWindow, PaddedWindow, Read, SlidingWindow, Window

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gpudist.exchange.autograd import apply
-from gpudist.exchange.torch_library import constant_when_traced, outside_torch
+from gpudist.exchange.tracing import constant_when_traced, outside_torch
 from gpudist.geometry.boxes import Box
 from gpudist.nn.random.cells import Cells, Key, changes_natively, draw, draw_kept_by_key
 
