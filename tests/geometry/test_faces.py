@@ -16,12 +16,13 @@ from gpudist.geometry import (
     HaloWidths,
     SlidingWindow,
     Window,
+    faces,
     halo,
     own_paddings,
     plan_faces,
     plan_halo,
 )
-from gpudist.geometry.halo import Face, axis_paddings
+from gpudist.geometry.faces import Face, axis_paddings, from_strip, have_faces
 from tests.geometry.oracle import assert_linear_operator, carry_out, cut, exactly, numbered
 from tests.geometry.strategies import cuts, decompositions, sliding_windows
 
@@ -99,10 +100,10 @@ def test_slab_and_own_block_are_what_the_face_reads(case):
     options = Halo(chosen, periodic)
     per_rank = [plan_faces(inputs, options, index) for index in workers]
     assert len({len(own) for own in per_rank}) == 1
-    assert halo.have_faces(inputs, options) == bool(per_rank[0])
+    assert have_faces(inputs, options) == bool(per_rank[0])
     for own in zip(*per_rank, strict=True):
         slabs = carry_out([face.plan for face in own], blocks)
-        from_strips = [halo.from_strip(face.plan.stages[0]) for face in own]
+        from_strips = [from_strip(face.plan.stages[0]) for face in own]
         plans = [
             replace(face.plan, stages=(stage,))
             for face, (stage, _) in zip(own, from_strips, strict=True)
@@ -226,6 +227,7 @@ def test_planning_never_looks_at_workers_that_are_no_peers(monkeypatch: pytest.M
         return ranks[-1]
 
     monkeypatch.setattr(halo, "rank_of", counted)
+    monkeypatch.setattr(faces, "rank_of", counted)
     inputs = Decomposition.balanced((1, 1, 512, 512, 512), (1, 1, 64, 64, 64))
     options = Halo((*[HaloWidths()] * 2, *[SlidingWindow(3, padding=(1, 1))] * 3))
     index = (0, 0, 32, 32, 32)

@@ -14,7 +14,7 @@ from gpudist.exchange.autograd import apply_handwritten, is_eager
 from gpudist.exchange.compiled_nodes import apply_compiled
 from gpudist.exchange.tracing import is_compiled
 from gpudist.geometry.blocks import Decomposition
-from gpudist.geometry.halo import have_faces
+from gpudist.geometry.faces import have_faces
 from gpudist.geometry.windows import FoldedWindow, PaddedWindow, Read, SlidingWindow, Window
 from gpudist.nn.affine.affine_layer import BoundAffine
 from gpudist.nn.affine.affine_placement import place_channels

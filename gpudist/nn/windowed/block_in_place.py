@@ -8,7 +8,8 @@ from math import prod
 import torch
 
 from gpudist.exchange import Movement, bind
-from gpudist.geometry.halo import Face, Halo, most_faces, own_paddings, plan_faces
+from gpudist.geometry.faces import Face, most_faces, own_paddings, plan_faces
+from gpudist.geometry.halo import Halo
 from gpudist.nn.autocast import LOW
 from gpudist.nn.gpu_rates import GpuRates, rates_of
 from gpudist.nn.kernel_choice import suits_cpu
