@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.case import Case, Side
 from gpudist.geometry import (
     Decomposition,
+    Halo,
     HaloWidths,
     Plan,
     SlidingWindow,
@@ -35,8 +36,8 @@ def sides(case: Case, P_world: Partition) -> dict[str, Side]:
 def _halo_of(grid_extent: int) -> Callable[[tuple[int, ...]], Plan]:
     grid = (1, 1, grid_extent, grid_extent, grid_extent)
     inputs = Decomposition.balanced((1, 1, *(n * EXTENT for n in grid[2:])), grid)
-    windows = [HaloWidths(), HaloWidths(), *[SlidingWindow(3, padding=(1, 1))] * 3]
-    return lambda index: plan_halo(inputs, windows, index)
+    halo = Halo((HaloWidths(), HaloWidths(), *[SlidingWindow(3, padding=(1, 1))] * 3))
+    return lambda index: plan_halo(inputs, halo, index)
 
 
 def _halo_one(grid_extent: int) -> Side:

@@ -33,7 +33,7 @@ from benchmarks.resident import forget_peak, status_mib
 from benchmarks.worlds import NEW
 from examples.gpt import GPT, Sizes
 from examples.networks import UNet3d
-from gpudist.exchange.torch_library import Watching
+from gpudist.exchange.tracing import Watching
 from gpudist.planning import profile_of
 from gpudist.planning.live_bytes import LiveBytes
 from gpudist.planning.rehearsal import DryNetwork

@@ -15,7 +15,14 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from gpudist.geometry import Decomposition, HaloWidths, SlidingWindow, plan_halo, plan_repartition
+from gpudist.geometry import (
+    Decomposition,
+    Halo,
+    HaloWidths,
+    SlidingWindow,
+    plan_halo,
+    plan_repartition,
+)
 from gpudist.geometry.cartesian import index_of, rank_of
 from gpudist.planning.clock import Clock
 from gpudist.planning.hardware import Profile
@@ -69,9 +76,9 @@ def halo(ranks: int) -> Iterator[Message]:
     """
     grid = (1, 1, *_CUBES[ranks])
     blocks = Decomposition.balanced((1, 32, *(64 * n for n in grid[2:])), grid)
-    windows = [HaloWidths(), HaloWidths(), *[SlidingWindow(3, padding=(1, 1))] * 3]
+    options = Halo((HaloWidths(), HaloWidths(), *[SlidingWindow(3, padding=(1, 1))] * 3))
     for rank in range(ranks):
-        (stage,) = plan_halo(blocks, windows, index_of(rank, grid)).stages
+        (stage,) = plan_halo(blocks, options, index_of(rank, grid)).stages
         yield from ((rank, sent.peer, sent.volume * ITEMSIZE) for sent in stage.sends)
 
 

@@ -17,7 +17,7 @@ from gpudist.convert.network import GUARD, Conversion, modules_of, places_of
 from gpudist.convert.network_plan import NetworkPlan
 from gpudist.convert.parameters import Parameters
 from gpudist.errors import ConversionError
-from gpudist.exchange.torch_library import untraced
+from gpudist.exchange.tracing import untraced
 from gpudist.sbp.global_spec import GlobalSpec
 from gpudist.sbp.scope import current_scope
 from gpudist.world.partition import CartesianPartition

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from gpudist.errors import GpudistError
 from gpudist.sbp.global_tensor import GlobalTensor
-from gpudist.sbp.registry import map_tree, tensors_in
+from gpudist.sbp.trees import map_tree, tensors_in
 
 T = torch.Tensor
 _VALUE = "_gpudist_value"

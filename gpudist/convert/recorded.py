@@ -21,8 +21,9 @@ from gpudist.errors import ConversionError
 from gpudist.sbp.global_spec import GlobalSpec, local_of, spec_of, wrap
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.interception import intercept
-from gpudist.sbp.registry import name_of, tensors_in
+from gpudist.sbp.registry import name_of
 from gpudist.sbp.scope import Scope, where_called
+from gpudist.sbp.trees import tensors_in
 
 _MOST_GRAPHS = 8
 

@@ -13,13 +13,8 @@ from torch.autograd import forward_ad
 from gpudist.checks.storage import PLAIN
 from gpudist.errors import ShapeError
 from gpudist.exchange import Movement, all_reduce, carry_out, carry_out_one
-from gpudist.exchange.torch_library import (
-    handles_of,
-    has_modes,
-    is_eager as is_eager,
-    is_recorded,
-    refuse_vmap,
-)
+from gpudist.exchange.torch_library import handles_of
+from gpudist.exchange.tracing import has_modes, is_eager as is_eager, is_recorded, refuse_vmap
 from gpudist.transport.base import ReduceOp
 from gpudist.world.partition import Partition
 

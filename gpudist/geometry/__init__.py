@@ -10,7 +10,8 @@ from gpudist.geometry.broadcasting import (
     plan_all_sum_reduce,
     plan_broadcast,
 )
-from gpudist.geometry.halo import Face, own_paddings, plan_faces, plan_halo
+from gpudist.geometry.faces import Face, own_paddings, plan_faces
+from gpudist.geometry.halo import Halo, plan_halo
 from gpudist.geometry.interpolation import InterpolationWindow
 from gpudist.geometry.layout import Layout
 from gpudist.geometry.parts import PartsWindow
@@ -39,6 +40,7 @@ __all__ = [
     "ExpandedWindow",
     "Face",
     "FoldedWindow",
+    "Halo",
     "HaloWidths",
     "InterpolationWindow",
     "Layout",

@@ -1,18 +1,13 @@
-"""Halo exchange and its faces: one rank's plan, from the ranges that every worker needs.
+"""Halo exchange: one rank's plan, from the ranges that every worker needs.
 
 Dims are independent: along each, the range that a worker needs is divided into segments, each owned
 by one block. The boxes of a plan are products of such segments, so that planning visits only peers.
-
-Along each dim, a worker's outputs are divided into outputs that read ghosts on the left, outputs
-that read none, and outputs that read ghosts on the right. A face of a dim lies on one side of that
-dim, and inside along all preceding dims, so that every output is in at most one face. A halo
-exchange moves the cells that all outputs read, a face those that a part of them reads.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -21,29 +16,39 @@ from typing import Literal, NamedTuple
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.boxes import Box, Message, Move, Plan, Stage, stage_of
 from gpudist.geometry.cartesian import rank_of
-from gpudist.geometry.windows import SlidingWindow, Window
+from gpudist.geometry.windows import HaloWidths, Window
 
 Part = Literal["left", "inside", "right", "whole"]
-_SIDES: tuple[Part, ...] = ("left", "right")
 
 
 @dataclass(frozen=True)
-class Face:
-    """Outputs on one side of a block, and the movement of the ghosts they read.
+class Halo:
+    """Options of a halo exchange that decide its plan, the same on all ranks.
 
     Attributes:
-        outputs: box in coordinates of the worker's output block; empty if it has no such face.
-        plan: plan from the worker's block to a slab of all cells that ``outputs`` read. Nothing is
-            moved to padding; own cells are omitted unless ``with_own`` is set.
-        reads: cells of the slab in coordinates of the worker's block.
+        windows: one window per dim; ``HaloWidths()`` for dims that read nothing from others.
+        periodic: whether ranges beyond the edge wrap to the other end, per dim; none if it is
+            empty.
+        nested: whether to use one stage per dim with two peers each, which sends corners twice,
+            instead of one stage with all peers at once. ``None`` is a choice still to be made.
     """
 
-    outputs: Box
-    plan: Plan
-    reads: Box
+    windows: tuple[Window, ...]
+    periodic: tuple[bool, ...] = ()
+    nested: bool | None = False
+
+    def __post_init__(self) -> None:
+        if not self.periodic:
+            object.__setattr__(self, "periodic", (False,) * len(self.windows))
+
+    def over(self, dims: int) -> Halo:
+        """Return the halo of a tensor with ``dims`` dims, of which this one has the last."""
+        leading = dims - len(self.windows)
+        windows, periodic = (HaloWidths(),) * leading, (False,) * leading
+        return replace(self, windows=windows + self.windows, periodic=periodic + self.periodic)
 
 
-class _HaloSegment(NamedTuple):
+class HaloSegment(NamedTuple):
     """Cells ``[start, stop)`` of this worker's range, shared with another worker of the axis.
 
     ``own`` if the worker owns them without wrapping.
@@ -53,6 +58,10 @@ class _HaloSegment(NamedTuple):
     start: int
     stop: int
     own: bool
+
+
+# Whether cells are moved that lie in one segment along each dim.
+_Moves = Callable[[Sequence[HaloSegment]], bool]
 
 
 class _Shared(NamedTuple):
@@ -67,12 +76,12 @@ class _Shared(NamedTuple):
 
     owned: tuple[int, int]
     needed: tuple[int, int]
-    takes: Sequence[_HaloSegment]
-    gives: Sequence[_HaloSegment]
+    takes: Sequence[HaloSegment]
+    gives: Sequence[HaloSegment]
 
 
 @dataclass(frozen=True)
-class _Axis:
+class HaloAxis:
     """One dim of the tensor as seen by the worker at ``index``."""
 
     inputs: Blocks
@@ -94,10 +103,6 @@ class _Axis:
         start, stop = self.outputs_of(side, index)
         return start < stop
 
-    def faces(self, index: int) -> int:
-        """Return on how many sides worker ``index`` of this axis has outputs that read ghosts."""
-        return sum(self.has(side, index) for side in _SIDES)
-
     def needed(self, part: Part, index: int) -> tuple[int, int]:
         """Return the range of cells that the outputs in ``part`` read."""
         start, stop = self.outputs_of(part, index)
@@ -109,14 +114,14 @@ class _Axis:
         owned, needed = self.inputs.block(self.index), self.needed(part, self.index)
         return _Shared(owned, needed, list(self._takes(part)), list(self._gives(part)))
 
-    def _takes(self, part: Part) -> Iterator[_HaloSegment]:
+    def _takes(self, part: Part) -> Iterator[HaloSegment]:
         low, high = self.needed(part, self.index)
         for shift in shifts((low, high), self.inputs.extent, self.periodic):
             for owner, start, stop in self.inputs.overlapping(low - shift, high - shift):
                 own = owner == self.index and shift == 0
-                yield _HaloSegment(owner, start + shift - low, stop + shift - low, own)
+                yield HaloSegment(owner, start + shift - low, stop + shift - low, own)
 
-    def _gives(self, part: Part) -> Iterator[_HaloSegment]:
+    def _gives(self, part: Part) -> Iterator[HaloSegment]:
         first, last = self.inputs.block(self.index)
         outputs, window, extent = self.outputs, self.window, self.inputs.extent
         if first == last or not outputs.occupied:
@@ -132,7 +137,7 @@ class _Axis:
                     low, high = max(low, needed[0]), min(high, needed[1])
                 if low < high:
                     own = taker == self.index and shift == 0
-                    yield _HaloSegment(taker, low - shift - first, high - shift - first, own)
+                    yield HaloSegment(taker, low - shift - first, high - shift - first, own)
 
 
 @lru_cache(maxsize=4096)
@@ -204,55 +209,23 @@ def adjoint_in_place(stage: Stage, own: Box) -> Stage:
     )
 
 
-def from_strip(stage: Stage) -> tuple[Stage, Box]:
-    """Return a stage whose input is the smallest box of all cells that it moves, and that box."""
-    boxes = [box for send in stage.sends for box in send.boxes]
-    boxes += [move.source for move in stage.moves]
-    none = (0,) * len(stage.input_shape or ())
-    strip = Box(none, none)
-    if boxes:
-        starts, stops = [box.start for box in boxes], [box.stop for box in boxes]
-        strip = Box(
-            tuple(map(min, zip(*starts, strict=True))), tuple(map(max, zip(*stops, strict=True)))
-        )
-    return replace(
-        stage,
-        input_shape=strip.shape,
-        moves=tuple(Move(m.source.shifted(strip.start), m.destination) for m in stage.moves),
-        sends=tuple(
-            Message(send.peer, tuple(box.shifted(strip.start) for box in send.boxes))
-            for send in stage.sends
-        ),
-    ), strip
-
-
-def plan_halo(
-    inputs: Decomposition,
-    windows: Sequence[Window],
-    index: Sequence[int],
-    periodic: Sequence[bool] | None = None,
-    nested: bool = False,
-) -> Plan:
+def plan_halo(inputs: Decomposition, halo: Halo, index: Sequence[int]) -> Plan:
     """Plan the movement from the block of the worker at ``index`` to all cells its windows read.
 
     Args:
         inputs: decomposition of the global tensor over the process grid.
-        windows: one window per dim; ``HaloWidths()`` for dims that read nothing from others.
+        halo: windows per dim of ``inputs``, and how ghosts are moved.
         index: index of the worker on the grid.
-        periodic: whether ranges beyond the edge wrap to the other end, per dim.
-        nested: whether to use one stage per dim with two peers each, which sends corners twice,
-            instead of one stage with all peers at once.
 
     Returns:
         Plan whose ranks are row-major on the grid. Output cells that no block owns are padding.
     """
-    periodic = tuple(periodic) if periodic is not None else (False,) * len(inputs.dims)
-    axes = [axis.shared("whole") for axis in _axes(inputs, windows, index, periodic)]
+    axes = [axis.shared("whole") for axis in axes_of(inputs, halo, index)]
     grid = inputs.grid
     rank = rank_of(index, grid)
-    key = ("halo_exchange", inputs, tuple(windows), periodic, nested)
-    if not nested:
-        return Plan(key, rank, (_stage(axes, rank, grid),))
+    key = ("halo_exchange", inputs, halo)
+    if not halo.nested:
+        return Plan(key, rank, (halo_stage(axes, rank, grid),))
     stages: list[Stage] = []
     for current, moving in enumerate(axes):
         if grid[current] == 1 and moving.needed == moving.owned:
@@ -261,115 +234,47 @@ def plan_halo(
             moving if d == current else _still(axis.needed if d < current else axis.owned, i)
             for d, (axis, i) in enumerate(zip(axes, index, strict=True))
         ]
-        stages.append(_stage(partial, rank, grid))
-    return Plan(key, rank, tuple(stages) or (_stage(axes, rank, grid),))
+        stages.append(halo_stage(partial, rank, grid))
+    return Plan(key, rank, tuple(stages) or (halo_stage(axes, rank, grid),))
 
 
-def plan_faces(
-    inputs: Decomposition,
-    windows: Sequence[Window],
-    index: Sequence[int],
-    periodic: Sequence[bool] | None = None,
-    with_own: bool = False,
-) -> tuple[Face, ...]:
-    """Plan the faces of the worker at ``index``, in the same number and order on every rank.
-
-    Args:
-        inputs: decomposition of the global tensor over the process grid.
-        windows: one window per dim; ``HaloWidths()`` for dims that read nothing from others.
-        index: index of the worker on the grid.
-        periodic: whether ranges beyond the edge wrap to the other end, per dim.
-        with_own: whether slabs also contain own cells.
-
-    Returns:
-        The left and the right face of each dim in turn, without those that no worker has.
-    """
-    periodic = tuple(periodic) if periodic is not None else (False,) * len(inputs.dims)
-    axes = _axes(inputs, windows, index, periodic)
-    key = ("face", inputs, tuple(windows), periodic, with_own)
-    faces: list[Face] = []
-    for d, axis in enumerate(axes):
-        for side in _SIDES:
-            if _anybody_has(axis, side):
-                before: tuple[Part, ...] = ("inside",) * d
-                behind: tuple[Part, ...] = ("whole",) * (len(axes) - d - 1)
-                parts = (*before, side, *behind)
-                faces.append(_face(axes, parts, inputs.grid, with_own, (*key, d, side)))
-    return tuple(faces)
-
-
-def have_faces(inputs: Decomposition, windows: Sequence[Window], periodic: Sequence[bool]) -> bool:
-    """Return whether any worker reads ghosts, so that :func:`plan_faces` returns a face."""
-    return most_faces(inputs, windows, periodic) > 0
-
-
-def most_faces(inputs: Decomposition, windows: Sequence[Window], periodic: Sequence[bool]) -> int:
-    """Return the number of faces with outputs that a worker has at most."""
-    axes = _axes(inputs, windows, (0,) * len(inputs.dims), periodic)
-    return sum(max(map(axis.faces, range(axis.inputs.parts))) for axis in axes)
-
-
-def _axes(
-    inputs: Decomposition,
-    windows: Sequence[Window],
-    index: Sequence[int],
-    periodic: Sequence[bool],
-) -> list[_Axis]:
+def axes_of(inputs: Decomposition, halo: Halo, index: Sequence[int]) -> list[HaloAxis]:
+    along = zip(inputs.dims, halo.windows, halo.periodic, index, strict=True)
     return [
-        _Axis(blocks, window.outputs(blocks), window, wraps, i)
-        for blocks, window, wraps, i in zip(inputs.dims, windows, periodic, index, strict=True)
+        HaloAxis(blocks, window.outputs(blocks), window, wraps, i)
+        for blocks, window, wraps, i in along
     ]
 
 
-def _anybody_has(axis: _Axis, side: Part) -> bool:
-    return any(axis.has(side, worker) for worker in range(axis.inputs.parts))
+def all_cells(_: Sequence[HaloSegment]) -> bool:
+    return True
 
 
-def _face(
-    axes: Sequence[_Axis],
-    parts: Sequence[Part],
-    grid: tuple[int, ...],
-    with_own: bool,
-    key: tuple[object, ...],
-) -> Face:
-    of = list(zip(axes, parts, strict=True))
-    rank = rank_of([axis.index for axis in axes], grid)
-    stage = _stage([axis.shared(part) for axis, part in of], rank, grid, with_own)
-    outputs = [axis.outputs_of(part, axis.index) for axis, part in of]
-    box = Box(tuple(start for start, _ in outputs), tuple(stop for _, stop in outputs))
-    origin = [axis.outputs.block(axis.index)[0] for axis in axes]
-    starts, stops = zip(*[axis.needed(part, axis.index) for axis, part in of], strict=True)
-    owned = [axis.inputs.block(axis.index)[0] for axis in axes]
-    reads = Box(starts, stops).shifted(owned)
-    return Face(box.shifted(origin), Plan(key, rank, (stage,)), reads)
-
-
-def _stage(
-    axes: Sequence[_Shared], rank: int, grid: tuple[int, ...], with_own: bool = True
+def halo_stage(
+    axes: Sequence[_Shared], rank: int, grid: tuple[int, ...], moves: _Moves = all_cells
 ) -> Stage:
-    gives = list(_boxes([axis.gives for axis in axes], grid, with_own))
+    gives = list(_boxes([axis.gives for axis in axes], grid, moves))
     return stage_of(
         rank,
         tuple(axis.owned[1] - axis.owned[0] for axis in axes),
         tuple(axis.needed[1] - axis.needed[0] for axis in axes),
         gives,
-        list(_boxes([axis.takes for axis in axes], grid, with_own)),
+        list(_boxes([axis.takes for axis in axes], grid, moves)),
         sources_overlap=len(gives) > 1 or any(peer != rank for peer, _ in gives),
     )
 
 
 def _boxes(
-    segments: Sequence[Sequence[_HaloSegment]], grid: tuple[int, ...], with_own: bool
+    segments: Sequence[Sequence[HaloSegment]], grid: tuple[int, ...], moves: _Moves
 ) -> Iterator[tuple[int, Box]]:
-    for corner in product(*segments):
-        if with_own or not all(segment.own for segment in corner):
-            index, start, stop, _ = zip(*corner, strict=True)
-            yield rank_of(index, grid), Box(start, stop)
+    for corner in filter(moves, product(*segments)):
+        index, start, stop, _ = zip(*corner, strict=True)
+        yield rank_of(index, grid), Box(start, stop)
 
 
 def _still(cells: tuple[int, int], index: int) -> _Shared:
     length = cells[1] - cells[0]
-    segments = [_HaloSegment(index, 0, length, True)] if length else []
+    segments = [HaloSegment(index, 0, length, True)] if length else []
     return _Shared(cells, cells, segments, segments)
 
 
@@ -398,43 +303,3 @@ def shifts(cells: tuple[int, int], extent: int, periodic: bool) -> range:
     if not periodic or extent == 0:
         return range(1)
     return range(cells[0] // extent * extent, cells[1], extent)
-
-
-def own_paddings(
-    inputs: Decomposition, windows: Sequence[Window], index: Sequence[int]
-) -> tuple[int, ...] | None:
-    """Return the symmetric zero padding for a block's outputs without ghosts.
-
-    The result is one number per dim with a sliding window. It is ``None``, on every rank alike, if
-    any worker would need different padding on its two sides, would have to drop own cells, or has
-    outputs but no cells. The time is proportional to the number of workers along each axis.
-    """
-    own: list[int] = []
-    for blocks, window, i in zip(inputs.dims, windows, index, strict=True):
-        if not isinstance(window, SlidingWindow):
-            continue
-        paddings = axis_paddings(blocks, window)
-        if paddings is None:
-            return None
-        own.append(paddings[i])
-    return tuple(own)
-
-
-@lru_cache(maxsize=256)
-def axis_paddings(inputs: Blocks, window: SlidingWindow) -> tuple[int, ...] | None:
-    """Return the padding of :func:`own_paddings` for every worker of one axis."""
-    outputs = window.outputs(inputs)
-    paddings: list[int] = []
-    for index in range(inputs.parts):
-        owned, (start, stop) = inputs.block(index), outputs.block(index)
-        if start == stop:
-            paddings.append(0)
-            continue
-        padding = owned[0] - window.needed(start, stop, inputs.extent)[0]
-        padded = owned[1] - owned[0] + 2 * padding
-        fits = owned[0] < owned[1] and padding >= 0 and padded >= window.reach
-        own = replace(window, padding=(padding, padding)) if fits else window
-        if not fits or own.output_extent(owned[1] - owned[0]) != stop - start:
-            return None
-        paddings.append(padding)
-    return tuple(paddings)

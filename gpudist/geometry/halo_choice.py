@@ -6,13 +6,12 @@ a group for each dim, with two neighbours, and copies the block in each of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
 from gpudist.geometry.blocks import Blocks, Decomposition
-from gpudist.geometry.halo import needed_range, reads_own_cells, shifts
+from gpudist.geometry.halo import Halo, needed_range, reads_own_cells, shifts
 from gpudist.geometry.windows import Window
 
 # NCCL's messages of one H200 to itself, packed and unpacked: 24.4 us for 6 and 70.9 us for 26 of a
@@ -54,34 +53,33 @@ class _Most:
     needed: int
 
 
-def costs_less_nested(
-    inputs: Decomposition, windows: Sequence[Window], periodic: Sequence[bool], cell_bytes: int
-) -> bool:
+def costs_less_nested(inputs: Decomposition, halo: Halo, cell_bytes: int) -> bool:
     """Return whether a nested halo exchange is faster over NCCL than a direct one.
 
     The result is the same on all ranks. The time is proportional to the workers along each axis.
 
     Args:
-        inputs, windows, periodic: see :func:`~gpudist.geometry.halo.plan_halo`.
+        inputs, halo: see :func:`~gpudist.geometry.halo.plan_halo`.
         cell_bytes: size of a cell.
     """
-    direct, nested = groups_of_halo(inputs, windows, periodic)
+    direct, nested = groups_of_halo(inputs, halo)
     costs = [sum(group.cost_ns(cell_bytes) for group in groups) for groups in (direct, nested)]
     return costs[1] < costs[0]
 
 
 def groups_of_halo(
-    inputs: Decomposition, windows: Sequence[Window], periodic: Sequence[bool]
+    inputs: Decomposition, halo: Halo
 ) -> tuple[list[MessageGroup], list[MessageGroup]]:
     """Return the groups of messages of the direct exchange, and those of the nested one."""
-    most = [_most(*axis) for axis in zip(inputs.dims, windows, periodic, strict=True)]
+    most = [_most(*axis) for axis in zip(inputs.dims, halo.windows, halo.periodic, strict=True)]
     owned, needed = [a.owned for a in most], [a.needed for a in most]
     received = prod(a.owned + a.ghosts for a in most) - prod(owned)
     direct = MessageGroup(prod(1 + a.peers for a in most) - 1, received, prod(needed))
+    per_dim = zip(most, inputs.dims, halo.windows, strict=True)
     nested = [
         MessageGroup(axis.peers, prod((*needed[:d], axis.ghosts, *owned[d + 1 :])),
               prod((*needed[: d + 1], *owned[d + 1 :])))
-        for d, (axis, blocks, window) in enumerate(zip(most, inputs.dims, windows, strict=True))
+        for d, (axis, blocks, window) in enumerate(per_dim)
         if blocks.parts > 1 or not reads_own_cells(blocks, window)
     ]  # fmt: skip
     return [direct], nested or [direct]

@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from gpudist.exchange.torch_library import outside_torch
+from gpudist.exchange.tracing import outside_torch
 from gpudist.nn.autocast import LOW, META_AS, ShapeOnDevice, device_of
 
 _private: Any = torch._C
@@ -192,3 +192,38 @@ def _cast(x: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
 
 def _tensors_in(tree: Any) -> list[torch.Tensor]:
     return [x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)]
+
+
+_lock = threading.Lock()
+_open_count = 0
+_autocast_init: Callable[..., None] = torch.autocast.__init__
+
+
+def _init_autocast(
+    self: torch.autocast,
+    device_type: str,
+    dtype: torch.dtype | None = None,
+    enabled: bool = True,
+    cache_enabled: bool | None = None,
+) -> None:
+    # Torch has no autocast for the meta tensors of a dry run; to disable it there is harmless.
+    if device_type == "meta" and (META_AS.type != "meta" or not enabled):
+        device_type = "cpu" if META_AS.type == "meta" else META_AS.type
+    _autocast_init(self, device_type, dtype, enabled, cache_enabled)
+
+
+@contextmanager
+def patched_autocast() -> Generator[None, None, None]:
+    """Patch autocast, for which torch has no hook, while any thread is in a dry run."""
+    global _open_count
+    with _lock:
+        _open_count += 1
+        if _open_count == 1:
+            torch.autocast.__init__ = _init_autocast
+    try:
+        yield
+    finally:
+        with _lock:
+            _open_count -= 1
+            if _open_count == 0:
+                torch.autocast.__init__ = _autocast_init

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from gpudist.cache import Cache
 from gpudist.checks.arguments import Checked, refusal_of
 from gpudist.checks.storage import TORCH_ERRORS, explain, storage_refusal, with_memory
-from gpudist.exchange.torch_library import constant_when_traced, outside_torch
+from gpudist.exchange.tracing import constant_when_traced, outside_torch
 from gpudist.nn.autocast import (
     LOW,
     ShapeOnDevice,

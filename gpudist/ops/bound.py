@@ -17,10 +17,10 @@ from gpudist.cache import Cache
 from gpudist.checks.storage import storage_problem
 from gpudist.errors import ShapeError
 from gpudist.exchange.carry import never_repeated
-from gpudist.exchange.torch_library import (
+from gpudist.exchange.torch_library import handles_of
+from gpudist.exchange.tracing import (
     binding_for_compiler,
     constant_when_traced,
-    handles_of,
     has_modes,
     is_traced,
     outside_torch,

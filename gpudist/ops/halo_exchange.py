@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from gpudist.checks.digest import digest_of
 from gpudist.errors import PartitionError, PlanMismatch, ShapeError, side_by_side
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.boxes import Plan, Stage
-from gpudist.geometry.halo import plan_halo
+from gpudist.geometry.halo import Halo, plan_halo
 from gpudist.geometry.halo_choice import costs_less_nested
 from gpudist.geometry.windows import HaloWidths, Window
 from gpudist.ops.arrays import Array, apply_to_array
@@ -22,6 +24,7 @@ from gpudist.ops.operator import Operator, cached_operator, require_cartesian
 from gpudist.ops.operators import operator
 from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
+from gpudist.world.texts import gather_texts
 
 # Largest width of a halo, in global extents.
 _MOST_TURNS = 100
@@ -33,6 +36,10 @@ class HaloExchange(Operator):
 
     Args:
         P_x ... shape: see :func:`halo_exchange`.
+
+    Attributes:
+        halo: options that decide the plan, over all dims.
+        padding_value: see :func:`halo_exchange`.
     """
 
     def __init__(
@@ -48,18 +55,15 @@ class HaloExchange(Operator):
         shape: ShapeMode = "static",
     ) -> None:
         require_cartesian("HaloExchange", P_x)
-        self.windows = _windows(P_x, window, halo)
-        given = window if window is not None else halo
-        leading = P_x.dim - len(given if given is not None else ())
+        windows = _windows(P_x, window, halo)
         is_one = isinstance(periodic, bool | np.bool_)
-        wraps = [periodic] * (P_x.dim - leading) if is_one else list(periodic)
-        if len(wraps) != P_x.dim - leading:
+        wraps = [periodic] * len(windows) if is_one else list(periodic)
+        if len(wraps) != len(windows):
             raise ShapeError(
-                f"HaloExchange: periodic has {len(wraps)} entries for {P_x.dim - leading} dims"
+                f"HaloExchange: periodic has {len(wraps)} entries for {len(windows)} dims"
             )
-        self.periodic = (False,) * leading + tuple(map(bool, wraps))
+        self.halo = Halo(windows, tuple(map(bool, wraps)), nested).over(P_x.dim)
         self.padding_value = padding_value
-        self.nested = nested
         super().__init__(P_x, P_x, P_x.dim, True, global_shape, shape)
         # All ranks pass the window of the same kernel, but their halo widths may differ by mistake.
         is_given = global_shape is not None and shape == "static"
@@ -81,12 +85,14 @@ class HaloExchange(Operator):
         """Raise unless all ranks have the same widths: each rank also plans for the others."""
         if self._is_agreed:
             return
-        widths = [w for window in self.windows for w in astuple(cast(HaloWidths, window))]
-        rows = self.P_x.allgather_data([*widths, *self.periodic])
-        if any(row != rows[0] for row in rows):
+        pairs = [astuple(cast(HaloWidths, window)) for window in self.halo.windows]
+        text = f"halo={pairs}, periodic={list(self.halo.periodic)}".encode()
+        digests = self.P_x.allgather_data(struct.unpack("2q", digest_of(text)))
+        if any(digest != digests[0] for digest in digests):
+            texts = gather_texts(self.P_x, text)
             raise PlanMismatch(
                 "HaloExchange: the ranks' halo widths, (left, right) per dim, or periodic differ:"
-                + side_by_side({rank: self._written(row) for rank, row in enumerate(rows)})
+                + side_by_side({rank: row.decode() for rank, row in enumerate(texts)})
                 + "\npass the same on all ranks; for halos that differ between ranks, pass "
                 "window=, the kernel that reads them"
             )
@@ -94,18 +100,13 @@ class HaloExchange(Operator):
 
     def _require_narrow(self, global_shape: Sequence[int]) -> None:
         # Every rank allocates its halo, and a periodic one has boxes for each turn.
-        for dim, (window, extent) in enumerate(zip(self.windows, global_shape, strict=True)):
+        for dim, (window, extent) in enumerate(zip(self.halo.windows, global_shape, strict=True)):
             width = max(astuple(window)) if isinstance(window, HaloWidths) else 0
             if width > _MOST_TURNS * max(extent, 1):
                 raise ShapeError(
                     f"HaloExchange, dim {dim}: a halo of {width} cells is more than {_MOST_TURNS} "
                     f"times as wide as the global extent {extent}; pass narrower widths"
                 )
-
-    def _written(self, row: Sequence[int]) -> str:
-        widths, wraps = row[: -self.P_x.dim], row[-self.P_x.dim :]
-        pairs = list(zip(widths[::2], widths[1::2], strict=True))
-        return f"halo={pairs}, periodic={list(map(bool, wraps))}"
 
     def bind_to(
         self,
@@ -120,23 +121,18 @@ class HaloExchange(Operator):
         """
         index = self.P_x.index
         anywhere = index if index is not None else (0,) * self.P_x.dim
-        windows = self.windows if windows is None else windows
-        nested = self._is_nested(inputs, windows, dtype)
-        plan = plan_halo(inputs, windows, anywhere, self.periodic, nested)
+        halo = self.halo if windows is None else replace(self.halo, windows=tuple(windows))
+        if halo.nested is None:
+            # The costs that are known are NCCL's.
+            is_known = self.P_x.wire.has_streams
+            nested = is_known and costs_less_nested(inputs, halo, dtype.itemsize)
+            halo = replace(halo, nested=nested)
+        plan = plan_halo(inputs, halo, anywhere)
         if index is None:
             plan = Plan(plan.key, -1, tuple(Stage(None, None) for _ in plan.stages))
         label = f"halo_exchange on {list(self.P_x.shape)} of {list(inputs.shape)}"
         fill = self.padding_value
         return bind(plan, self.P_x, label, dtype, x.shape, x.dtype, tuple(x.shape), fill)
-
-    def _is_nested(
-        self, inputs: Decomposition, windows: Sequence[Window], dtype: torch.dtype
-    ) -> bool:
-        if self.nested is not None:
-            return self.nested
-        # The costs that are known are NCCL's.
-        is_known = self.P_x.wire.has_streams
-        return is_known and costs_less_nested(inputs, windows, self.periodic, dtype.itemsize)
 
 
 def _windows(
@@ -161,7 +157,7 @@ def _windows(
             f"HaloExchange: {len(given)} windows for a partition with {P_x.dim} axes; pass one "
             "window per dim, counted from the last"
         )
-    return (HaloWidths(),) * (P_x.dim - len(given)) + given
+    return given
 
 
 def halo_exchange(

@@ -19,7 +19,8 @@ from gpudist.errors import PartitionError
 from gpudist.exchange import Movement
 from gpudist.exchange.autograd import is_eager, move, move_one
 from gpudist.exchange.carry import carry_out_one, repetition_of
-from gpudist.exchange.torch_library import constant_when_traced, handle_of
+from gpudist.exchange.torch_library import handle_of
+from gpudist.exchange.tracing import constant_when_traced
 from gpudist.ops.bound import Bound
 from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, ShapeMode
 from gpudist.world.partition import CartesianPartition, Partition, require_one_world

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.boxes import Plan
 from gpudist.geometry.cartesian import index_of, rank_of, size_of
-from gpudist.geometry.halo import needed_range, plan_halo
+from gpudist.geometry.halo import Halo, needed_range, plan_halo
 from gpudist.geometry.repartition import plan_repartition
-from gpudist.geometry.windows import HaloWidths, Window
+from gpudist.geometry.windows import Window
 
 MAX_RANKS = 512
 
@@ -105,8 +105,7 @@ def halo_scene(
         ShapeError: if a window does not fit the tensor.
     """
     still = partition_scene(shape, grid, ranks)
-    leading = len(still.source.dims) - len(windows)
-    if leading < 0:
+    if len(windows) > len(still.source.dims):
         raise ShapeError(
             f"draw: {len(windows)} windows for a tensor with {len(shape)} dims; give at most one "
             "per dim"
@@ -117,16 +116,15 @@ def halo_scene(
             f"periodic has {len(wraps)} entries for {len(windows)} windows; give one per window, "
             "or a single bool"
         )
-    all_windows = (HaloWidths(),) * leading + tuple(windows)
-    all_wraps = (False,) * leading + wraps
+    halo = Halo(tuple(windows), wraps, nested).over(len(still.source.dims))
     indices = [index_of(rank, still.source.grid) for rank in still.source_ranks]
     direct, plans = (
-        tuple(plan_halo(still.source, all_windows, i, all_wraps, way) for i in indices)
-        for way in (False, nested)
+        tuple(plan_halo(still.source, way, i) for i in indices)
+        for way in (replace(halo, nested=False), halo)
     )
     return Scene(
         still.source, still.target, still.source_ranks, still.target_ranks, still.names,
-        plans, direct, _first_needed(still.source, all_windows, indices), "halo exchange",
+        plans, direct, _first_needed(still.source, halo.windows, indices), "halo exchange",
     )  # fmt: skip
 
 

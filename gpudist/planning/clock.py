@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from gpudist.checks.arguments import Checked
-from gpudist.exchange.torch_library import Watching
+from gpudist.exchange.tracing import Watching
 from gpudist.planning.hardware import Link, Profile
 from gpudist.planning.live_bytes import LiveBytes
 from gpudist.transport.dry import Posted, SharedCollective, Traffic

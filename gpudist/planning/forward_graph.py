@@ -11,15 +11,16 @@ import torch
 
 from gpudist.geometry.layout import NdSbp
 from gpudist.nn.autocast_on_meta import same_autocast
-from gpudist.sbp.derive import as_call, key_of
+from gpudist.sbp.call import as_call, key_of
 from gpudist.sbp.fresh import FACTORIES
 from gpudist.sbp.global_spec import local_of, spec_of
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.outer import OuterTensor
 from gpudist.sbp.pins import Pins
 from gpudist.sbp.placement import Placement
-from gpudist.sbp.registry import Rule, name_of, signatures, tensors_in
+from gpudist.sbp.registry import Rule, name_of, signatures
 from gpudist.sbp.scope import Scope, place_of_call
+from gpudist.sbp.trees import tensors_in
 
 
 @dataclass(frozen=True)

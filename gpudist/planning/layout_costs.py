@@ -14,11 +14,12 @@ from gpudist.errors import GpudistError
 from gpudist.geometry.layout import NdSbp, broadcast, partial_sum, split
 from gpudist.planning.clock import Clock, Kernel, Kernels
 from gpudist.planning.forward_graph import Given, Node
+from gpudist.sbp.call import fill_slots
 from gpudist.sbp.global_spec import global_spec, local_of, spec_of, wrap
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.placement import Placement
-from gpudist.sbp.registry import fill_slots, tensors_in
 from gpudist.sbp.scope import Scope, enter_scope
+from gpudist.sbp.trees import tensors_in
 from gpudist.transport.dry import META
 
 # For each axis of the placement, whether tensors are whole on all of its workers.

@@ -19,7 +19,7 @@ from gpudist.convert.dry_run import convert_dry, without_cells
 from gpudist.convert.known import KnownValues, know_copy
 from gpudist.convert.network_plan import NetworkPlan
 from gpudist.errors import GpudistError, ShapeError
-from gpudist.nn.autocast_on_meta import autocast_on_meta
+from gpudist.nn.autocast_on_meta import autocast_on_meta, patched_autocast
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.planning.clock import Clock, Kernels, Phase
 from gpudist.planning.hardware import Profile
@@ -27,7 +27,6 @@ from gpudist.planning.layer_inputs import misfit
 from gpudist.planning.live_bytes import LiveBytes, StandInLoss, update_bytes
 from gpudist.sbp.global_parameter import block_of
 from gpudist.sbp.global_tensor import GlobalTensor
-from gpudist.sbp.interception import patched_autocast
 from gpudist.transport.dry import META, DryTransport
 from gpudist.world.partition import Partition
 

@@ -4,7 +4,12 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gpudist.checks.hints import MissingName as _MissingName
 from gpudist.geometry.layout import Sbp, broadcast, partial_sum, split
-from gpudist.sbp import interception as interception, signatures
+from gpudist.sbp import (
+    backward_hooks as backward_hooks,
+    checkpointing as checkpointing,
+    signatures,
+    values as values,
+)
 from gpudist.sbp.dtensor import from_dtensor, to_dtensor
 from gpudist.sbp.explain import explain
 from gpudist.sbp.global_tensor import GlobalTensor as GlobalTensor

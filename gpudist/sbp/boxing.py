@@ -11,7 +11,7 @@ import torch
 from gpudist.errors import ShapeError
 from gpudist.exchange import Movement, bind
 from gpudist.exchange.autograd import apply, move
-from gpudist.exchange.torch_library import is_immediate, is_recorded
+from gpudist.exchange.tracing import is_immediate, is_recorded
 from gpudist.geometry.layout import Layout
 from gpudist.geometry.routes import least_volume, plan, route, volume
 from gpudist.world.partition import Partition, cache_in_world

@@ -16,12 +16,13 @@ from gpudist.exchange import Movement
 from gpudist.nn.autocast import in_dtypes_of_torch, is_wide
 from gpudist.sbp import views
 from gpudist.sbp.arguments import bind_arguments
+from gpudist.sbp.call import Compute
 from gpudist.sbp.copies import require_copies, standing_for, with_copies
 from gpudist.sbp.dispatch import Noted, box_inputs, dispatch
 from gpudist.sbp.explain import debug_logs, explained, is_explaining
 from gpudist.sbp.global_spec import GlobalSpec, global_spec, make_wrapper, wrap
 from gpudist.sbp.placement import Placement
-from gpudist.sbp.registry import Composite, Compute, Rule, signatures
+from gpudist.sbp.registry import Composite, Rule, signatures
 from gpudist.sbp.scope import Scope, current_draws, current_scope
 from gpudist.sbp.signatures.elementwise import ELEMENTWISE
 

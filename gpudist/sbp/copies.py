@@ -15,7 +15,7 @@ from weakref import ref
 import torch
 
 from gpudist.errors import ConversionError
-from gpudist.exchange.torch_library import is_immediate, is_recorded
+from gpudist.exchange.tracing import is_immediate, is_recorded
 from gpudist.nn.parameters.gradient_graph import border_of, ends_search
 from gpudist.nn.parameters.replication import copies_of
 from gpudist.sbp.registry import name_of

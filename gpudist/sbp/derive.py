@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from math import prod
 from threading import RLock
 from typing import Any, NamedTuple
@@ -13,25 +12,12 @@ import torch
 
 from gpudist.cache import Cache
 from gpudist.errors import ShapeError
-from gpudist.geometry.layout import Layout, NdSbp, Sbp, broadcast, partial_sum, share_at_cuts
+from gpudist.geometry.layout import Layout, NdSbp, partial_sum, share_at_cuts
 from gpudist.nn.autocast import LOW
 from gpudist.sbp.boxing import boxed_bytes, least_bytes
-from gpudist.sbp.registry import (
-    AxisPart,
-    Bind,
-    Call,
-    Rule,
-    SbpSignature,
-    Slot,
-    Spec,
-    map_tree,
-    name_of,
-)
-
-Views = tuple[Call, ...]
-# Sizes of the blocks along one axis, for each input.
-Cuts = frozenset[tuple[int, ...]]
-_NO_CUTS: Cuts = frozenset()
+from gpudist.sbp.call import Call, Spec
+from gpudist.sbp.legal_signatures import Views, block_call, calls_of_blocks, cuts_of, legal, same
+from gpudist.sbp.registry import AxisPart, Bind, Rule, SbpSignature, name_of
 
 
 @dataclass(frozen=True)
@@ -144,90 +130,6 @@ def _choose(rule: Rule, call: Call, layouts: Sequence[Layout], held: int | None)
     return choice
 
 
-def legal(
-    rule: Rule,
-    views: Views,
-    parts: int,
-    own: NdSbp | None = None,
-    cuts: Cuts = _NO_CUTS,
-    outer: Sequence[SbpSignature] = (),
-) -> list[SbpSignature]:
-    """Return the signatures of one axis that are legal for all of its calls.
-
-    Args:
-        rule: rule of the operator.
-        views: calls on this axis, one for each distinct block.
-        parts: number of workers along the axis.
-        own: only attributes allowed for inputs[0] and outputs[0], if the rule is in place.
-        cuts: explicit sizes of blocks that inputs have.
-        outer: signatures of the outer axes.
-    """
-    found: list[SbpSignature] = []
-    others = [_keys(_all(rule, view, parts, cuts)) for view in views[1:]]
-    for signature in _all(rule, views[0], parts, cuts):
-        key = (signature.inputs, signature.outputs)
-        fixed = own is None or (signature.inputs[0], signature.outputs[0]) == own
-        if fixed and _may_nest(signature, outer) and all(key in keys for keys in others):
-            found.append(signature)
-    return found
-
-
-def _may_nest(signature: SbpSignature, outer: Sequence[SbpSignature]) -> bool:
-    cut = _split_dims(signature)
-    return not any(
-        cut & _split_dims(other) and not (signature.nests and other.nests) for other in outer
-    )
-
-
-def _split_dims(signature: SbpSignature) -> set[tuple[int, int]]:
-    return {(slot, one.dim) for slot, one in enumerate(signature.inputs) if one.is_split}
-
-
-def _all(rule: Rule, call: Call, parts: int, cuts: Cuts = _NO_CUTS) -> list[SbpSignature]:
-    if cuts and rule.any_cuts:
-        found = _all(rule, call, parts)
-        return [*found, *(cut for one in found for cut in _as_cut(one, call, cuts))]
-    if parts in call.memo:
-        return call.memo[parts]
-    found = call.memo[parts] = list(rule.derive(call, parts))
-    if rule.replicable:
-        # Some functions of torch raise on empty blocks.
-        results = len(found[0].outputs) if found else len(call.outputs)
-        copies = (broadcast,) * len(call.tensors), (broadcast,) * results
-        if copies not in _keys(found):
-            found.append(SbpSignature(*copies))
-    return found
-
-
-def _as_cut(signature: SbpSignature, call: Call, cuts: Cuts) -> Iterator[SbpSignature]:
-    """Return the signature with explicit sizes, if they fit the dims that it splits."""
-    extents = _split_extents(signature.inputs, call.tensors)
-    for sizes in sorted(cuts):
-        if extents != {sum(sizes)}:
-            continue
-        if signature.recut is not None:
-            cut = signature.recut(sizes)
-            if cut is not None:
-                yield cut
-        elif (min(sizes) or signature.takes_empty) and (
-            signature.cuts or _split_extents(signature.outputs, call.outputs) <= extents
-        ):
-            yield signature.cut(sizes)
-
-
-def _split_extents(sbp: NdSbp, tensors: Sequence[Spec]) -> set[int]:
-    pairs = zip(sbp, tensors, strict=True)
-    return {spec.shape[one.dim] for one, spec in pairs if one.is_split}
-
-
-def _cuts(attributes: Iterable[Sbp]) -> Cuts:
-    return frozenset(one.sizes for one in attributes if one.sizes is not None)
-
-
-def _keys(signatures: Sequence[SbpSignature]) -> set[tuple[NdSbp, NdSbp]]:
-    return {(signature.inputs, signature.outputs) for signature in signatures}
-
-
 def _own(rule: Rule, layouts: Sequence[Layout], axis: int) -> NdSbp | None:
     return (layouts[0].sbp[axis],) * 2 if rule.in_place else None
 
@@ -238,12 +140,12 @@ def _fitting(rule: Rule, call: Call, layouts: Sequence[Layout]) -> _Choice | Non
     chosen: list[SbpSignature] = []
     for axis, parts in enumerate(layouts[0].grid):
         wanted = tuple(layout.sbp[axis] for layout in layouts)
-        options = legal(rule, views, parts, _own(rule, layouts, axis), _cuts(wanted), chosen)
+        options = legal(rule, views, parts, _own(rule, layouts, axis), cuts_of(wanted), chosen)
         fitting = next((option for option in options if option.inputs == wanted), None)
         if fitting is None:
             return None
         chosen.append(fitting)
-        views = _blocks(rule, views, fitting, parts)
+        views = calls_of_blocks(rule, views, fitting, parts)
     return _Choice(tuple(chosen), 0)
 
 
@@ -380,45 +282,15 @@ def _paths(
         return
     parts = layouts[0].grid[axis]
     given = tuple(layout.sbp[axis] for layout in layouts)
-    for option in legal(rule, views, parts, _own(rule, layouts, axis), _cuts(given), outer):
+    for option in legal(rule, views, parts, _own(rule, layouts, axis), cuts_of(given), outer):
         if option.only_unboxed and option.inputs != given:
             continue
-        inner = _blocks(rule, views, option, parts) if axis + 1 < len(layouts[0].grid) else views
+        inner = (
+            calls_of_blocks(rule, views, option, parts)
+            if axis + 1 < len(layouts[0].grid)
+            else views
+        )
         yield from _paths(rule, inner, layouts, (*outer, option))
-
-
-def _blocks(rule: Rule, views: Views, signature: SbpSignature, parts: int) -> Views:
-    found: dict[Any, Call] = {}
-    for view, i in product(views, range(parts)):
-        own = same(signature, rule, view, parts)
-        block = block_call(view, own, AxisPart(parts, i))
-        found.setdefault(key_of((block.args, block.kwargs, block.tensors)), block)
-    return tuple(found.values())
-
-
-def same(signature: SbpSignature, rule: Rule, call: Call, parts: int) -> SbpSignature:
-    key = (signature.inputs, signature.outputs)
-    options = _all(rule, call, parts, _cuts(signature.inputs))
-    return next(option for option in options if (option.inputs, option.outputs) == key)
-
-
-def block_call(call: Call, signature: SbpSignature, part: AxisPart) -> Call:
-    """Return the call that one block of an axis makes."""
-    key = (signature.inputs, signature.outputs, part)
-    if key in call.memo:
-        return call.memo[key]
-    sizes = next((one.sizes for one in signature.inputs if one.sizes is not None), None)
-    part = replace(part, sizes=sizes)
-    local = signature.localize(call, part) if signature.localize is not None else call
-    shapes: list[tuple[int, ...]] = []
-    for one, shape in zip(signature.inputs, call.shapes, strict=True):
-        extents = list(shape)
-        if one.is_split:
-            start, stop = one.blocks(shape[one.dim], part.parts).block(part.index)
-            extents[one.dim] = stop - start
-        shapes.append(tuple(extents))
-    block = call.memo[key] = local.with_shapes(shapes)
-    return block
 
 
 def _followed(
@@ -436,40 +308,3 @@ def _followed(
             axes.append(axis)
         call = block_call(call, own, AxisPart(parts, index[axis]))
     return call, bind, tuple(axes)
-
-
-def key_of(tree: Any, any_float: bool = False) -> Any:
-    """Return a hashable key of the arguments; keys are equal if and only if the arguments are.
-
-    Args:
-        tree: arguments.
-        any_float: whether to treat all floats as equal.
-
-    Raises:
-        TypeError: an argument cannot be hashed.
-    """
-    if isinstance(tree, (list, tuple)):
-        return type(tree), tuple(key_of(part, any_float) for part in tree)
-    if isinstance(tree, dict):
-        return dict, tuple((name, key_of(part, any_float)) for name, part in sorted(tree.items()))
-    if isinstance(tree, slice):
-        return slice, key_of((tree.start, tree.stop, tree.step))
-    if any_float and isinstance(tree, (float, complex)):
-        return type(tree)
-    if isinstance(tree, (bool, int, float, complex)):
-        return type(tree), repr(tree)
-    hash(tree)
-    return tree
-
-
-def as_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Return the arguments with slots in place of tensors, and the tensors."""
-    tensors: list[torch.Tensor] = []
-
-    def slot(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        tensors.append(leaf)
-        return Slot(len(tensors) - 1)
-
-    return map_tree(args, slot), map_tree(kwargs, slot), tensors

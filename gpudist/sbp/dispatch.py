@@ -18,7 +18,8 @@ from gpudist.geometry.layout import Layout, broadcast, share_at_cuts, split
 from gpudist.nn.autocast import in_dtypes_of_torch
 from gpudist.sbp import views
 from gpudist.sbp.arguments import bind_arguments
-from gpudist.sbp.derive import Derivation, as_call, key_of
+from gpudist.sbp.call import Call, Spec, as_call, fill_slots, key_of
+from gpudist.sbp.derive import Derivation
 from gpudist.sbp.explain import is_explaining, say
 from gpudist.sbp.global_spec import is_held, on_axes_of
 from gpudist.sbp.outer import OuterTensor, materialize_in, outer, writable
@@ -32,20 +33,11 @@ from gpudist.sbp.prepared_call import (
     plan_row,
     prepare,
 )
-from gpudist.sbp.registry import (
-    Call,
-    Composite,
-    Rule,
-    Spec,
-    fill_slots,
-    map_tree,
-    name_of,
-    signatures,
-    tensors_in,
-)
+from gpudist.sbp.registry import Composite, Rule, name_of, signatures
 from gpudist.sbp.remedies import remedy_of
 from gpudist.sbp.scope import Scope, current_scope
 from gpudist.sbp.signatures.elementwise import ELEMENTWISE
+from gpudist.sbp.trees import map_tree, tensors_in
 from gpudist.sbp.unknown import compute_gathered
 
 if TYPE_CHECKING:

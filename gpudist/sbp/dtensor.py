@@ -13,9 +13,9 @@ from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry.boxes import Box
 from gpudist.geometry.cartesian import index_of
 from gpudist.geometry.layout import Layout, NdSbp, Sbp, broadcast, partial_sum, split
-from gpudist.sbp.boxing import box_both_ways
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.placement import Placement
+from gpudist.sbp.to_global import from_part
 from gpudist.world.partition import Partition
 
 # Importing torch.distributed.tensor takes most of a second, so it is imported only for a DTensor.
@@ -59,11 +59,8 @@ def from_dtensor(x: DTensor, P_world: Partition | None = None) -> GlobalTensor:
     layout = _in_chunks(placement.layout(_attributes(x.placements), shape))
     remedy = "use x.redistribute to make that dim Replicate(), convert, and split again"
     _require_alike(layout, "DTensor's", remedy)
-    local = _waited(x.to_local())
-    local = local if placement.active else local.reshape(-1)[:0]
     back = [layout.dual, _gradient_of_dtensor(layout)]
-    local = box_both_ways(local, [layout], back, placement.partition.world)
-    return GlobalTensor._wrap(local, placement, layout.sbp, layout.shape)
+    return from_part(_waited(x.to_local()), placement, layout, back)
 
 
 @checked()

@@ -14,7 +14,7 @@ from weakref import ref
 
 import torch
 
-from gpudist.exchange.torch_library import is_recorded
+from gpudist.exchange.tracing import is_recorded
 from gpudist.geometry.layout import NdSbp, broadcast, split
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.outer import CASTS

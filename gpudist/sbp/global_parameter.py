@@ -20,8 +20,8 @@ from gpudist.sbp.global_spec import GlobalSpec, global_spec, local_of, wrap
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.outer import changes_in_place
 from gpudist.sbp.placement import Placement
-from gpudist.sbp.registry import map_tree
 from gpudist.sbp.scope import current_scope
+from gpudist.sbp.trees import map_tree
 from gpudist.world.partition import CartesianPartition, Partition
 
 

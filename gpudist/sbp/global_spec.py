@@ -85,6 +85,13 @@ def wrap(kind: type[_Wrapper], local: torch.Tensor, how: GlobalSpec) -> _Wrapper
     return wrapper
 
 
+def wrap_copies(kind: type[_Wrapper], x: torch.Tensor, placement: Placement) -> _Wrapper:
+    """Wrap ``x``, which each rank holds in full; ranks outside of ``placement`` keep no cells."""
+    local = x if placement.active else x.reshape(-1)[:0]
+    copies = (broadcast,) * placement.axes
+    return wrap(kind, local, global_spec(placement, copies, tuple(x.shape), x.dtype))
+
+
 def spec_of(x: Any) -> GlobalSpec:
     """Return the spec of the global tensor ``x``."""
     return x._global_spec

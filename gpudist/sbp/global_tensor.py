@@ -12,7 +12,7 @@ from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.compiler import is_dynamo_compiling
 
 from gpudist.checks.arguments import checked
-from gpudist.exchange.torch_library import untraced
+from gpudist.exchange.tracing import untraced
 from gpudist.geometry.layout import Layout, NdSbp, Sbp, broadcast, nd_sbp
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.sbp import memory, methods, views

@@ -13,14 +13,13 @@ from gpudist.errors import PartitionError
 from gpudist.geometry.layout import Layout, broadcast, misfit, split
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.loss.base import DistributedLoss
-from gpudist.sbp.boxing import box_both_ways
-from gpudist.sbp.derive import key_of
+from gpudist.sbp.call import key_of
 from gpudist.sbp.global_spec import GlobalSpec, global_spec, wrap
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.methods import entry
 from gpudist.sbp.placement import Placement
-from gpudist.sbp.registry import map_tree, tensors_in
-from gpudist.sbp.to_global import agree_on_spec
+from gpudist.sbp.to_global import agree_on_spec, from_part
+from gpudist.sbp.trees import map_tree, tensors_in
 from gpudist.world.partition import Partition
 
 
@@ -168,7 +167,4 @@ def _loss(layer: DistributedLoss, loss: torch.Tensor, tensors: Sequence[Any]) ->
         spec = global_spec(placement, last.sbp, tuple(last.shape), loss.dtype)
         return _wrapped(loss, spec, any(x.requires_grad for x in tensors))
     copies = placement.copies(())
-    local = loss if placement.active else loss.reshape(-1)[:0]
-    back = [copies.dual, copies]
-    local = box_both_ways(local, [copies], back, placement.partition.world)
-    return GlobalTensor._wrap(local, placement, copies.sbp, ())
+    return from_part(loss, placement, copies, [copies.dual, copies])

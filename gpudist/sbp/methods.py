@@ -1,4 +1,4 @@
-"""Methods of global tensors that need no operator: autograd, values, texts."""
+"""Table of methods of global tensors that need no operator, and those of autograd."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from weakref import ref
 
 import torch
 
-from gpudist.errors import PartitionError
 from gpudist.geometry.layout import Layout, broadcast, partial_sum
 from gpudist.sbp import views
 from gpudist.sbp.boxing import box
@@ -350,79 +349,6 @@ def l1_loss(*args: Any, **kwargs: Any) -> Any:
 
 def _listed(tensors: Any) -> list[Any]:
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-
-
-def _value(x: GlobalTensor) -> torch.Tensor:
-    """Return the full tensor; its values exist on the ranks of the placement alone.
-
-    Collective over the placement, unless the tensor is a copy on each rank.
-
-    Raises:
-        PartitionError: this rank is outside the placement.
-    """
-    if not x.placement.active:
-        raise PartitionError(
-            f"this rank has no cells of a global tensor of shape {list(x.shape)} on "
-            f"{x.placement!r}, so it cannot read its value; move it to a placement of all ranks "
-            "first, with to_global"
-        )
-    return x.full_tensor().detach()
-
-
-@entry(T.item)
-def item(x: GlobalTensor) -> Any:
-    return _value(x).item()
-
-
-@entry(T.tolist)
-def tolist(x: GlobalTensor) -> Any:
-    return _value(x).tolist()
-
-
-@entry(T.__bool__, T.__nonzero__, T.is_nonzero, torch.is_nonzero)  # pyright: ignore
-def as_bool(x: GlobalTensor) -> bool:
-    return bool(_value(x))
-
-
-@entry(T.__float__)
-def as_float(x: GlobalTensor) -> float:
-    return float(_value(x))
-
-
-@entry(T.__complex__)
-def as_complex(x: GlobalTensor) -> complex:
-    return complex(x.full_tensor().detach())
-
-
-@entry(T.__int__, T.__index__, T.__long__)  # pyright: ignore
-def as_int(x: GlobalTensor) -> int:
-    return int(_value(x))
-
-
-@entry(T.__repr__, T.__str__)
-def text(x: GlobalTensor, **_: object) -> str:
-    """Return a text with the global attributes and this rank's part, without communication."""
-    kind = "Parameter" if getattr(x, "_is_param", False) else "GlobalTensor"
-    facts = f"shape={list(x.shape)}, sbp={x.sbp!r}, placement={x.placement!r}, dtype={x.dtype}"
-    is_outdated = views.is_outdated(x)
-    # To compute the cells of an outdated view would communicate.
-    local = views.source_of(x)._local  # pyright: ignore[reportAttributeAccessIssue]
-    if local.requires_grad:
-        node = None if is_outdated else local.grad_fn
-        facts += ", requires_grad=True" if node is None else f", grad_fn=<{node.name()}>"
-    index = x.placement.partition.index
-    if index is None:
-        return f"{kind}({facts}, no cells on this rank)"
-    bounds = x.global_layout.box(index).slices
-    cells = ", ".join(f"{one.start}:{one.stop}" for one in bounds)
-    part = "copy" if x.is_copy_everywhere else "term" if partial_sum in x.sbp else "block"
-    cells = "not computed yet" if is_outdated else f"[{cells}]:\n{local.detach()!r}"
-    return f"{kind}({facts}, this rank's {part} {cells})"
-
-
-@entry(T.__format__)
-def format_tensor(x: GlobalTensor, spec: str) -> str:
-    return format(item(x), spec) if spec and x.dim() == 0 else text(x)
 
 
 def _reshaped_in_place(out_of_place: Callable[..., Any]) -> Callable[..., GlobalTensor]:

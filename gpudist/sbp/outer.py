@@ -13,14 +13,13 @@ from typing import Any
 
 import torch
 
-from gpudist.exchange.torch_library import is_recorded
+from gpudist.exchange.tracing import is_recorded
 from gpudist.geometry.layout import Layout, split
 from gpudist.sbp.global_spec import global_spec, wrap
 from gpudist.sbp.methods import METADATA
 from gpudist.sbp.placement import Placement
-from gpudist.sbp.registry import map_tree, tensors_in
 from gpudist.sbp.signatures.elementwise import ELEMENTWISE
-from gpudist.sbp.trees import has_any
+from gpudist.sbp.trees import has_any, map_tree, tensors_in
 
 T = torch.Tensor
 # Smaller results are made at once.

@@ -15,8 +15,9 @@ from gpudist.sbp import views
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.outer import OuterTensor
 from gpudist.sbp.placement import Placement
-from gpudist.sbp.registry import name_of, tensors_in
+from gpudist.sbp.registry import name_of
 from gpudist.sbp.scope import Scope, current_scope, path_of_call
+from gpudist.sbp.trees import tensors_in
 
 End = Literal["input", "output"]
 _PINNED = (GlobalTensor, OuterTensor)

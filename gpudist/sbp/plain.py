@@ -15,7 +15,6 @@ from gpudist.cache import cache_of
 from gpudist.checks.storage import PLAIN
 from gpudist.errors import ConventionError, PlanMismatch, side_by_side
 from gpudist.exchange.autograd import is_eager
-from gpudist.geometry.layout import broadcast
 from gpudist.nn.parameters.gradient_graph import (
     NODE_LIMIT,
     Border,
@@ -26,9 +25,11 @@ from gpudist.nn.parameters.gradient_graph import (
     outline,
 )
 from gpudist.nn.parameters.replication import copies_of
+from gpudist.sbp.global_spec import wrap_copies
 from gpudist.sbp.outer import changes_in_place
 from gpudist.sbp.placement import Placement
-from gpudist.sbp.registry import map_tree, name_of, tensors_in
+from gpudist.sbp.registry import name_of
+from gpudist.sbp.trees import map_tree, tensors_in
 from gpudist.world.partition import Partition
 
 if TYPE_CHECKING:
@@ -131,10 +132,7 @@ def as_copies(
     kind: type[GlobalTensor], name: str, x: torch.Tensor, placement: Placement
 ) -> GlobalTensor:
     """Return the global tensor whose copies are ``x``, with its full gradient on every worker."""
-    shape = tuple(x.shape)
-    local = shared(name, x, placement)
-    local = local if placement.active else local.reshape(-1)[:0]
-    return kind._wrap(local, placement, (broadcast,) * placement.axes, shape)
+    return wrap_copies(kind, shared(name, x, placement), placement)
 
 
 def shared(name: str, x: torch.Tensor, placement: Placement) -> torch.Tensor:

@@ -18,11 +18,13 @@ from gpudist.exchange.autograd import move
 from gpudist.geometry.layout import Layout
 from gpudist.nn.autocast import in_dtypes_of_torch, is_wide
 from gpudist.sbp.boxing import movement_of
-from gpudist.sbp.derive import Derivation, derive, key_of
+from gpudist.sbp.call import Call, Compute, Spec, key_of
+from gpudist.sbp.derive import Derivation, derive
 from gpudist.sbp.placement import Placement
-from gpudist.sbp.registry import Call, Compute, Rule, Spec, Where, name_of, tensors_in
+from gpudist.sbp.registry import Rule, Where, name_of
 from gpudist.sbp.scope import PlanRow, Scope, current_scope, place_of_call
 from gpudist.sbp.signatures.across import in_one_order
+from gpudist.sbp.trees import tensors_in
 
 # Functions of a tensor's shape, whose results are constants.
 _WITHOUT_GRADIENT = {torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like}

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from gpudist.sbp.derive import as_call
+from gpudist.sbp.call import Call, Spec, as_call
 from gpudist.sbp.methods import METADATA, METHODS
-from gpudist.sbp.registry import Call, Spec, name_of, signatures
+from gpudist.sbp.registry import name_of, signatures
 
 _ROOMS = (torch.Tensor, torch, torch.nn.functional, torch.special, torch.linalg)
 _REGISTER = "register a rule with gpudist.sbp.registry.register"

@@ -18,8 +18,8 @@ from gpudist.sbp.global_spec import global_spec
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.methods import METADATA
 from gpudist.sbp.placement import Placement
-from gpudist.sbp.registry import tensors_in
 from gpudist.sbp.spectral_layouts import split_dims, split_dims_of, without
+from gpudist.sbp.trees import tensors_in
 
 T = torch.Tensor
 Ranges = tuple[range, ...]

@@ -16,7 +16,7 @@ import torch
 from torch._functorch.autograd_function import custom_function_call
 
 from gpudist.errors import ConversionError
-from gpudist.exchange.torch_library import is_recorded
+from gpudist.exchange.tracing import is_recorded
 from gpudist.sbp.boxing import box
 from gpudist.sbp.copies import Alias, where_in
 from gpudist.sbp.scope import Scope

@@ -15,7 +15,7 @@ from gpudist.exchange.autograd import (
     move,
     move_without_node,
 )
-from gpudist.exchange.torch_library import is_immediate, untraced
+from gpudist.exchange.tracing import is_immediate, untraced
 from gpudist.geometry.cartesian import index_of
 from gpudist.geometry.layout import Layout, NdSbp, Sbp, broadcast, nd_sbp
 from gpudist.nn.tensor_parallel.conventions import expect
@@ -144,6 +144,15 @@ def _from_local(
         part = x if world.rank in source.ranks else x.reshape(-1)[:0]
         (local,) = move((movement,), (part,))
     return GlobalTensor._wrap(local, placement, sbp, shape)
+
+
+def from_part(
+    x: torch.Tensor, placement: Placement, layout: Layout, back: Sequence[Layout]
+) -> GlobalTensor:
+    """Wrap this rank's part of a tensor, and box its gradient along the layouts of ``back``."""
+    local = x if placement.active else x.reshape(-1)[:0]
+    local = box_both_ways(local, [layout], back, placement.partition.world)
+    return GlobalTensor._wrap(local, placement, layout.sbp, layout.shape)
 
 
 def _is_one_value(x: torch.Tensor, placement: Placement) -> bool:

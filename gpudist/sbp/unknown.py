@@ -12,14 +12,15 @@ import torch
 
 from gpudist.checks.storage import dtype_remedy, is_about_dtypes
 from gpudist.errors import ConversionError
-from gpudist.geometry.layout import NdSbp, broadcast
+from gpudist.geometry.layout import broadcast
 from gpudist.sbp import views
 from gpudist.sbp.boxing import boxed_bytes
-from gpudist.sbp.global_spec import is_held
+from gpudist.sbp.global_spec import is_held, wrap_copies
 from gpudist.sbp.outer import OuterTensor
-from gpudist.sbp.registry import map_tree, name_of, tensors_in
+from gpudist.sbp.registry import name_of
 from gpudist.sbp.remedies import can_have_rule
 from gpudist.sbp.scope import PlanRow, Scope, place_of_call, where_called
+from gpudist.sbp.trees import map_tree, tensors_in
 
 if TYPE_CHECKING:
     from gpudist.sbp.global_tensor import GlobalTensor
@@ -74,7 +75,7 @@ def compute_gathered(
         if whole._version == versions[id(x)] or not isinstance(x, kind):
             continue
         if whole is not x._local:
-            x.copy_(_copies(kind, whole, scope))
+            x.copy_(wrap_copies(kind, whole, scope.placement))
         elif views.concerns(x):
             views.require_writable(name_of(function), x)
             views.propagate_change(x)
@@ -86,7 +87,7 @@ def compute_gathered(
             return leaf
         if id(leaf) in originals:
             return originals[id(leaf)]
-        return cut_like(_copies(kind, leaf, scope), like)
+        return cut_like(wrap_copies(kind, leaf, scope.placement), like)
 
     results = map_tree(result, back)
     if record is not None:
@@ -141,12 +142,6 @@ def stand_in(part: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """
     zeros = part.new_zeros(tuple(shape))
     return zeros + part.sum() if part.requires_grad and torch.is_grad_enabled() else zeros
-
-
-def _copies(kind: type[GlobalTensor], whole: torch.Tensor, scope: Scope) -> GlobalTensor:
-    copies: NdSbp = (broadcast,) * scope.placement.axes
-    local = whole if scope.placement.active else whole.reshape(-1)[:0]
-    return kind._wrap(local, scope.placement, copies, tuple(whole.shape))
 
 
 def settle(

@@ -16,7 +16,7 @@ from weakref import ReferenceType, ref
 
 import torch
 
-from gpudist.sbp.registry import Call
+from gpudist.sbp.call import Call
 
 T = torch.Tensor
 

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import gpudist
 from gpudist.errors import GpudistError, PeerFailure
-from gpudist.exchange.torch_library import is_eager
+from gpudist.exchange.tracing import is_eager
 from gpudist.ops import Broadcast, HaloExchange, Repartition, SumReduce
 from gpudist.ops.operator import Operator, zero_volume_tensor
 from gpudist.transport.failure.channel import Failure

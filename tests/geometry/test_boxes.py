@@ -9,6 +9,7 @@ from gpudist.geometry import (
     Box,
     Collective,
     Decomposition,
+    Halo,
     HaloWidths,
     Message,
     Move,
@@ -143,7 +144,7 @@ def test_identities_are_16_bytes_that_survive_the_process():
 def test_different_operators_have_different_identities():
     cut = Decomposition.balanced((4, 4), (2, 2))
     plans = [
-        plan_halo(cut, [HaloWidths()] * 2, (0, 0)),
+        plan_halo(cut, Halo((HaloWidths(),) * 2), (0, 0)),
         plan_all_gather(cut, [], (0, 0)),
         plan_all_sum_reduce(0, [0, 1], (2, 2), ("all_sum_reduce", cut)),
         Plan((), 0, ()),

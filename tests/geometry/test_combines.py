@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from gpudist.geometry import Box, Decomposition, HaloWidths, Message, Move, Stage, plan_halo
+from gpudist.geometry import Box, Decomposition, Halo, HaloWidths, Message, Move, Stage, plan_halo
 from gpudist.geometry.blocks import Blocks
 from gpudist.geometry.broadcasting import plan_all_sum_reduce
 from gpudist.geometry.combines import Combine, Source, combines
@@ -177,7 +177,7 @@ def test_a_message_is_cut_where_others_add():
 
 def halo_adjoint(grid: int, extent: int, index: tuple[int, ...]) -> MessageStage:
     inputs = Decomposition((Blocks(extent, grid),) * 3)
-    plan = plan_halo(inputs, (HaloWidths(1, 1),) * 3, index)
+    plan = plan_halo(inputs, Halo((HaloWidths(1, 1),) * 3), index)
     (stage,) = plan.T.stages
     return as_messages(stage, plan.rank, 4)
 

@@ -14,7 +14,7 @@ from gpudist.geometry import (
     TransposedWindow,
     Window,
 )
-from gpudist.geometry.halo import needed_range, plan_halo, reads_own_cells
+from gpudist.geometry.halo import Halo, needed_range, plan_halo, reads_own_cells
 from tests.geometry.oracle import assert_linear_operator, carry_out, cut, exactly, numbered
 from tests.geometry.strategies import cuts, sliding_windows, transposed_windows
 
@@ -92,7 +92,7 @@ def test_every_range_holds_what_the_next_one_reads(case: tuple[Blocks, ComposedW
 def test_the_halo_of_a_chain_is_a_linear_operator(case: tuple[Blocks, ComposedWindow]) -> None:
     inputs, composed = case
     cells = Decomposition((inputs,))
-    plans = [plan_halo(cells, (composed,), (index,)) for index in range(inputs.parts)]
+    plans = [plan_halo(cells, Halo((composed,)), (index,)) for index in range(inputs.parts)]
     whole = numbered(cells.shape)
     found = carry_out(plans, [whole[cells.block((i,)).slices] for i in range(inputs.parts)])
     ranges = [needed_range(inputs, composed, index) for index in range(inputs.parts)]

@@ -12,15 +12,17 @@ from gpudist.geometry import (
     Blocks,
     Box,
     Decomposition,
+    Halo,
     HaloWidths,
     SlidingWindow,
     Window,
+    faces,
     halo,
     own_paddings,
     plan_faces,
     plan_halo,
 )
-from gpudist.geometry.halo import Face, axis_paddings
+from gpudist.geometry.faces import Face, axis_paddings, from_strip, have_faces
 from tests.geometry.oracle import assert_linear_operator, carry_out, cut, exactly, numbered
 from tests.geometry.strategies import cuts, decompositions, sliding_windows
 
@@ -77,7 +79,7 @@ def test_every_output_that_reads_a_ghost_is_in_one_face(case):
     for index in workers_of(inputs):
         block = output_block(inputs, chosen, index)
         count = np.zeros(block.shape, dtype=int)
-        for face in plan_faces(inputs, chosen, index, periodic):
+        for face in plan_faces(inputs, Halo(chosen, periodic), index):
             assert all(0 <= a <= b <= n for a, b, n in zip(
                 face.outputs.start, face.outputs.stop, block.shape, strict=True
             ))  # fmt: skip
@@ -95,12 +97,13 @@ def test_slab_and_own_block_are_what_the_face_reads(case):
     array = numbered(inputs.shape)
     workers = workers_of(inputs)
     blocks = [array[inputs.block(index).slices] for index in workers]
-    per_rank = [plan_faces(inputs, chosen, index, periodic) for index in workers]
+    options = Halo(chosen, periodic)
+    per_rank = [plan_faces(inputs, options, index) for index in workers]
     assert len({len(own) for own in per_rank}) == 1
-    assert halo.have_faces(inputs, chosen, periodic) == bool(per_rank[0])
+    assert have_faces(inputs, options) == bool(per_rank[0])
     for own in zip(*per_rank, strict=True):
         slabs = carry_out([face.plan for face in own], blocks)
-        from_strips = [halo.from_strip(face.plan.stages[0]) for face in own]
+        from_strips = [from_strip(face.plan.stages[0]) for face in own]
         plans = [
             replace(face.plan, stages=(stage,))
             for face, (stage, _) in zip(own, from_strips, strict=True)
@@ -127,7 +130,8 @@ def test_slab_and_own_block_are_what_the_face_reads(case):
 @given(cases())
 def test_the_transposed_plan_is_the_transposed_matrix(case):
     inputs, chosen, periodic = case
-    per_rank = [plan_faces(inputs, chosen, index, periodic) for index in workers_of(inputs)]
+    options = Halo(chosen, periodic)
+    per_rank = [plan_faces(inputs, options, index) for index in workers_of(inputs)]
     for own in zip(*per_rank, strict=True):
         assert_linear_operator([face.plan for face in own])
     identities = [face.plan.identity for face in per_rank[0]]
@@ -148,7 +152,7 @@ GOLDEN = {
 def test_faces_along_one_dim(window, extent, expected):
     inputs = Decomposition.balanced((extent,), (len(expected) if expected else extent // 3,))
     for (index,) in workers_of(inputs):
-        found = plan_faces(inputs, [window], (index,))
+        found = plan_faces(inputs, Halo((window,)), (index,))
         if expected is None:
             assert found == ()
             continue
@@ -160,7 +164,7 @@ def test_faces_along_one_dim(window, extent, expected):
 
 def test_slab_has_ghosts_only():
     inputs = Decomposition.balanced((4, 4), (2, 1))
-    left, right = plan_faces(inputs, [SlidingWindow(3, padding=(1, 1))] * 2, (0, 0))
+    left, right = plan_faces(inputs, Halo((SlidingWindow(3, padding=(1, 1)),) * 2), (0, 0))
     assert left.outputs.volume == 0 and left.plan.output_shape == (0, 6)
     assert right.outputs == Box((1, 0), (2, 4)) and right.plan.output_shape == (3, 6)
     stage = right.plan.stages[0]
@@ -172,7 +176,7 @@ def test_slab_has_ghosts_only():
 def test_no_corner_travels_twice():
     """For the central of 3 x 3 workers, each of the four corners is in one of four faces."""
     inputs = Decomposition.balanced((12, 12), (3, 3))
-    found = plan_faces(inputs, [SlidingWindow(3, padding=(1, 1))] * 2, (1, 1))
+    found = plan_faces(inputs, Halo((SlidingWindow(3, padding=(1, 1)),) * 2), (1, 1))
     corners = {0, 2, 6, 8}
     peers = [{m.peer for m in face.plan.stages[0].receives} for face in found]
     assert [own & corners for own in peers] == [{0, 2}, {6, 8}, set(), set()]
@@ -181,7 +185,8 @@ def test_no_corner_travels_twice():
 
 def test_a_periodic_axis_wraps_to_the_worker_itself():
     inputs = Decomposition.balanced((4,), (1,))
-    found = plan_faces(inputs, [SlidingWindow(3, padding=(1, 1))], (0,), periodic=[True])
+    options = Halo((SlidingWindow(3, padding=(1, 1)),), periodic=(True,))
+    found = plan_faces(inputs, options, (0,))
     slabs = [carry_out([face.plan], [np.array([1, 2, 3, 4])])[0].tolist() for face in found]
     assert slabs == [[4, 0, 0], [0, 0, 1]]
     assert not any(face.plan.stages[0].communicates for face in found)
@@ -193,7 +198,8 @@ def test_seventeen_workers(periodic: bool):
     chosen = (HaloWidths(), SlidingWindow(5, padding=(2, 2)))
     array = numbered(inputs.shape)
     workers = workers_of(inputs)
-    per_rank = [plan_faces(inputs, chosen, index, (False, periodic)) for index in workers]
+    options = Halo(chosen, (False, periodic))
+    per_rank = [plan_faces(inputs, options, index) for index in workers]
     blocks = [array[inputs.block(index).slices] for index in workers]
     received = 0
     for own in zip(*per_rank, strict=True):
@@ -221,11 +227,12 @@ def test_planning_never_looks_at_workers_that_are_no_peers(monkeypatch: pytest.M
         return ranks[-1]
 
     monkeypatch.setattr(halo, "rank_of", counted)
+    monkeypatch.setattr(faces, "rank_of", counted)
     inputs = Decomposition.balanced((1, 1, 512, 512, 512), (1, 1, 64, 64, 64))
-    chosen = [HaloWidths()] * 2 + [SlidingWindow(3, padding=(1, 1))] * 3
+    options = Halo((*[HaloWidths()] * 2, *[SlidingWindow(3, padding=(1, 1))] * 3))
     index = (0, 0, 32, 32, 32)
-    planned = plan_faces(inputs, chosen, index)
-    whole = plan_halo(inputs, chosen, index)
+    planned = plan_faces(inputs, options, index)
+    whole = plan_halo(inputs, options, index)
     peers = {message.peer for message in whole.stages[0].receives}
     assert set(ranks) == {*peers, whole.rank}
     assert {m.peer for face in planned for m in face.plan.stages[0].receives} == peers

@@ -12,6 +12,7 @@ from hypothesis import given, strategies as st
 from gpudist.geometry import (
     Blocks,
     Decomposition,
+    Halo,
     HaloWidths,
     Plan,
     SlidingWindow,
@@ -37,8 +38,9 @@ def workers_of(inputs: Decomposition) -> list[tuple[int, ...]]:
     return list(product(*map(range, inputs.grid)))
 
 
-def plans_of(inputs, chosen, periodic=None, nested=False) -> list[Plan]:
-    return [plan_halo(inputs, chosen, index, periodic, nested) for index in workers_of(inputs)]
+def plans_of(inputs, chosen, periodic=(), nested=False) -> list[Plan]:
+    options = Halo(tuple(chosen), periodic, nested)
+    return [plan_halo(inputs, options, index) for index in workers_of(inputs)]
 
 
 def needed_by_rule(blocks: Blocks, window: Window, index: int) -> tuple[int, int]:
@@ -105,7 +107,7 @@ def test_halos_of_the_paper_before_padding_is_added(window, extent, halos):
         owned, needed = blocks.block(index), halo.needed_range(blocks, window, index)
         low, high = max(needed[0], 0), min(needed[1], extent)
         assert (owned[0] - low, high - owned[1]) == (left, right)
-        plan = plan_halo(Decomposition((blocks,)), [window], [index])
+        plan = plan_halo(Decomposition((blocks,)), Halo((window,)), [index])
         received = sum(message.volume for message in plan.stages[0].receives)
         assert received == max(left, 0) + max(right, 0)
         assert plan.output_shape == (needed[1] - needed[0],)
@@ -116,23 +118,23 @@ def test_halos_of_the_paper_before_padding_is_added(window, extent, halos):
 )
 def test_one_stage_talks_to_all_neighbours_and_nested_stages_to_two_a_dim(nested, interior, corner):
     inputs = Decomposition.balanced((1, 9, 9, 9), (1, 3, 3, 3))
-    chosen = [HaloWidths()] + 3 * [SlidingWindow(3, padding=(1, 1))]
+    chosen = (HaloWidths(), *[SlidingWindow(3, padding=(1, 1))] * 3)
     for index, peers in (((0, 1, 1, 1), interior), ((0, 0, 0, 0), corner)):
-        plan = plan_halo(inputs, chosen, index, nested=nested)
+        plan = plan_halo(inputs, Halo(chosen, nested=nested), index)
         assert [[len(stage.receives) for stage in plan.stages]] == peers
         assert [[len(stage.sends) for stage in plan.stages]] == peers
 
 
 def test_a_halo_wider_than_a_block_is_fetched_from_further_workers():
     inputs = Decomposition.balanced((5,), (5,))
-    plan = plan_halo(inputs, [HaloWidths(3, 1)], [3])
+    plan = plan_halo(inputs, Halo((HaloWidths(3, 1),)), [3])
     assert [message.peer for message in plan.stages[0].receives] == [0, 1, 2, 4]
     assert [message.peer for message in plan.stages[0].sends] == [2, 4]
 
 
 def test_a_periodic_axis_wraps_to_the_worker_itself_too():
     alone = Decomposition.balanced((3,), (1,))
-    plan = plan_halo(alone, [HaloWidths(4, 1)], [0], periodic=[True])
+    plan = plan_halo(alone, Halo((HaloWidths(4, 1),), periodic=(True,)), [0])
     assert not plan.stages[0].communicates
     output = carry_out([plan], [np.array([1, 2, 3])])[0]
     np.testing.assert_array_equal(output, [3, 1, 2, 3, 1, 2, 3, 1])
@@ -157,27 +159,27 @@ def test_no_halo_at_all_is_the_identity(nested: bool):
     inputs = Decomposition.balanced((4, 6), (2, 3))
     plans = plans_of(inputs, [HaloWidths(), SlidingWindow(1)], nested=nested)
     assert all(plan.is_identity and plan.T.is_identity for plan in plans)
-    assert not plan_halo(inputs, [HaloWidths(), HaloWidths(1)], (0, 1)).is_identity
+    assert not plan_halo(inputs, Halo((HaloWidths(), HaloWidths(1))), (0, 1)).is_identity
 
 
 def test_a_kernel_that_does_not_fit_fails_on_every_worker_alike():
     inputs = Decomposition.balanced((3,), (4,))
     for index in range(4):
         with pytest.raises(ValueError, match="needs 5 cells but the padded global extent is 4"):
-            plan_halo(inputs, [SlidingWindow(5, padding=(1, 0))], [index])
+            plan_halo(inputs, Halo((SlidingWindow(5, padding=(1, 0)),)), [index])
 
 
 def test_different_halos_have_different_identities():
     inputs = Decomposition.balanced((8, 8), (2, 2))
-    chosen = [HaloWidths(1, 1), SlidingWindow(3)]
+    chosen = (HaloWidths(1, 1), SlidingWindow(3))
     uneven = Decomposition((Blocks.of_sizes([3, 5]), Blocks(8, 2)))
     plans = [
-        plan_halo(inputs, chosen, (0, 0)),
-        plan_halo(inputs, chosen, (0, 0), nested=True),
-        plan_halo(inputs, chosen, (0, 0), periodic=[True, False]),
-        plan_halo(inputs, [HaloWidths(1, 1), SlidingWindow(3, padding=(1, 1))], (0, 0)),
-        plan_halo(inputs, [HaloWidths(1, 1), TransposedWindow(3)], (0, 0)),
-        plan_halo(uneven, chosen, (0, 0)),
+        plan_halo(inputs, Halo(chosen), (0, 0)),
+        plan_halo(inputs, Halo(chosen, nested=True), (0, 0)),
+        plan_halo(inputs, Halo(chosen, periodic=(True, False)), (0, 0)),
+        plan_halo(inputs, Halo((chosen[0], SlidingWindow(3, padding=(1, 1)))), (0, 0)),
+        plan_halo(inputs, Halo((chosen[0], TransposedWindow(3))), (0, 0)),
+        plan_halo(uneven, Halo(chosen), (0, 0)),
     ]
     identities = {p.identity for plan in plans for p in (plan, plan.T)}
     assert len(identities) == 2 * len(plans)
@@ -185,8 +187,8 @@ def test_different_halos_have_different_identities():
 
 def plan_in_the_middle(workers: int) -> Plan:
     inputs = Decomposition.balanced((1, 1, 512, 512, 512), (1, 1, *[workers] * 3))
-    chosen = [HaloWidths()] * 2 + [SlidingWindow(3, padding=(1, 1))] * 3
-    return plan_halo(inputs, chosen, (0, 0, *[workers // 2] * 3))
+    chosen = (*[HaloWidths()] * 2, *[SlidingWindow(3, padding=(1, 1))] * 3)
+    return plan_halo(inputs, Halo(chosen), (0, 0, *[workers // 2] * 3))
 
 
 def test_planning_takes_time_by_peers_and_not_by_ranks():

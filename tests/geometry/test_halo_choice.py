@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from gpudist.geometry import Blocks, Decomposition, HaloWidths, Plan, SlidingWindow
+from gpudist.geometry import Blocks, Decomposition, Halo, HaloWidths, Plan, SlidingWindow
 from gpudist.geometry.halo_choice import MessageGroup, costs_less_nested, groups_of_halo
 from tests.geometry.test_halo import cases, plans_of
 
@@ -31,14 +31,15 @@ def groups_of(plans: list[Plan]) -> list[MessageGroup]:
 def test_every_worker_has_the_chosen_plan(case: Any):
     """Also of uneven and empty blocks; no plan costs more than is assumed."""
     inputs, windows, periodic = case
-    for nested, groups in enumerate(groups_of_halo(inputs, windows, periodic)):
+    options = Halo(windows, periodic)
+    for nested, groups in enumerate(groups_of_halo(inputs, options)):
         actual = groups_of(plans_of(inputs, windows, periodic, bool(nested)))
         assert len(actual) == len(groups)
         for found, assumed in zip(actual, groups, strict=True):
             assert found.messages <= assumed.messages
             assert found.received <= assumed.received
             assert found.copied <= assumed.copied
-    chosen = costs_less_nested(inputs, windows, periodic, 4)
+    chosen = costs_less_nested(inputs, options, 4)
     assert len({plan.identity for plan in plans_of(inputs, windows, periodic, chosen)}) == 1
 
 
@@ -50,8 +51,8 @@ def test_every_worker_has_the_chosen_plan(case: Any):
 def test_numbers_are_those_of_the_plans(extents, grid, periodic):
     """Exactly, if blocks are even and no worker sends to itself."""
     inputs = Decomposition.balanced(extents, grid)
-    windows = [STENCIL if parts > 1 else HaloWidths() for parts in grid]
-    for nested, groups in enumerate(groups_of_halo(inputs, windows, periodic)):
+    windows = tuple(STENCIL if parts > 1 else HaloWidths() for parts in grid)
+    for nested, groups in enumerate(groups_of_halo(inputs, Halo(windows, periodic))):
         assert groups_of(plans_of(inputs, windows, periodic, bool(nested))) == groups
 
 
@@ -82,15 +83,13 @@ def test_decisions(
 ) -> None:
     extents = (channels, *(parts * block for parts in grid))
     inputs = Decomposition.balanced(extents, (1, *grid))
-    windows = [HaloWidths()] + [
-        SlidingWindow(3, padding=(1, 1)) if n > 1 else HaloWidths() for n in grid
-    ]
-    assert costs_less_nested(inputs, windows, [False] * 4, cell_bytes) is nested
+    windows = [SlidingWindow(3, padding=(1, 1)) if n > 1 else HaloWidths() for n in grid]
+    assert costs_less_nested(inputs, Halo((HaloWidths(), *windows)), cell_bytes) is nested
 
 
 def test_uneven_blocks_count_by_the_largest() -> None:
     inputs = Decomposition((Blocks.of_sizes([4, 0, 60, 0, 5]), Blocks(30, 3)))
-    (direct,), nested = groups_of_halo(inputs, [HaloWidths(5, 5), STENCIL], [False, True])
+    (direct,), nested = groups_of_halo(inputs, Halo((HaloWidths(5, 5), STENCIL), (False, True)))
     # The worker with 60 rows receives 4 and 5 rows of 10 columns, and sends to both.
     assert nested == [MessageGroup(2, 9 * 10, 70 * 10), MessageGroup(2, 70 * 2, 70 * 12)]
     assert direct == MessageGroup(8, 69 * 12 - 60 * 10, 70 * 12)

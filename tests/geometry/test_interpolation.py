@@ -11,6 +11,7 @@ from gpudist.geometry import (
     Blocks,
     Decomposition,
     ExpandedWindow,
+    Halo,
     InterpolationWindow,
     Window,
     plan_halo,
@@ -59,7 +60,7 @@ def test_every_worker_gets_the_cells_from_its_first_to_its_last(case: tuple[Bloc
     inputs, window = case
     array = numbered([inputs.extent])
     decomposition = Decomposition((inputs,))
-    plans = [plan_halo(decomposition, [window], [i]) for i in range(inputs.parts)]
+    plans = [plan_halo(decomposition, Halo((window,)), [i]) for i in range(inputs.parts)]
     blocks = [array[slice(*inputs.block(i))] for i in range(inputs.parts)]
     outputs = window.outputs(inputs)
     assert outputs == Blocks(outputs.extent, inputs.parts)

@@ -11,7 +11,7 @@ from hypothesis import assume, given, strategies as st
 
 from gpudist.errors import ShapeError
 from gpudist.geometry import Blocks, Decomposition, FoldedWindow, PaddingWindow, SlidingWindow
-from gpudist.geometry.halo import needed_range, plan_halo
+from gpudist.geometry.halo import Halo, needed_range, plan_halo
 from gpudist.geometry.windows import CopyingMode, require_padding_fits
 from tests.geometry.oracle import assert_linear_operator, carry_out, exactly, numbered
 
@@ -85,12 +85,12 @@ def test_needed_ranges_grow_with_the_outputs(case):
 @given(padded(), padded())
 def test_plans_bring_every_needed_cell(first, second):
     inputs = Decomposition((first[0], second[0]))
-    windows = [FoldedWindow(window, mode) for _, window, mode in (first, second)]
+    windows = tuple(FoldedWindow(window, mode) for _, window, mode in (first, second))
     array = numbered(inputs.shape)
     workers = list(product(*map(range, inputs.grid)))
     blocks = [array[inputs.block(index).slices] for index in workers]
     for nested in (False, True):
-        plans = [plan_halo(inputs, windows, index, nested=nested) for index in workers]
+        plans = [plan_halo(inputs, Halo(windows, nested=nested), index) for index in workers]
         for index, output in zip(workers, carry_out(plans, blocks), strict=True):
             ranges = map(needed_range, inputs.dims, windows, index)
             np.testing.assert_array_equal(output, array[tuple(slice(*cells) for cells in ranges)])

@@ -14,6 +14,7 @@ from gpudist.geometry import (
     Blocks,
     Box,
     Decomposition,
+    Halo,
     HaloWidths,
     Pairing,
     Plan,
@@ -158,13 +159,11 @@ def _halo(rng: random.Random, size: int) -> tuple[str, list[Plan]]:
     dims = rng.randint(1, 3)
     grid = _grid(rng, size, dims)
     inputs = _decomposition(rng, [_extent(rng, dims) for _ in grid], grid)
-    windows = [_window(rng) for _ in grid]
-    periodic = [rng.random() < 0.4 for _ in grid]
+    windows = tuple(_window(rng) for _ in grid)
+    periodic = tuple(rng.random() < 0.4 for _ in grid)
     nested = rng.random() < 0.4
-    plans = [
-        plan_halo(inputs, windows, index_of(rank, grid), periodic, nested)
-        for rank in range(prod(grid))
-    ]
+    halo = Halo(windows, periodic, nested)
+    plans = [plan_halo(inputs, halo, index_of(rank, grid)) for rank in range(prod(grid))]
     return "nested halo" if nested else "halo", plans
 
 

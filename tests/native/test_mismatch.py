@@ -10,7 +10,7 @@ import torch
 from gpudist import all_sum_reduce, broadcast, halo_exchange
 from gpudist.errors import PlanMismatch
 from gpudist.exchange import bind, carry_out
-from gpudist.geometry import Decomposition, HaloWidths, plan_halo
+from gpudist.geometry import Decomposition, Halo, HaloWidths, plan_halo
 from gpudist.world.partition import CartesianPartition, Partition
 from tests.pool import distributed
 
@@ -46,7 +46,7 @@ def exchange_halo(
     """A plan made on this rank alone: nobody is asked before the first message."""
     assert P_line.index is not None
     inputs = Decomposition.balanced([cells * P_line.size], P_line.shape)
-    plan = plan_halo(inputs, [HaloWidths(width, width)], P_line.index)
+    plan = plan_halo(inputs, Halo((HaloWidths(width, width),)), P_line.index)
     x = torch.zeros(cells, dtype=dtype)
     label = f"halo of {width} in {cells * P_line.size}"
     carry_out([bind(plan, P_line, label, dtype, x.shape, dtype)], [x])
@@ -133,9 +133,8 @@ def test_one_operation_left_out(P_world: Partition) -> None:
 @over_host
 def test_the_adjoint_instead(P_world: Partition) -> None:
     P_line = line(P_world)
-    plan = plan_halo(
-        Decomposition.balanced([12], [RANKS]), [HaloWidths(1, 1)], P_line.index or (0,)
-    )
+    inputs = Decomposition.balanced([12], [RANKS])
+    plan = plan_halo(inputs, Halo((HaloWidths(1, 1),)), P_line.index or (0,))
     movement = bind(plan, P_line, "a halo", torch.float32, (4,), torch.float32)
 
     def disagree(odd: bool) -> None:

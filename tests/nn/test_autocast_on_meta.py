@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 import gpudist
-from gpudist.exchange.torch_library import Watching
+from gpudist.exchange.tracing import Watching
 from gpudist.nn.autocast import META_AS
 from gpudist.nn.autocast_on_meta import autocast_on_meta
 from gpudist.planning import profile_of, recompute

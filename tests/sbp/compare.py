@@ -10,7 +10,7 @@ import torch
 from gpudist.geometry.layout import NdSbp
 from gpudist.sbp import GlobalTensor, Placement
 from gpudist.sbp.methods import watch
-from gpudist.sbp.registry import tensors_in
+from gpudist.sbp.trees import tensors_in
 from tests.sbp.parts import assert_parts, part_of, random
 
 Function = Callable[..., Any]

@@ -18,7 +18,7 @@ import torch
 
 from gpudist.geometry.layout import NdSbp
 from gpudist.sbp import GlobalTensor, Placement
-from gpudist.sbp.registry import map_tree, tensors_in
+from gpudist.sbp.trees import map_tree, tensors_in
 from gpudist.world.partition import Partition
 from tests.sbp.compare import global_of
 from tests.sbp.parts import B, S

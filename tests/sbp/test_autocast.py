@@ -13,8 +13,9 @@ import torch.nn.functional as F
 
 import gpudist
 from gpudist.sbp import GlobalTensor, Placement
-from gpudist.sbp.derive import as_call
-from gpudist.sbp.registry import Call, Spec, map_tree, signatures, tensors_in
+from gpudist.sbp.call import Call, Spec, as_call
+from gpudist.sbp.registry import signatures
+from gpudist.sbp.trees import map_tree, tensors_in
 from gpudist.world.partition import Partition
 from tests.pool import distributed
 from tests.sbp.compare import assert_global, assert_matches, global_of

@@ -18,10 +18,11 @@ import torch.nn.functional as F
 import gpudist
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.sbp import Placement, Sbp, explain, to_global
-from gpudist.sbp.registry import Rule, map_tree, name_of, signatures, tensors_in
+from gpudist.sbp.registry import Rule, name_of, signatures
 from gpudist.sbp.signatures.attention_with_dropout import dropping_attention
 from gpudist.sbp.signatures.channel_norms import updating_batch_norm
 from gpudist.sbp.signatures.dropout import dropped
+from gpudist.sbp.trees import map_tree, tensors_in
 from gpudist.testing import assert_adjoint
 from gpudist.world.partition import Partition
 from tests.pool import distributed

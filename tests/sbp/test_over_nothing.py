@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from gpudist.geometry.layout import Sbp
 from gpudist.sbp import Placement
-from gpudist.sbp.registry import tensors_in
+from gpudist.sbp.trees import tensors_in
 from gpudist.world.partition import Partition
 from tests.pool import distributed
 from tests.sbp.compare import global_of

@@ -14,10 +14,9 @@ from torch.overrides import handle_torch_function, has_torch_function
 from gpudist.geometry.layout import split
 from gpudist.ops import all_sum_reduce
 from gpudist.sbp import Placement, explain
-from gpudist.sbp.derive import key_of
+from gpudist.sbp.call import Call, key_of
 from gpudist.sbp.registry import (
     AxisPart,
-    Call,
     Composite,
     Rule,
     SbpSignature,

@@ -12,9 +12,9 @@ import torch
 from gpudist.errors import ShapeError
 from gpudist.exchange.autograd import apply_handwritten, is_eager
 from gpudist.exchange.compiled_nodes import apply_compiled
-from gpudist.exchange.torch_library import is_compiled
+from gpudist.exchange.tracing import is_compiled
 from gpudist.geometry.blocks import Decomposition
-from gpudist.geometry.halo import have_faces
+from gpudist.geometry.faces import have_faces
 from gpudist.geometry.windows import FoldedWindow, PaddedWindow, Read, SlidingWindow, Window
 from gpudist.nn.affine.affine_layer import BoundAffine
 from gpudist.nn.affine.affine_placement import place_channels
@@ -263,7 +263,7 @@ class _DistributedConv(ConvLayer):
 
     def _windows_of_blocks(self) -> list[Window]:
         """Return the windows of the cells that are moved: the local convolution adds the rest."""
-        halo = self.halo_exchange
+        halo = self.halo_exchange.halo
         if self._placement.P_source is not None:
             return list(halo.windows)
         return [
@@ -275,10 +275,8 @@ class _DistributedConv(ConvLayer):
         self, bound: _BoundConv, layout: BlockLayout, x: torch.Tensor
     ) -> _BoundConv:
         """Add to ``bound`` the padding by copies of cells, which follows the halo exchange."""
-        halo, P_c = self.halo_exchange, self._placement.P_c
-        has_ghosts = self._placement.P_source is not None or have_faces(
-            layout.decomposition, halo.windows, halo.periodic
-        )
+        halo, P_c = self.halo_exchange.halo, self._placement.P_c
+        has_ghosts = self._placement.P_source is not None or have_faces(layout.decomposition, halo)
         bound = bound if has_ghosts else replace(bound, halo=None)
         if P_c.index is None or bound.block is None or 0 in bound.block.shape:
             return bound
@@ -319,7 +317,7 @@ class _DistributedConv(ConvLayer):
 
     @property
     def windows(self) -> Sequence[Window]:
-        return self.halo_exchange.windows
+        return self.halo_exchange.halo.windows
 
     def require_input(self, inputs: Decomposition) -> None:
         require_input_channels(self._name, inputs, self.in_channels)

@@ -27,7 +27,7 @@ def bind_haloed_broadcast(
 
     ``halo`` is the movement that gathers the ghosts.
     """
-    inputs, windows = layout.decomposition, halo_exchange.windows
+    inputs, windows = layout.decomposition, halo_exchange.halo.windows
 
     def haloed(rank: int) -> tuple[int, ...]:
         index = placed.P_x.cartesian_index(rank)

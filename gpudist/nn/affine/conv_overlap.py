@@ -17,7 +17,7 @@ import torch
 from gpudist.exchange import Movement, output_form, start
 from gpudist.exchange.autograd import Saved
 from gpudist.geometry.boxes import Box, intersection, without
-from gpudist.geometry.halo import from_strip
+from gpudist.geometry.faces import from_strip
 from gpudist.nn.affine.block_copy import BlockCopy, Convolution, bind_block_copy
 from gpudist.nn.affine.local_conv import LocalConvolution
 from gpudist.nn.parameters.parameter_layer import adjoints_of, move_gradients

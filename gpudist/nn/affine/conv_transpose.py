@@ -242,7 +242,7 @@ class _DistributedConvTranspose(ConvLayer):
         require_input_channels(self._name, inputs, self.in_channels)
         features = self._windows_for(inputs, output_size)
         halo_exchange = HaloExchange(placed.P_x, features)
-        windows = halo_exchange.windows
+        windows = halo_exchange.halo.windows
         halo = halo_exchange.bind_to(inputs, layout.dtype, x)
         has_ghosts = not all(map(reads_own_cells, inputs.dims, windows))
         if placed.P_source is not None:

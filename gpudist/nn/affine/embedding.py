@@ -11,7 +11,8 @@ import torch.nn.functional as F
 
 from gpudist.errors import ShapeError
 from gpudist.exchange import Movement
-from gpudist.exchange.torch_library import handles_of, is_recorded
+from gpudist.exchange.torch_library import handles_of
+from gpudist.exchange.tracing import is_recorded
 from gpudist.nn.affine.affine_layer import AffineLayer, BoundAffine
 from gpudist.nn.affine.affine_placement import AffinePlacement, place_matrix
 from gpudist.nn.layer_table import Sample, layer

@@ -7,7 +7,8 @@ from typing import ClassVar, Literal, NoReturn
 import torch
 
 from gpudist.errors import PartitionError, ShapeError
-from gpudist.exchange.torch_library import handles_of, is_recorded
+from gpudist.exchange.torch_library import handles_of
+from gpudist.exchange.tracing import is_recorded
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.tensor_parallel.conventions import Expectation
 from gpudist.nn.tensor_parallel.invariant import sum_once

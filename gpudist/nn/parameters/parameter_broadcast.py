@@ -17,7 +17,7 @@ import torch
 
 from gpudist.exchange import Movement, bind
 from gpudist.exchange.autograd import apply, has_tangents, is_eager, move, move_without_node
-from gpudist.exchange.torch_library import is_recorded
+from gpudist.exchange.tracing import is_recorded
 from gpudist.geometry.broadcasting import Pairing
 from gpudist.nn.parameters.buckets import BUCKET_BYTES, concatenate_cells, messages
 from gpudist.nn.parameters.parameter import bind_parameter

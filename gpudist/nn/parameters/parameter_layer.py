@@ -13,7 +13,7 @@ from gpudist.checks.storage import dtype_remedy
 from gpudist.errors import ShapeError
 from gpudist.exchange import Movement, add_into
 from gpudist.exchange.autograd import move
-from gpudist.exchange.torch_library import is_compiled, is_traced
+from gpudist.exchange.tracing import is_compiled, is_traced
 from gpudist.nn.autocast import autocast_is_on
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.parameters.parameter import bias_bound, kaiming_bound, uniform_parameter

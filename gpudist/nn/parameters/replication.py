@@ -20,7 +20,7 @@ import torch
 from gpudist.errors import ConventionError
 from gpudist.exchange import Movement, bind, start
 from gpudist.exchange.autograd import apply, has_tangents, is_eager, move_without_node
-from gpudist.exchange.torch_library import has_modes, is_recorded
+from gpudist.exchange.tracing import has_modes, is_recorded
 from gpudist.geometry.broadcasting import plan_all_sum_reduce
 from gpudist.geometry.layout import broadcast
 from gpudist.nn.parameters.buckets import BUCKET_BYTES, concatenate_cells, messages

@@ -11,7 +11,7 @@ from gpudist.errors import PartitionError, ShapeError
 from gpudist.exchange import Movement
 from gpudist.exchange.autograd import is_eager, move
 from gpudist.geometry.blocks import Decomposition
-from gpudist.geometry.halo import axis_paddings
+from gpudist.geometry.faces import axis_paddings
 from gpudist.geometry.windows import HaloWidths, MaximumWindow, PoolWindow, Read, Window
 from gpudist.nn.pool.block import PoolBlock
 from gpudist.nn.pool.local import LocalPool
@@ -217,7 +217,7 @@ class SlidingPool(RegionLayer):
 
     @property
     def windows(self) -> Sequence[Window]:
-        return self.halo_exchange.windows
+        return self.halo_exchange.halo.windows
 
     def bind_block(self, reads: Sequence[Read], shape: Sequence[int]) -> BlockOperation:
         extents, outputs = zip(*((read.extent, read.outputs[0]) for read in reads), strict=True)

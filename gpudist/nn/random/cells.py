@@ -15,7 +15,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from gpudist.checks.storage import storage_problem
 from gpudist.errors import GpudistError
-from gpudist.exchange.torch_library import is_eager, is_recorded
+from gpudist.exchange.tracing import is_eager, is_recorded
 from gpudist.geometry.boxes import Box
 from gpudist.nn.random import composed_cells
 from gpudist.transport.nccl.streams import stream_of

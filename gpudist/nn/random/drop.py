@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gpudist.exchange.autograd import apply
-from gpudist.exchange.torch_library import constant_when_traced, outside_torch
+from gpudist.exchange.tracing import constant_when_traced, outside_torch
 from gpudist.nn.random.cells import Cells, Key, changes_natively, draw, draw_kept
 
 # Scale of SELU times its alpha; outputs of SELU are above the negative of this product.

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.errors import PartitionError, ShapeError
-from gpudist.exchange.torch_library import define, handles_of, is_recorded, thing_of
+from gpudist.exchange.torch_library import define, handles_of, thing_of
+from gpudist.exchange.tracing import is_recorded
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement

@@ -15,7 +15,8 @@ from gpudist.checks.arguments import checked
 from gpudist.errors import PartitionError
 from gpudist.exchange import all_reduce
 from gpudist.exchange.autograd import Declared, all_reduce_constant, apply_with_adjoint
-from gpudist.exchange.torch_library import define, handles_of, is_recorded, thing_of
+from gpudist.exchange.torch_library import define, handles_of, thing_of
+from gpudist.exchange.tracing import is_recorded
 from gpudist.nn.tensor_parallel.conventions import expect, mark_result
 from gpudist.world.partition import Partition
 

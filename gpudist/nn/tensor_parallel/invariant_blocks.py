@@ -12,7 +12,7 @@ import torch
 from gpudist.checks.arguments import checked
 from gpudist.exchange import Movement
 from gpudist.exchange.autograd import Declared, apply_with_adjoint, move, move_without_node
-from gpudist.exchange.torch_library import is_recorded
+from gpudist.exchange.tracing import is_recorded
 from gpudist.nn.norm.line_blocks import LineBlocks
 from gpudist.nn.tensor_parallel.conventions import expect, mark_result
 from gpudist.nn.tensor_parallel.invariant import copy_once, require_active

@@ -12,7 +12,7 @@ from gpudist.checks.arguments import checked
 from gpudist.errors import PartitionError, PlanMismatch, ShapeError
 from gpudist.exchange import Movement
 from gpudist.exchange.autograd import move
-from gpudist.exchange.torch_library import constant_when_traced
+from gpudist.exchange.tracing import constant_when_traced
 from gpudist.geometry.cartesian import rank_of
 from gpudist.geometry.layout import split
 from gpudist.nn.affine.linear_overlap import BlockProducts

@@ -8,7 +8,8 @@ from math import prod
 import torch
 
 from gpudist.exchange import Movement, bind
-from gpudist.geometry.halo import Face, most_faces, own_paddings, plan_faces
+from gpudist.geometry.faces import Face, most_faces, own_paddings, plan_faces
+from gpudist.geometry.halo import Halo
 from gpudist.nn.autocast import LOW
 from gpudist.nn.gpu_rates import GpuRates, rates_of
 from gpudist.nn.kernel_choice import suits_cpu
@@ -42,7 +43,7 @@ class BlockInPlace:
 
 
 def use_in_place(
-    halo: HaloExchange,
+    exchange: HaloExchange,
     layout: BlockLayout,
     x: torch.Tensor,
     overlap: bool,
@@ -51,34 +52,34 @@ def use_in_place(
     """Return how to use ``x`` in place; ``None``, on all ranks alike, if it should be copied.
 
     Args:
-        halo: halo exchange that would copy the block.
+        exchange: halo exchange that would copy the block.
         layout: layout of the input.
         x: local block.
         overlap: whether faces may be computed separately, if that is faster.
         with_own: whether slabs include local cells. Gradients of such slabs are added to the
             block's, which 16-bit dtypes are not.
     """
-    inputs, index = layout.decomposition, halo.P_x.index
-    assert index is not None
-    padding = own_paddings(inputs, halo.windows, index)
+    inputs, halo, P_x = layout.decomposition, exchange.halo, exchange.P_x
+    assert P_x.index is not None
+    padding = own_paddings(inputs, halo.windows, P_x.index)
     if padding is None:
         return None
-    count = most_faces(inputs, halo.windows, halo.periodic)
+    count = most_faces(inputs, halo)
     if count == 0:
         return BlockInPlace(padding, (), ())
     if not overlap or layout.dtype not in (_WIDE if with_own else (*_WIDE, *LOW)):
         return None
     cells = _cells_of_largest_block(halo, layout)
-    gpu = None if suits_cpu(x) else rates_of(halo.P_x.wire.gpu)
+    gpu = None if suits_cpu(x) else rates_of(P_x.wire.gpu)
     sends = any(blocks.parts > 1 for blocks in inputs.dims[2:])
     given = (gpu, layout.dtype.itemsize * cells, count, sends)
     if cells == 0 or not saves_time(*given, trains=False):
         return None
-    faces = plan_faces(inputs, halo.windows, index, halo.periodic, with_own)
-    label = f"ghosts on {list(halo.P_x.shape)} of {list(inputs.shape)}"
-    fill = halo.padding_value
+    faces = plan_faces(inputs, halo, P_x.index, with_own)
+    label = f"ghosts on {list(P_x.shape)} of {list(inputs.shape)}"
+    fill = exchange.padding_value
     movements = [
-        bind(face.plan, halo.P_x, f"{label}, face {i}", layout.dtype, x.shape, x.dtype, fill=fill)
+        bind(face.plan, P_x, f"{label}, face {i}", layout.dtype, x.shape, x.dtype, fill=fill)
         for i, face in enumerate(faces)
     ]
     outputs = tuple(face.outputs.slices for face in faces)
@@ -110,7 +111,7 @@ def saves_time(
     return copy_s + ways * hidden_s > ways * faces * gpu.face_s
 
 
-def _cells_of_largest_block(halo: HaloExchange, layout: BlockLayout) -> int:
+def _cells_of_largest_block(halo: Halo, layout: BlockLayout) -> int:
     # The same on all ranks; 0 if any block of the input or output is empty.
     inputs = layout.decomposition.dims
     outputs = [window.outputs(blocks) for blocks, window in zip(inputs, halo.windows, strict=True)]

@@ -97,7 +97,7 @@ class _DistributedPad(RegionLayer):
 
     def _bind(self, x: torch.Tensor) -> _BoundPad:
         layout = self.halo_exchange.agreement(x)
-        inputs, windows, index = layout.decomposition, self.halo_exchange.windows, self.P_x.index
+        inputs, windows, index = layout.decomposition, self.windows, self.P_x.index
         assert index is not None
         self.require_input(inputs)
         halo = self.halo_exchange.bind_to(inputs, layout.dtype, x)
@@ -117,7 +117,7 @@ class _DistributedPad(RegionLayer):
 
     @property
     def windows(self) -> Sequence[Window]:
-        return self.halo_exchange.windows
+        return self.halo_exchange.halo.windows
 
     def require_input(self, inputs: Decomposition) -> None:
         require_padding_of_input(self._name, self._mode, self._paddings, inputs.shape[2:])

@@ -10,7 +10,8 @@ import torch
 from gpudist.exchange.autograd import all_reduce_constant
 from gpudist.geometry.layout import Layout, NdSbp, broadcast, partial_sum, split
 from gpudist.sbp.boxing import box
-from gpudist.sbp.registry import Call, Compute, SbpSignature, Where
+from gpudist.sbp.call import Call, Compute
+from gpudist.sbp.registry import SbpSignature, Where
 from gpudist.world.partition import CartesianPartition
 
 

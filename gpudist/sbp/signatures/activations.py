@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.geometry.layout import broadcast, split
-from gpudist.sbp.registry import Call, SbpSignature, compose, forms, register
+from gpudist.sbp.call import Call
+from gpudist.sbp.registry import SbpSignature, compose, forms, register
 
 
 @register(*forms("prelu"), any_cuts=True)

@@ -14,16 +14,8 @@ import torch
 from torch import Tensor
 
 from gpudist.geometry.layout import Sbp, broadcast, split
-from gpudist.sbp.registry import (
-    Call,
-    Compute,
-    Function,
-    SbpSignature,
-    Where,
-    compose,
-    forms,
-    register,
-)
+from gpudist.sbp.call import Call, Compute, Function
+from gpudist.sbp.registry import SbpSignature, Where, compose, forms, register
 from gpudist.sbp.signatures.across import axes_that_split, place, stack_blocks
 from gpudist.sbp.signatures.elementwise import linear_in
 from gpudist.sbp.signatures.reduce import dims_of, splits_of_kept_dims

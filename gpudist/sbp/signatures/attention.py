@@ -14,7 +14,8 @@ from torch import Tensor
 from gpudist.geometry.layout import Sbp, broadcast, partial_sum, split
 from gpudist.nn.attention.head_exchange import attend_by_heads
 from gpudist.nn.autocast import product_dtype
-from gpudist.sbp.registry import Call, Compute, SbpSignature, Where, register
+from gpudist.sbp.call import Call, Compute
+from gpudist.sbp.registry import SbpSignature, Where, register
 from gpudist.sbp.signatures.across import axes_that_split
 from gpudist.sbp.signatures.along_axis import on_cells, without_cells
 from gpudist.sbp.signatures.elementwise import align_attribute

@@ -19,7 +19,8 @@ from gpudist.nn.autocast import LOW, product_dtype
 from gpudist.nn.kernel_choice import suits_cpu
 from gpudist.nn.random.cells import Cells, Key
 from gpudist.nn.random.drop import drop_by_index
-from gpudist.sbp.registry import Call, Compute, SbpSignature, Where, compose, register
+from gpudist.sbp.call import Call, Compute
+from gpudist.sbp.registry import SbpSignature, Where, compose, register
 from gpudist.sbp.signatures.along_axis import without_cells
 from gpudist.sbp.signatures.attention import (
     Options,

@@ -13,8 +13,10 @@ from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.layout import split
 from gpudist.nn.distributed_module import settle
 from gpudist.ops.shape_agreement import BlockLayout
-from gpudist.sbp.registry import Bind, Call, Compute, SbpSignature, Where, map_tree
+from gpudist.sbp.call import Call, Compute
+from gpudist.sbp.registry import Bind, SbpSignature, Where
 from gpudist.sbp.signatures.across import axes_that_split
+from gpudist.sbp.trees import map_tree
 from gpudist.world.partition import CartesianPartition
 
 MakeLayer = Callable[[CartesianPartition], Any]

@@ -14,16 +14,8 @@ from gpudist.nn.norm import kernels
 from gpudist.nn.norm.node import is_alone, normalize
 from gpudist.nn.norm.normalization import Normalization, Running
 from gpudist.nn.norm.strides import gradient_as_laid_out
-from gpudist.sbp.registry import (
-    Call,
-    Compute,
-    SbpSignature,
-    Where,
-    compose,
-    name_of,
-    on_meta,
-    register,
-)
+from gpudist.sbp.call import Call, Compute, on_meta
+from gpudist.sbp.registry import SbpSignature, Where, compose, name_of, register
 from gpudist.sbp.scope import current_scope
 from gpudist.sbp.signatures.norms import bind_normalization, parameters_of, result_like, tensor_at
 

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 
 from gpudist.geometry.layout import Sbp, broadcast, partial_sum, split
 from gpudist.nn.affine.embedding import rows_of_block
-from gpudist.sbp.registry import AxisPart, Call, SbpSignature, Where, forms, register
+from gpudist.sbp.call import Call
+from gpudist.sbp.registry import AxisPart, SbpSignature, Where, forms, register
 from gpudist.sbp.signatures.across import terms
 
 

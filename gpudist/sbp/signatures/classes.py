@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.geometry.layout import Sbp, broadcast, partial_sum, split
-from gpudist.sbp.registry import Call, SbpSignature, Slot, Where, compose, register
+from gpudist.sbp.call import Call, Slot
+from gpudist.sbp.registry import SbpSignature, Where, compose, register
 from gpudist.sbp.signatures.across import axes_that_split, total
 from gpudist.sbp.signatures.losses import reduction_of
 from gpudist.sbp.signatures.margins import reduce_losses

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from gpudist.geometry.layout import broadcast, split
-from gpudist.sbp.registry import Call, SbpSignature, compose, register
+from gpudist.sbp.call import Call
+from gpudist.sbp.registry import SbpSignature, compose, register
 
 
 @register(torch.isin, torch.bucketize, any_cuts=True)

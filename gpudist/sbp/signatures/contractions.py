@@ -15,7 +15,8 @@ from torch import Tensor
 
 from gpudist.errors import ShapeError
 from gpudist.geometry.layout import Sbp, broadcast, partial_sum, split
-from gpudist.sbp.registry import Call, SbpSignature, compose, forms, on_meta, register
+from gpudist.sbp.call import Call, on_meta
+from gpudist.sbp.registry import SbpSignature, compose, forms, register
 from gpudist.sbp.signatures.elementwise import align_attribute
 
 Names = tuple[str, ...]

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from gpudist.geometry.layout import broadcast, split
-from gpudist.sbp.registry import AxisPart, Call, SbpSignature, compose, register
+from gpudist.sbp.call import Call
+from gpudist.sbp.registry import AxisPart, SbpSignature, compose, register
 from gpudist.sbp.signatures.elementwise import align_attribute, splits
 
 

@@ -15,7 +15,8 @@ from gpudist.geometry.layout import broadcast, partial_sum, split
 from gpudist.nn.random.cells import Cells, Key
 from gpudist.nn.random.drop import drop_by_index
 from gpudist.nn.random.replays import replays_on
-from gpudist.sbp.registry import Call, Compute, SbpSignature, Where, compose, register
+from gpudist.sbp.call import Call, Compute
+from gpudist.sbp.registry import SbpSignature, Where, compose, register
 from gpudist.sbp.scope import Draws, current_draws, mix
 from gpudist.sbp.signatures.channel_norms import call_rule
 from gpudist.world.partition import CartesianPartition

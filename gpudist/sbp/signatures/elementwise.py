@@ -13,20 +13,9 @@ import torch
 from torch import Tensor
 
 from gpudist.geometry.layout import Sbp, broadcast, partial_sum, split
-from gpudist.sbp.registry import (
-    Call,
-    Derive,
-    Function,
-    SbpSignature,
-    Slot,
-    compose,
-    forms,
-    map_tree,
-    name_of,
-    on_meta,
-    register,
-    tensors_in,
-)
+from gpudist.sbp.call import Call, Function, Slot, on_meta
+from gpudist.sbp.registry import Derive, SbpSignature, compose, forms, name_of, register
+from gpudist.sbp.trees import map_tree, tensors_in
 
 # All elementwise functions that do not work in place.
 ELEMENTWISE: set[Function] = set()

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from gpudist.geometry.layout import NdSbp, broadcast, partial_sum
-from gpudist.sbp.registry import Call, Function, SbpSignature, compose, forms, name_of, register
+from gpudist.sbp.call import Call, Function
+from gpudist.sbp.registry import SbpSignature, compose, forms, name_of, register
 from gpudist.sbp.signatures.elementwise import linear, linear_in, splits
 
 # Terms of zero are zeros.

@@ -16,7 +16,8 @@ from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.boxes import Box, Plan, stage_of
 from gpudist.geometry.cartesian import rank_of
 from gpudist.geometry.layout import partial_sum, split
-from gpudist.sbp.registry import Call, Compute, SbpSignature, Where, name_of
+from gpudist.sbp.call import Call, Compute
+from gpudist.sbp.registry import SbpSignature, Where, name_of
 from gpudist.world.partition import CartesianPartition
 
 Range = tuple[int, int]

@@ -15,8 +15,9 @@ from torch import Tensor
 from gpudist.exchange import all_reduce
 from gpudist.geometry.layout import broadcast, partial_sum
 from gpudist.sbp import methods, views
+from gpudist.sbp.call import Function
 from gpudist.sbp.global_spec import GlobalSpec, local_of
-from gpudist.sbp.registry import Function, compose
+from gpudist.sbp.registry import compose
 from gpudist.sbp.scope import current_scope
 
 # Functions of torch with an in-place method of the same name in torch.Tensor.

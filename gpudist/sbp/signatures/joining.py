@@ -11,16 +11,8 @@ from typing import Any
 import torch
 
 from gpudist.geometry.layout import Sbp, broadcast, partial_sum, split
-from gpudist.sbp.registry import (
-    AxisPart,
-    Call,
-    Function,
-    SbpSignature,
-    Slot,
-    forms,
-    on_meta,
-    register,
-)
+from gpudist.sbp.call import Call, Function, Slot, on_meta
+from gpudist.sbp.registry import AxisPart, SbpSignature, forms, register
 from gpudist.sbp.signatures.fetching import concat_signature
 
 

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.geometry.layout import broadcast, partial_sum
-from gpudist.sbp.registry import Call, SbpSignature, Slot, Where, register
+from gpudist.sbp.call import Call, Slot
+from gpudist.sbp.registry import SbpSignature, Where, register
 from gpudist.sbp.signatures.across import axes_that_split, total
 from gpudist.sbp.signatures.elementwise import align_attribute, splits
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from gpudist.geometry.layout import broadcast, partial_sum, split
 from gpudist.nn.loss.cosine_embedding import losses_of_rows, sums_of_rows
 from gpudist.nn.loss.likelihood import gaussian_losses
-from gpudist.sbp.registry import Call, SbpSignature, Where, compose, register
+from gpudist.sbp.call import Call
+from gpudist.sbp.registry import SbpSignature, Where, compose, register
 from gpudist.sbp.signatures.losses import reduction_of
 
 

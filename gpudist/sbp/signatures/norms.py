@@ -21,18 +21,8 @@ from gpudist.nn.autocast import ReadsLow
 from gpudist.nn.norm.kernels import never_fit
 from gpudist.nn.norm.node import normalize_block
 from gpudist.nn.norm.normalization import Normalization
-from gpudist.sbp.registry import (
-    AxisPart,
-    Bind,
-    Call,
-    Compute,
-    Localize,
-    SbpSignature,
-    Slot,
-    Where,
-    on_meta,
-    register,
-)
+from gpudist.sbp.call import Call, Compute, Slot, on_meta
+from gpudist.sbp.registry import AxisPart, Bind, Localize, SbpSignature, Where, register
 
 
 def tensor_at(

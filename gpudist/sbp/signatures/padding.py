@@ -9,7 +9,8 @@ import torch.nn.functional as F
 
 from gpudist.geometry.layout import partial_sum, split
 from gpudist.geometry.windows import copied
-from gpudist.sbp.registry import AxisPart, Call, SbpSignature, register
+from gpudist.sbp.call import Call
+from gpudist.sbp.registry import AxisPart, SbpSignature, register
 from gpudist.sbp.signatures.fetching import Fetch, Sizes, balanced_cut, fetching
 
 Widths = tuple[int, int]

@@ -11,15 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.geometry.layout import Sbp, broadcast, partial_sum, split
-from gpudist.sbp.registry import (
-    AxisPart,
-    Call,
-    Localize,
-    SbpSignature,
-    compose,
-    forms,
-    register,
-)
+from gpudist.sbp.call import Call
+from gpudist.sbp.registry import AxisPart, Localize, SbpSignature, compose, forms, register
 from gpudist.sbp.signatures.along_axis import on_cells
 from gpudist.sbp.signatures.channel_norms import call_rule
 from gpudist.sbp.signatures.fetching import Fetch, balanced_cut, fetching

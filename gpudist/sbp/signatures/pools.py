@@ -12,16 +12,8 @@ import torch
 import gpudist.nn as layers
 from gpudist.geometry.boxes import Box
 from gpudist.geometry.layout import partial_sum, split
-from gpudist.sbp.registry import (
-    Call,
-    Compute,
-    Function,
-    SbpSignature,
-    Where,
-    forms,
-    on_meta,
-    register,
-)
+from gpudist.sbp.call import Call, Compute, Function, on_meta
+from gpudist.sbp.registry import SbpSignature, Where, forms, register
 from gpudist.sbp.signatures.block_layers import (
     LayerAlongLast,
     along_last,

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from gpudist.geometry.layout import partial_sum, split
-from gpudist.sbp.registry import AxisPart, Call, SbpSignature, compose, forms, register
+from gpudist.sbp.call import Call
+from gpudist.sbp.registry import AxisPart, SbpSignature, compose, forms, register
 from gpudist.sbp.signatures.slicing import splits_of_full_dims
 
 

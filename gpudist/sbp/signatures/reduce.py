@@ -11,17 +11,8 @@ from typing import Any
 import torch
 
 from gpudist.geometry.layout import broadcast, partial_sum, split
-from gpudist.sbp.registry import (
-    Call,
-    Function,
-    Run,
-    SbpSignature,
-    Where,
-    compose,
-    forms,
-    on_meta,
-    register,
-)
+from gpudist.sbp.call import Call, Function, on_meta
+from gpudist.sbp.registry import Run, SbpSignature, Where, compose, forms, register
 from gpudist.sbp.signatures.across import (
     axes_that_split,
     largest,

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 
 from gpudist.geometry.layout import partial_sum
 from gpudist.nn.windowed.upsample import DistributedUpsample
-from gpudist.sbp.registry import Call, Compute, SbpSignature, Where, register
+from gpudist.sbp.call import Call, Compute
+from gpudist.sbp.registry import SbpSignature, Where, register
 from gpudist.sbp.signatures.block_layers import (
     LayerAlongLast,
     along_last,

@@ -12,14 +12,12 @@ from typing import Any
 import torch
 
 from gpudist.geometry.layout import partial_sum, split
+from gpudist.sbp.call import Call, Function, Slot
 from gpudist.sbp.registry import (
     AxisPart,
     Bind,
-    Call,
-    Function,
     Localize,
     SbpSignature,
-    Slot,
     compose,
     forms,
     name_of,

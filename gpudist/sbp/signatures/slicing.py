@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from gpudist.geometry.layout import partial_sum, split
-from gpudist.sbp.registry import AxisPart, Call, SbpSignature, Where, compose, forms, register
+from gpudist.sbp.call import Call
+from gpudist.sbp.registry import AxisPart, SbpSignature, Where, compose, forms, register
 from gpudist.sbp.signatures.fetching import Fetch, as_before, fetching
 from gpudist.sbp.views import forget, is_copy
 

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 
 from gpudist.geometry.layout import split
 from gpudist.nn.norm.softmax import largest_of_block, softmax_of_lines
-from gpudist.sbp.registry import Call, SbpSignature, Where, compose, forms, register
+from gpudist.sbp.call import Call
+from gpudist.sbp.registry import SbpSignature, Where, compose, forms, register
 from gpudist.sbp.signatures.across import axes_that_split, largest, total
 
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from gpudist.geometry.layout import split
-from gpudist.sbp.registry import Call, SbpSignature, compose, register
+from gpudist.sbp.call import Call
+from gpudist.sbp.registry import SbpSignature, compose, register
 from gpudist.sbp.signatures.along_axis import enter_along, on_cells
 
 _ONE = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from gpudist.geometry.layout import partial_sum, split
-from gpudist.sbp.registry import Call, Function, SbpSignature, forms, register
+from gpudist.sbp.call import Call, Function
+from gpudist.sbp.registry import SbpSignature, forms, register
 
 
 def order(call: Call) -> list[int]:

@@ -17,17 +17,8 @@ from gpudist.nn.affine.conv_transpose import (
 )
 from gpudist.nn.autocast import in_product_dtype
 from gpudist.ops.shape_agreement import BlockLayout
-from gpudist.sbp.registry import (
-    AxisPart,
-    Bind,
-    Call,
-    Compute,
-    SbpSignature,
-    Where,
-    compose,
-    name_of,
-    register,
-)
+from gpudist.sbp.call import Call, Compute
+from gpudist.sbp.registry import AxisPart, Bind, SbpSignature, Where, compose, name_of, register
 from gpudist.sbp.signatures.contractions import linear_in_each
 
 CONVOLUTIONS: dict[int, Any] = {1: DistributedConv1d, 2: DistributedConv2d, 3: DistributedConv3d}

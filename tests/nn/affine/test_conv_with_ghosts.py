@@ -11,7 +11,7 @@ import torch
 from torch.autograd import forward_ad
 
 from examples.networks import UNet3d
-from gpudist.exchange.torch_library import Watching
+from gpudist.exchange.tracing import Watching
 from gpudist.nn.affine import conv_with_ghosts
 from gpudist.nn.kernel_choice import as_on_gpu
 from gpudist.planning.hardware import profile_of

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gpudist import nn
-from gpudist.exchange.torch_library import Watching
+from gpudist.exchange.tracing import Watching
 from gpudist.nn.norm.lines import fits
 from gpudist.transport.host.core_transport import is_built, what_is_missing
 from gpudist.world.partition import CartesianPartition, Partition

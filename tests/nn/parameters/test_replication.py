@@ -10,7 +10,7 @@ import torch
 
 from gpudist.errors import PlanMismatch
 from gpudist.exchange import all_reduce
-from gpudist.exchange.torch_library import Watching
+from gpudist.exchange.tracing import Watching
 from gpudist.nn import (
     DistributedBatchNorm2d,
     DistributedEmbedding,

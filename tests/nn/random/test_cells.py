@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpudist.exchange.torch_library import Watching
+from gpudist.exchange.tracing import Watching
 from gpudist.geometry.boxes import Box
 from gpudist.nn import DistributedDropout
 from gpudist.nn.random import cells

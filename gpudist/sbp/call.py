@@ -1,0 +1,215 @@
+"""A call of a function of torch, as rules see it: arguments, shapes, and the shapes of results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import count
+from operator import itemgetter
+from typing import Any
+
+import torch
+
+from gpudist.exchange.tracing import outside_torch
+from gpudist.nn.autocast import LOW, ShapeOnDevice, device_of
+from gpudist.sbp.trees import map_tree, tensors_in
+from gpudist.sbp.unneeded_compiler import call_shape_functions_directly
+
+Function = Callable[..., Any]
+Compute = Callable[[Sequence[torch.Tensor]], Any]
+# Functions that return the shapes and dtypes of results where torch's own function would import its
+# compiler, which takes a second and 30 MB.
+on_meta: dict[Function, Function] = {}
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Placeholder of tensor ``number`` among the arguments."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Shape and dtype of a tensor, as rules see it."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def dims(self) -> int:
+        return len(self.shape)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function and its arguments, in which shape and dtype represent each tensor.
+
+    Attributes:
+        function: function of torch.
+        args, kwargs: arguments, with a ``Slot`` for each tensor, also within lists and tuples.
+        tensors: specs of the tensors by slot, in order of appearance.
+        autocast: type of the device of the tensors if autocast is on for it, else ``None``.
+    """
+
+    function: Function
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    tensors: tuple[Spec, ...]
+    autocast: str | None = None
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of the tensors."""
+        return tuple(spec.shape for spec in self.tensors)
+
+    def get(self, position: int, name: str, default: Any = None) -> Any:
+        """Return the argument given at ``position`` or as ``name``, or else ``default``."""
+        if position < len(self.args):
+            return self.args[position]
+        return self.kwargs.get(name, default)
+
+    def has(self, position: int, name: str) -> bool:
+        """Return whether an argument is given at ``position`` or as ``name``."""
+        return position < len(self.args) or name in self.kwargs
+
+    def replaced(self, position: int, name: str, value: Any) -> Call:
+        """Return the call with one argument set to ``value``, whether it was given or not."""
+        if position < len(self.args):
+            args = (*self.args[:position], value, *self.args[position + 1 :])
+            return replace(self, args=args)
+        return replace(self, kwargs={**self.kwargs, name: value})
+
+    def with_args(self, *args: Any) -> Call:
+        """Return the call with different positional arguments."""
+        return replace(self, args=args)
+
+    @property
+    def widened(self) -> Call:
+        """The call of the tensors in single precision, or better, without autocast."""
+        wide = [Spec(s.shape, torch.float32 if s.dtype in LOW else s.dtype) for s in self.tensors]
+        return replace(self, tensors=tuple(wide), autocast=None)
+
+    def with_shapes(self, shapes: Sequence[tuple[int, ...]]) -> Call:
+        """Return the call with different tensor shapes."""
+        tensors = zip(shapes, self.tensors, strict=True)
+        return replace(self, tensors=tuple(Spec(shape, spec.dtype) for shape, spec in tensors))
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """Call the function with ``tensors`` in the slots."""
+        args = fill_slots(self.args, tensors)
+        return self.function(*args, **fill_slots(self.kwargs, tensors))
+
+    @property
+    def ready(self) -> Compute:
+        """The call as a function of the tensors; faster if no tensor is within a list or tuple."""
+        function, args, kwargs = self.function, self.args, self.kwargs
+        places = [i for i, one in enumerate(args) if isinstance(one, Slot)]
+        names = [name for name, one in kwargs.items() if isinstance(one, Slot)]
+        count = len(self.tensors)
+        first: Any = args[0] if args and isinstance(args[0], (list, tuple)) else ()
+        if len(first) == count and all(isinstance(one, Slot) for one in first):
+            # Tensors within a list, as for cat.
+            kind, rest = type(first), args[1:]
+            return lambda tensors: function(kind(tensors), *rest, **kwargs)
+        if len(places) + len(names) != count:
+            return self
+        if len(places) == len(args) and not kwargs:
+            return lambda tensors: function(*tensors)
+        if places == [0] and not names:
+            _, *options = args
+            return lambda tensors: function(tensors[0], *options, **kwargs)
+        # All arguments, picked from the tensors, in their order, and the others.
+        given = [*args, *kwargs.values()]
+        others = [one for one in given if not isinstance(one, Slot)]
+        numbers = iter(range(count, len(given)))
+        order = [one.number if isinstance(one, Slot) else next(numbers) for one in given]
+        pick = itemgetter(*order, *order[:1])
+        if not kwargs:
+            return lambda tensors: function(*pick((*tensors, *others))[:-1])
+        own, keys = len(args), list(kwargs)
+
+        def call(tensors: Sequence[torch.Tensor]) -> Any:
+            values = pick((*tensors, *others))
+            return function(*values[:own], **dict(zip(keys, values[own:], strict=False)))
+
+        return call
+
+    @cached_property
+    def memo(self) -> dict[Any, Any]:
+        """Cache of values derived from this call, so that each rule runs once."""
+        return {}
+
+    @cached_property
+    def _results(self) -> Any:
+        call_shape_functions_directly()
+        # Modes that count or record calls must not see this one.
+        with outside_torch(), torch.no_grad():
+            metas: list[torch.Tensor] = [
+                torch.empty(spec.shape, dtype=spec.dtype, device="meta") for spec in self.tensors
+            ]
+            stand_in = on_meta.get(self.function)
+            if self.autocast is not None:
+                device = device_of(self.autocast)
+                metas = [ShapeOnDevice.like(meta, device) for meta in metas]
+                # Autocast knows only torch's own function, which may refuse empty blocks.
+                with suppress(*(() if stand_in is None else (RuntimeError, IndexError))):
+                    return self(metas)
+            return replace(self, function=stand_in or self.function)(metas)
+
+    @cached_property
+    def outputs(self) -> tuple[Spec, ...]:
+        """Specs of the tensors among the results, computed on meta tensors."""
+        return tuple(Spec(tuple(y.shape), y.dtype) for y in tensors_in(self._results))
+
+    @cached_property
+    def tree(self) -> Any:
+        """The results, with each tensor replaced by a ``Slot``."""
+        number = count()
+        return map_tree(
+            self._results, lambda y: Slot(next(number)) if isinstance(y, torch.Tensor) else y
+        )
+
+
+def fill_slots(tree: Any, tensors: Sequence[Any]) -> Any:
+    """Return ``tree`` with its slots replaced by tensors."""
+    return map_tree(tree, lambda leaf: tensors[leaf.number] if isinstance(leaf, Slot) else leaf)
+
+
+def key_of(tree: Any, any_float: bool = False) -> Any:
+    """Return a hashable key of the arguments; keys are equal if and only if the arguments are.
+
+    Args:
+        tree: arguments.
+        any_float: whether to treat all floats as equal.
+
+    Raises:
+        TypeError: an argument cannot be hashed.
+    """
+    if isinstance(tree, (list, tuple)):
+        return type(tree), tuple(key_of(part, any_float) for part in tree)
+    if isinstance(tree, dict):
+        return dict, tuple((name, key_of(part, any_float)) for name, part in sorted(tree.items()))
+    if isinstance(tree, slice):
+        return slice, key_of((tree.start, tree.stop, tree.step))
+    if any_float and isinstance(tree, (float, complex)):
+        return type(tree)
+    if isinstance(tree, (bool, int, float, complex)):
+        return type(tree), repr(tree)
+    hash(tree)
+    return tree
+
+
+def as_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the arguments with slots in place of tensors, and the tensors."""
+    tensors: list[torch.Tensor] = []
+
+    def slot(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        tensors.append(leaf)
+        return Slot(len(tensors) - 1)
+
+    return map_tree(args, slot), map_tree(kwargs, slot), tensors
