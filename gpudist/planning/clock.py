@@ -132,6 +132,10 @@ class Clock:
         """Add the Python time of calls of ``layers`` layers, or of their backward."""
         self._compute("layers", layers * self.profile.layer_us * 1e-6)
 
+    def moved(self, tensors: int) -> None:
+        """Add the Python time of moving ``tensors`` to other layouts, or of the moves back."""
+        self._compute("moves", tensors * self.profile.move_us * 1e-6)
+
     def exchanged(self, traffic: Traffic) -> None:
         self.waited(self.started(traffic))
 

@@ -103,6 +103,7 @@ class Profile(Checked):
             of cells.
         layer_us: microseconds that Python takes for a layer in forward, and again in backward; 0 if
             kernels are queued ahead.
+        move_us: the same for a tensor that a plan moves to another layout.
         collectives: speed of the transport's collectives; ``None`` derives it from the links.
         input_gbps: 10^9 bytes per second at which a rank reads its block of the input, ahead of the
             step that needs it; 0 leaves reading out.
@@ -124,6 +125,7 @@ class Profile(Checked):
     tflops_by_dtype: dict[str, float] = field(default_factory=dict[str, float], hash=False)
     convolutions: tuple[ConvolutionRate, ...] = ()
     layer_us: float = 0.0
+    move_us: float = 0.0
     collectives: CollectiveRates | None = None
     input_gbps: float = 0.0
     measured_on: int = 0

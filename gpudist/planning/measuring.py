@@ -11,8 +11,11 @@ from torch import nn
 
 from gpudist.checks.arguments import checked
 from gpudist.convert import distribute
+from gpudist.geometry.layout import broadcast, split
 from gpudist.nn.affine.local_conv import LocalConvolution
 from gpudist.planning.hardware import ConvolutionRate, Link, Profile
+from gpudist.sbp.placement import Placement
+from gpudist.sbp.to_global import to_global
 from gpudist.transport.base import Signature
 from gpudist.transport.dry import posting_of
 from gpudist.world.partition import Partition
@@ -27,6 +30,8 @@ _STRIDE = 16
 _ROWS = 1 << 16
 _LAYERS = 8
 _KEPT = 6
+# Kernels between moves.
+_BETWEEN = 30
 # Cells of a convolution: enough to reach the usual speed, few enough to take 0.1 s.
 _FLOPS = 3e8
 _CELLS = (1 << 12, 1 << 15)
@@ -70,6 +75,8 @@ def measured_profile(
     row_s = _row_s(P_world)
     # Packing and unpacking are counted separately.
     wire_s = max(large_s - small_s - 4 * size_bytes / copy_bytes_per_s, 0.1 * (large_s - small_s))
+    # On a GPU, Python runs ahead.
+    move_s = 0.0 if P_world.device.type == "cuda" else _move_s(P_world)
     link = Link(small_s * 1e6, small_s * 1e6 / 4, size_bytes / wire_s / 1e9)
     posting = posting_of(P_world.transport)
     begin(2)
@@ -95,6 +102,7 @@ def measured_profile(
         row_s * 1e9,
         convolutions=tuple(rates),
         layer_us=layer_s * 1e6,
+        move_us=move_s * 1e6,
         measured_on=P_world.size,
     )
 
@@ -119,6 +127,34 @@ def _exchange_s(P_world: Partition, cells: int) -> float:
             communicator.recv(came, other)
 
     return _slowest_s(P_world, exchange, repeats)
+
+
+def _move_s(P_world: Partition) -> float:
+    """Return the seconds that moving a tensor between kernels takes, more than its messages.
+
+    It takes longer between kernels than repeatedly, since workers reach it at different times.
+    """
+    assert P_world.rank is not None
+    few = torch.zeros(_SMALL_CELLS)
+    peer = P_world.rank ^ 1
+    alone = peer >= P_world.size
+    pair = [P_world.rank] if alone else sorted((P_world.rank, peer))
+    P_x = P_world.create_partition_inclusive(pair).create_cartesian_topology_partition((len(pair),))
+    block = torch.ones(1, _SMALL_CELLS, requires_grad=True)
+    x = to_global(block, Placement.of(P_x), split(1))
+
+    def work() -> None:
+        for _ in range(_BETWEEN):
+            few.add_(1)
+
+    def move() -> None:
+        work()
+        y = x.to_global(sbp=broadcast).to_local()
+        work()
+        torch.autograd.grad(y, block, torch.ones_like(y), retain_graph=True)
+
+    both_ways_s = _slowest_s(P_world, move, _LONG) - 2 * _slowest_s(P_world, work, _LONG)
+    return max(0.0, both_ways_s / 2 - _exchange_s(P_world, _SMALL_CELLS))
 
 
 def _copying(P_world: Partition) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from gpudist.checks.arguments import Checked
-from gpudist.convert.converted import Converted
+from gpudist.convert.converted import Converted, conversion_of
 from gpudist.convert.dry_run import convert_dry, without_cells
 from gpudist.convert.known import KnownValues, know_copy
 from gpudist.convert.network_plan import NetworkPlan
@@ -267,6 +267,7 @@ class DryNetwork:
     def _step(
         self, network: nn.Module, inputs: list[torch.Tensor], clock: Clock, kept: KeptForBackward
     ) -> tuple[Phase, Phase]:
+        moves = conversion_of(network).scope.moves
         forward = clock.begin()
         with self.on_meta(), kept:
             y = network(*inputs)
@@ -274,11 +275,14 @@ class DryNetwork:
             losses: list[Any] = [StandInLoss.apply(t) for t in parts if t.requires_grad]
         del y, parts
         clock.called(len(self.layers))
+        moves = conversion_of(network).scope.moves - moves
+        clock.moved(moves)
         backward = clock.begin()
         if not self.training:
             return forward, backward
         torch.autograd.backward(losses, [torch.empty_like(t) for t in losses])
         clock.called(len(self.layers))
+        clock.moved(moves)
         return forward, backward
 
     @contextmanager

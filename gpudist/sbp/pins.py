@@ -106,6 +106,9 @@ class PlacedPin:
             return base.to_global(self.placement, self.sbp)
 
         made = make()
+        scope = current_scope()
+        if scope is not None:
+            scope.moves += 1
         # In torch, what the network changes in place here is the tensor itself.
         vars(base)["_has_views"] = True
         views.link(made, views.EmulatedView(base, make, base.copy_, True))

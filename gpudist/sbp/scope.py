@@ -122,6 +122,7 @@ class Scope(Draws):
         plain_backwards: number of backwards from plain tensors, whose gradients are full.
         pins: layouts that a plan prescribes for functions; ``None`` if it prescribes no layouts.
         calls: number of calls so far of the modules and functions that have pins.
+        moves: number of tensors moved so far to their pinned layouts.
     """
 
     placement: Placement
@@ -145,6 +146,7 @@ class Scope(Draws):
     plain_backwards: int = 0
     pins: Pins | None = None
     calls: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    moves: int = 0
 
     def count_call(self, place: tuple[str, str]) -> int:
         """Count a call of a pinned module or function, and return its number in this forward."""

@@ -121,6 +121,27 @@ class LocalConvolution:
         return self.stride, self.padding, self.dilation, False, none, self.groups
 
 
+def convolve_volumes(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> torch.Tensor:
+    """Convolve as ``torch.conv3d``, with the faster kernel for a batch of volumes."""
+    if isinstance(padding, str) or x.dim() != 5:
+        return torch.conv3d(x, weight, bias, stride, padding, dilation, groups)
+    numbers = (_per_dim(stride), _per_dim(padding), _per_dim(dilation))
+    return LocalConvolution(*numbers, groups)(x, weight, bias)
+
+
+def _per_dim(value: Any) -> tuple[int, ...]:
+    numbers = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    return numbers * 3 if len(numbers) == 1 else numbers
+
+
 class _Convolve(torch.autograd.Function):
     @staticmethod
     def forward(

@@ -15,12 +15,14 @@ from gpudist.nn.affine.conv_transpose import (
     DistributedConvTranspose2d,
     DistributedConvTranspose3d,
 )
+from gpudist.nn.affine.local_conv import convolve_volumes
 from gpudist.nn.autocast import in_product_dtype
 from gpudist.ops.shape_agreement import BlockLayout
-from gpudist.sbp.call import Call, Compute
+from gpudist.sbp.call import Call, Compute, on_parts
 from gpudist.sbp.registry import AxisPart, Bind, SbpSignature, Where, compose, name_of, register
 from gpudist.sbp.signatures.contractions import linear_in_each
 
+on_parts[torch.conv3d] = convolve_volumes
 CONVOLUTIONS: dict[int, Any] = {1: DistributedConv1d, 2: DistributedConv2d, 3: DistributedConv3d}
 TRANSPOSED: dict[int, Any] = {
     1: DistributedConvTranspose1d,

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch.autograd import forward_ad
 
+import gpudist
+from gpudist.geometry.layout import Sbp
 from gpudist.nn import DistributedConv3d
 from gpudist.nn.affine.local_conv import SMALLEST_INPUT, LocalConvolution
 from gpudist.nn.utils import use_onednn
+from gpudist.sbp import broadcast, split
 from gpudist.world.partition import Partition
 from tests.pool import distributed
 
@@ -100,6 +104,29 @@ def test_what_is_left_to_torch() -> None:
     assert tangent is not None
     expected = of_torch(convolution, torch.ones_like(x), weight, None)
     torch.testing.assert_close(tangent, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("sbp", [broadcast, split(1)], ids=["copies", "output channels"])
+@distributed(ranks=2, transports=["loopback"])
+def test_copies_and_channels_take_it_too(P_world: Partition, sbp: Sbp) -> None:
+    placement = gpudist.placement.of(P_world.create_cartesian_topology_partition([2]))
+    x, weight, bias = (t.detach() for t in tensors(1, 4, 12, 11, 13))
+    of_weight = split(0) if sbp.is_split else broadcast
+    given: list[Any] = [
+        gpudist.to_global(t, placement, broadcast).to_global(sbp=one).requires_grad_()
+        for t, one in ((x, broadcast), (weight, of_weight), (bias, of_weight))
+    ]
+    convolve: Any = torch.nn.functional.conv3d
+    y = convolve(*given, padding=1)
+    assert y.sbp == (sbp,)
+    assert type(y._local.grad_fn).__name__ == "_ConvolveBackward"
+    torch.testing.assert_close(
+        y.full_tensor(), convolve(x, weight, bias, padding=1), rtol=1e-4, atol=1e-4
+    )
+    for padding in ("same", 0, (1, 0, 2)):
+        y = convolve(*given[:2], padding=padding)
+        expected = convolve(x, weight, padding=padding)
+        torch.testing.assert_close(y.full_tensor(), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.fixture
