@@ -22,7 +22,7 @@ Compute = Callable[[Sequence[torch.Tensor]], Any]
 # Functions that return the shapes and dtypes of results where torch's own function would import its
 # compiler, which takes a second and 30 MB.
 on_meta: dict[Function, Function] = {}
-# Functions that compute local tensors where torch's own might choose a slower kernel.
+# Functions that several workers compute their parts with, where torch's might be slower on these.
 on_parts: dict[Function, Function] = {}
 
 
@@ -108,7 +108,6 @@ class Call:
     def ready(self) -> Compute:
         """The call as a function of the tensors; faster if no tensor is within a list or tuple."""
         function, args, kwargs = self.function, self.args, self.kwargs
-        function = on_parts.get(function, function)
         places = [i for i, one in enumerate(args) if isinstance(one, Slot)]
         names = [name for name, one in kwargs.items() if isinstance(one, Slot)]
         count = len(self.tensors)

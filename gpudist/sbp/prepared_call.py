@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -18,7 +18,7 @@ from gpudist.exchange.autograd import move
 from gpudist.geometry.layout import Layout
 from gpudist.nn.autocast import in_dtypes_of_torch, is_wide
 from gpudist.sbp.boxing import movement_of
-from gpudist.sbp.call import Call, Compute, Spec, key_of
+from gpudist.sbp.call import Call, Compute, Spec, key_of, on_parts
 from gpudist.sbp.derive import Derivation, derive
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.registry import Rule, Where, name_of
@@ -105,7 +105,10 @@ def _prepare(
         for i, (spec, source, target) in enumerate(ends)
         if (movement := movement_of(spec.dtype, source, target, world)) is not None
     }
-    compute, whole = None if rule.any_float else derivation.local.ready, call
+    own = derivation.local
+    if placement.partition.size > 1 and own.function in on_parts:
+        own = replace(own, function=on_parts[own.function])
+    compute, whole = None if rule.any_float else own.ready, call
     if derivation.bind is not None and placement.active:
         local, dtypes = derivation.local, [spec.dtype for spec in derivation.results]
         if call.autocast is not None and is_wide(dtypes):
