@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import ceil, inf, log2, prod, sqrt
+from math import ceil, inf, log2, sqrt
 from typing import Any
 
 import torch
@@ -43,7 +43,6 @@ class Kernel:
             inputs and outputs for backward; 0 for other operations.
         is_backward: whether it computes gradients of a convolution.
         stride: largest stride of a convolution.
-        cells: cells of a convolution's output without its channels.
     """
 
     flops: int
@@ -52,7 +51,6 @@ class Kernel:
     channels: float = 0.0
     is_backward: bool = False
     stride: int = 1
-    cells: int = 0
 
     @property
     def term(self) -> str:
@@ -175,8 +173,10 @@ class Clock:
         name = str(kernel.dtype).removeprefix("torch.")
         if not kernel.channels:
             return self.profile.flops_per_s(name)
+        # Backward computes two gradients.
+        forward_flops = kernel.flops / 2 if kernel.is_backward else kernel.flops
         return self.profile.convolution_flops_per_s(
-            name, kernel.channels, kernel.is_backward, kernel.stride, kernel.cells
+            name, kernel.channels, kernel.is_backward, kernel.stride, forward_flops
         )
 
     def _copies(self, traffic: Traffic) -> float:
@@ -289,24 +289,19 @@ class Kernels(Watching):
         inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         size_bytes = sum(t.numel() * t.element_size() for t in (*inputs, *outputs))
         if size_bytes:
-            convolved = _convolved(packet.__name__, args, outputs[0])
+            convolved = _convolved(packet.__name__, args)
             kernel = Kernel(flops, size_bytes, outputs[0].dtype, *convolved)
             self._clock.computed(kernel)
         return result
 
 
-def _convolved(name: str, args: Any, output: torch.Tensor) -> tuple[float, bool, int, int]:
-    """Return a convolution's channels per group, whether it is backward, its stride and cells.
-
-    Other operations have no channels.
-    """
+def _convolved(name: str, args: Any) -> tuple[float, bool, int]:
+    """Return channels per group of a convolution (0 for others), whether backward, and stride."""
     if name not in _CONVOLUTIONS:
-        return 0.0, False, 1, 0
+        return 0.0, False, 1
     weight, groups, is_transposed, strides = (args[at] for at in _CONVOLUTIONS[name])
     out, into = weight.shape[0] // groups, weight.shape[1]
-    stride, is_backward = max(strides), name == "convolution_backward"
-    convolved = args[0] if is_backward else output
-    cells = convolved.shape[0] * prod(convolved.shape[2:])
-    if is_backward:
-        return sqrt(out * into), True, stride, cells
-    return float(into if is_transposed else out), False, stride, cells
+    stride = max(strides)
+    if name == "convolution_backward":
+        return sqrt(out * into), True, stride
+    return float(into if is_transposed else out), False, stride

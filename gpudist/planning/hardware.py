@@ -41,7 +41,7 @@ class Link(Checked):
 
 @dataclass(frozen=True)
 class ConvolutionRate(Checked):
-    """Speed of convolutions of one width; kernels for few channels or cells are far slower.
+    """Speed of convolutions of one width; kernels of few channels or operations are far slower.
 
     Attributes:
         channels: number of input and of output channels, in each group.
@@ -49,7 +49,7 @@ class ConvolutionRate(Checked):
         backward_tflops: 10^12 operations a second, backward.
         dtype: dtype of the operands, such as ``"float16"``.
         stride: largest stride of the convolution.
-        cells: number of cells of the output without its channels; 0 for many.
+        gflop: 10^9 operations of the convolution forward; 0 for any number.
     """
 
     channels: int
@@ -57,7 +57,7 @@ class ConvolutionRate(Checked):
     backward_tflops: float
     dtype: str = "float32"
     stride: int = 1
-    cells: int = 0
+    gflop: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,8 @@ class Profile(Checked):
             bytes.
         memory_gib: memory of a rank in GiB; 0 if unknown.
         tflops_by_dtype: 10^12 operations a second for dtypes other than float32.
-        convolutions: rates of convolutions by channels, ascending for each dtype, stride and number
-            of cells.
+        convolutions: rates of convolutions by channels, ascending for each dtype and stride, and by
+            operations, ascending for each number of channels.
         layer_us: microseconds that Python takes for a layer in forward, and again in backward; 0 if
             kernels are queued ahead.
         move_us: the same for a tensor that a plan moves to another layout.
@@ -145,18 +145,18 @@ class Profile(Checked):
         return self.tflops_by_dtype.get(dtype, self.tflops) * 1e12
 
     def convolution_flops_per_s(
-        self, dtype: str, channels: float, backward: bool, stride: int = 1, cells: float = inf
+        self, dtype: str, channels: float, backward: bool, stride: int = 1, flops: float = inf
     ) -> float:
         """Return the operations per second of convolutions.
 
-        Between known numbers of channels, and of cells, rates follow a power law.
+        Between known numbers of channels, and of operations, rates follow a power law.
 
         Args:
             dtype: dtype of the operands, such as ``"bfloat16"``.
             channels: number of channels in each group.
             backward: whether to return the rate of backward instead of forward.
             stride: largest stride.
-            cells: number of cells of the output without its channels.
+            flops: operations of the convolution forward.
 
         Returns:
             Operations per second: of the dtype and stride if the profile has such rates, else of
@@ -168,13 +168,13 @@ class Profile(Checked):
         whole = self.flops_per_s(dtype)
         if not known:
             return whole
-        by_cells: dict[float, list[tuple[float, float]]] = {}
+        by_channels: dict[int, list[tuple[float, float]]] = {}
         for rate in known:
             if rate.stride == known[0].stride:
                 tflops = rate.backward_tflops if backward else rate.forward_tflops
-                by_cells.setdefault(rate.cells or _MANY, []).append((rate.channels, tflops))
-        rates = [(count, _between(by_cells[count], channels)) for count in sorted(by_cells)]
-        return _between(rates, cells) * (1e12 if own else whole / self.tflops)
+                by_channels.setdefault(rate.channels, []).append((rate.gflop * 1e9, tflops))
+        rates = [(count, _between(points, flops)) for count, points in by_channels.items()]
+        return _between(rates, channels) * (1e12 if own else whole / self.tflops)
 
     @checked()
     def save(self, path: str | Path) -> None:
@@ -238,10 +238,6 @@ _DEVICES = (
     (("A100", "SXM"), "a100"),
     (("A100", "PCIe"), "pcie"),
 )
-
-
-# Cells from which the rates of many cells hold.
-_MANY = 1 << 12
 
 
 def _between(points: Sequence[tuple[float, float]], x: float) -> float:

@@ -86,8 +86,8 @@ def measured_profile(
         begin(3 + number)
         for side in _SIDES:
             x = torch.randn(1, channels, *(side,) * 3, device=P_world.device)
-            rates.append(_convolution_rate(P_world, x, side**3, kernel_s))
-        rates.append(_convolution_rate(P_world, _many_cells(P_world, channels), 0, kernel_s))
+            rates.append(_convolution_rate(P_world, x, _LONG, kernel_s))
+        rates.append(_convolution_rate(P_world, _many_cells(P_world, channels), 1, kernel_s))
     begin(len(names) - 1)
     return Profile(
         name,
@@ -185,10 +185,10 @@ def _many_cells(P_world: Partition, channels: int) -> torch.Tensor:
 
 
 def _convolution_rate(
-    P_world: Partition, x: torch.Tensor, cells: int, kernel_s: float
+    P_world: Partition, x: torch.Tensor, repeats: int, kernel_s: float
 ) -> ConvolutionRate:
     """Return the rate of a convolution of ``x`` in three dims, computed as layers do."""
-    channels, repeats = x.shape[1], _LONG if cells else 1
+    channels = x.shape[1]
     weight = torch.randn(channels, channels, 3, 3, 3, device=P_world.device)
     convolve = LocalConvolution((1,) * 3, (1,) * 3, (1,) * 3, 1)
     flops = 2 * channels * 27 * x.numel()
@@ -202,7 +202,7 @@ def _convolution_rate(
     # The start of a kernel is counted separately.
     forward_s, backward_s = (max(s - kernel_s, s / 2) for s in (forward_s, backward_s))
     rates = flops / forward_s / 1e12, 2 * flops / backward_s / 1e12
-    return ConvolutionRate(channels, *rates, cells=cells)
+    return ConvolutionRate(channels, *rates, gflop=flops / 1e9)
 
 
 def _layer_s(P_world: Partition, kernel_s: float) -> float:

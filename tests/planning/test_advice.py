@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from math import prod
+from math import inf, prod
 from pathlib import Path
 
 import pytest
@@ -361,15 +361,15 @@ def test_rates_of_a_dtype_and_a_stride_come_before_others():
     assert machine.convolution_flops_per_s("float32", 4, False, 2) == pytest.approx(1e10)
 
 
-def test_rates_of_convolutions_of_few_cells() -> None:
-    few = ConvolutionRate(4, 0.002, 0.001, cells=8), ConvolutionRate(16, 0.01, 0.004, cells=8)
-    machine = replace(PROFILE, convolutions=(*few, *RATES))
-    rate = machine.convolution_flops_per_s
-    assert [rate("float32", c, False, cells=8) for c in (4, 16)] == pytest.approx([2e9, 1e10])
-    assert rate("float32", 4, False, cells=1) == pytest.approx(2e9)
-    assert rate("float32", 4, False) == rate("float32", 4, False, cells=1 << 20) == 1e10
-    middle = rate("float32", 4, False, cells=(8 * 4096) ** 0.5)
-    assert middle == pytest.approx((2e9 * 1e10) ** 0.5)
+def test_rates_of_convolutions_of_few_operations() -> None:
+    few = ConvolutionRate(4, 0.002, 0.001, gflop=0.001), ConvolutionRate(16, 0.01, 0.004, gflop=0.1)
+    many = ConvolutionRate(4, 0.01, 0.001, gflop=0.1)
+    rate = replace(PROFILE, convolutions=(few[0], many, few[1])).convolution_flops_per_s
+    flops = 1e3, 1e6, 1e7, 1e8, inf
+    found = [rate("float32", 4, False, flops=f) for f in flops]
+    assert found == pytest.approx([2e9, 2e9, (2e9 * 1e10) ** 0.5, 1e10, 1e10])
+    assert rate("float32", 16, False, flops=1e3) == rate("float32", 99, False) == 1e10
+    assert rate("float32", 8, False, flops=1e6) == pytest.approx((2e9 * 1e10) ** 0.5)
 
 
 @pytest.mark.parametrize(
