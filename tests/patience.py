@@ -8,7 +8,6 @@ from functools import lru_cache
 
 _SPIN_S = 0.02
 _EVERY_S = 5.0
-_STEPS, _STEPS_S = 10**6, 0.04
 
 
 def allowed_s(idle_s: float) -> float:
@@ -23,14 +22,3 @@ def _wall_for_cpu(period: float) -> float:
     while time.thread_time() - start_cpu_s < _SPIN_S:
         pass
     return (time.perf_counter() - start_s) / _SPIN_S
-
-
-def allowed_cpu_s(seconds: float) -> float:
-    """``seconds`` of a processor's time, longer on a processor that takes more for a plain loop.
-
-    Processors of virtual machines become slower by half where others share them.
-    """
-    start_s = time.process_time()
-    for _ in range(_STEPS):
-        pass
-    return seconds * max(1.0, (time.process_time() - start_s) / _STEPS_S)

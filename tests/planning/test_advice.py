@@ -41,11 +41,12 @@ from gpudist.world.partition import Partition
 from tests import warm
 from tests.convert.networks import Classifier
 from tests.every import EVERY
-from tests.patience import allowed_cpu_s, allowed_s
+from tests.patience import allowed_s
 from tests.pool import distributed
 
-# Processor time on one core for eight grids, since the machine of a test may be busy.
-PLANNING_LIMIT_S = 20.0
+# Processor time on one core for eight grids, since the machine of a test may be busy; half as long
+# again as usual, since virtual processors become slower where others share them.
+PLANNING_LIMIT_S = 30.0
 
 
 def two_convolutions() -> nn.Module:
@@ -62,7 +63,7 @@ def test_unet_on_4096_ranks_is_planned_in_time():
     start_s = time.process_time()
     count = 8 if EVERY else 2
     advice = plan(UNet3d(1, 3, 8), (1, 1, 512, 512, 512), 4096, "h100", best=count)
-    assert time.process_time() - start_s < allowed_s(allowed_cpu_s(PLANNING_LIMIT_S * count / 8))
+    assert time.process_time() - start_s < allowed_s(PLANNING_LIMIT_S * count / 8)
     assert len(advice) == count
     assert all(prod(one.grid) == 4096 for one in advice)
     assert [one.seconds for one in advice] == sorted(one.seconds for one in advice)
