@@ -14,10 +14,7 @@ from math import prod
 import torch
 from torch.utils.dlpack import from_dlpack
 
-try:
-    import gpudist._native as _native
-except ImportError:
-    _native = None
+from gpudist.native import native as _native
 
 # The C library caches smaller blocks too, and packs them more densely. Below this size it is as
 # fast as the pool or up to 13 % faster; from here on it is slower.

@@ -24,7 +24,7 @@ FLOORS = [
     ["transport"],
     ["geometry"],
     ["cache", "checks", "recycling"],
-    ["errors", "version"],
+    ["errors", "native", "version"],
 ]
 HEIGHT = {room: -floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv"}

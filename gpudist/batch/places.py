@@ -15,11 +15,7 @@ from torch.utils.dlpack import from_dlpack
 from gpudist import recycling
 from gpudist.batch.header import round_up
 from gpudist.batch.leaves import TensorSpec
-
-try:
-    import gpudist._native as _native
-except ImportError:
-    _native = None
+from gpudist.native import native as _native
 
 _NATIVE_DTYPES = {getattr(torch, dtype.name): dtype for dtype in _native.Dtype} if _native else {}
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from gpudist.errors import NotBuiltError
+from gpudist.native import native as _native
 from gpudist.transport import TRANSPORTS
 from gpudist.transport.host.core_transport import is_built, what_is_missing
 from gpudist.transport.nccl.driver import cuda_version, oldest_driver, what_this_driver_lacks
@@ -21,11 +22,6 @@ from gpudist.transport.nccl.library import (
 from gpudist.world.launch import Built, Settings
 from gpudist.world.links import GpuLink, gpu_links
 from gpudist.world.runtime import build_info, settings
-
-try:
-    import gpudist._native as _native
-except ImportError:
-    _native = None
 
 # The oldest and the newest torch on which the whole test suite passes: `make compatibility`.
 TESTED_TORCH = ("2.11", "2.15")

@@ -12,19 +12,12 @@ import torch
 
 from gpudist.errors import NotBuiltError
 from gpudist.geometry.boxes import Box, Message, Stage, contiguous_strides
+from gpudist.native import native as _native, reason
 from gpudist.transport.base import BoundSteps, Signature
 from gpudist.transport.failure.channel import Failure, FailureChannel
 from gpudist.transport.flight_recorder import Activity, Operation, post_of
 from gpudist.transport.message_header import MessageHeader
 from gpudist.transport.point_to_point import PointToPointTransport
-
-try:
-    import gpudist._native as _native
-
-    _reason = ""
-except ImportError as error:
-    _native = None
-    _reason = str(error)
 
 
 def is_built() -> bool:
@@ -35,7 +28,7 @@ def is_built() -> bool:
 def what_is_missing() -> str:
     """Return why the native core is missing and how to install it."""
     return (
-        f"this installation of gpudist has no native core ({_reason}); install a C++17 compiler "
+        f"this installation of gpudist has no native core ({reason}); install a C++17 compiler "
         f"(Debian: apt-get install g++), then install gpudist again, which keeps your torch: "
         f"GPUDIST_NATIVE=on pip install --force-reinstall --no-deps --no-cache-dir gpudist"
     )
@@ -54,7 +47,6 @@ class CoreFailureChannel(FailureChannel):
         self._core = core
 
     def post(self, failure: Failure) -> None:
-        assert _native is not None
         text = failure.to_json()
         while len(text) >= _native.FAILURE_BYTES:
             failure = replace(failure, message=failure.message[: len(failure.message) // 2])
@@ -89,7 +81,6 @@ class CoreTransport(PointToPointTransport):
         rest: Callable[[], None] | None = None,
     ) -> None:
         require_core(self.name)
-        assert _native is not None
         self._core = _native.HostCommunicator(rank, size, timeout_s, rest)
         super().__init__(rank, size, torch.device("cpu"), timeout_s, CoreFailureChannel(self._core))
         self.recorder.number_of = self._core.posted
@@ -107,7 +98,6 @@ class CoreTransport(PointToPointTransport):
         output_strides: Sequence[int] | None = None,
         is_guarded: bool = True,
     ) -> Any:
-        assert _native is not None
         boxes = self.carried(stage, rank, dtype, accumulates)
         output_shape = stage.output_shape or ()
         own = [contribution for contribution in boxes.sums if contribution.peer is None]
@@ -140,7 +130,6 @@ class CoreTransport(PointToPointTransport):
     def bind_steps(
         self, signature: Signature, activity: Activity | None, steps: Sequence[Any]
     ) -> BoundSteps:
-        assert _native is not None
         if activity is None:
             bound = _native.Round(None, None, steps)
         else:
@@ -153,7 +142,6 @@ class CoreTransport(PointToPointTransport):
     def start_stages(
         self, signature: Signature, calls: Sequence[tuple[Any, int, int]], activity: Activity
     ) -> _CoreStages:
-        assert _native is not None
         operation = self.recorder.begin(activity, "start")
         try:
             exchange = _native.Exchange(self._core, native_signature(signature), calls)
@@ -171,7 +159,6 @@ class CoreTransport(PointToPointTransport):
         peers: Sequence[int],
         pieces: Sequence[tuple[int, int]],
     ) -> Generator[None, None, None]:
-        assert _native is not None
         size_bytes = sum(part_bytes for _, part_bytes in pieces)
         posts = [post_of(sends, peer, size_bytes) for peer in peers]
         operation = self.recorder.begin(self.recorder.new_activity(signature.label, posts), "start")
@@ -209,7 +196,6 @@ class CoreTransport(PointToPointTransport):
         return self._core.posted(sends, peer)
 
     def _post(self, sends: bool, payload: torch.Tensor, peer: int, header: MessageHeader) -> Any:
-        assert _native is not None
         signature = native_signature(Signature(header.label, header.digest))
         pieces = [(payload.data_ptr(), payload.numel())]
         return _native.Pieces(self._core, signature, sends, [peer], pieces), payload
@@ -220,7 +206,6 @@ class CoreTransport(PointToPointTransport):
 
     def end_with(self, error: BaseException) -> NoReturn:
         """Fail the world with an error of the native core and raise it as an error of gpudist."""
-        assert _native is not None
         if not isinstance(error, _native.WorldFailed):
             super().end_with(error)
         failure = self.failures.peek()
@@ -254,7 +239,6 @@ class _CoreStages:
 @lru_cache(maxsize=4096)
 def native_signature(signature: Signature) -> Any:
     """Return the native core's form of a signature."""
-    assert _native is not None
     return _native.Signature(signature.label, signature.digest)
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-try:
-    import gpudist._native as _native
-except ImportError:
-    _native = None
+from gpudist.native import native as _native
 
 # Oldest driver by CUDA major version: a driver accepts the machine code of every compiler of its
 # own major version. https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html

@@ -9,12 +9,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from gpudist.native import native as _native
 from gpudist.transport.host.core_transport import what_is_missing
-
-try:
-    import gpudist._native as _native
-except ImportError:
-    _native = None
 
 # NCCL wheel by CUDA major version. Both install the same files.
 _WHEELS = {12: "nvidia-nccl-cu12", 13: "nvidia-nccl-cu13"}

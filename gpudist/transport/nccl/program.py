@@ -8,12 +8,8 @@ from typing import Any, Literal
 
 import torch
 
+from gpudist.native import native as _native
 from gpudist.transport.nccl.verbs import NcclCall
-
-try:
-    import gpudist._native as _native
-except ImportError:
-    _native = None
 
 BufferName = Literal["input", "output", "sent", "received"]
 
@@ -118,7 +114,6 @@ class Lowered:
             fill: value of output cells that receive nothing.
             captured: native stage that replaces this one while a CUDA graph is captured.
         """
-        assert _native is not None
         for members in sorted({step.members for step in self.steps if step.members is not None}):
             native(members)
         return _native.DeviceStage(
@@ -155,7 +150,6 @@ def _ends(step: NcclStep) -> tuple[BufferName, ...]:
 
 
 def _numbers(job: CombineJob) -> tuple[Any, ...]:
-    assert _native is not None
     views = [
         (getattr(_native.Buffer, view.buffer), view.offset, list(view.strides))
         for view in (job.destination, *job.summands)
@@ -165,7 +159,6 @@ def _numbers(job: CombineJob) -> tuple[Any, ...]:
 
 def native_call(call: NcclCall, communicator: Any) -> tuple[Any, ...]:
     """Convert a call to arguments of the native core; ``None`` is the world communicator."""
-    assert _native is not None
     return (
         getattr(_native.WireKind, call.kind),
         communicator,
