@@ -41,15 +41,15 @@ class _Counter:
     def __init__(self) -> None:
         self.sent_bytes = 0
 
-    def exchanged(self, traffic: Traffic) -> None:
+    def exchange(self, traffic: Traffic) -> None:
         self.sent_bytes += sum(message.size_bytes for message in traffic.sends)
         self.sent_bytes += sum(shared.size_bytes for shared in traffic.collectives)
 
-    def started(self, traffic: Traffic) -> object:
-        self.exchanged(traffic)
+    def start(self, traffic: Traffic) -> object:
+        self.exchange(traffic)
         return None
 
-    def waited(self, started: object) -> None:
+    def wait(self, started: object) -> None:
         pass
 
 

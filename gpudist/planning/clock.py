@@ -134,10 +134,10 @@ class Clock:
         """Add the Python time of moving ``tensors`` to other layouts, or of the moves back."""
         self._compute("moves", tensors * self.profile.move_us * 1e-6)
 
-    def exchanged(self, traffic: Traffic) -> None:
-        self.waited(self.started(traffic))
+    def exchange(self, traffic: Traffic) -> None:
+        self.wait(self.start(traffic))
 
-    def started(self, traffic: Traffic) -> float:
+    def start(self, traffic: Traffic) -> float:
         phase = self.phase
         phase.messages += len(traffic.sends)
         phase.message_bytes += sum(message.size_bytes for message in traffic.sends)
@@ -158,7 +158,7 @@ class Clock:
         self._wire_free_s = max(self._wire_free_s, phase.overlapped_s) + transfer_s
         return self._wire_free_s
 
-    def waited(self, started: Any) -> None:
+    def wait(self, started: Any) -> None:
         self.phase.overlapped_s = max(self.phase.overlapped_s, started)
 
     def _compute(self, term: str, seconds: float) -> None:

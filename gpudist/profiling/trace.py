@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import Any
 
-from gpudist.transport.flight_recorder import ACTIVITY, Operation, Phase, Post
+from gpudist.transport.flight_recorder import ACTIVITY, Observer, Operation, Phase, Post
 
 Event = dict[str, Any]
 
@@ -30,19 +30,19 @@ class TracedCall:
     messages: list[tuple[Post, int]] = field(default_factory=list)
 
 
-class Tracer:
+class Tracer(Observer):
     """Observer that records every call."""
 
     def __init__(self) -> None:
         self.calls: list[TracedCall] = []
 
-    def entered(self, operation: Operation, phase: Phase) -> None:
+    def begin_call(self, operation: Operation, phase: Phase) -> None:
         self.calls.append(TracedCall(operation, phase, monotonic_ns()))
 
-    def posted(self, operation: Operation, post: Post, number: int) -> None:
+    def post_message(self, operation: Operation, post: Post, number: int) -> None:
         self.calls[-1].messages.append((post, number))
 
-    def left(self, operation: Operation) -> None:
+    def end_call(self, operation: Operation) -> None:
         self.calls[-1].end_ns = monotonic_ns()
 
 

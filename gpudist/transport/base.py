@@ -73,7 +73,6 @@ class StagesInFlight(Protocol):
 
     def wait(self, call: int) -> None:
         """Wait until call number ``call`` is complete."""
-        ...
 
 
 class Communicator(ABC):
@@ -197,6 +196,8 @@ class Transport(ABC):
         self.attached: dict[tuple[int, ...], Transport] = {}
         self.users: WeakSet[Any] = WeakSet()
         self._communicators: dict[tuple[int, ...], Communicator] = {}
+        # Signature of the open group, and what was posted in it.
+        self._open: tuple[Signature, list[Any]] | None = None
         entry = RLock()
         self._try_enter: Callable[[], bool] = partial(entry.acquire, blocking=False)
         self._leave: Callable[[], None] = entry.release
@@ -255,13 +256,17 @@ class Transport(ABC):
         try:
             operation = self.recorder.begin_group(signature.label)
             try:
-                self._group_start(signature)
+                if self._open is not None:
+                    raise errors.TransportError(
+                        f"'{signature.label}' opens a group inside that of "
+                        f"'{self._open[0].label}'; groups do not nest: end the outer one first"
+                    )
+                group = self._open = signature, []
                 try:
                     yield
-                except BaseException:
-                    self._group_discard()
-                    raise
-                self._group_end()
+                finally:
+                    self._open = None
+                self._run_group(*group)
             except BaseException:
                 self.recorder.leave(operation)
                 raise
@@ -451,17 +456,12 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def _make_communicator(self, members: tuple[int, ...]) -> Communicator: ...
+    def _make_communicator(self, members: tuple[int, ...]) -> Communicator:
+        """Create the communicator of these world ranks."""
 
     @abstractmethod
-    def _group_start(self, signature: Signature) -> None: ...
-
-    @abstractmethod
-    def _group_end(self) -> None: ...
-
-    # Discard the posts of the open group, which have not been sent yet.
-    @abstractmethod
-    def _group_discard(self) -> None: ...
+    def _run_group(self, signature: Signature, posts: list[Any]) -> None:
+        """Carry out what was posted in a group, and end with the error if that fails."""
 
     @abstractmethod
     def abort(self, failure: Failure) -> None:

@@ -44,16 +44,10 @@ class PointToPointCommunicator(Communicator):
         self._wire = wire
 
     def send(self, tensor: torch.Tensor, peer: int) -> None:
-        payload = self._bytes(tensor)
-        target = self._peer(peer)
-        with self._group("message", tensor, f"send to rank {target}:"):
-            self._wire.queue_send(payload, target)
+        self._message(True, tensor, peer)
 
     def recv(self, tensor: torch.Tensor, peer: int) -> None:
-        payload = self._bytes(tensor)
-        source = self._peer(peer)
-        with self._group("message", tensor, f"recv from rank {source}:"):
-            self._wire.queue_recv(payload, source)
+        self._message(False, tensor, peer)
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         self._check_rank(root)
@@ -169,16 +163,18 @@ class PointToPointCommunicator(Communicator):
             if i != self.rank
         ]
 
+    def _message(self, sends: bool, tensor: torch.Tensor, peer: int) -> None:
+        payload, other = self._bytes(tensor), self._peer(peer)
+        words = f"{'send to' if sends else 'recv from'} rank {other}:"
+        with self._group("message", tensor, words):
+            self._wire.queue_message(sends, payload, other)
+
     def _at(self, place: int) -> int:
         return self.members[place % self.size]
 
     def _collective(self, verb: str, tensor: torch.Tensor, run: Callable[[], None]) -> None:
-        def run_without_grad() -> None:
-            with torch.no_grad():
-                run()
-
         with self._group(verb, tensor, verb):
-            self._wire.queue_collective(self.members, run_without_grad)
+            self._wire.queue(self.members, torch.no_grad()(run))
 
     @contextmanager
     def _group(self, verb: str, tensor: torch.Tensor, words: str) -> Generator[None, None, None]:

@@ -6,10 +6,10 @@ import sys
 import time
 from typing import Any
 
-from gpudist.transport.flight_recorder import ACTIVITY, Operation, Phase, Post
+from gpudist.transport.flight_recorder import ACTIVITY, Observer, Operation, Post
 
 
-class DebugLines:
+class DebugLines(Observer):
     """Observer that prints each message of a rank when it is posted.
 
     Args:
@@ -22,10 +22,7 @@ class DebugLines:
         self._file = file
         self._start_s = time.monotonic()
 
-    def entered(self, operation: Operation, phase: Phase) -> None:
-        pass
-
-    def posted(self, operation: Operation, post: Post, number: int) -> None:
+    def post_message(self, operation: Operation, post: Post, number: int) -> None:
         at_s = time.monotonic() - self._start_s
         size_bytes = max(post.sent_bytes, post.received_bytes)
         where = {"send": "to", "receive": "from"}.get(post.kind, "root")
@@ -34,6 +31,3 @@ class DebugLines:
             f"gpudist: rank {self._rank} {at_s:.6f} s: {post.kind} {where} {post.peer}, message "
             f"{number}, {size_bytes} bytes: {operation[ACTIVITY].label}\n"
         )
-
-    def left(self, operation: Operation) -> None:
-        pass

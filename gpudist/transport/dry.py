@@ -76,17 +76,14 @@ class Traffic:
 class Listener(Protocol):
     """Receiver of the traffic of a dry transport."""
 
-    def exchanged(self, traffic: Traffic) -> None:
+    def exchange(self, traffic: Traffic) -> None:
         """Record a group of messages that completes before anything else happens."""
-        ...
 
-    def started(self, traffic: Traffic) -> object:
-        """Record the start of a group of messages; :meth:`waited` gets the returned object."""
-        ...
+    def start(self, traffic: Traffic) -> object:
+        """Record the start of a group of messages; :meth:`wait` gets the returned object."""
 
-    def waited(self, started: object) -> None:
+    def wait(self, started: object) -> None:
         """Record that the rank waits for a result of the started group."""
-        ...
 
 
 class DryFailures(FailureChannel):
@@ -170,7 +167,7 @@ class DryTransport(PointToPointTransport):
                 for step, x in zip(steps, tensors, strict=True)
             ]
             if found:
-                self._listener.exchanged(_together(found))
+                self._listener.exchange(_together(found))
             return outputs
 
         return BoundSteps(run)
@@ -179,14 +176,14 @@ class DryTransport(PointToPointTransport):
         self, signature: Signature, calls: Sequence[Any], activity: Activity
     ) -> _DryStages:
         traffic = _together([stage for stage, _, _ in calls])
-        return _DryStages(self._listener, self._listener.started(traffic))
+        return _DryStages(self._listener, self._listener.start(traffic))
 
     def _post(self, sends: bool, payload: torch.Tensor, peer: int, header: MessageHeader) -> None:
         (self._sends if sends else self._receives).append(Posted(peer, payload.numel(), 1))
 
     def _wait(self, handles: Sequence[Any]) -> None:
         if self._sends or self._receives:
-            self._listener.exchanged(Traffic(tuple(self._sends), tuple(self._receives)))
+            self._listener.exchange(Traffic(tuple(self._sends), tuple(self._receives)))
         self._sends, self._receives = [], []
 
 
@@ -196,7 +193,7 @@ class _DryStages:
         self._started = started
 
     def wait(self, call: int) -> None:
-        self._listener.waited(self._started)
+        self._listener.wait(self._started)
 
 
 def traffic_of(

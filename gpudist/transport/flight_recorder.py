@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from math import prod
 from time import monotonic
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 from weakref import WeakSet
 
 import torch
@@ -108,20 +108,17 @@ Operation = list[Any]
 ACTIVITY, START_S, END_S = range(3)
 
 
-class Observer(Protocol):
+class Observer:
     """Receiver of every operation of a rank, called in the rank's thread."""
 
-    def entered(self, operation: Operation, phase: Phase) -> None:
+    def begin_call(self, operation: Operation, phase: Phase) -> None:
         """Handle the beginning of a call: an operation, its start, or the wait for its end."""
-        ...
 
-    def posted(self, operation: Operation, post: Post, number: int) -> None:
+    def post_message(self, operation: Operation, post: Post, number: int) -> None:
         """Handle a message about to be posted, numbered among those to or from its peer."""
-        ...
 
-    def left(self, operation: Operation) -> None:
+    def end_call(self, operation: Operation) -> None:
         """Handle the end of a call, successful or not. Calls do not overlap."""
-        ...
 
 
 class FlightRecorder:
@@ -158,7 +155,7 @@ class FlightRecorder:
         return activity
 
     def activity(self, label: str) -> Activity:
-        """Return the cached activity of a label, whose messages are counted by :meth:`posted`."""
+        """Return the cached activity of a label; :meth:`record_post` counts its messages."""
         return self._labelled.made(label, lambda: self.new_activity(label))
 
     @property
@@ -187,7 +184,7 @@ class FlightRecorder:
         since_s = operation[START_S] if entered_s is None else entered_s
         operation[ACTIVITY].seconds += monotonic() - since_s
         for observer in reversed(self.observers):
-            observer.left(operation)
+            observer.end_call(operation)
 
     def end(self, operation: Operation, entered_s: float | None = None) -> None:
         """Record that an operation is complete, together with its call."""
@@ -201,11 +198,11 @@ class FlightRecorder:
             self._operations.pop()
 
     def begin_group(self, label: str) -> Operation:
-        """Begin an operation whose messages are :meth:`posted` one by one."""
+        """Begin an operation whose messages :meth:`record_post` records one by one."""
         self._group = self.begin(self.activity(label))
         return self._group
 
-    def posted(self, post: Post, number: int | None = None) -> None:
+    def record_post(self, post: Post, number: int | None = None) -> None:
         """Record a message of the current group, with its number if the transport has one."""
         operation = self._group
         if operation is None:
@@ -256,7 +253,7 @@ class FlightRecorder:
 
     def _announce(self, operation: Operation, phase: Phase) -> None:
         for observer in self.observers:
-            observer.entered(operation, phase)
+            observer.begin_call(operation, phase)
         if phase == "wait":
             return
         before: Counter[tuple[bool, int]] = Counter()
@@ -272,7 +269,7 @@ class FlightRecorder:
             number = self._announced[key]
             self._announced[key] += 1
         for observer in self.observers:
-            observer.posted(operation, post, number)
+            observer.post_message(operation, post, number)
 
 
 def _state(operation: Operation, now: float) -> str:

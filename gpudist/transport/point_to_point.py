@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from operator import itemgetter
 from typing import Any, NoReturn
 
@@ -22,15 +22,6 @@ from gpudist.transport.failure.channel import Failure, FailureChannel
 from gpudist.transport.failure.forks import words_of_child
 from gpudist.transport.flight_recorder import post_of
 from gpudist.transport.message_header import MessageHeader
-
-
-@dataclass
-class _Group:
-    """Posts of an open group, none of which has been sent."""
-
-    signature: Signature
-    posts: list[Callable[[], Any]] = field(default_factory=list)
-    collectives: list[tuple[tuple[int, ...], Callable[[], None]]] = field(default_factory=list)
 
 
 class PointToPointTransport(Transport):
@@ -51,47 +42,45 @@ class PointToPointTransport(Transport):
         self, rank: int, size: int, device: torch.device, timeout_s: float, failures: FailureChannel
     ) -> None:
         super().__init__(rank, size, device, timeout_s, failures)
-        self._open: _Group | None = None
         self._running: Signature | None = None
         self._sent: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
         self._failure: Failure | None = None
         self._closed = False
 
-    # Start the deadline of a group.
     def _begin(self, signature: Signature) -> None:
-        pass
+        """Start the deadline of a group."""
 
-    # Start to send a one-dimensional uint8 tensor to a world rank, or to receive one, and return a
-    # handle. The wait of a receive must verify the expected header.
     @abstractmethod
-    def _post(
-        self, sends: bool, payload: torch.Tensor, peer: int, header: MessageHeader
-    ) -> Any: ...
+    def _post(self, sends: bool, payload: torch.Tensor, peer: int, header: MessageHeader) -> Any:
+        """Start to send a one-dimensional uint8 tensor to a world rank, or to receive one.
 
-    # Wait until all are complete; raise at the deadline or if the world fails.
+        Returns a handle. The wait of a receive must verify the expected header.
+        """
+
     @abstractmethod
-    def _wait(self, handles: Sequence[Any]) -> None: ...
+    def _wait(self, handles: Sequence[Any]) -> None:
+        """Wait until all are complete; raise at the deadline or if the world fails."""
 
     def _break(self) -> None:
-        # Release the messages in flight after a failure; must not block.
-        pass
+        """Release the messages in flight after a failure; must not block."""
 
     @property
     def in_group(self) -> bool:
         return self._open is not None
 
-    def queue_send(self, payload: torch.Tensor, peer: int) -> None:
-        """Send a one-dimensional uint8 tensor to world rank ``peer`` when the group ends."""
-        self._group().posts.append(lambda: self._start(True, payload, peer))
+    def queue_message(self, sends: bool, payload: torch.Tensor, peer: int) -> None:
+        """Send one-dimensional uint8 memory to a world rank, or receive it, when the group ends."""
+        self.queue((), partial(self._start, sends, payload, peer))
 
-    def queue_recv(self, payload: torch.Tensor, peer: int) -> None:
-        """Receive into ``payload`` from world rank ``peer`` when the group ends."""
-        self._group().posts.append(lambda: self._start(False, payload, peer))
+    def queue(self, members: tuple[int, ...], run: Callable[[], Any]) -> None:
+        """Call ``run`` when the group ends: a collective of ``members``, or the start of a message.
 
-    def queue_collective(self, members: tuple[int, ...], run: Callable[[], None]) -> None:
-        """Call ``run``, which exchanges messages among ``members``, when the group ends."""
-        self._group().collectives.append((members, run))
+        Messages have no members, and ``run`` returns their handle.
+        """
+        if self._open is None:
+            raise errors.TransportError("messages are posted inside `with transport.group(...):`")
+        self._open[1].append((members, run))
 
     def exchange(
         self,
@@ -137,26 +126,13 @@ class PointToPointTransport(Transport):
     def _make_communicator(self, members: tuple[int, ...]) -> PointToPointCommunicator:
         return PointToPointCommunicator(self, members)
 
-    def _group_start(self, signature: Signature) -> None:
-        if self._open is not None:
-            raise errors.TransportError(
-                f"'{signature.label}' opens a group inside that of '{self._open.signature.label}'; "
-                f"groups do not nest: end the outer one first"
-            )
-        self._open = _Group(signature)
-
-    def _group_discard(self) -> None:
-        self._open = None
-
-    def _group_end(self) -> None:
-        group, self._open = self._group(), None
-        self._running = group.signature
+    def _run_group(self, signature: Signature, posts: list[Any]) -> None:
+        self._running = signature
         try:
-            self._begin(group.signature)
-            handles = [post() for post in group.posts]
-            for _, run in sorted(group.collectives, key=itemgetter(0)):
-                run()
-            self._wait(handles)
+            self._begin(signature)
+            # Messages, which have no members, come first.
+            handles = [run() for _, run in sorted(posts, key=itemgetter(0))]
+            self._wait([handle for handle in handles if handle is not None])
         except BaseException as error:
             self.end_with(error)
         finally:
@@ -175,15 +151,10 @@ class PointToPointTransport(Transport):
         if isinstance(error, errors.GpudistError) and not is_mine:
             raise self.exception_of(first) from error
 
-    def _group(self) -> _Group:
-        if self._open is None:
-            raise errors.TransportError("messages are posted inside `with transport.group(...):`")
-        return self._open
-
     def _start(self, sends: bool, payload: torch.Tensor, peer: int) -> Any:
         assert self._running is not None
         sequence, size_bytes = self._next_number(sends, peer), payload.numel()
-        self.recorder.posted(post_of(sends, peer, size_bytes), sequence)
+        self.recorder.record_post(post_of(sends, peer, size_bytes), sequence)
         header = MessageHeader.of(self._running, sequence, size_bytes)
         return self._post(sends, payload, peer, header)
 

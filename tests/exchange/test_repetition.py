@@ -18,7 +18,7 @@ from gpudist.exchange.tracing import is_eager
 from gpudist.ops import Broadcast, HaloExchange, Repartition, SumReduce
 from gpudist.ops.operator import Operator, zero_volume_tensor
 from gpudist.transport.failure.channel import Failure
-from gpudist.transport.flight_recorder import Operation
+from gpudist.transport.flight_recorder import Observer, Operation, Phase
 from gpudist.world.partition import Partition
 from tests.pool import distributed
 
@@ -153,14 +153,14 @@ def test_an_operator_that_agrees_at_every_call_repeats_nothing(P_world: Partitio
 def test_observers_see_repetitions(P_world: Partition) -> None:
     seen: list[str] = []
 
-    class Sees:
-        def entered(self, operation: Operation, phase: str) -> None:
+    class Sees(Observer):
+        def begin_call(self, operation: Operation, phase: Phase) -> None:
             seen.append(phase)
 
-        def posted(self, operation: Operation, post: Any, number: int) -> None:
+        def post_message(self, operation: Operation, post: Any, number: int) -> None:
             seen.append(post.kind)
 
-        def left(self, operation: Operation) -> None:
+        def end_call(self, operation: Operation) -> None:
             seen.append("left")
 
     x = torch.ones(4)

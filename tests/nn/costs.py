@@ -25,7 +25,7 @@ import gpudist
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.nn.layer_table import LAYERS, Layer
 from gpudist.testing import run_distributed
-from gpudist.transport.flight_recorder import Operation, Phase, Post
+from gpudist.transport.flight_recorder import Observer, Operation, Phase, Post
 from gpudist.world.partition import Partition
 from tests.nn.contract import Grid, Pair, Untold, grids
 
@@ -66,22 +66,22 @@ def _listed(value: int | list[int]) -> list[int]:
     return value if isinstance(value, list) else [value]
 
 
-class _Pass:
+class _Pass(Observer):
     """Observer of one pass on this rank."""
 
     def __init__(self) -> None:
         self.messages = self.size_bytes = self.in_flight = 0
         self._open: set[int] = set()
 
-    def entered(self, operation: Operation, phase: Phase) -> None:
+    def begin_call(self, operation: Operation, phase: Phase) -> None:
         self._open.add(id(operation))
         self.in_flight = max(self.in_flight, len(self._open))
 
-    def posted(self, operation: Operation, post: Post, number: int) -> None:
+    def post_message(self, operation: Operation, post: Post, number: int) -> None:
         self.messages += post.kind != "receive"
         self.size_bytes += post.sent_bytes
 
-    def left(self, operation: Operation) -> None:
+    def end_call(self, operation: Operation) -> None:
         if operation[2] is not None:
             self._open.discard(id(operation))
 

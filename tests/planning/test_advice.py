@@ -251,8 +251,8 @@ PROFILE = Profile(
 
 def test_messages_between_nodes_take_the_network():
     near, far = Clock(PROFILE, rank=0), Clock(PROFILE, rank=0)
-    near.exchanged(Traffic(sends=(Posted(1, 1000, 1),)))
-    far.exchanged(Traffic(sends=(Posted(2, 1000, 1), Posted(3, 1000, 1))))
+    near.exchange(Traffic(sends=(Posted(1, 1000, 1),)))
+    far.exchange(Traffic(sends=(Posted(2, 1000, 1), Posted(3, 1000, 1))))
     copies_s = 2 * 1000 / 1e12
     assert near.phase.message_s == pytest.approx(10e-6 + 1e-6 + copies_s)
     assert far.phase.message_s == pytest.approx(102e-6 + 20e-6 + 2 * copies_s)
@@ -261,17 +261,15 @@ def test_messages_between_nodes_take_the_network():
 def test_shared_links_are_slower():
     shared = replace(PROFILE, node=Link(10, 1, 1.0, shared_by=4))
     clock = Clock(shared, rank=0)
-    clock.exchanged(Traffic(receives=(Posted(1, 1000, 1),)))
+    clock.exchange(Traffic(receives=(Posted(1, 1000, 1),)))
     assert clock.phase.message_s == pytest.approx(10e-6 + 4e-6 + 2 * 1000 / 1e12)
 
 
 def test_what_is_started_hides_behind_kernels():
     clock = Clock(PROFILE, rank=0)
-    started = clock.started(
-        Traffic(collectives=(SharedCollective("broadcast", (0, 1), 1_000_000),))
-    )
+    started = clock.start(Traffic(collectives=(SharedCollective("broadcast", (0, 1), 1_000_000),)))
     clock.computed(Kernel(10**9, 0, torch.float32))  # 1 ms, as long as the broadcast
-    clock.waited(started)
+    clock.wait(started)
     assert clock.phase.overlapped_s == pytest.approx(1e-3 + 11e-6)
     assert clock.phase.serial_s == pytest.approx(2e-3 + 11e-6)
 

@@ -196,7 +196,7 @@ def test_a_process_with_an_abandoned_wait_exits_in_silence() -> None:
 def test_what_belongs_in_a_group_or_in_a_transport_that_packs() -> None:
     alone = GlooTransport(dist.HashStore(), 0, 1, 5.0, prefix="alone", same_node=True)
     with pytest.raises(TransportError, match=r"inside `with transport\.group"):
-        alone.queue_send(torch.zeros(1, dtype=torch.uint8), 0)
+        alone.queue_message(True, torch.zeros(1, dtype=torch.uint8), 0)
     assert not alone.packs
     activity = Activity("a test", OperatorTotals("a test", "a partition"))
     bound: list[Callable[[], object]] = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from gpudist.errors import CollectiveTimeout
 from gpudist.transport.background import Background, BackgroundCall
@@ -55,9 +55,3 @@ class StoreAsker:
 
     def close(self) -> None:
         self._background.stop(0.0)
-
-    def __enter__(self) -> StoreAsker:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()

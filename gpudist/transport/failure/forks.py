@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import os
-from typing import Protocol
+from typing import Any
 from weakref import WeakSet
 
-
-class Joined(Protocol):
-    """Resource that a forked child must leave to its parent."""
-
-    def leave_to_parent(self) -> None: ...
+# Resources that a forked child must leave to its parent.
+_joined: WeakSet[Any] = WeakSet()
 
 
-_joined: WeakSet[Joined] = WeakSet()
-
-
-def leave_to_parent_after_fork(joined: Joined) -> None:
+def leave_to_parent_after_fork(joined: Any) -> None:
     """Call ``joined.leave_to_parent()`` in every child that this process forks."""
     _joined.add(joined)
 

@@ -14,6 +14,7 @@ from gpudist.checks.digest import digest_of
 from gpudist.errors import GpudistError, NotBuiltError, TransportError
 from gpudist.geometry.boxes import Stage
 from gpudist.geometry.messages import MessageStage
+from gpudist.native import native as _native
 from gpudist.transport.base import BoundSteps, Communicator, Signature, Transport
 from gpudist.transport.failure.channel import Failure
 from gpudist.transport.failure.forks import words_of_child
@@ -37,11 +38,6 @@ from gpudist.transport.nccl.streams import StagesOnStream, stream_of
 from gpudist.transport.nccl.verbs import NcclCall, NcclCommunicator, run_alone
 from gpudist.transport.nccl.watch import DeviceRecorder, NcclWatch
 from gpudist.transport.world_facts import WorldFacts
-
-try:
-    import gpudist._native as _native
-except ImportError:
-    _native = None
 
 logger = logging.getLogger("gpudist")
 
@@ -126,7 +122,6 @@ class NcclTransport(Transport):
         self.in_rank_order = in_rank_order
         self.strategy = collectives_by_messages if in_rank_order else collectives_by_nccl
         self._native: dict[tuple[int, ...], Any] = {}
-        self._open: tuple[Signature, list[NcclCall]] | None = None
         self._closed = False
         self._is_child = False
         self._watch = NcclWatch(self._core, self._channel, rank, size, timeout_s)
@@ -241,7 +236,6 @@ class NcclTransport(Transport):
     def bind_steps(
         self, signature: Signature, activity: Activity | None, steps: Sequence[Any]
     ) -> BoundSteps:
-        assert _native is not None
         index = -1 if self.device.index is None else self.device.index
         exchanged = native_signature(signature) if activity is not None else None
         bound = _native.DeviceRound(
@@ -258,7 +252,6 @@ class NcclTransport(Transport):
     def start_stages(
         self, signature: Signature, calls: Sequence[tuple[Any, int, int]], activity: Activity
     ) -> StagesOnStream:
-        assert _native is not None
         operation = self.recorder.begin(activity, "start")
         try:
             event = self._core.start(native_signature(signature), calls, self.stream())
@@ -303,12 +296,16 @@ class NcclTransport(Transport):
     def abort(self, failure: Failure) -> None:
         if self._is_child:
             return
+        self._fail(failure)
+        self.report_failure(failure)
+
+    def _fail(self, failure: Failure) -> None:
         for other in self.attached.values():
             other.abort(failure)
         if not self._core.failure():
             self._watch.fail(failure)
+        # Started operations without a wait use tensors that are about to be freed.
         self._core.settle(self.stream())
-        self.report_failure(failure)
 
     def post_failure(self, failure: Failure) -> None:
         if not self._is_child:
@@ -345,17 +342,11 @@ class NcclTransport(Transport):
 
     def end_with(self, error: BaseException) -> NoReturn:
         """Fail the world with an error of the native core and raise it as an error of gpudist."""
-        assert _native is not None
         if isinstance(error, _native.RefusedCapture):
             raise error
         self._watch.await_death(error)
         mine = Failure.from_exception(error, self.rank)
-        for other in self.attached.values():
-            other.abort(mine)
-        if not self._core.failure():
-            self._watch.fail(mine)
-        # Started operations without a wait use tensors that are about to be freed.
-        self._core.settle(self.stream())
+        self._fail(mine)
         first = Failure.from_json(self._core.failure())
         self.report_failure(first)
         is_known = isinstance(error, (GpudistError, _native.WorldFailed))
@@ -372,23 +363,10 @@ class NcclTransport(Transport):
     def _make_communicator(self, members: tuple[int, ...]) -> Communicator:
         return NcclCommunicator(self, members)
 
-    def _group_start(self, signature: Signature) -> None:
-        if self._open is not None:
-            raise TransportError(
-                f"'{signature.label}' opens a group inside that of '{self._open[0].label}'; "
-                "groups do not nest: end the outer one first"
-            )
-        self._open = signature, []
-
-    def _group_discard(self) -> None:
-        self._open = None
-
-    def _group_end(self) -> None:
-        assert self._open is not None
-        (signature, calls), self._open = self._open, None
+    def _run_group(self, signature: Signature, posts: list[Any]) -> None:
         try:
             with torch.no_grad():
-                self._run(signature, calls)
+                self._run(signature, posts)
         except BaseException as error:
             self.end_with(error)
 
@@ -401,7 +379,7 @@ class NcclTransport(Transport):
         for members in sorted({call.members for call in shared if call.members is not None}):
             self.native(members)
         for call in shared:
-            self.recorder.posted(call.post(self.rank))
+            self.recorder.record_post(call.post(self.rank))
         if shared:
             self._core.run_calls(
                 native_signature(signature),

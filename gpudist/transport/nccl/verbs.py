@@ -171,10 +171,9 @@ class NcclCommunicator(Communicator):
             )
         cells = tensor.view(-1).view(torch.uint8) if tensor.numel() else tensor
         source, target = (cells, None) if kind == "send" else (None, cells)
-        call = NcclCall(
-            kind, None, self.members[peer], cells.numel(), "uint8", "sum", source, target
-        )  # fmt: skip
-        self._wire.post(call)
+        self._wire.post(
+            NcclCall(kind, None, self.members[peer], cells.numel(), "uint8", "sum", source, target)
+        )
 
     def _reduction(
         self,
@@ -184,12 +183,12 @@ class NcclCommunicator(Communicator):
         output: torch.Tensor | None,
         op: ReduceOp,
     ) -> None:
+        if tensor.is_complex() and op != "sum":
+            raise TransportError(f"{kind}: complex numbers support sum over NCCL, not {op}")
         if self._wire.in_rank_order:
             self._gather_and_combine(kind, tensor, output, op)
             return
         if tensor.dtype in REAL_OF:
-            if op != "sum":
-                raise TransportError(f"{kind}: complex numbers support sum over NCCL, not {op}")
             tensor = torch.view_as_real(tensor)
             output = torch.view_as_real(output) if output is not None else None
         after = None
@@ -205,8 +204,6 @@ class NcclCommunicator(Communicator):
     def _gather_and_combine(
         self, kind: Kind, tensor: torch.Tensor, output: torch.Tensor | None, op: ReduceOp
     ) -> None:
-        if tensor.is_complex() and op != "sum":
-            raise TransportError(f"{kind}: complex numbers support sum over NCCL, not {op}")
         gathered = tensor.new_empty((self.size, *tensor.shape))
         parts = gathered[:, self.rank] if kind == "reduce_scatter" else gathered
         after = partial(combine, parts.unbind(0), output, op) if output is not None else None
@@ -245,10 +242,9 @@ def _nbytes(tensor: torch.Tensor | None) -> int:
 
 def run_alone(call: NcclCall) -> None:
     """Run a collective with a single member, which is a copy."""
-    if call.target is not None and call.source is not None and call.target is not call.source:
-        target = call.target.view(-1).view(call.source.dtype) if call.target.numel() else None
-        if target is not None:
-            target.copy_(call.source.view(-1))
+    source, target = call.source, call.target
+    if source is not None and target is not None and target is not source and target.numel():
+        target.view(-1).view(source.dtype).copy_(source.view(-1))
 
 
 def _neutral(output: torch.Tensor, op: ReduceOp) -> Any:

@@ -82,8 +82,7 @@ class Victim:
                 me = threading.current_thread()
                 calls(wire._turns, "wait", before=lambda: self._while_in_flight(me))
         elif point == "packing":
-            for name in ("queue_send", "queue_recv", "queue_collective"):
-                calls(wire, name, after=fire)
+            calls(wire, "queue", after=fire)
         elif point == "message":
             calls(wire, "_wait", before=self._while_in_flight)
         elif point == "unpacking":
