@@ -118,10 +118,12 @@ def extra_to_save(
 
 def extra_to_load(module: torch.nn.Module, metadata: Metadata) -> dict[str, Any]:
     """Return the entries of extra state to read: ``None`` for a value, a tensor to be filled."""
+    extra = modules_with_extra(module)
     return {
         full: whole_to_read(full, metadata)
         for full, path in (metadata.planner_data or {}).items()
-        if _is_extra(path, modules_with_extra(module)) and full in metadata.state_dict_metadata
+        if len(path) > 1 and path[0] == "model" and path[1] in extra
+        if full in metadata.state_dict_metadata
     }
 
 
@@ -173,7 +175,3 @@ def whole_to_read(full: str, metadata: Metadata) -> torch.Tensor | None:
             f"{there_bytes}; use another checkpoint, or copy it again"
         )
     return torch.empty(about.size, dtype=about.properties.dtype)
-
-
-def _is_extra(path: Any, extra: Mapping[str, Any]) -> bool:
-    return len(path) > 1 and path[0] == "model" and path[1] in extra

@@ -12,12 +12,12 @@ from gpudist.checkpoint.json_values import decode, encode, name_of
 from gpudist.checkpoint.moving import gather_blocks, scatter_blocks
 from gpudist.checkpoint.optimizer_state import (
     describe_state,
-    empty_state,
     new_state,
     require_complete,
     require_same_parameters,
     restore_on_failure,
     set_state,
+    state_block,
     whole_shape,
 )
 from gpudist.checkpoint.sequential import world_of
@@ -67,15 +67,12 @@ def full_optimizer_state_dict(
     for number, name in enumerate(name for group in groups for name in group):
         if name not in described:
             continue
-        own, whole = optimizer.state.get(parameters[name], {}), {}
+        whole = {}
         for key, about in described[name].items():
             if about["kind"] == "value":
                 whole[key] = decode(about["value"])
                 continue
-            block = own.get(key)
-            if block is None:
-                block = empty_state(parameters[name], about)
-            block = block_of(block, placed.get(name))
+            block = state_block(optimizer, parameters[name], key, about, placed.get(name))
             where = placed.get(name) or ParameterPlacement.on(P_world, block.shape)
             whole[key] = gather_blocks(block, where, to_all=to_all)
         if gets:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
-from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from gpudist.checkpoint.conversion import convert_dtype
 from gpudist.checkpoint.json_values import decode, dtype_of, encode, name_of
@@ -111,6 +112,18 @@ def new_state(parameter: torch.Tensor, about: dict[str, Any]) -> Any:
 def empty_state(parameter: torch.Tensor, about: dict[str, Any]) -> torch.Tensor:
     """Create zeros of the described dtype, laid out like the parameter."""
     return state_of(parameter, empty_block(parameter, dtype_of(about["dtype"])))
+
+
+def state_block(
+    optimizer: torch.optim.Optimizer,
+    parameter: torch.Tensor,
+    key: str,
+    about: dict[str, Any],
+    placement: ParameterPlacement | None,
+) -> torch.Tensor:
+    """Return this rank's block of a tensor of the state; zeros if it has none."""
+    value = optimizer.state.get(parameter, {}).get(key)
+    return block_of(empty_state(parameter, about) if value is None else value, placement)
 
 
 def empty_block(parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -228,17 +241,11 @@ def _undo_conversions(state: dict[str, Any], given: dict[str, Any], device: torc
             if isinstance(own, torch.Tensor) and own.dtype != value.dtype:
                 state[key] = value.to(device)
         elif not isinstance(own, torch.Tensor):
-            state[key] = _moved(value, device)
+            state[key] = tree_map(partial(_move, device=device), value)
 
 
-def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, (dict, OrderedDict)):
-        return type(value)((key, _moved(item, device)) for key, item in value.items())
-    if isinstance(value, (list, tuple)):
-        return type(value)(_moved(item, device) for item in value)
-    return copy.copy(value)
+def _move(value: Any, device: torch.device) -> Any:
+    return value.to(device) if isinstance(value, torch.Tensor) else copy.copy(value)
 
 
 @contextmanager

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import pickletools
-from typing import Any
+from dataclasses import dataclass
+from math import inf
 
 from gpudist.errors import CheckpointError
 
 _LEAVES, _GETS, _PUTS, _MARKS, _STOPS, _NOTHING, _FILLS, _MAKES, _TAKES = range(9)
-_LEAF: Any = ()
 _FACTOR = 100
-# In place of the number of objects in a container that is being counted.
-_OPEN = -1
+
+
+@dataclass
+class _Container:
+    """Object that holds others.
+
+    Attributes:
+        total: number of objects in it, itself included; infinite if it holds itself.
+        is_held: whether another object holds it. A pickle fills a container before another takes
+            it, unless that is inside.
+    """
+
+    total: float = 1.0
+    is_held: bool = False
 
 
 def end_of(data: bytes) -> int:
@@ -23,11 +35,10 @@ def end_of(data: bytes) -> int:
             and so on, takes for ever to print, to compare or to hash.
     """
     try:
-        end, nodes = _parsed(data)
-        too_much = _exceeds(nodes, _FACTOR * (len(data) + 100))
+        end, most = _measure(data)
     except Exception as error:  # Data that is not a pickle may raise any exception.
         raise CheckpointError(f"it is damaged: {type(error).__name__}: {error}") from error
-    if too_much:
+    if most > _FACTOR * (len(data) + 100):
         raise CheckpointError(
             f"{end} bytes describe more than {_FACTOR} objects per byte, or one that contains "
             "itself; they may come from an attack"
@@ -35,16 +46,16 @@ def end_of(data: bytes) -> int:
     return end
 
 
-def _parsed(data: bytes) -> tuple[int, list[list[Any]]]:
-    """Return the end of the pickle, and for each of its containers the objects directly inside."""
-    stack: list[Any] = []
+def _measure(data: bytes) -> tuple[int, float]:
+    """Return the end of the pickle, and the largest number of objects in one of its containers."""
+    stack: list[_Container | None] = []
     marks: list[int] = []
-    memo: dict[int, Any] = {}
-    nodes: list[list[Any]] = []
+    memo: dict[int, _Container | None] = {}
+    most = 1.0
     for opcode, argument, position in pickletools.genops(data):
         effect, count = _EFFECTS[opcode.code]
         if effect == _LEAVES:
-            stack.append(_LEAF)
+            stack.append(None)
         elif effect == _GETS:
             stack.append(memo[int(argument or 0)])
         elif effect == _PUTS:
@@ -55,21 +66,31 @@ def _parsed(data: bytes) -> tuple[int, list[list[Any]]]:
         elif effect == _MARKS:
             marks.append(len(stack))
         elif effect == _STOPS:
-            return (position or 0) + 1, nodes
+            return (position or 0) + 1, most
         elif effect != _NOTHING:
             start = marks.pop() if count is None else len(stack) - count
             if start < (marks[-1] if marks else 0):
                 raise ValueError(f"{opcode.name} takes more objects than there are")
             objects = stack[start:]
             del stack[start:]
-            if effect == _FILLS:
-                if type(stack[-1]) is not list:
-                    raise ValueError(f"{opcode.name} fills an object other than a container")
-                stack[-1].extend(objects)
-            elif effect == _MAKES:
-                stack.append(objects)
-                nodes.append(objects)
+            if effect == _MAKES:
+                stack.append(_Container())
+            if effect != _TAKES:
+                most = max(most, _fill(stack[-1], objects, opcode.name))
     raise ValueError("it has no end")
+
+
+def _fill(container: _Container | None, objects: list[_Container | None], name: str) -> float:
+    """Put ``objects`` into a container; return how many objects it holds now."""
+    if container is None:
+        raise ValueError(f"{name} fills an object other than a container")
+    for each in objects:
+        container.total += each.total if each else 1.0
+        if each:
+            each.is_held = True
+    if container.is_held and objects:
+        container.total = inf
+    return container.total
 
 
 def _effect_of(opcode: pickletools.OpcodeInfo) -> tuple[int, int | None]:
@@ -92,33 +113,3 @@ def _effect_of(opcode: pickletools.OpcodeInfo) -> tuple[int, int | None]:
 
 
 _EFFECTS = {opcode.code: _effect_of(opcode) for opcode in pickletools.opcodes}
-
-
-def _exceeds(nodes: list[list[Any]], limit: int) -> bool:
-    """Return whether a container holds more than ``limit`` objects in all, or itself."""
-    totals: dict[int, int] = {}
-    for root in nodes:
-        if id(root) in totals:
-            continue
-        path, sums = [(root, iter(root))], [1]
-        totals[id(root)] = _OPEN
-        while path:
-            node, rest = path[-1]
-            for each in rest:
-                total = totals.get(id(each)) if type(each) is list else 1
-                if total is None:
-                    totals[id(each)] = _OPEN
-                    path.append((each, iter(each)))
-                    sums.append(1)
-                    break
-                if total == _OPEN:
-                    return True
-                sums[-1] += total
-            else:
-                path.pop()
-                total = totals[id(node)] = sums.pop()
-                if total > limit:
-                    return True
-                if sums:
-                    sums[-1] += total
-    return False

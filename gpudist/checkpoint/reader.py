@@ -250,9 +250,6 @@ class _FileRange(io.RawIOBase):
         self._length = length
         self._at = 0
 
-    def readable(self) -> bool:
-        return True
-
     def seekable(self) -> bool:
         return True
 
@@ -372,8 +369,6 @@ def read_pickled(data: bytes, *, is_alone: bool = False) -> Any:
                 f"it is damaged: it has {len(data)} bytes, of which it uses {end}"
             )
         return _Unpickler(io.BytesIO(data)).load()
-    except CheckpointError as error:
-        raise CheckpointError(f"the metadata cannot be read: {error}") from error
     except Exception as error:  # A pickle may raise any exception.
         raise CheckpointError(f"the metadata cannot be read: {error}") from error
 

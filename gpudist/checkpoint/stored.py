@@ -21,18 +21,18 @@ from gpudist.checkpoint.nested import assemble, entries_of
 from gpudist.checkpoint.optimizer_state import (
     describe_state,
     empty_block,
-    empty_state,
     parameter_names,
     require_complete,
     require_same_parameters,
     set_state,
+    state_block,
     whole_shape,
 )
 from gpudist.checkpoint.sequential import describe_shapes, names_beyond_sequential
 from gpudist.checkpoint.texts import failing_together, require_alike
 from gpudist.errors import CheckpointError
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement, placements
-from gpudist.sbp.global_parameter import block_of, state_of
+from gpudist.sbp.global_parameter import state_of
 from gpudist.world.partition import Partition
 
 
@@ -62,18 +62,15 @@ def optimizer_to_save(
             options.append(storable(given, f"param_groups[{number}]"))
     state: dict[str, dict[str, Any]] = {}
     for name, keys in describe_state(module, optimizer, placed, P_world).items():
-        own = optimizer.state.get(parameters[name], {})
         state[name] = {}
         for key, about in keys.items():
             if about["kind"] == "value":
                 if P_world.rank == 0:
                     state[name][key] = entries_of(decode(about["value"]))
             elif name in placed or P_world.rank == 0:
-                block = own.get(key)
-                if block is None:
-                    block = empty_state(parameters[name], about)
                 where = placed.get(name)
-                state[name][key] = _stored(block_of(block, where), where)
+                block = state_block(optimizer, parameters[name], key, about, where)
+                state[name][key] = _stored(block, where)
     if P_world.rank != 0:
         return {"state": state}
     stored = [{key: entries_of(value) for key, value in given.items()} for given in options]

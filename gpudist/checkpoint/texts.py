@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
@@ -15,13 +16,9 @@ def broadcast_text(P: Partition, text: str | None, root: int) -> str:
     """Broadcast the text of rank ``root``; others pass ``None``. Collective over ``P``."""
     data = (text or "").encode(errors="surrogatepass")
     padded = data.ljust(-(-len(data) // 8) * 8, b"\0")
-    words = memoryview(padded).cast("q").tolist() if P.rank == root and padded else []
-    length, *received = P.broadcast_data([len(data), *words] if P.rank == root else None, root)
-    return _bytes_of(received)[:length].decode(errors="surrogatepass")
-
-
-def _bytes_of(words: list[int]) -> bytes:
-    return b"".join(word.to_bytes(8, "little", signed=True) for word in words)
+    words = [len(data), *array("q", padded)] if P.rank == root else None
+    length, *received = P.broadcast_data(words, root)
+    return array("q", received).tobytes()[:length].decode(errors="surrogatepass")
 
 
 def require_alike(P: Partition, what: str, text: str) -> None:
