@@ -6,6 +6,7 @@ This module does not communicate: its functions convert between bytes and values
 
 from __future__ import annotations
 
+import zlib
 from typing import Any, NamedTuple
 
 from gpudist.batch.header import BATCH, END, ERROR, BatchHeader, pack_error
@@ -16,26 +17,14 @@ from gpudist.batch.schema import Schema, schema_of
 from gpudist.cache import Cache
 
 
-class KnownSchemas:
-    """Schemas that the root has sent.
+class KnownSchemas(Cache[bytes, Schema]):
+    """Schemas that the root has sent, by digest.
 
     Root and receivers add schemas in the same order, so that their sets never differ.
     """
 
-    def __init__(self) -> None:
-        self._schemas = Cache[bytes, Schema]()
-
-    def __contains__(self, digest: bytes) -> bool:
-        return digest in self._schemas
-
-    def __getitem__(self, digest: bytes) -> Schema:
-        found = self._schemas.get(digest)
-        if found is None:
-            raise batch_error("its schema has not been sent before")
-        return found
-
-    def add(self, schema: Schema) -> None:
-        self._schemas[schema.digest] = schema
+    def __missing__(self, digest: bytes) -> Schema:
+        raise batch_error("its schema has not been sent before")
 
 
 class BatchMessage(NamedTuple):
@@ -50,7 +39,7 @@ def batch_message(prepared: PreparedBatch, known: KnownSchemas, step: int) -> Ba
     schema = prepared.schema
     data = b""
     if schema.digest not in known:
-        known.add(schema)
+        known[schema.digest] = schema
         data = schema.data
     header = BatchHeader.of(
         BATCH, step, prepared.values, schema.digest, data, prepared.payload_bytes,
@@ -87,7 +76,7 @@ def understand(
         schema = schema_of(facts[: header.schema_bytes])
         if schema.digest != header.digest:
             raise batch_error("the digest of its schema is wrong")
-        known.add(schema)
+        known[schema.digest] = schema
     schema = known[header.digest]
     if schema.has_gradients and not differentiable:
         raise batch_error("a tensor requires grad, but the batch is not differentiable")
@@ -105,5 +94,6 @@ def values_of(message: BatchMessage) -> bytes:
         TransportError: if their checksum is wrong.
     """
     values = message.facts[message.header.schema_bytes :]
-    message.header.check_values(values)
+    if zlib.crc32(values) != message.header.values_checksum:
+        raise batch_error("the checksum of its values is wrong")
     return values

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from gpudist.batch.batch_channel import channel_of
+from gpudist.batch.named_classes import is_dataclass_instance
 from gpudist.checks.arguments import checked
 from gpudist.world.partition import Partition
 
@@ -63,7 +63,8 @@ def broadcast_batch(
     if not channel.is_root:
         return channel.receive()
     try:
-        prepared = channel.prepare(_loaded(batch))
+        is_function = callable(batch) and not is_dataclass_instance(batch)
+        prepared = channel.prepare(batch() if is_function else batch)
     except StopIteration:
         channel.send_end()
         raise
@@ -71,8 +72,3 @@ def broadcast_batch(
         channel.send_error(error)
         raise
     return channel.send(prepared)
-
-
-def _loaded(batch: Any) -> Any:
-    is_data = dataclasses.is_dataclass(batch) and not isinstance(batch, type)
-    return batch() if callable(batch) and not is_data else batch

@@ -135,10 +135,6 @@ class BatchHeader(NamedTuple):
             raise batch_error(f"{payload_bytes} bytes of payload do not fit into the packet")
         return header
 
-    def check_values(self, values: bytes) -> None:
-        if zlib.crc32(values) != self.values_checksum:
-            raise batch_error("the checksum of its values is wrong")
-
 
 def pack_error(error: BaseException) -> bytes:
     """Encode an exception as values: the name of its type, and its text cut to fit the packet."""

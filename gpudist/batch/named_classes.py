@@ -19,11 +19,7 @@ def is_dataclass_instance(value: object) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
-def is_named_tuple(value: object) -> bool:
-    return _makes_named_tuples(type(value))
-
-
-def _makes_named_tuples(cls: type) -> bool:
+def makes_named_tuples(cls: type) -> bool:
     return issubclass(cls, tuple) and isinstance(getattr(cls, "_fields", None), tuple)
 
 
@@ -55,7 +51,7 @@ def class_named(name: str, fields: Sequence[str], is_tuple: bool) -> type:
         # getattr is not used, because a module's own __getattr__ may import.
         found = vars(found).get(part) if hasattr(found, "__dict__") else None
     is_it = isinstance(found, type) and name_of(found) == name
-    is_kind = is_it and (_makes_named_tuples if is_tuple else dataclasses.is_dataclass)(found)
+    is_kind = is_it and (makes_named_tuples if is_tuple else dataclasses.is_dataclass)(found)
     if not is_kind or not _can_be_made(found, is_tuple):
         raise TransportError(
             f"the batch has a {name}, but this process finds no "

@@ -27,7 +27,7 @@ from gpudist.batch.named_classes import (
     class_named,
     fields_of,
     is_dataclass_instance,
-    is_named_tuple,
+    makes_named_tuples,
     name_of,
     rebuild,
 )
@@ -50,6 +50,7 @@ class Schema:
     Attributes:
         data: encoded schema.
         digest: digest of ``data``, 16 bytes.
+        tree: ``None`` for a leaf; otherwise kind, constructor, and a tree for each child.
         leaves: leaves in the order of their values.
         values: encoder of the leaves' values.
         has_gradients: whether autograd moves some of the tensors.
@@ -65,17 +66,12 @@ class Schema:
         self.data = data
         self.digest = digest_of(data)
         self.leaves: list[Leaf] = []
-        self._tree = self._read(decode_values(data), 0)
+        self.tree = self._read(decode_values(data), 0)
         self.values = Values(self.leaves)
         tensors = [(i, leaf) for i, leaf in enumerate(self.leaves) if leaf is not None]
         self._constants = [i for i, leaf in tensors if not leaf.requires_grad]
         self._differentiable = [i for i, leaf in tensors if leaf.requires_grad]
         self.has_gradients = bool(self._differentiable)
-
-    @property
-    def tree(self) -> Any:
-        """``None`` for a leaf; otherwise kind, constructor, and a tree for each child."""
-        return self._tree
 
     def constants(self, parts: Sequence[Any]) -> list[Any]:
         """Return the tensors among the leaves that make up the payload."""
@@ -97,7 +93,7 @@ class Schema:
             parts[i] = x
         for i, x in zip(self._differentiable, differentiable, strict=True):
             parts[i] = x
-        return _build(self._tree, iter(parts))
+        return _build(self.tree, iter(parts))
 
     def _read(self, node: Any, depth: int) -> Any:
         """Check a node: ``None`` for a leaf, else kind, constructor and children."""
@@ -175,8 +171,8 @@ def _open(value: Any, where: str) -> tuple[tuple[Any, ...], list[tuple[str, Any]
                     f"keys are strings, numbers, bytes, None and tuples of these"
                 )
         return (Kind.DICT, tuple(value)), [(f"[{key!r}]", part) for key, part in value.items()]
-    if is_named_tuple(value) or is_dataclass_instance(value):
-        is_tuple = is_named_tuple(value)
+    is_tuple = makes_named_tuples(cls)
+    if is_tuple or is_dataclass_instance(value):
         fields = fields_of(cls)
         class_named(name_of(cls), fields, is_tuple)
         kind = Kind.NAMED_TUPLE if is_tuple else Kind.DATACLASS
