@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from gpudist.cli.command import print_json
 from gpudist.cli.tables import print_table, print_text
-from gpudist.world.environment import Cuda, Environment, TransportState, describe
+from gpudist.world.environment import Environment, TransportState, describe
 from gpudist.world.links import GpuLink
 
 
@@ -25,13 +25,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 def rows(environment: Environment) -> list[tuple[str, str]]:
     """Return the rows of a table: name and description of each part of the environment."""
+    cuda = environment.cuda
+    needs = [("  needs", f"{cuda.needs}, for kernels of CUDA {cuda.compiler}")] if cuda else []
     return [
         ("gpudist", environment.gpudist),
         ("Python", environment.python),
         ("torch", _torch(environment)),
         ("native core", "built" if environment.native_core else environment.native_core_missing),
         ("CUDA half", _cuda(environment)),
-        *([("  needs", _needs(environment.cuda))] if environment.cuda else []),
+        *needs,
         ("GPUs", _devices(environment)),
         ("NCCL", _nccl(environment)),
         *[("link", _link(link)) for link in environment.links],
@@ -57,10 +59,6 @@ def _cuda(environment: Environment) -> str:
     driver = f"driver for CUDA up to {cuda.driver}" if cuda.driver else "no driver"
     seen = f"no GPU ({cuda.error})" if cuda.error else f"GPUs: {cuda.devices}"
     return f"built with CUDA {cuda.compiler}, {driver}, {seen}"
-
-
-def _needs(cuda: Cuda) -> str:
-    return f"{cuda.needs}, for kernels of CUDA {cuda.compiler}"
 
 
 def _devices(environment: Environment) -> str:

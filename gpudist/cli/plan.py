@@ -207,23 +207,26 @@ def _network(name: str) -> Any:
     folder = str(path.resolve().parent) if path.suffix == ".py" else ""
     sys.path.insert(0, folder)
     try:
-        found: Any = importlib.import_module(path.stem if folder else module)
+        network: Any = importlib.import_module(path.stem if folder else module)
         for part in attribute.split("."):
-            found = getattr(found, part)
+            network = getattr(network, part)
     # A user's module may raise any exception during its import.
     except Exception as error:
         words = f"{type(error).__name__}: {error}"
         raise ShapeError(f"{name}: {words}; give it as MODULE:NAME or FILE.py:NAME") from error
     finally:
         sys.path.remove(folder)
-    made = found if isinstance(found, (nn.Module, list, tuple)) else _called(name, found)
-    layers: Any = [made] if isinstance(made, nn.Module) else made
+    if not isinstance(network, (nn.Module, list, tuple)):
+        network = _call(name, network)
+    layers: Any = [network] if isinstance(network, nn.Module) else network
     if not isinstance(layers, (list, tuple)) or not all(isinstance(x, nn.Module) for x in layers):
-        raise ShapeError(f"{name} is {type(made).__name__}, not a torch module or a list of layers")
-    return made
+        raise ShapeError(
+            f"{name} is {type(network).__name__}, not a torch module or a list of layers"
+        )
+    return network
 
 
-def _called(name: str, make: Any) -> Any:
+def _call(name: str, make: Any) -> Any:
     try:
         return make()
     except Exception as error:

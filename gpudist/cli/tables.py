@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from textwrap import fill
 
@@ -25,18 +26,8 @@ def print_table(lines: Sequence[tuple[str, str]]) -> None:
             (name, _fill(text, wide, initial_indent=indent, subsequent_indent=indent).lstrip())
             for name, text in lines
         ]
-        try:
-            from rich.console import Console
-            from rich.text import Text
-        except ImportError:
-            pass
-        else:
-            for name, text in lines:
-                styled = Text.assemble((name.ljust(width), "bold cyan"), "  ", text)
-                Console(soft_wrap=True).print(styled)
-            return
     for name, text in lines:
-        print(f"{name:<{width}}  {text}")
+        _print_line(name.ljust(width), f"  {text}")
 
 
 def print_text(text: str) -> None:
@@ -54,21 +45,20 @@ def print_columns(heading: Sequence[str], lines: Sequence[Sequence[str]]) -> Non
         if number:
             print()
         head, *body = columns(table).splitlines()
-        _print_heading(head)
+        _print_line(head)
         print("\n".join(body))
 
 
-def _print_heading(text: str) -> None:
+def _print_line(heading: str, text: str = "") -> None:
+    """Print a line, whose heading is coloured on a terminal."""
     if sys.stdout.isatty():
-        try:
+        with suppress(ImportError):
             from rich.console import Console
             from rich.text import Text
-        except ImportError:
-            pass
-        else:
-            Console(soft_wrap=True).print(Text(text, "bold cyan"))
+
+            Console(soft_wrap=True).print(Text.assemble((heading, "bold cyan"), text))
             return
-    print(text)
+    print(heading + text)
 
 
 def terminal_width() -> int:

@@ -83,14 +83,9 @@ def build_info() -> Built:
     )
 
 
-def variables() -> dict[str, str]:
-    """Return the environment variables of gpudist."""
-    return {name: text for name, text in os.environ.items() if name.startswith("GPUDIST_")}
-
-
-def nccl_variables() -> dict[str, str]:
-    """Return the environment variables of NCCL."""
-    return {name: text for name, text in os.environ.items() if name.startswith("NCCL_")}
+def variables(prefix: str = "GPUDIST_") -> dict[str, str]:
+    """Return the environment variables whose names begin with ``prefix``."""
+    return {name: text for name, text in os.environ.items() if name.startswith(prefix)}
 
 
 def set_variables(said: dict[str, str]) -> None:
@@ -363,7 +358,7 @@ def connect(
     """
     asked = settings()
     with (
-        StoreAsker(f"connect {size} ranks", rank, timeout_s, store_rank) as ask,
+        closing(StoreAsker(f"connect {size} ranks", rank, timeout_s, store_rank)) as ask,
         closing(WorldAgreement(ask, store, prefix, rank, size)) as agreement,
     ):
         try:

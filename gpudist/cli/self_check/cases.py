@@ -25,13 +25,11 @@ class Case:
     """One rank's part of an operator on a known tensor.
 
     Attributes:
-        name: name of the operator and its variant.
         operator: linear operator under test.
         x: input on this rank.
         expected: expected output, cell by cell; ``None`` if this rank has none.
     """
 
-    name: str
     operator: Callable[[torch.Tensor], torch.Tensor]
     x: torch.Tensor
     expected: torch.Tensor | None
@@ -57,10 +55,10 @@ def cases(
         dtype: dtype of the tensors; exact only if it can represent every cell's number.
     """
     made = _Cases(P_world, rows, columns, dtype)
-    own: list[tuple[str, Callable[[], Case]]] = [
+    known: list[tuple[str, Callable[[], Case]]] = [
         ("halo_exchange", made.halo_exchange),
-        ("halo_exchange, dim after dim", made.nested_halo_exchange),
-        ("halo_exchange, periodic", made.periodic_halo_exchange),
+        ("halo_exchange, dim after dim", partial(made.halo_exchange, nested=True)),
+        ("halo_exchange, periodic", partial(made.halo_exchange, periodic=True)),
         ("repartition", made.repartition),
         ("broadcast", made.broadcast),
         ("sum_reduce", made.sum_reduce),
@@ -71,8 +69,8 @@ def cases(
         ("sum_scatter", made.sum_scatter),
         ("send_recv", made.send_recv),
     ]
-    others = [row for row in OPERATORS if row.name not in dict(own)] if is_built() else []
-    return own + [(row.name, partial(made.sample, row)) for row in others]
+    others = [row for row in OPERATORS if row.name not in dict(known)] if is_built() else []
+    return known + [(row.name, partial(made.sample, row)) for row in others]
 
 
 # Most ranks of a sample, all of which are computed on each of them.
@@ -97,89 +95,84 @@ class _Cases:
             for rank in (0, n - 1)
         )
 
-    def halo_exchange(self, nested: bool = False) -> Case:
-        own = self._owned(self.P_grid)
-        operator = ops.HaloExchange(self.P_grid, halo=[(1, 1), (1, 1)], nested=nested)
-        name = "halo_exchange, dim after dim" if nested else "halo_exchange"
-        return Case(name, operator, self._numbers(own), self._numbers(_widened(own)))
-
-    def nested_halo_exchange(self) -> Case:
-        return self.halo_exchange(nested=True)
-
-    def periodic_halo_exchange(self) -> Case:
-        own = self._owned(self.P_grid)
-        operator = ops.HaloExchange(self.P_grid, halo=[(1, 1), (1, 1)], periodic=True)
-        expected = self._numbers(_widened(own), periodic=True)
-        return Case("halo_exchange, periodic", operator, self._numbers(own), expected)
+    def halo_exchange(self, nested: bool = False, periodic: bool = False) -> Case:
+        block = self._block(self.P_grid)
+        operator = ops.HaloExchange(
+            self.P_grid, halo=[(1, 1), (1, 1)], periodic=periodic, nested=nested
+        )
+        needed = Box(
+            tuple(start - 1 for start in block.start), tuple(stop + 1 for stop in block.stop)
+        )
+        return Case(operator, self._numbers(block), self._numbers(needed, periodic))
 
     def repartition(self) -> Case:
         operator = ops.Repartition(self.P_rows, self.P_columns)
-        x, expected = (self._numbers(self._owned(P)) for P in (self.P_rows, self.P_columns))
-        return Case("repartition", operator, x, expected)
+        x, expected = (self._numbers(self._block(P)) for P in (self.P_rows, self.P_columns))
+        return Case(operator, x, expected)
 
     def broadcast(self) -> Case:
         whole = self._numbers(Box.whole(self.block_shape))
         operator = ops.Broadcast(self.P_first, self.P_rows)
-        return Case("broadcast", operator, self._on(self.P_first, whole), whole)
+        return Case(operator, self._on(self.P_first, whole), whole)
 
     def sum_reduce(self) -> Case:
         x, total = self._terms()
         operator = ops.SumReduce(self.P_rows, self.P_first)
-        return Case("sum_reduce", operator, x, total if self.P_first.active else None)
+        return Case(operator, x, total if self.P_first.active else None)
 
     def all_sum_reduce(self) -> Case:
         x, total = self._terms()
-        return Case("all_sum_reduce", ops.AllSumReduce(self.P_rows, [0]), x, total)
+        return Case(ops.AllSumReduce(self.P_rows, [0]), x, total)
 
     def scatter(self) -> Case:
         whole = self._numbers(Box.whole(self.shape))
         x = self._on(self.P_first, whole)
-        return Case("scatter", ops.Scatter(self.P_rows), x, self._numbers(self._owned(self.P_rows)))
+        return Case(ops.Scatter(self.P_rows), x, self._numbers(self._block(self.P_rows)))
 
     def gather(self) -> Case:
         whole = self._numbers(Box.whole(self.shape)) if self.P_first.active else None
-        own = self._numbers(self._owned(self.P_rows))
-        return Case("gather", ops.Gather(self.P_rows), own, whole)
+        block = self._numbers(self._block(self.P_rows))
+        return Case(ops.Gather(self.P_rows), block, whole)
 
     def all_gather(self) -> Case:
-        own = self._numbers(self._owned(self.P_rows))
+        block = self._numbers(self._block(self.P_rows))
         whole = self._numbers(Box.whole(self.shape))
-        return Case("all_gather", ops.AllGather(self.P_rows, [0]), own, whole)
+        return Case(ops.AllGather(self.P_rows, [0]), block, whole)
 
     def sum_scatter(self) -> Case:
         n = self.P_world.size
         x = self._numbers(Box.whole(self.shape)) + self._rank
-        expected = n * self._numbers(self._owned(self.P_rows)) + n * (n - 1) // 2
-        return Case("sum_scatter", ops.SumScatter(self.P_rows, [0]), x, expected)
+        expected = n * self._numbers(self._block(self.P_rows)) + n * (n - 1) // 2
+        return Case(ops.SumScatter(self.P_rows, [0]), x, expected)
 
     def send_recv(self) -> Case:
         block = self._numbers(Box.whole(self.block_shape))
         operator = ops.SendRecv(self.P_first, self.P_last)
         x = self._on(self.P_first, block)
         if self.P_last.active:
-            return Case("send_recv", operator, x, block)
-        return Case("send_recv", operator, x, None if self.P_first.active else x)
+            return Case(operator, x, block)
+        return Case(operator, x, None if self.P_first.active else x)
 
     def sample(self, row: OperatorRow) -> Case:
         """Return the row's sample on the first ranks, as loopback in this process computes it."""
         size = min(self.P_world.size, _SAMPLE_RANKS)
         P = self.P_world.create_partition_inclusive(range(size))
-        operator, x = self._sampled(row, P)
+        operator, x = self._make_sample(row, P)
         if not P.active:
-            return Case(row.name, operator, x, None)
-        expected = run_distributed(self._of_loopback, size, row)[P.plan_rank]
-        return Case(row.name, operator, x, expected.to(self.P_world.device))
+            return Case(operator, x, None)
+        expected = run_distributed(self._run_sample, size, row)[P.plan_rank]
+        return Case(operator, x, expected.to(self.P_world.device))
 
-    def _of_loopback(self, P: Partition, row: OperatorRow) -> torch.Tensor:
-        operator, x = self._sampled(row, P)
+    def _run_sample(self, P: Partition, row: OperatorRow) -> torch.Tensor:
+        operator, x = self._make_sample(row, P)
         return operator(x)
 
-    def _sampled(self, row: OperatorRow, P: Partition) -> tuple[Any, torch.Tensor]:
+    def _make_sample(self, row: OperatorRow, P: Partition) -> tuple[Any, torch.Tensor]:
         operator = row.make(P)
         P_x: CartesianPartition = operator.P_x
         if not P_x.active:
             return operator, zero_volume_tensor(dtype=self.dtype, device=P.device)
-        return operator, self._numbers(self._owned(P_x)).to(P.device)
+        return operator, self._numbers(self._block(P_x)).to(P.device)
 
     @property
     def _rank(self) -> int:
@@ -193,7 +186,7 @@ class _Cases:
     def _on(self, P: Partition, x: torch.Tensor) -> torch.Tensor:
         return x if P.active else zero_volume_tensor(dtype=self.dtype, device=self.P_world.device)
 
-    def _owned(self, P: CartesianPartition) -> Box:
+    def _block(self, P: CartesianPartition) -> Box:
         assert P.index is not None, "every worker has a block"
         return Decomposition.balanced(self.shape, P.shape).block(P.index)
 
@@ -212,7 +205,3 @@ class _Cases:
 def _square(n: int) -> tuple[int, int]:
     short = next(p for p in range(isqrt(n), 0, -1) if n % p == 0)
     return short, n // short
-
-
-def _widened(box: Box) -> Box:
-    return Box(tuple(start - 1 for start in box.start), tuple(stop + 1 for stop in box.stop))

@@ -69,7 +69,7 @@ def rank_environments(P_world: Partition) -> list[RankEnvironment]:
 
 
 def _own_environment(P_world: Partition) -> RankEnvironment:
-    said = runtime.nccl_variables()
+    said = runtime.variables("NCCL_")
     off = [said.get(name, "0") not in ("", "0") for name in _OFF]
     environment = RankEnvironment(
         _number(socket.gethostname()), _number(f"process {P_world.rank}"), _own_nccl(P_world),
@@ -89,10 +89,6 @@ def _own_environment(P_world: Partition) -> RankEnvironment:
 
 def _bits(flags: Sequence[bool]) -> int:
     return sum(flag << number for number, flag in enumerate(flags))
-
-
-def _set_bits(number: int) -> list[int]:
-    return [bit for bit in range(number.bit_length()) if number >> bit & 1]
 
 
 def _own_nccl(P_world: Partition) -> int:
@@ -133,15 +129,18 @@ def remedies_of(
 def _of_paths(found: Sequence[RankEnvironment]) -> list[str]:
     """Return remedies for required paths that the environment or the machine disables."""
     remedies: list[str] = []
-    several_nodes = len({environment.node for environment in found}) > 1
+    nodes = len({environment.node for environment in found})
     for bit, (name, effect) in enumerate(_OFF.items()):
         ranks = [rank for rank, environment in enumerate(found) if environment.off >> bit & 1]
-        if ranks and (several_nodes if name == "NCCL_IB_DISABLE" else _have_neighbours(found)):
+        if ranks and (nodes > 1 if name == "NCCL_IB_DISABLE" else nodes < len(found)):
             remedies.append(f"{name} is set on ranks {_listed(ranks)}, so that {effect}: unset it.")
     used = {(environment.node, environment.number) for environment in found}
     for rank, environment in enumerate(found):
+        numbers = range(environment.unreachable.bit_length())
         blocked = [
-            bit for bit in _set_bits(environment.unreachable) if (environment.node, bit) in used
+            number
+            for number in numbers
+            if environment.unreachable >> number & 1 and (environment.node, number) in used
         ]
         if blocked:
             remedies.append(
@@ -150,10 +149,6 @@ def _of_paths(found: Sequence[RankEnvironment]) -> list[str]:
                 f"r` says why; often it is IOMMU or ACS of the PCIe switches, or a virtual machine."
             )
     return remedies
-
-
-def _have_neighbours(found: Sequence[RankEnvironment]) -> bool:
-    return len({environment.node for environment in found}) < len(found)
 
 
 def _of_slow_links(
