@@ -53,14 +53,6 @@ class _Admitted:
     is_partition: bool = False
 
 
-@dataclass(frozen=True)
-class _Takes:
-    """Kinds of the parameters of a function, in order and by name."""
-
-    in_order: tuple[tuple[str, _Admitted], ...]
-    by_name: dict[str, _Admitted]
-
-
 class Checked:
     """Base of classes that check the arguments of their constructors."""
 
@@ -93,7 +85,7 @@ def check_constructor(
     """
     if is_dynamo_compiling():
         return
-    known = _takes(init).by_name
+    _, known = _parameters_of(init)
     for name in kwargs:
         if known and name not in known:
             text = f"{where}() got an unexpected keyword argument {name!r}"
@@ -174,12 +166,12 @@ def refusal_of(
     error: type[GpudistError] = ShapeError,
 ) -> GpudistError | None:
     """Return the error that :func:`check` would raise, or ``None``."""
-    takes = _takes(function)
-    for (name, kind), value in zip(takes.in_order, args, strict=False):
+    in_order, by_name = _parameters_of(function)
+    for (name, kind), value in zip(in_order, args, strict=False):
         if type(value) not in kind.types and not kind.admits(value):
             return _refusal(where, name, value, kind, error)
     for name, value in kwargs.items():
-        kind = takes.by_name.get(name, _ANYTHING)
+        kind = by_name.get(name, _ANYTHING)
         if type(value) not in kind.types and not kind.admits(value):
             return _refusal(where, name, value, kind, error)
     return None
@@ -234,11 +226,14 @@ def as_plain(value: Any) -> Any:
 
 
 @cache
-def _takes(function: Callable[..., Any]) -> _Takes:
+def _parameters_of(
+    function: Callable[..., Any],
+) -> tuple[list[tuple[str, _Admitted]], dict[str, _Admitted]]:
+    """Return the kinds of the parameters of a function, in order and by name."""
     plain = inspect.unwrap(function)
     if plain.__module__.partition(".")[0] != "gpudist":
         # A user's subclass may accept other arguments.
-        return _Takes((), {})
+        return [], {}
     in_order: list[tuple[str, _Admitted]] = []
     by_name: dict[str, _Admitted] = {}
     for parameter in inspect.signature(plain).parameters.values():
@@ -255,7 +250,7 @@ def _takes(function: Callable[..., Any]) -> _Takes:
         by_name[parameter.name] = kind
         if parameter.kind is not parameter.KEYWORD_ONLY:
             in_order.append((parameter.name, kind))
-    return _Takes(tuple(in_order), by_name)
+    return in_order, by_name
 
 
 def _kind_of(annotation: Any) -> _Admitted:
@@ -280,7 +275,10 @@ def _kind_of(annotation: Any) -> _Admitted:
     if origin is CallableABC:
         return _Admitted(callable, "a function", "functions")
     if origin is Iterable:
-        return _Admitted(_is_iterable, "an iterable", "iterables")
+        return _Admitted(
+            lambda value: hasattr(type(value), "__iter__") or hasattr(type(value), "__getitem__"),
+            "an iterable", "iterables",
+        )  # fmt: skip
     return _of_class(origin if origin is not None else annotation)
 
 
@@ -385,10 +383,6 @@ def _is_sequence(value: Any) -> bool:
         and not isinstance(value, str | bytes | Mapping)
         and not hasattr(value, "__torch_function__")
     )
-
-
-def _is_iterable(value: Any) -> bool:
-    return hasattr(type(value), "__iter__") or hasattr(type(value), "__getitem__")
 
 
 def describe(value: Any) -> str:

@@ -30,7 +30,6 @@ class ReadsRegions(Protocol):
 
     def read(self, index: int, box: tuple[slice, ...]) -> Any:
         """Return the cells of sample ``index`` in ``box``, one slice per dim."""
-        ...
 
 
 def of_arrays(where: str, dataset: Any) -> Any:

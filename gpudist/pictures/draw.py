@@ -111,7 +111,6 @@ def draw_scene(
     scene: Scene, rank: int | None = None, dims: Sequence[int] | None = None, itemsize: int = 4
 ) -> Figure:
     """Draw ``scene``; for the arguments see :func:`draw`."""
-    require_matplotlib()
     if itemsize < 1:
         raise ShapeError(f"itemsize is {itemsize}; a cell must have at least one byte")
     drawn = _drawn_dims(scene, dims)

@@ -176,12 +176,9 @@ def traffic(scene: Scene) -> tuple[StageTraffic, ...]:
 
 def busiest(scene: Scene) -> int:
     """Return the rank that receives the most messages; among equals, the middle one."""
-    received = [
-        sum(len(stage.receives) for stage in scene.plans[rank].stages) if scene.plans else 0
-        for rank in range(len(scene.names))
-    ]
+    received = [sum(len(stage.receives) for stage in plan.stages) for plan in scene.plans]
     most = [rank for rank, count in enumerate(received) if count == max(received)]
-    return most[len(most) // 2] if scene.plans else 0
+    return most[len(most) // 2] if most else 0
 
 
 def _first_needed(

@@ -51,7 +51,9 @@ def profile(path: str | Path, P_world: Partition | None = None) -> Generator[Non
     try:
         yield
     except BaseException:
-        _write(_part_of(Path(path), rank), _events(tracer, rank, first, first), [first])
+        whole = Path(path)
+        part = whole.with_name(f"{whole.stem}.rank-{rank}{whole.suffix}")
+        _write(part, _events(tracer, rank, first, first), [first])
         raise
     finally:
         for wire in P.wire.wires:
@@ -69,10 +71,6 @@ def profile(path: str | Path, P_world: Partition | None = None) -> Generator[Non
 
 def _events(tracer: Tracer, rank: int, first: Reading, last: Reading) -> list[Event]:
     return events_of(tracer.calls, rank, partial(align_ns, first=first, last=last))
-
-
-def _part_of(path: Path, rank: int) -> Path:
-    return path.with_name(f"{path.stem}.rank-{rank}{path.suffix}")
 
 
 def _write(path: Path, events: list[Event], readings: list[Reading]) -> None:

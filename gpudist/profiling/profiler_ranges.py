@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from types import TracebackType
+from contextlib import ExitStack
 
 import torch
 from torch.profiler import record_function
 
 from gpudist.checks.arguments import checked
 from gpudist.transport.base import Transport
-from gpudist.transport.flight_recorder import ACTIVITY, Operation, Phase, Post
+from gpudist.transport.flight_recorder import ACTIVITY, Observer, Operation, Phase
 from gpudist.world import runtime
 from gpudist.world.partition import Partition
 
 
-class Ranges:
+class Ranges(Observer):
     """Observer that opens a range at the start of each call and closes it at its end."""
 
     def __init__(self) -> None:
         self._has_gpu = torch.cuda.is_available()
         self._open: record_function | None = None
 
-    def entered(self, operation: Operation, phase: Phase) -> None:
+    def begin_call(self, operation: Operation, phase: Phase) -> None:
         row = operation[ACTIVITY].row
         name = f"gpudist: {row.operator} {row.partition}".rstrip()
         if phase != "run":
@@ -31,10 +31,7 @@ class Ranges:
         if self._has_gpu:
             torch.cuda.nvtx.range_push(name)
 
-    def posted(self, operation: Operation, post: Post, number: int) -> None:
-        pass
-
-    def left(self, operation: Operation) -> None:
+    def end_call(self, operation: Operation) -> None:
         if self._open is None:
             return
         if self._has_gpu:
@@ -43,26 +40,8 @@ class Ranges:
         self._open = None
 
 
-class Recording:
-    """Handle of recorded ranges; as a context manager, it stops recording at the end."""
-
-    def __init__(self, wire: Transport) -> None:
-        self._wire = wire
-
-    def __enter__(self) -> Recording:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        _stop(self._wire)
-
-
 @checked()
-def record_ranges(enabled: bool = True, P_world: Partition | None = None) -> Recording:
+def record_ranges(enabled: bool = True, P_world: Partition | None = None) -> ExitStack:
     """Record every movement of this worker as a range with its operator and partition.
 
     The ranges are torch's ``record_function``, which ``torch.profiler`` shows by the name
@@ -85,7 +64,9 @@ def record_ranges(enabled: bool = True, P_world: Partition | None = None) -> Rec
         ranges = Ranges()
         for each in wire.wires:
             each.recorder.observe(ranges)
-    return Recording(wire)
+    recording = ExitStack()
+    recording.callback(_stop, wire)
+    return recording
 
 
 def _stop(wire: Transport) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from gpudist.checks.arguments import Checked, checked
@@ -53,9 +53,6 @@ class Stats(Checked, Sequence[Stat]):
 
     def __len__(self) -> int:
         return len(self._rows)
-
-    def __iter__(self) -> Iterator[Stat]:
-        return iter(self._rows)
 
     @property
     def total(self) -> Stat:

@@ -62,7 +62,8 @@ class Partition:
         self.ranks = tuple(ranks)
         self.shape: tuple[int, ...] = tuple(shape) if shape is not None else (len(self.ranks),)
         # These are not cached properties, which take a lock that torch.compile cannot trace.
-        self.rank = self._find_rank()
+        rank = wire.rank
+        self.rank = self.ranks.index(rank) if rank in self.ranks else None
         self.active = self.rank is not None
         self.index = None if self.rank is None else index_of(self.rank, self.shape)
 
@@ -74,12 +75,6 @@ class Partition:
     def size(self) -> int:
         """Number of members."""
         return len(self.ranks)
-
-    def _find_rank(self) -> int | None:
-        try:
-            return self.ranks.index(self._wire.rank)
-        except ValueError:
-            return None
 
     if not TYPE_CHECKING:  # Otherwise type checkers accept any attribute.
 
@@ -215,10 +210,7 @@ class Partition:
             PartitionError: the partitions belong to different worlds.
         """
         require_one_world("create_partition_union", self, other)
-        if self.ranks == other.ranks:
-            return Partition(self._wire, self.ranks)
-        mine = set(self.ranks)
-        return Partition(self._wire, self.ranks + tuple(r for r in other.ranks if r not in mine))
+        return Partition(self._wire, tuple(dict.fromkeys(self.ranks + other.ranks)))
 
     def create_cartesian_topology_partition(self, shape: Sequence[int]) -> CartesianPartition:
         """Return all members on a process grid of ``shape``; DistDL's name for :meth:`grid`.
@@ -422,11 +414,6 @@ class CartesianPartition(Partition):
     Args:
         wire, ranks, shape: see :class:`Partition`.
     """
-
-    def __init__(
-        self, wire: Transport, ranks: Sequence[int], shape: Sequence[int] | None = None
-    ) -> None:
-        super().__init__(wire, ranks, shape)
 
     def cartesian_index(self, rank: int) -> tuple[int, ...]:
         """Return the index of member ``rank`` on the process grid."""

@@ -63,13 +63,9 @@ class MPIPartition:
         return self.partition.rank
 
     @cached_property
-    def _comm(self) -> Communicator | None:
-        return Communicator(lambda: self.partition) if self.active else None
-
-    @property
     def comm(self) -> Communicator | None:
         """Communicator of the members, ``None`` on other workers."""
-        return self._comm
+        return Communicator(lambda: self.partition) if self.active else None
 
     @property
     def device(self) -> torch.device:

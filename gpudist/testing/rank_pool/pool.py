@@ -31,7 +31,7 @@ STACKS_S = 0.3
 StartMethod = Literal["forkserver", "spawn", "fork"]
 
 
-class RankPool:
+class RankPool(contextlib.AbstractContextManager["RankPool"]):
     """Processes on the local host that serve as the ranks of one world after another.
 
     Processes start when first needed and are reused, as is the world of each size. A failure ends
@@ -67,9 +67,6 @@ class RankPool:
             # The server imports these modules once, and forked processes inherit them.
             first = ["torch", "torch.distributed", "gpudist._names", "gpudist.checkpoint", __name__]
             self._context.set_forkserver_preload([*first, *preload])
-
-    def __enter__(self) -> RankPool:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
