@@ -56,6 +56,7 @@ class GradScaler(Checked, torch.amp.GradScaler):
         found_inf: torch.Tensor,
         allow_fp16: bool,
     ) -> dict[torch.device, torch.Tensor]:
-        found = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
-        own = torch.stack([found_inf, *(one.to(found_inf.device) for one in found.values())]).max()
-        return {found_inf.device: all_reduce(own.to(self._P.device), self._P, "max")}
+        flags = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+        here = [flag.to(found_inf.device) for flag in flags.values()]
+        has_infinite = torch.stack([found_inf, *here]).max()
+        return {found_inf.device: all_reduce(has_infinite.to(self._P.device), self._P, "max")}

@@ -37,15 +37,15 @@ class Cache(dict[Key, Made]):
 
     def made(self, key: Key, make: Callable[[], Made]) -> Made:
         """Return the item of ``key``; create it at the first call."""
-        found = self.get(key)
-        if found is None:
-            found = self[key] = make()
-        return found
+        item = self.get(key)
+        if item is None:
+            item = self[key] = make()
+        return item
 
 
 def cache_of(owner: dict[Any, Any], name: object, limit: int = 256) -> Cache[Any, Any]:
     """Return the cache ``owner[name]``; create it at the first call."""
-    found = owner.get(name)
-    if found is None:
-        found = owner.setdefault(name, Cache(limit))
-    return found
+    cache = owner.get(name)
+    if cache is None:
+        cache = owner.setdefault(name, Cache(limit))
+    return cache

@@ -156,7 +156,7 @@ def channel_of(
     if not group.active:
         return None
     key = (BatchChannel, name, group, root, differentiable)
-    found = P.wire.remembered.get(key)
-    if not isinstance(found, BatchChannel):
-        found = P.wire.remembered[key] = BatchChannel(group, root, name, differentiable)
-    return found
+    channel = P.wire.remembered.get(key)
+    if not isinstance(channel, BatchChannel):
+        channel = P.wire.remembered[key] = BatchChannel(group, root, name, differentiable)
+    return channel

@@ -41,29 +41,29 @@ def class_named(name: str, fields: Sequence[str], is_tuple: bool) -> type:
         TransportError: if this process does not have the class, or its fields differ.
     """
     module, _, qualname = name.partition(":")
-    found: Any = sys.modules.get(module)
-    if found is None:
+    value: Any = sys.modules.get(module)
+    if value is None:
         raise TransportError(
             f"the batch has a {name}, but this process has not imported {module!r}, and receiving "
             f"a batch imports nothing: import it on every rank before the first batch"
         )
     for part in qualname.split("."):
         # getattr is not used, because a module's own __getattr__ may import.
-        found = vars(found).get(part) if hasattr(found, "__dict__") else None
-    is_it = isinstance(found, type) and name_of(found) == name
-    is_kind = is_it and (makes_named_tuples if is_tuple else dataclasses.is_dataclass)(found)
-    if not is_kind or not _can_be_made(found, is_tuple):
+        value = vars(value).get(part) if hasattr(value, "__dict__") else None
+    is_it = isinstance(value, type) and name_of(value) == name
+    is_kind = is_it and (makes_named_tuples if is_tuple else dataclasses.is_dataclass)(value)
+    if not is_kind or not _can_be_made(value, is_tuple):
         raise TransportError(
             f"the batch has a {name}, but this process finds no "
             f"{'named tuple' if is_tuple else 'dataclass'} of this name: define it at the top "
             f"level of a module that every rank imports"
         )
-    if fields_of(found) != tuple(fields):
+    if fields_of(value) != tuple(fields):
         raise TransportError(
             f"the batch has a {name} with the fields {list(fields)}, but on this rank it has "
-            f"{list(fields_of(found))}: run the same program on every rank"
+            f"{list(fields_of(value))}: run the same program on every rank"
         )
-    return found
+    return value
 
 
 def _can_be_made(cls: type, is_tuple: bool) -> bool:

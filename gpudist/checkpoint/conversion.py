@@ -21,8 +21,8 @@ def dtype_problem(stored: torch.dtype, wanted: torch.dtype) -> str:
     """
     if stored == wanted:
         return ""
-    one, other = _kind_of(stored), _kind_of(wanted)
-    if one is None or other is None or max(one, _INTEGER) > max(other, _INTEGER):
+    kind, wanted_kind = _kind_of(stored), _kind_of(wanted)
+    if kind is None or wanted_kind is None or max(kind, _INTEGER) > max(wanted_kind, _INTEGER):
         return f"has {stored}, which does not convert to {wanted}; use the same dtype"
     return ""
 

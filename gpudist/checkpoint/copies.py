@@ -35,19 +35,19 @@ def warn_of_differences(
     if counts == {0} or len(counts) > 1:
         return
     mine = P_world.rank or 0
-    own = digests_of([copy.tensor for copy, ranks in held if mine in ranks])
-    numbers = iter(own)
+    digests = digests_of([copy.tensor for copy, ranks in held if mine in ranks])
+    numbers = iter(digests)
     rows = P_world.allgather_data([next(numbers) if mine in ranks else 0 for _, ranks in held])
     different = [
         f"{copy.text} of rank {mine} differs from that of rank {ranks[0]}"
         for i, (copy, ranks) in enumerate(held)
         if mine in ranks and rows[mine][i] != rows[ranks[0]][i]
     ]
-    text = f"{different[0]}; {len(different)} of {len(own)} tensors do" if different else ""
-    found = [text for text in gather_texts_on_first(P_world, text.encode()) if text]
-    if found:
+    text = f"{different[0]}; {len(different)} of {len(digests)} tensors do" if different else ""
+    texts = [text for text in gather_texts_on_first(P_world, text.encode()) if text]
+    if texts:
         warnings.warn(
-            f"{where}: {found[0].decode()}, and the checkpoint keeps one copy of each. Start with "
+            f"{where}: {texts[0].decode()}, and the checkpoint keeps one copy of each. Start with "
             "the same weights on every worker, as by distribute(..., broadcast_parameters=True), "
             "or load this checkpoint on all of them",
             UserWarning,

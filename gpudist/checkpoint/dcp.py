@@ -176,10 +176,10 @@ def _require_readable(reader: SafeReader, written: dict[str, Any]) -> None:
     }
     _read(values, reader, metadata)
     for name, value in values.items():
-        given = written[name].value if isinstance(written[name], Entire) else written[name]
-        if comparable_text(value, name) != comparable_text(given, name):
+        saved = written[name].value if isinstance(written[name], Entire) else written[name]
+        if comparable_text(value, name) != comparable_text(saved, name):
             raise CheckpointError(
-                f"{name} is {given!r:.200} but reads back as {value!r:.200}; convert it to "
+                f"{name} is {saved!r:.200} but reads back as {value!r:.200}; convert it to "
                 "numbers, texts or lists of them"
             )
 

@@ -47,21 +47,21 @@ def require_fillable(module: torch.nn.Module, state: Mapping[str, Any]) -> None:
 
 def _problems(module: torch.nn.Module, state: Mapping[str, Any]) -> Iterator[str]:
     extra = modules_with_extra(module)
-    own = dict(module.named_parameters(remove_duplicate=False))
-    own |= dict(module.named_buffers(remove_duplicate=False))
+    tensors = dict(module.named_parameters(remove_duplicate=False))
+    tensors |= dict(module.named_buffers(remove_duplicate=False))
     for name, value in state.items():
         if name in extra:
             kind = type(extra[name])
             if kind.set_extra_state is torch.nn.Module.set_extra_state:
                 yield f"{name} cannot be loaded: {kind.__name__} has no set_extra_state; define it"
-        elif name not in own or not isinstance(value, torch.Tensor):
+        elif name not in tensors or not isinstance(value, torch.Tensor):
             yield (
                 f"{name} is a {type(value).__name__} that load cannot set; only parameters, "
                 "buffers and extra state can be loaded"
             )
         elif value.layout is not torch.strided:
             yield f"{name} has the layout {value.layout}; replace it by its to_dense()"
-        elif not _is_view(value, own[name]):
+        elif not _is_view(value, tensors[name]):
             yield (
                 f"{name} is a copy that a hook of the state dict has made, which load cannot set; "
                 "remove the hook"
@@ -73,9 +73,11 @@ def _problems(module: torch.nn.Module, state: Mapping[str, Any]) -> Iterator[str
             )
 
 
-def _is_view(value: torch.Tensor, own: torch.Tensor) -> bool:
-    own = block_of(own)
-    return value is own or value.untyped_storage().data_ptr() == own.untyped_storage().data_ptr()
+def _is_view(value: torch.Tensor, tensor: torch.Tensor) -> bool:
+    block = block_of(tensor)
+    return (
+        value is block or value.untyped_storage().data_ptr() == block.untyped_storage().data_ptr()
+    )
 
 
 def _shares_cells(x: torch.Tensor) -> bool:
@@ -139,10 +141,10 @@ def set_extra(module: torch.nn.Module, metadata: Metadata, loaded: dict[str, Any
         CheckpointError: if a module rejects its extra state.
     """
     paths = metadata.planner_data or {}
-    found: dict[str, list[tuple[Any, Any]]] = {}
+    entries: dict[str, list[tuple[Any, Any]]] = {}
     for full, value in loaded.items():
-        found.setdefault(paths[full][1], []).append((tuple(paths[full][2:]), value))
-    give_extra(module, {name: assemble(parts, name) for name, parts in found.items()})
+        entries.setdefault(paths[full][1], []).append((tuple(paths[full][2:]), value))
+    give_extra(module, {name: assemble(parts, name) for name, parts in entries.items()})
 
 
 def give_extra(module: torch.nn.Module, values: Mapping[str, Any]) -> None:

@@ -24,8 +24,8 @@ def first_bytes(identity: str) -> bytes:
 
 def identity_of(metadata: Metadata) -> str | None:
     """Return the identity of the save that wrote an index; ``None`` if it has no identity."""
-    found = getattr(metadata.storage_meta, "save_id", None)
-    return found if isinstance(found, str) and _IDENTITY.fullmatch(found) else None
+    save_id = getattr(metadata.storage_meta, "save_id", None)
+    return save_id if isinstance(save_id, str) and _IDENTITY.fullmatch(save_id) else None
 
 
 def files_of(metadata: Metadata) -> list[str]:
@@ -47,9 +47,9 @@ def require_identity(file: IO[bytes], path: str, identity: str | None) -> None:
     if identity is None:
         return
     expected = first_bytes(identity)
-    found = file.read(len(expected))
-    if found != expected:
-        other_id = found.decode("ascii", errors="replace").strip()
+    start = file.read(len(expected))
+    if start != expected:
+        other_id = start.decode("ascii", errors="replace").strip()
         other = f"save {other_id}" if _IDENTITY.fullmatch(other_id) else "no save that it names"
         raise ReplacedError(
             f"{path} belongs to {other}, but the index to save {identity}: the "

@@ -17,19 +17,19 @@ _DEPTH = 50
 _BITS = 2000
 
 
-def encode(given: Any, what: str, *, cells: int | None = 1, depth: int = 0) -> Any:
-    """Encode ``given`` in terms of JSON types.
+def encode(original: Any, what: str, *, cells: int | None = 1, depth: int = 0) -> Any:
+    """Encode ``original`` in terms of JSON types.
 
     Args:
-        given: a number, text, ``bytes``, ``None``, dtype, device or tensor, or a list, tuple, set
-            or dict of them. A NumPy number becomes the Python number of the same value.
+        original: a number, text, ``bytes``, ``None``, dtype, device or tensor, or a list, tuple,
+            set or dict of them. A NumPy number becomes the Python number of the same value.
         what: name of the value for errors.
         cells: maximum number of cells of a tensor; ``None`` means any number.
         depth: number of containers around the value.
 
     Raises:
-        CheckpointError: if ``given`` is anything else, also an instance of a subclass, or contains
-            itself.
+        CheckpointError: if ``original`` is anything else, also an instance of a subclass, or
+            contains itself.
     """
 
     def inside(item: Any, place: Any) -> Any:
@@ -40,9 +40,9 @@ def encode(given: Any, what: str, *, cells: int | None = 1, depth: int = 0) -> A
             f"{what:.80}... is nested in more than {_DEPTH} containers or contains itself; flatten "
             "it, or save it outside the checkpoint"
         )
-    value: Any = given
-    if isinstance(given, np.generic) and type(given.item()) in _SCALARS:
-        value = given.item()
+    value: Any = original
+    if isinstance(original, np.generic) and type(original.item()) in _SCALARS:
+        value = original.item()
     kind: Any = type(value)
     if value is None or kind in (bool, float, str):
         return value
@@ -66,10 +66,10 @@ def encode(given: Any, what: str, *, cells: int | None = 1, depth: int = 0) -> A
         return {"device": str(value)}
     if _is_dense(value) and (cells is None or value.numel() <= cells):
         return {"tensor": _bits_of(value), "dtype": name_of(value.dtype), "shape": [*value.shape]}
-    found = f"tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else kind
+    kind_text = f"tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else kind
     cell = "tensor" if cells is None else "tensor of one cell"
     raise CheckpointError(
-        f"{what} is a {found}; it must be a number, a text or a list of them (or a tuple, set, "
+        f"{what} is a {kind_text}; it must be a number, a text or a list of them (or a tuple, set, "
         f"dict, dtype, device or {cell}): convert it, or save it outside the checkpoint"
     )
 

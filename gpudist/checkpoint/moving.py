@@ -60,15 +60,15 @@ def scatter_blocks(
     P_world = placement.P.world
     if P_world.rank == root:
         assert whole is not None
-        given = whole.detach().to(P_world.device)
+        source = whole.detach().to(P_world.device)
     else:
-        given = torch.empty(0, dtype=block.dtype, device=P_world.device)
+        source = torch.empty(0, dtype=block.dtype, device=P_world.device)
     if placement.shape == ():
         kept = block if placement.own_box is not None else block.new_empty(0)
-        _share_cell(given, kept, root, P_world)
+        _share_cell(source, kept, root, P_world)
         return
     dtype = _integer_of_same_size(block.dtype)
-    (received,) = carry_out((_scattering(P_world, placement, dtype, root),), (given.view(dtype),))
+    (received,) = carry_out((_scattering(P_world, placement, dtype, root),), (source.view(dtype),))
     if placement.own_box is not None:
         with torch.no_grad():
             block.copy_(received.view(block.dtype))

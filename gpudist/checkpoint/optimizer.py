@@ -140,13 +140,13 @@ def load_full_optimizer_state_dict(
                 continue
             block = block_of(state[number][key], placed.get(name))
             where = placed.get(name) or ParameterPlacement.on(P_world, block.shape)
-            given = None
+            whole = None
             if P_world.rank == root and state_dict is not None:
-                given = state_dict["state"][numbers[name]][key]
-            scatter_blocks(given, block, where, root)
-    own = {name: number for number, name in enumerate(shapes)}
+                whole = state_dict["state"][numbers[name]][key]
+            scatter_blocks(whole, block, where, root)
+    number_of = {name: number for number, name in enumerate(shapes)}
     for group, names in zip(options, groups, strict=True):
-        group["params"] = [own[name] for name in names]
+        group["params"] = [number_of[name] for name in names]
     with restore_on_failure(optimizer), failing_together(P_world, what):
         set_state(optimizer, {"state": state, "param_groups": options})
 
@@ -157,38 +157,38 @@ def _numbers(
     """Return the number of each parameter in a sequential optimizer's state dict."""
     if state_dict is None:
         raise CheckpointError("the root passed None; only the other ranks may pass None")
-    given = state_dict["param_groups"]
-    sizes = [len(group["params"]) for group in given]
+    saved = state_dict["param_groups"]
+    sizes = [len(group["params"]) for group in saved]
     if sizes != [len(group) for group in groups]:
         raise CheckpointError(
             f"its groups have {sizes} parameters, those of the optimizer "
             f"{[len(group) for group in groups]}"
         )
     numbers: dict[str, int] = {}
-    for i, (group, own, names) in enumerate(
-        zip(given, optimizer.param_groups, groups, strict=True)
+    for i, (group, options, names) in enumerate(
+        zip(saved, optimizer.param_groups, groups, strict=True)
     ):
         ordered = names
         if "param_names" in group:
-            ordered = _in_order(group["param_names"], names, own.get("param_names", names), i)
+            ordered = _in_order(group["param_names"], names, options.get("param_names", names), i)
         numbers |= dict(zip(ordered, group["params"], strict=True))
     return numbers
 
 
-def _in_order(given: list[str], names: list[str], own: list[str], group: int) -> list[str]:
+def _in_order(saved: list[str], names: list[str], created: list[str], group: int) -> list[str]:
     """Return the parameters of a group, in the order in which a state dict names them.
 
     Args:
-        given: names in the state dict.
-        names, own: names in the module, and names with which the optimizer was created.
+        saved: names in the state dict.
+        names, created: names in the module, and names with which the optimizer was created.
         group: number of the group, for errors.
     """
-    for known in (names, own):
-        if sorted(given) == sorted(known):
+    for known in (names, created):
+        if sorted(saved) == sorted(known):
             by_name = dict(zip(known, names, strict=True))
-            return [by_name[name] for name in given]
-    unknown = [name for name in given if name not in names]
-    missing = [name for name in names if name not in given]
+            return [by_name[name] for name in saved]
+    unknown = [name for name in saved if name not in names]
+    missing = [name for name in names if name not in saved]
     raise CheckpointError(
         f"its group {group} names the parameters {unknown}, which the optimizer's group does not "
         f"have, and lacks {missing}; create both optimizers from the same groups of "

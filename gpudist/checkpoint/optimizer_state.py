@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
+from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
 from gpudist.checkpoint.conversion import convert_dtype
 from gpudist.checkpoint.json_values import decode, dtype_of, encode, name_of
@@ -85,8 +84,8 @@ def describe_state(
                 mine[name] = {k: _about(name, k, v, parameter) for k, v in state.items()}
     except CheckpointError as error:
         problem = str(error)
-    own = json.dumps({"problem": problem, "state": mine}).encode()
-    parts = [json.loads(data) for data in gather_texts_on_first(P_world, own)]
+    text = json.dumps({"problem": problem, "state": mine}).encode()
+    parts = [json.loads(data) for data in gather_texts_on_first(P_world, text)]
     merged: dict[str, Any] = {"problem": "", "state": {}}
     for part in parts:
         merged["problem"] = merged["problem"] or part["problem"]
@@ -201,15 +200,15 @@ def set_state(
                 and number not in same_dtype
             ):
                 values[key] = convert_dtype(value, parameter.dtype, f"{key} of parameter {number}")
-    given, converts = state_dict, _is_loaded_by_torch(optimizer)
+    loadable, converts = state_dict, _is_loaded_by_torch(optimizer)
     if converts:
         kept = {
             number: {key: _convertible(value) for key, value in values.items()}
             for number, values in state_dict["state"].items()
         }
-        given = state_dict | {"state": kept}
+        loadable = state_dict | {"state": kept}
     try:
-        optimizer.load_state_dict(given)
+        optimizer.load_state_dict(loadable)
     except Exception as error:  # The type of the error depends on the optimizer.
         text = f"{type(error).__name__}: {error}"
         raise CheckpointError(f"the optimizer does not take the state: {text}") from error
@@ -231,21 +230,28 @@ def _convertible(value: Any) -> Any:
     return value if isinstance(value, (bool, int, float)) else None
 
 
-def _undo_conversions(state: dict[str, Any], given: dict[str, Any], device: torch.device) -> None:
+def _undo_conversions(state: dict[str, Any], saved: dict[str, Any], device: torch.device) -> None:
     """Restore what torch has converted: dtypes, and the classes of values that are not tensors."""
-    for key, value in given.items():
-        own = state.get(key)
+    for key, value in saved.items():
+        converted = state.get(key)
         if key == "step" or key not in state:
             continue
         if isinstance(value, torch.Tensor):
-            if isinstance(own, torch.Tensor) and own.dtype != value.dtype:
+            if isinstance(converted, torch.Tensor) and converted.dtype != value.dtype:
                 state[key] = value.to(device)
-        elif not isinstance(own, torch.Tensor):
-            state[key] = tree_map(partial(_move, device=device), value)
+        elif not isinstance(converted, torch.Tensor):
+            state[key] = _move(value, device)
 
 
 def _move(value: Any, device: torch.device) -> Any:
-    return value.to(device) if isinstance(value, torch.Tensor) else copy.copy(value)
+    # Torch's tree_map would turn a torch.Size into a tuple.
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, (dict, OrderedDict)):
+        return type(value)((key, _move(item, device)) for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return type(value)(_move(item, device) for item in value)
+    return copy.copy(value)
 
 
 @contextmanager

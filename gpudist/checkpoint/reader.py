@@ -339,10 +339,10 @@ class SafePlanner(DefaultLoadPlanner):
         chunk = about.chunks[index.index or 0]
         if chunk.offsets != index.offset:
             chunk = next(each for each in about.chunks if each.offsets == index.offset)
-        found = (part.dtype, part.shape) if isinstance(part, torch.Tensor) else type(part)
-        if found != (about.properties.dtype, chunk.sizes):
+        stored = (part.dtype, part.shape) if isinstance(part, torch.Tensor) else type(part)
+        if stored != (about.properties.dtype, chunk.sizes):
             raise CheckpointError(
-                f"{where}: {name} has a part with {found}, but the index says "
+                f"{where}: {name} has a part with {stored}, but the index says "
                 f"{(about.properties.dtype, chunk.sizes)}; use another checkpoint, or copy it again"
             )
         cells = zip(item.storage_offsets, item.lengths, strict=True)

@@ -97,18 +97,18 @@ def load_full_state_dict(
     for name in names:
         if name in extra:
             continue
-        own, given = state[name], None
+        block, whole = state[name], None
         if state_dict is not None and P_world.rank == root:
-            given = convert_dtype(state_dict[name].detach(), own.dtype, name)
-        where = placed.get(name) or ParameterPlacement.on(P_world, own.shape)
-        scatter_blocks(given, own, where, root)
+            whole = convert_dtype(state_dict[name].detach(), block.dtype, name)
+        where = placed.get(name) or ParameterPlacement.on(P_world, block.shape)
+        scatter_blocks(whole, block, where, root)
     with failing_together(P_world, what):
         give_extra(module, {name: decode(value) for name, value in extra.items()})
 
 
 def _text_of_extra(
     module: torch.nn.Module,
-    given: Mapping[str, Any] | None,
+    state_dict: Mapping[str, Any] | None,
     state: Mapping[str, Any],
     names: list[str],
     placed: dict[str, ParameterPlacement],
@@ -118,21 +118,21 @@ def _text_of_extra(
     Raises:
         CheckpointError: if the state dict does not fit the module.
     """
-    if given is None:
+    if state_dict is None:
         raise CheckpointError("the root passed None; only the other ranks may pass None")
     wanted = {
         name: (_shape(name, state[name], placed), state[name].dtype)
         for name in names
         if name not in modules_with_extra(module)
     }
-    missing = [name for name in names if name not in given]
-    unknown = [name for name in given if name not in state]
+    missing = [name for name in names if name not in state_dict]
+    unknown = [name for name in state_dict if name not in state]
     problems = [f"it misses {missing}"] if missing else []
     problems += [f"the model has no {unknown}"] if unknown else []
-    problems += _problems(given, wanted)
+    problems += _problems(state_dict, wanted)
     if problems:
         raise CheckpointError("; ".join(problems))
-    return encode_extra(module, given)
+    return encode_extra(module, state_dict)
 
 
 def world_of(module: torch.nn.Module) -> Partition:
@@ -174,12 +174,12 @@ def describe_shapes(
 
 
 def _problems(
-    given: Mapping[str, Any], wanted: dict[str, tuple[tuple[int, ...] | None, torch.dtype]]
+    state_dict: Mapping[str, Any], wanted: dict[str, tuple[tuple[int, ...] | None, torch.dtype]]
 ) -> Iterator[str]:
     for name, (shape, dtype) in wanted.items():
-        if name not in given:
+        if name not in state_dict:
             continue
-        value = given[name]
+        value = state_dict[name]
         if not isinstance(value, torch.Tensor):
             yield f"{name} is a {type(value).__name__}, not a tensor"
         elif tuple(value.shape) != shape:

@@ -58,8 +58,8 @@ def optimizer_to_save(
     with failing_together(P_world, "saving the optimizer"):
         require_complete(optimizer)
         for number, group in enumerate(optimizer.param_groups):
-            given = {key: value for key, value in group.items() if key != "params"}
-            options.append(storable(given, f"param_groups[{number}]"))
+            group = {key: value for key, value in group.items() if key != "params"}
+            options.append(storable(group, f"param_groups[{number}]"))
     state: dict[str, dict[str, Any]] = {}
     for name, keys in describe_state(module, optimizer, placed, P_world).items():
         state[name] = {}
@@ -73,9 +73,9 @@ def optimizer_to_save(
                 state[name][key] = _stored(block, where)
     if P_world.rank != 0:
         return {"state": state}
-    stored = [{key: entries_of(value) for key, value in given.items()} for given in options]
-    for given, names in zip(stored, groups, strict=True):
-        given["params"] = names
+    stored = [{key: entries_of(value) for key, value in group.items()} for group in options]
+    for group, names in zip(stored, groups, strict=True):
+        group["params"] = names
     return {"state": state, "param_groups": stored}
 
 
@@ -94,16 +94,16 @@ def model_to_load(module: torch.nn.Module, metadata: Metadata) -> dict[str, Any]
     state, extra = module.state_dict(), modules_with_extra(module)
     require_fillable(module, state)
     stored, paths = metadata.state_dict_metadata, metadata.planner_data or {}
-    given: set[str] = set()
+    saved: set[str] = set()
     for full in stored:
         if full.startswith("model."):
             name = full.removeprefix("model.")
             path: tuple[Any, ...] = paths.get(full, ())
-            given.add(path[1] if len(path) > 1 and path[1] in extra else name)
-    problems = [f"it misses {name}" for name in state if name not in given | beyond]
-    problems += [f"the model has no {name}" for name in sorted(given - state.keys())]
-    own = {name: value for name, value in state.items() if name in given and name not in extra}
-    for name, value in own.items():
+            saved.add(path[1] if len(path) > 1 and path[1] in extra else name)
+    problems = [f"it misses {name}" for name in state if name not in saved | beyond]
+    problems += [f"the model has no {name}" for name in sorted(saved - state.keys())]
+    tensors = {name: value for name, value in state.items() if name in saved and name not in extra}
+    for name, value in tensors.items():
         shape, about = whole_shape(name, value, placed), stored[f"model.{name}"]
         if not isinstance(about, TensorStorageMetadata):
             problems.append(f"{name} is not a tensor")
@@ -116,7 +116,8 @@ def model_to_load(module: torch.nn.Module, metadata: Metadata) -> dict[str, Any]
     if problems:
         raise CheckpointError("; ".join(problems))
     return {
-        f"model.{name}": _stored(value.detach(), placed.get(name)) for name, value in own.items()
+        f"model.{name}": _stored(value.detach(), placed.get(name))
+        for name, value in tensors.items()
     }
 
 
@@ -178,10 +179,10 @@ def require_same_groups(
         for full, path in _of_optimizer(metadata)
         if path[0] == "param_groups" and path[2:] == ("params",)
     }
-    for number, own in enumerate(parameter_names(module, optimizer)):
-        found = stored.get(number)
-        if not isinstance(found, list) or sorted(map(str, found)) != sorted(own):
-            raise CheckpointError(f"a group has parameters {found}, not {own}")
+    for number, names in enumerate(parameter_names(module, optimizer)):
+        saved = stored.get(number)
+        if not isinstance(saved, list) or sorted(map(str, saved)) != sorted(names):
+            raise CheckpointError(f"a group has parameters {saved}, not {names}")
 
 
 def set_optimizer(
@@ -198,22 +199,22 @@ def set_optimizer(
     names = parameter_names(module, optimizer)
     numbers = {name: i for i, name in enumerate(name for group in names for name in group)}
     parameters, stored = dict(module.named_parameters()), metadata.state_dict_metadata
-    found: dict[tuple[Any, ...], list[tuple[Any, Any]]] = {}
+    by_place: dict[tuple[Any, ...], list[tuple[Any, Any]]] = {}
     for full, path in _of_optimizer(metadata):
         value = loaded[full]
         if isinstance(value, BlockTensor):
             value = state_of(parameters[path[1]], value.block)
-        found.setdefault(path[:3], []).append((path[3:], value))
+        by_place.setdefault(path[:3], []).append((path[3:], value))
     state: dict[int, dict[str, Any]] = {}
     groups: list[dict[str, Any]] = [{} for _ in names]
-    for (part, owner, key), entries in found.items():
+    for (part, owner, key), entries in by_place.items():
         value = assemble(entries, f"{owner}.{key}")
         if part == "state":
             state.setdefault(numbers[owner], {})[key] = value
         else:
             groups[int(owner)][key] = value
-    for group, own in zip(groups, names, strict=True):
-        group["params"] = [numbers[name] for name in own]
+    for group, own_names in zip(groups, names, strict=True):
+        group["params"] = [numbers[name] for name in own_names]
     same_dtype = {
         number
         for name, number in numbers.items()

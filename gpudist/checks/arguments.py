@@ -126,8 +126,8 @@ def checked(
     return decorate
 
 
-def _refuse_for_all(refusal: GpudistError, given: Iterable[Any]) -> NoReturn:
-    for P in given:
+def _refuse_for_all(refusal: GpudistError, arguments: Iterable[Any]) -> NoReturn:
+    for P in arguments:
         if hasattr(P, "create_partition_union"):
             P.wire.refuse(refusal)
     raise refusal
@@ -210,9 +210,9 @@ def settle(made: Any) -> None:
     """
     if is_dynamo_compiling():
         return
-    given = dict(vars(made))
-    check(type(made).__init__, type(made).__name__, (None, *given.values()), {})
-    for name, value in given.items():
+    fields = dict(vars(made))
+    check(type(made).__init__, type(made).__name__, (None, *fields.values()), {})
+    for name, value in fields.items():
         if type(value) not in (int, bool):
             plain = tuple(map(index, value)) if hasattr(value, "__len__") else index(value)
             object.__setattr__(made, name, plain)

@@ -36,8 +36,8 @@ def digests_of(tensors: Sequence[torch.Tensor]) -> list[int]:
     if not tensors:
         return []
     keys: dict[torch.device, torch.Tensor] = {}
-    found = [_digest(_cells(x), keys) for x in tensors]
-    return torch.stack([number.to(found[0].device) for number in found]).tolist()  # pyright: ignore
+    numbers = [_digest(_cells(x), keys) for x in tensors]
+    return torch.stack([number.to(numbers[0].device) for number in numbers]).tolist()  # pyright: ignore
 
 
 def digest_unless_constant(x: torch.Tensor) -> int:

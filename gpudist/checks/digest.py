@@ -32,7 +32,7 @@ def text_of(x: Any) -> str:
         return f"{x.__module__}.{x.__qualname__}"
     if kind.__repr__ is object.__repr__ or is_dataclass(x):
         if is_dataclass(x):
-            names = [one.name for one in fields(x) if one.compare]
+            names = [field.name for field in fields(x) if field.compare]
         else:
             slots = [name for name in getattr(kind, "__slots__", ()) if hasattr(x, name)]
             names = sorted({*getattr(x, "__dict__", {}), *slots})

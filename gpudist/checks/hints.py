@@ -77,20 +77,20 @@ def _hint(module: str, missing: str) -> str:
         for name in getattr(sys.modules.get(room), "__all__", ()):
             homes.setdefault(_plain(name), []).append(f"{room}.{name}")
     word = WORDS.get(_plain(missing), missing)
-    found = homes.get(_plain(word))
-    if found is None and word != missing:
+    places = homes.get(_plain(word))
+    if places is None and word != missing:
         return f"use {word}"
-    if found is None:
+    if places is None:
         close = get_close_matches(_plain(missing), homes, 1, 0.75)
         if not close:
             return ""
-        found = homes[close[0]]
+        places = homes[close[0]]
 
     def unlike(home: str) -> tuple[bool, bool]:
         room, _, name = home.rpartition(".")
         return name[0].isupper() != missing[0].isupper(), room != module
 
-    best = min(found, key=unlike)
+    best = min(places, key=unlike)
     return f"use {best}" if word != missing or _plain(missing) in homes else f"did you mean {best}?"
 
 

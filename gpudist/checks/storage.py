@@ -99,20 +99,20 @@ def with_memory(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def explain(where: str, error: Exception, given: Iterable[object]) -> None:
+def explain(where: str, error: Exception, arguments: Iterable[object]) -> None:
     """Raise a clearer error if an unusual tensor among the arguments explains ``error``.
 
     Args:
         where: name of the layer or function that raised.
         error: error raised by torch.
-        given: arguments of the call.
+        arguments: arguments of the call.
 
     Raises:
         ShapeError: a tensor cannot be moved, or the layer does not support its dtype or shape.
     """
     if isinstance(error, GpudistError | torch.OutOfMemoryError):
         return
-    problems = [_problem_with(x, error) for x in given if isinstance(x, torch.Tensor)]
+    problems = [_problem_with(x, error) for x in arguments if isinstance(x, torch.Tensor)]
     problem = next(filter(None, problems), "")
     if problem:
         first = str(error).partition("\n")[0]
@@ -157,9 +157,9 @@ def dtype_remedy(dtypes: Sequence[torch.dtype]) -> str:
     return f"the input has dtype {first}, expected {expected}; pass {convert}{autocast}"
 
 
-def storage_refusal(where: str, given: Iterable[object]) -> ShapeError | None:
+def storage_refusal(where: str, arguments: Iterable[object]) -> ShapeError | None:
     """Return an error if a tensor among the arguments has no strided memory."""
-    for x in given:
+    for x in arguments:
         if isinstance(x, torch.Tensor) and (problem := storage_problem(x)):
             return ShapeError(f"{where}: {problem}")
     return None

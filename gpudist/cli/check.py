@@ -58,8 +58,8 @@ def _check_rank(P_world: Partition, mebibytes: int, quiet: bool) -> Report:
 def _show(report: Report, as_json: bool) -> None:
     if as_json:
         results = [{**asdict(r), "passed": r.passed, "is_slow": r.is_slow} for r in report.results]
-        found = {**asdict(report), "results": results}
-        print_json({**found, "passed": report.passed, "verdict": verdict(report)})
+        facts = {**asdict(report), "results": results}
+        print_json({**facts, "passed": report.passed, "verdict": verdict(report)})
         return
     print_table(
         [

@@ -31,12 +31,12 @@ def run(arguments: argparse.Namespace) -> int:
     shown(str(arguments.output), 2, 3)
     save(figure, arguments.output)
     shown("", 3, 3)
-    found = _found(scene, arguments)
+    facts = _found(scene, arguments)
     if arguments.json:
-        print_json(found)
+        print_json(facts)
         return 0
     lines = [("picture", str(arguments.output)), ("ranks", str(len(scene.names)))]
-    for number, stage in enumerate(found["stages"]):
+    for number, stage in enumerate(facts["stages"]):
         text = f"{stage['messages']} messages, {stage['bytes']} bytes"
         lines.append((f"stage {number + 1}", text))
     print_table(lines)
@@ -50,11 +50,11 @@ def _draw_plan(arguments: argparse.Namespace) -> int:
     title = plan.notes[0] if plan.notes else f"Layouts of {arguments.plan}"
     panels = [stretches_panel(plan)] if plan.stretches else []
     save(figure_of([*panels, layouts_panel(plan)], title), arguments.output)
-    found = {"picture": str(arguments.output), "layouts": len(plan.layouts)}
+    facts = {"picture": str(arguments.output), "layouts": len(plan.layouts)}
     if arguments.json:
-        print_json(found)
+        print_json(facts)
     else:
-        print_table([(name, str(value)) for name, value in found.items()])
+        print_table([(name, str(value)) for name, value in facts.items()])
     return 0
 
 

@@ -62,8 +62,8 @@ def _cuda(environment: Environment) -> str:
 
 
 def _devices(environment: Environment) -> str:
-    found = [f"{gpu.name}, {gpu.memory_bytes / 2**30:.1f} GiB" for gpu in environment.devices]
-    return "; ".join(found) or "none that torch sees"
+    gpus = [f"{gpu.name}, {gpu.memory_bytes / 2**30:.1f} GiB" for gpu in environment.devices]
+    return "; ".join(gpus) or "none that torch sees"
 
 
 def _link(link: GpuLink) -> str:

@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
             workers = None if arguments.grid else arguments.ranks
             layouts = search(network, shapes, arguments.grid, profile, workers=workers, **how)
         elif arguments.ranks is None:
-            found = fits(network, shapes, profile=profile, **how)
+            all_fits = fits(network, shapes, profile=profile, **how)
         else:
             advice = plan(
                 network, shapes, arguments.ranks, profile,
@@ -88,15 +88,15 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.ranks is None:
         if arguments.json:
-            print_json([fit_facts(one) for one in found])
+            print_json([fit_facts(each) for each in all_fits])
         else:
-            _show_fits(found, profile, arguments.all)
+            _show_fits(all_fits, profile, arguments.all)
         return 0
     if arguments.output is not None:
         words = f"{arguments.network}, {arguments.shape} on {arguments.ranks} ranks, {profile.name}"
         save(picture_of(advice, words), arguments.output)
     if arguments.json:
-        print_json([facts(one) for one in advice])
+        print_json([facts(each) for each in advice])
     else:
         _show(advice, profile)
     return 0
@@ -155,24 +155,24 @@ def _show(advice: Sequence[Advice], profile: Profile) -> None:
         print()
     _print(choice(advice))
     _print(f"{ORIGIN}: {profile.source}. {UNCOUNTED}")
-    if not all(one.is_total for one in advice):
+    if not all(each.is_total for each in advice):
         _print("<= is a bound, as if all ranks sent as much as the busiest; see --every-rank.")
 
 
-def _show_fits(found: Sequence[Fit], profile: Profile, every: bool) -> None:
-    _print(fit_verdict(found, profile.memory_gib))
-    best = smallest(found)
+def _show_fits(all_fits: Sequence[Fit], profile: Profile, every: bool) -> None:
+    _print(fit_verdict(all_fits, profile.memory_gib))
+    best = smallest(all_fits)
     if not every:
-        chosen = numbers_to_show([one.ranks for one in found], best and best.ranks)
-        found = [one for one in found if one.ranks in chosen]
+        chosen = numbers_to_show([fit.ranks for fit in all_fits], best and best.ranks)
+        all_fits = [fit for fit in all_fits if fit.ranks in chosen]
     print()
-    print_columns(FIT_HEADING, fit_rows(found))
+    print_columns(FIT_HEADING, fit_rows(all_fits))
     print()
     _print(
         "Memory is counted from a step without data. Parameters include gradients and optimizer, "
         f"temporary tensors include staging. {UNCOUNTED}"
     )
-    if not all(one.is_counted for one in found):
+    if not all(fit.is_counted for fit in all_fits):
         _print("~ is estimated from the nearest number that was counted.")
     if not every:
         _print("--all prints every number from 1 to 64.")

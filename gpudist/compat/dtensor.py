@@ -87,13 +87,13 @@ def _parallel(name: str, layer: Any, P: Partition, style: Style) -> torch.nn.Mod
             f"parallelize_module, {name}: {style} of a {type(layer).__name__} has no counterpart; "
             "see the table of gpudist.compat.dtensor.parallelize_module"
         )
-    own = dict(layer.named_parameters())
+    parameters = dict(layer.named_parameters())
     with torch.no_grad():
         for key, placement in placements(made).items():
             block, box = made.get_parameter(key), placement.own_box
             if box is not None:
-                block.copy_(own[key][box.slices])
-            block.requires_grad_(own[key].requires_grad)
+                block.copy_(parameters[key][box.slices])
+            block.requires_grad_(parameters[key].requires_grad)
     return made
 
 

@@ -116,14 +116,14 @@ class RandomCrops(Checked, Dataset[Any]):
                 f"their last {dims} dims must be equal for crops of size {list(self._size)}; "
                 "resample to one grid, or give size fewer dims"
             )
-        (found,) = extents
-        for dim, (n, k) in enumerate(zip(found, self._size, strict=True)):
+        (common,) = extents
+        for dim, (n, k) in enumerate(zip(common, self._size, strict=True)):
             if k > n:
                 raise ShapeError(
-                    f"{where}, dim {dim}: a crop has {k} cells, but {list(found)} has {n}; use a "
+                    f"{where}, dim {dim}: a crop has {k} cells, but {list(common)} has {n}; use a "
                     "smaller size, or pad the sample"
                 )
-        return found
+        return common
 
 
 class Crop:

@@ -85,25 +85,25 @@ class Unread:
         return self._dataset.read(self._index, box)
 
 
-def map_arrays(apply: Callable[[Any, Any], Any], sample: Any, given: Any, where: str) -> Any:
+def map_arrays(apply: Callable[[Any, Any], Any], sample: Any, entries: Any, where: str) -> Any:
     """Replace each array in a sample by ``apply(array, entry)``.
 
     Args:
-        given: entry of all arrays, or a structure with one for each part of the sample.
-        where: name of ``given`` in the error if its parts are not those of the sample.
+        entries: entry of all arrays, or a structure with one for each part of the sample.
+        where: name of ``entries`` in the error if its parts are not those of the sample.
     """
-    keys, known = _keys(sample), _keys(given)
+    keys, known = _keys(sample), _keys(entries)
     fits = keys is not None and known is not None and set(keys) <= set(known)
-    if known is not None and not (fits if isinstance(given, Mapping) else keys == known):
+    if known is not None and not (fits if isinstance(entries, Mapping) else keys == known):
         parts = describe(sample) if keys is None else f"the parts {keys}"
         raise ShapeError(
             f"{where} has entries for the parts {known}, but a sample has {parts}; give each part "
             "an entry, which may be None"
         )
     if keys is None:
-        return apply(sample, given) if len(getattr(sample, "shape", ())) else sample
+        return apply(sample, entries) if len(getattr(sample, "shape", ())) else sample
     parts = [
-        map_arrays(apply, sample[key], given if known is None else given[key], where)
+        map_arrays(apply, sample[key], entries if known is None else entries[key], where)
         for key in keys
     ]
     if isinstance(sample, Mapping):

@@ -91,8 +91,8 @@ def scene_of(
     nested: bool = False,
 ) -> Scene:
     """Create the scene for :func:`draw` from the same arguments."""
-    given = [value for value in (P_y, window, halo) if value is not None]
-    if len(given) > 1:
+    movements = [value for value in (P_y, window, halo) if value is not None]
+    if len(movements) > 1:
         raise ShapeError(
             "draw: more than one of P_y, window and halo is given; a picture shows one movement, "
             "so pass one"
@@ -161,12 +161,12 @@ def choose_rank(scene: Scene, name: int | None) -> int:
     return scene.names.index(name)
 
 
-def _grid(given: Grid) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-    if isinstance(given, Partition):
-        return tuple(given.shape), tuple(given.ranks)
-    if not given or min(given) < 1:
-        raise PartitionError(f"a grid of shape {list(given)} has no workers")
-    return tuple(given), None
+def _grid(grid: Grid) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    if isinstance(grid, Partition):
+        return tuple(grid.shape), tuple(grid.ranks)
+    if not grid or min(grid) < 1:
+        raise PartitionError(f"a grid of shape {list(grid)} has no workers")
+    return tuple(grid), None
 
 
 def _drawn_dims(scene: Scene, asked: Sequence[int] | None) -> tuple[int, ...]:

@@ -26,17 +26,17 @@ def stretches_panel(plan: NetworkPlan) -> Panel:
     width = NAME_IN + CELL_IN * len(cut)
 
     def paint(axes: Axes) -> None:
-        for number, one in enumerate(plan.stretches):
+        for number, stretch in enumerate(plan.stretches):
             top = number * STRETCH_IN
             middle = top + STRETCH_IN / 2
-            label(axes, (NAME_IN / 2, middle), (NAME_IN * 0.95, STRETCH_IN), _ends(one), 10)
+            label(axes, (NAME_IN / 2, middle), (NAME_IN * 0.95, STRETCH_IN), _ends(stretch), 10)
             for column, axis in enumerate(cut):
-                kind = "broadcast" if one.whole.get(axis) else "split"
+                kind = "broadcast" if stretch.whole.get(axis) else "split"
                 left = NAME_IN + column * CELL_IN
                 box(axes, (left, top), (CELL_IN, STRETCH_IN), facecolor=COLORS[kind])
                 text = f"{'whole' if kind == 'broadcast' else 'split'}\naxis {axis}"
                 label(axes, (left + CELL_IN / 2, middle), (CELL_IN, STRETCH_IN), text, 10)
-            moved = bytes_text(one.entering_bytes) if one.entering_bytes else "nothing"
+            moved = bytes_text(stretch.entering_bytes) if stretch.entering_bytes else "nothing"
             at = (width + MOVED_IN / 2, middle)
             label(axes, at, (MOVED_IN * 0.95, STRETCH_IN), f"moves\n{moved}", 10)
 
@@ -47,10 +47,10 @@ def stretches_panel(plan: NetworkPlan) -> Panel:
     return Panel(title, width + MOVED_IN, STRETCH_IN * len(plan.stretches) + 0.02, paint)
 
 
-def _ends(one: Stretch) -> str:
-    if one.functions == 1:
-        return one.first
-    return f"{one.first}\nto {one.last}\n{one.functions} functions"
+def _ends(stretch: Stretch) -> str:
+    if stretch.functions == 1:
+        return stretch.first
+    return f"{stretch.first}\nto {stretch.last}\n{stretch.functions} functions"
 
 
 def layouts_panel(plan: NetworkPlan) -> Panel:
@@ -63,15 +63,15 @@ def layouts_panel(plan: NetworkPlan) -> Panel:
             name, _, _ = str(pin).partition(": (")
             middle = top + LINE_IN / 2
             label(axes, (NAME_IN / 2, middle), (NAME_IN * 0.95, LINE_IN), name, TEXT_PT)
-            for axis, one in enumerate(pin.sbp):
+            for axis, sbp in enumerate(pin.sbp):
                 left = NAME_IN + axis * CELL_IN
-                box(axes, (left, top), (CELL_IN, LINE_IN), facecolor=COLORS[one.kind])
-                label(axes, (left + CELL_IN / 2, middle), (CELL_IN, LINE_IN), _word(one), TEXT_PT)
+                box(axes, (left, top), (CELL_IN, LINE_IN), facecolor=COLORS[sbp.kind])
+                label(axes, (left + CELL_IN / 2, middle), (CELL_IN, LINE_IN), _word(sbp), TEXT_PT)
 
     title = "Layouts in the order of the forward: a cell for each axis of the grid"
     height = LINE_IN * max(1, len(plan.layouts))
     return Panel(title, NAME_IN + CELL_IN * axes_of_all + 0.02, height + 0.02, paint)
 
 
-def _word(one: Sbp) -> str:
-    return f"dim {one.dim}" if one.is_split else {"broadcast": "whole"}.get(one.kind, "sum")
+def _word(sbp: Sbp) -> str:
+    return f"dim {sbp.dim}" if sbp.is_split else {"broadcast": "whole"}.get(sbp.kind, "sum")

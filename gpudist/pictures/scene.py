@@ -166,12 +166,12 @@ def repartition_scene(
 
 def traffic(scene: Scene) -> tuple[StageTraffic, ...]:
     """Return the messages between ranks in each stage, from the sends of the plans."""
-    found: list[dict[tuple[int, int], int]] = [{} for _ in range(scene.stages)]
+    by_stage: list[dict[tuple[int, int], int]] = [{} for _ in range(scene.stages)]
     for plan in scene.plans:
         for number, stage in enumerate(plan.stages):
             for message in stage.sends:
-                found[number][plan.rank, message.peer] = message.volume
-    return tuple(StageTraffic(cells) for cells in found)
+                by_stage[number][plan.rank, message.peer] = message.volume
+    return tuple(StageTraffic(cells) for cells in by_stage)
 
 
 def busiest(scene: Scene) -> int:

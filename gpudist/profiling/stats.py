@@ -108,10 +108,10 @@ def _stat(row: OperatorTotals) -> Stat:
 
 def _merged(rows: Sequence[Stat]) -> list[Stat]:
     # Several transports may have counted the same operator and partition.
-    found: dict[tuple[str, str], list[Stat]] = {}
+    by_operator: dict[tuple[str, str], list[Stat]] = {}
     for row in rows:
-        found.setdefault((row.operator, row.partition), []).append(row)
-    return [_sum(*key, some) for key, some in found.items()]
+        by_operator.setdefault((row.operator, row.partition), []).append(row)
+    return [_sum(*key, some) for key, some in by_operator.items()]
 
 
 def _over_ranks(by_rank: Sequence[Sequence[Stat]]) -> list[Stat]:

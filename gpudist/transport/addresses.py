@@ -33,13 +33,13 @@ def is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
-def reachable_address(own: str, others: Iterable[str]) -> str:
-    """Return ``own``, or the address towards a remote rank if ``own`` is a loopback address.
+def reachable_address(address: str, others: Iterable[str]) -> str:
+    """Return ``address``, or the address towards a remote rank if ``address`` is of loopback.
 
     Ranks on the store's node may reach the store over the loopback device, all others reach it over
     the network.
     """
-    if not is_loopback(own):
-        return own
+    if not is_loopback(address):
+        return address
     away = next((other for other in others if not is_loopback(other)), None)
-    return own if away is None else address_towards(away)
+    return address if away is None else address_towards(away)

@@ -221,14 +221,14 @@ class Transport(ABC):
     def communicator(self, members: Sequence[int]) -> Communicator:
         """Return the communicator of these world ranks, created at first use by its members."""
         key = tuple(members)
-        found = self._communicators.get(key)
-        if found is None:
+        communicator = self._communicators.get(key)
+        if communicator is None:
             if self.rank not in key:
                 raise errors.TransportError(
                     f"rank {self.rank} is not a member of communicator {key}"
                 )
-            found = self._communicators[key] = self._make_communicator(key)
-        return found
+            communicator = self._communicators[key] = self._make_communicator(key)
+        return communicator
 
     def split(
         self, parent: Communicator, colors: Sequence[int], keys: Sequence[int]

@@ -161,13 +161,13 @@ class DryTransport(PointToPointTransport):
         self, signature: Signature, activity: Activity | None, steps: Sequence[Any]
     ) -> BoundSteps:
         def run(tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-            found: list[Traffic] = []
+            traffic: list[Traffic] = []
             outputs = [
-                x if step is None else _carried_out(step, x, found)
+                x if step is None else _carried_out(step, x, traffic)
                 for step, x in zip(steps, tensors, strict=True)
             ]
-            if found:
-                self._listener.exchange(_together(found))
+            if traffic:
+                self._listener.exchange(_together(traffic))
             return outputs
 
         return BoundSteps(run)
@@ -205,9 +205,9 @@ def traffic_of(
         size_bytes = message.volume * dtype.itemsize
         return Posted(ranks[message.peer], size_bytes, sum(map(rows_of, message.boxes)))
 
-    own = [contribution for contribution in carried.sums if contribution.peer is None]
+    own_sums = [contribution for contribution in carried.sums if contribution.peer is None]
     copied = [move.source for move in carried.moves]
-    copied += [box for contribution in own for box in contribution.sources]
+    copied += [box for contribution in own_sums for box in contribution.sources]
     whole_bytes = prod(stage.output_shape or stage.input_shape or (0,)) * dtype.itemsize
     return Traffic(
         tuple(map(posted, (*carried.sends, *carried.relays))),
@@ -225,7 +225,7 @@ def rows_of(box: Box) -> int:
     return box.volume // max(1, box.shape[-1]) if box.shape else 1
 
 
-def _carried_out(step: Any, x: torch.Tensor | None, found: list[Traffic]) -> torch.Tensor | None:
+def _carried_out(step: Any, x: torch.Tensor | None, traffics: list[Traffic]) -> torch.Tensor | None:
     if x is not None and step.input_shape is not None:
         x = step.block(x)
     strides: tuple[int, ...] = ()
@@ -235,7 +235,7 @@ def _carried_out(step: Any, x: torch.Tensor | None, found: list[Traffic]) -> tor
     if not (step.takes or step.gives):
         return step.make_output()
     traffic, make = step.bound.get(strides) or step.bind(strides)
-    found.append(traffic)
+    traffics.append(traffic)
     return make()
 
 

@@ -295,12 +295,12 @@ def posts_between(
         )
         for message in messages
     ]
-    given = prod(stage.input_shape or (0,)) * item_bytes
-    taken = prod(stage.output_shape or (0,)) * item_bytes
+    given_bytes = prod(stage.input_shape or (0,)) * item_bytes
+    taken_bytes = prod(stage.output_shape or (0,)) * item_bytes
     for collective in carried.collectives:
         is_root, kind = rank == collective.root, collective.kind
         gives = kind == "all_reduce" or is_root == (kind == "broadcast")
         takes = kind == "all_reduce" or is_root == (kind == "reduce")
         root = ranks[collective.root]
-        posts.append(Post(kind, root, given if gives else 0, taken if takes else 0))
+        posts.append(Post(kind, root, given_bytes if gives else 0, taken_bytes if takes else 0))
     return tuple(posts)

@@ -137,12 +137,12 @@ class GlooTransport(PointToPointTransport):
         self._deadline_s = time.monotonic() + timeout_s
         beacon = Beacon()
         try:
-            own = LOOPBACK if same_node else address_towards(host_of(store))
-            keys = self._await_all(store, f"{prefix}/arrived", f"{own} {beacon.text}")
+            address_here = LOOPBACK if same_node else address_towards(host_of(store))
+            keys = self._await_all(store, f"{prefix}/arrived", f"{address_here} {beacon.text}")
             texts = self._ask(lambda: [store.get(key).decode() for key in keys])
             addresses, _, beacons = zip(*(text.partition(" ") for text in texts), strict=True)
             self._neighbours = Neighbours(dict(enumerate(beacons)))
-            address = reachable_address(own, addresses)
+            address = reachable_address(address_here, addresses)
             # Gloo waits for the others even after this rank has given up, so keep its wait short.
             left_s = max(0.0, self._deadline_s - time.monotonic())
             options = _options(left_s + _CONNECTING_S, address, interface)
@@ -201,8 +201,8 @@ class GlooTransport(PointToPointTransport):
         # A store whose host is stopped never answers.
         return self._await(self._waiter.submit(call))
 
-    def _await_all(self, store: Any, what: str, own: str) -> list[str]:
-        """Publish ``own`` and wait until every rank has published its text.
+    def _await_all(self, store: Any, what: str, text: str) -> list[str]:
+        """Publish ``text`` and wait until every rank has published its text.
 
         Unlike gloo's own wait, this one reacts to signals and names the missing ranks.
 
@@ -210,7 +210,7 @@ class GlooTransport(PointToPointTransport):
             Store keys of the texts, by rank.
         """
         keys = [f"{what}/{rank}" for rank in range(self.size)]
-        self._ask(lambda: store.set(keys[self.rank], own))
+        self._ask(lambda: store.set(keys[self.rank], text))
         pause_s = 0.001
         while not self._ask(lambda: store.check(keys)):
             if time.monotonic() > self._deadline_s - _SLICE_S:

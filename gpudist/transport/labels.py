@@ -26,12 +26,12 @@ def operator_and_partition(label: str) -> tuple[str, str]:
     that move together, each name is listed once, and the partition is that of the first.
     """
     parts = _JOINED.split(label)
-    found = [_of_one(part) for part in parts[::2]]
-    names = [found[0][0]]
-    for joint, (name, _) in zip(parts[1::2], found[1:], strict=True):
+    pairs = [_of_one(part) for part in parts[::2]]
+    names = [pairs[0][0]]
+    for joint, (name, _) in zip(parts[1::2], pairs[1:], strict=True):
         if name not in names:
             names += [joint, name]
-    return "".join(names), next((where for _, where in found if where), "")
+    return "".join(names), next((where for _, where in pairs if where), "")
 
 
 def _of_one(label: str) -> tuple[str, str]:

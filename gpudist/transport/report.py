@@ -33,9 +33,9 @@ def report(wire: Transport, why: str, last: int = _SHOWN) -> str:
         f"gpudist: rank {wire.rank} of {wire.size}, process {os.getpid()} on "
         f"{socket.gethostname()}, {why}"
     ]
-    for one in wire.wires:
-        done = one.recorder.lines(last)
-        lines.append(f"  last operations over {one.name}:" + ("" if done else " none"))
+    for each in wire.wires:
+        done = each.recorder.lines(last)
+        lines.append(f"  last operations over {each.name}:" + ("" if done else " none"))
         lines += [f"    {line}" for line in done]
     return "\n".join(lines) + "\n"
 

@@ -108,9 +108,9 @@ class WorldAgreement:
             GpudistError: see :meth:`compare`.
         """
         if self._looking is not None and self._looking.wait(0.0):
-            found, self._looking = self._looking, None
-            if found.failed_with(GpudistError):
-                found.result()
+            job, self._looking = self._looking, None
+            if job.failed_with(GpudistError):
+                job.result()
         if self._store is None:
             return
         due_s = self._looked_s + max(_LOOK_EVERY_S, self._size / _RANKS_PER_LOOK)
@@ -134,8 +134,8 @@ class WorldAgreement:
     def _arrivals(self, store: Any) -> list[_Process]:
         numbers = range(1, store.add(f"{self._key}/count", 0) + 1)
         keys = [f"{self._key}/{number}" for number in numbers]
-        found = [_process_of(store.get(key)) for key in keys if store.check([key])]
-        return [arrival for arrival in found if arrival is not None]
+        entries = [_process_of(store.get(key)) for key in keys if store.check([key])]
+        return [arrival for arrival in entries if arrival is not None]
 
 
 def _require_complete(verdict: bytes) -> None:
@@ -177,7 +177,7 @@ def _failure_of(mine: _Process, arrivals: list[_Process]) -> Failure:
 
 
 def _words_for_outsider(mine: _Process, arrivals: list[_Process]) -> str:
-    member = min(arrivals, key=lambda one: (one == mine, one.rank != mine.rank))
+    member = min(arrivals, key=lambda process: (process == mine, process.rank != mine.rank))
     return (
         f"{mine.process} would be rank {mine.rank} of {mine.size}, but the world at this address "
         f"is complete: its rank {member.rank} of {member.size} is {member.process}. If a program "

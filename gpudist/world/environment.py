@@ -169,10 +169,10 @@ def numbers(version: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def _transports(found: Built, nccl_missing: str) -> tuple[TransportState, ...]:
-    no_gpus = found.nccl_missing or nccl_missing or ("" if found.gpus else "torch sees no GPU")
+def _transports(built: Built, nccl_missing: str) -> tuple[TransportState, ...]:
+    no_gpus = built.nccl_missing or nccl_missing or ("" if built.gpus else "torch sees no GPU")
     no_gloo = "" if dist.is_gloo_available() else "this torch is built without gloo"
-    missing = {"nccl": no_gpus, "host": found.host_missing, "gloo": no_gloo}
+    missing = {"nccl": no_gpus, "host": built.host_missing, "gloo": no_gloo}
     return tuple(
         TransportState(name, not missing.get(name), missing.get(name) or kind.connects)
         for name, kind in TRANSPORTS.items()
@@ -192,24 +192,24 @@ def _own_version() -> str:
 
 
 def _cuda() -> Cuda | None:
-    found = _native.cuda_information() if _native is not None else None
-    if found is None:
+    facts = _native.cuda_information() if _native is not None else None
+    if facts is None:
         return None
-    driver = found["driver_version"]
+    driver = facts["driver_version"]
     return Cuda(
-        compiler=cuda_version(found["compiler_version"]),
-        needs=oldest_driver(found["compiler_version"]),
+        compiler=cuda_version(facts["compiler_version"]),
+        needs=oldest_driver(facts["compiler_version"]),
         driver=cuda_version(driver) if driver else None,
-        devices=found["device_count"],
-        error=found["error"],
+        devices=facts["device_count"],
+        error=facts["error"],
     )
 
 
 def _devices() -> tuple[Device, ...]:
     if not torch.cuda.is_available():
         return ()
-    found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    return tuple(Device(device.name, device.total_memory) for device in found)
+    gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    return tuple(Device(device.name, device.total_memory) for device in gpus)
 
 
 def _nccl(path: str) -> tuple[Nccl | None, str]:
@@ -220,16 +220,16 @@ def _nccl(path: str) -> tuple[Nccl | None, str]:
     if _native is None:
         return None, "only the native core can open it"
     try:
-        found = _native.nccl_information(path, [str(library) for library in wheel_libraries()])
+        facts = _native.nccl_information(path, [str(library) for library in wheel_libraries()])
     except NotBuiltError as error:
         return None, str(error)
     features = {
-        "windows": found["has_windows"],
-        "several ranks on one GPU": found["has_shared_gpus"],
+        "windows": facts["has_windows"],
+        "several ranks on one GPU": facts["has_shared_gpus"],
     }
     return Nccl(
-        version=nccl_version(found["version"]),
-        path=found["path"],
-        found=found["found"],
+        version=nccl_version(facts["version"]),
+        path=facts["path"],
+        found=facts["found"],
         features=tuple(name for name, is_there in features.items() if is_there),
     ), ""

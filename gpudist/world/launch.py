@@ -72,8 +72,8 @@ def launch_of(environment: Mapping[str, str]) -> Launch:
     Raises:
         TransportError: a variable is missing, is not a number, or contradicts the others.
     """
-    found = _launcher_of(environment)
-    if found is None:
+    launcher = _launcher_of(environment)
+    if launcher is None:
         return Launch("none")
 
     def number(variable: str, default: int | None = None) -> int:
@@ -81,11 +81,12 @@ def launch_of(environment: Mapping[str, str]) -> Launch:
         # int() accepts more than launchers write: 1_0, and digits of other scripts.
         if not re.fullmatch(r"-?[0-9]{1,9}", text):
             raise TransportError(
-                f"{variable} is {text!r:.80} but must be a number for a process started by {found}"
+                f"{variable} is {text!r:.80} but must be a number for a process started by "
+                f"{launcher}"
             )
         return int(text)
 
-    rank_variable, size_variable, local_variable, local_rank_variable = _LAUNCHERS[found]
+    rank_variable, size_variable, local_variable, local_rank_variable = _LAUNCHERS[launcher]
     rank, size = number(rank_variable), number(size_variable)
     if not 0 <= rank < size:
         raise TransportError(
@@ -93,9 +94,9 @@ def launch_of(environment: Mapping[str, str]) -> Launch:
             f"{size - 1}"
         )
     local_size = number(
-        local_variable, size if found == "torchrun" else _local_size(environment, size)
+        local_variable, size if launcher == "torchrun" else _local_size(environment, size)
     )
-    if found == "srun":  # this launcher's variable is the maximum per node
+    if launcher == "srun":  # this launcher's variable is the maximum per node
         local_size = min(local_size, size)
     if not 1 <= local_size <= size:
         raise TransportError(
@@ -104,7 +105,7 @@ def launch_of(environment: Mapping[str, str]) -> Launch:
         )
     local_rank = number(local_rank_variable, rank % local_size)
     # Without a variable, the local size on several nodes is a guess.
-    is_known = found == "torchrun" or local_variable in environment or local_size == size
+    is_known = launcher == "torchrun" or local_variable in environment or local_size == size
     if local_rank < 0 or (is_known and local_rank >= local_size):
         raise TransportError(
             f"{local_rank_variable} is {local_rank} but {local_size} processes of the world are "
@@ -115,7 +116,7 @@ def launch_of(environment: Mapping[str, str]) -> Launch:
         if local_size != size:
             raise TransportError(
                 f"{size} ranks on several nodes need MASTER_ADDR and MASTER_PORT, the address of "
-                f"rank 0's node and a free port there; {found} does not set them"
+                f"rank 0's node and a free port there; {launcher} does not set them"
             )
         address = "127.0.0.1"
     jobs = ("SLURM_JOB_ID", "PMIX_NAMESPACE", "PMI_ID")
@@ -128,7 +129,7 @@ def launch_of(environment: Mapping[str, str]) -> Launch:
         raise TransportError(f"MASTER_PORT is {port}; it must be from 1 to 65535")
     restarts = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
     return Launch(
-        found,
+        launcher,
         rank,
         size,
         local_size,
@@ -159,12 +160,12 @@ def _launcher_of(environment: Mapping[str, str]) -> str | None:
         if rank in environment and size in environment:
             return launcher
         if rank in environment or size in environment:
-            given, missing = (rank, size) if rank in environment else (size, rank)
-            alone.setdefault(given, missing)
-    for given, missing in alone.items():
+            present, absent = (rank, size) if rank in environment else (size, rank)
+            alone.setdefault(present, absent)
+    for present, absent in alone.items():
         raise TransportError(
-            f"{given} is {environment[given]!r:.80} but {missing} is not set; a launcher sets "
-            f"both: start the program by torchrun, mpirun or srun, or unset {given} to run it as "
+            f"{present} is {environment[present]!r:.80} but {absent} is not set; a launcher sets "
+            f"both: start the program by torchrun, mpirun or srun, or unset {present} to run it as "
             f"one process"
         )
     return None

@@ -35,10 +35,10 @@ def mesh_of(
         raise PartitionError(
             "create_device_mesh: call torch.distributed.init_process_group() first"
         )
-    torchs, own = (dist.get_rank(), dist.get_world_size()), (wire.rank, wire.size)
-    if torchs != own:
+    torchs, ours = (dist.get_rank(), dist.get_world_size()), (wire.rank, wire.size)
+    if torchs != ours:
         raise PartitionError(
-            f"create_device_mesh: this is rank {own[0]} of {own[1]} workers, but rank "
+            f"create_device_mesh: this is rank {ours[0]} of {ours[1]} workers, but rank "
             f"{torchs[0]} of {torchs[1]} in torch's default process group"
         )
     groups: list[Any] = [

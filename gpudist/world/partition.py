@@ -241,8 +241,8 @@ class Partition:
         Raises:
             PartitionError: there are too few workers, or an extent is below 1.
         """
-        given: Any = shape[0] if len(shape) == 1 and hasattr(shape[0], "__len__") else shape
-        extents = integers(given, "the shape of a process grid")
+        numbers: Any = shape[0] if len(shape) == 1 and hasattr(shape[0], "__len__") else shape
+        extents = integers(numbers, "the shape of a process grid")
         wanted = prod(extents)
         if not 1 <= wanted <= self.size or any(extent < 1 for extent in extents):
             raise PartitionError(

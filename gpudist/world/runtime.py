@@ -217,8 +217,8 @@ def init(
         NotBuiltError: there are GPUs, but this installation cannot use them.
     """
     timeout = deadline_of(timeout, "gpudist.init")
-    given = {"process_group": process_group, "deterministic": deterministic}
-    check(init, "gpudist.init", (), given, TransportError)
+    options = {"process_group": process_group, "deterministic": deterministic}
+    check(init, "gpudist.init", (), options, TransportError)
     P_world = _world_of_thread()
     if P_world is not None:
         return P_world

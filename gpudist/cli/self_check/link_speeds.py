@@ -43,15 +43,15 @@ def pairs(ranks: int) -> Iterator[tuple[int, int]]:
 
 def link_speeds(P_world: Partition, nbytes: int) -> tuple[LinkSpeed, ...]:
     """Measure each link with messages of ``nbytes``; the same on every rank. Collective."""
-    found: list[LinkSpeed] = []
+    speeds: list[LinkSpeed] = []
     for pair in pairs(P_world.size):
         mine = [0, 0]
         if P_world.rank in pair:
             mine = _exchanged(P_world, pair, nbytes)
         P_world.barrier()
         wrong, nanoseconds = P_world.allreduce_data(mine, "max")
-        found.append(LinkSpeed(*pair, right=wrong == 0, gbps=nbytes / max(1, nanoseconds)))
-    return tuple(found)
+        speeds.append(LinkSpeed(*pair, right=wrong == 0, gbps=nbytes / max(1, nanoseconds)))
+    return tuple(speeds)
 
 
 def _exchanged(P_world: Partition, pair: tuple[int, int], nbytes: int) -> list[int]:

@@ -92,10 +92,10 @@ def _bits(flags: Sequence[bool]) -> int:
 
 
 def _own_nccl(P_world: Partition) -> int:
-    found = describe().nccl if P_world.transport == "nccl" else None
-    if found is None:
+    nccl = describe().nccl if P_world.transport == "nccl" else None
+    if nccl is None:
         return 0
-    major, minor, patch = (int(part) for part in found.version.split("."))
+    major, minor, patch = (int(part) for part in nccl.version.split("."))
     return 10000 * major + 100 * minor + patch
 
 
@@ -104,16 +104,18 @@ def _number(text: str) -> int:
 
 
 def remedies_of(
-    found: Sequence[RankEnvironment], speeds: Sequence[LinkSpeed], links: Sequence[GpuLink]
+    environments: Sequence[RankEnvironment], speeds: Sequence[LinkSpeed], links: Sequence[GpuLink]
 ) -> list[str]:
     """Return remedies for the environments and speeds of all ranks, most important first."""
     remedies = [
         f"Ranks {_listed(ranks)} share one GPU and take turns on it: start no more processes on a "
         f"node than it has GPUs."
-        for ranks in _by(found, lambda environment: (environment.node, environment.gpu)).values()
+        for ranks in _by(
+            environments, lambda environment: (environment.node, environment.gpu)
+        ).values()
         if len(ranks) > 1
     ]
-    versions = _by(found, lambda environment: environment.nccl)
+    versions = _by(environments, lambda environment: environment.nccl)
     if len(versions) > 1:
         words = [f"{nccl_version(v)} on ranks {_listed(ranks)}" for v, ranks in versions.items()]
         remedies.append(f"NCCL is {'; '.join(words)}: install one version on all nodes.")
@@ -123,19 +125,21 @@ def remedies_of(
             f"Bytes were wrong between ranks {', '.join(wrong)}: try NCCL_P2P_DISABLE=1, and if "
             f"that is right, look for IOMMU or ACS between those GPUs, and a newer driver."
         )
-    return remedies + _of_paths(found) + _of_slow_links(found, speeds, links)
+    return remedies + _of_paths(environments) + _of_slow_links(environments, speeds, links)
 
 
-def _of_paths(found: Sequence[RankEnvironment]) -> list[str]:
+def _of_paths(environments: Sequence[RankEnvironment]) -> list[str]:
     """Return remedies for required paths that the environment or the machine disables."""
     remedies: list[str] = []
-    nodes = len({environment.node for environment in found})
+    nodes = len({environment.node for environment in environments})
     for bit, (name, effect) in enumerate(_OFF.items()):
-        ranks = [rank for rank, environment in enumerate(found) if environment.off >> bit & 1]
-        if ranks and (nodes > 1 if name == "NCCL_IB_DISABLE" else nodes < len(found)):
+        ranks = [
+            rank for rank, environment in enumerate(environments) if environment.off >> bit & 1
+        ]
+        if ranks and (nodes > 1 if name == "NCCL_IB_DISABLE" else nodes < len(environments)):
             remedies.append(f"{name} is set on ranks {_listed(ranks)}, so that {effect}: unset it.")
-    used = {(environment.node, environment.number) for environment in found}
-    for rank, environment in enumerate(found):
+    used = {(environment.node, environment.number) for environment in environments}
+    for rank, environment in enumerate(environments):
         numbers = range(environment.unreachable.bit_length())
         blocked = [
             number
@@ -152,20 +156,24 @@ def _of_paths(found: Sequence[RankEnvironment]) -> list[str]:
 
 
 def _of_slow_links(
-    found: Sequence[RankEnvironment], speeds: Sequence[LinkSpeed], links: Sequence[GpuLink]
+    environments: Sequence[RankEnvironment], speeds: Sequence[LinkSpeed], links: Sequence[GpuLink]
 ) -> list[str]:
     """Return remedies for links slower than others of their kind, in a node or between nodes."""
     remedies: list[str] = []
-    if not all(environment.nccl for environment in found):
+    if not all(environment.nccl for environment in environments):
         return remedies  # Without NCCL, the links of the GPUs are not used.
     for inside in (True, False):
-        alike = [s for s in speeds if inside == (found[s.first].node == found[s.second].node)]
+        alike = [
+            s
+            for s in speeds
+            if inside == (environments[s.first].node == environments[s.second].node)
+        ]
         if len(alike) < 2:
             continue
         usual = median(speed.gbps for speed in alike)
         for speed in alike:
             if speed.gbps < SLOW_LINK * usual:
-                how = kind_of(speed, found, links)
+                how = kind_of(speed, environments, links)
                 remedies.append(
                     f"Ranks {speed.first} and {speed.second} exchange {speed.gbps:.1f} GB/s, where "
                     f"{usual:.1f} are usual{f', over {how}' if how else ''}: cut tensors so that "
@@ -175,9 +183,11 @@ def _of_slow_links(
     return remedies
 
 
-def kind_of(speed: LinkSpeed, found: Sequence[RankEnvironment], links: Sequence[GpuLink]) -> str:
+def kind_of(
+    speed: LinkSpeed, environments: Sequence[RankEnvironment], links: Sequence[GpuLink]
+) -> str:
     """Return the kind of link between the GPUs of two ranks, empty if it is unknown."""
-    a, b = found[speed.first], found[speed.second]
+    a, b = environments[speed.first], environments[speed.second]
     if a.node != b.node:
         return "the network"
     numbers = sorted((a.number, b.number))
@@ -191,10 +201,10 @@ def of_failure(text: str) -> str:
 
 
 def _by(
-    found: Sequence[RankEnvironment], key: Callable[[RankEnvironment], Key]
+    environments: Sequence[RankEnvironment], key: Callable[[RankEnvironment], Key]
 ) -> dict[Key, list[int]]:
     ranks: dict[Key, list[int]] = {}
-    for rank, environment in enumerate(found):
+    for rank, environment in enumerate(environments):
         ranks.setdefault(key(environment), []).append(rank)
     return ranks
 

@@ -106,7 +106,7 @@ def check(
 
     begin(0)
     copied = _copy_gbps(P_world, rows * COLUMNS * 4)
-    found: list[tuple[str, bool, float, float, float]] = []
+    measured: list[tuple[str, bool, float, float, float]] = []
     for number, ((name, make), (_, make_large)) in enumerate(zip(small, large, strict=True), 1):
         begin(number)
         case = make()
@@ -116,7 +116,7 @@ def check(
         exact = P_world.allreduce_data([wrong])[0] == 0
         at_speed = make_large()
         time_us, nbytes = _time_us(at_speed.operator, at_speed.x, P_world)
-        found.append((name, exact, error, time_us, nbytes / time_us / 1e3))
+        measured.append((name, exact, error, time_us, nbytes / time_us / 1e3))
     copied = max(copied, _copy_gbps(P_world, rows * COLUMNS * 4))
     begin(len(small) + 1)
     links = link_speeds(P_world, rows * COLUMNS * 4)
@@ -124,7 +124,7 @@ def check(
     begin(len(steps) - 1)
     return Report(
         P_world.size, P_world.transport, str(P_world.device), copied,
-        tuple(Result(*numbers, share=numbers[-1] / copied) for numbers in found),
+        tuple(Result(*numbers, share=numbers[-1] / copied) for numbers in measured),
         links, tuple(kind_of(link, where, wires) for link in links),
         tuple(remedies_of(where, links, wires)),
     )  # fmt: skip

@@ -75,8 +75,8 @@ class HaloExchange(Checked, torch.nn.Module):
         bulk = np.array(input.shape) - left - right
         rows = self.P_x.allgather_data([*left.tolist(), *right.tolist(), *bulk.tolist()])
         windows = self._windows(rows.reshape(*self.P_x.shape, 3, self.P_x.dim))
-        own = tuple(slice(a, a + n) for a, n in zip(left.tolist(), bulk.tolist(), strict=True))
-        return halo_exchange(input[own], self.P_x.partition, windows)
+        block = tuple(slice(a, a + n) for a, n in zip(left.tolist(), bulk.tolist(), strict=True))
+        return halo_exchange(input[block], self.P_x.partition, windows)
 
     def _windows(self, table: Integers) -> list[_ListedHalos]:
         """Return the window of each dim, given all workers' widths and block shapes."""

@@ -60,13 +60,15 @@ class Repartition(ops.Repartition):
             return []
         ends = [self._last, Decomposition.balanced(self._last.shape, self.P_y.shape)]
         blocks, others = reversed(ends) if is_output else ends
-        own, found = blocks.block(P.index), list[Overlap]()
+        block, overlaps = blocks.block(P.index), list[Overlap]()
         for rank, index in enumerate(range_index(P_other.shape)):
-            shared = intersection(own, others.block(index))
+            shared = intersection(block, others.block(index))
             if shared is None:
-                found.append((None, None, None))
+                overlaps.append((None, None, None))
                 continue
             partner = self.P_all.rank_of(P_other.ranks[rank])
-            slices = shared.shifted(own.start).slices
-            found.append((slices, shared.shape, "self" if partner == self.P_all.rank else partner))
-        return found
+            slices = shared.shifted(block.start).slices
+            overlaps.append(
+                (slices, shared.shape, "self" if partner == self.P_all.rank else partner)
+            )
+        return overlaps

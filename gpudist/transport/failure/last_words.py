@@ -71,7 +71,7 @@ class Endings:
     """
 
     def __init__(self, store: Any, prefix: str) -> None:
-        self._given = store
+        self._given_store = store
         self._first, self._announced = f"{prefix}/ended", f"{prefix}/told"
         self._background = Background("gpudist last words")
         if store is not None:
@@ -103,7 +103,7 @@ class Endings:
         return self._await(self._announced)
 
     def _store(self) -> Any:
-        return own_connection(self._given)
+        return own_connection(self._given_store)
 
     def _await(self, key: str) -> bool:
         deadline_s = time.monotonic() + _PATIENCE_S
@@ -116,7 +116,7 @@ class Endings:
 
     def _ask(self, call: Callable[[], Any]) -> Any:
         """Run a request to the store; return ``None``, and stop asking, if it does not answer."""
-        if self._given is None:
+        if self._given_store is None:
             return None
         job: BackgroundCall[Any] = self._background.submit(call)
         try:
@@ -124,7 +124,7 @@ class Endings:
                 return job.result()
         except (RuntimeError, OSError):
             pass
-        self._given = None
+        self._given_store = None
         return None
 
 
@@ -229,13 +229,13 @@ def _prints_traceback(failure: Failure) -> bool:
 
 def _place(trace: TracebackType | None) -> str:
     """Return the innermost source line of the user's program in the traceback."""
-    own = [
+    places = [
         f" at {os.path.basename(frame.f_code.co_filename)}:{line}"
         for frame, line in traceback.walk_tb(trace)
         if not frame.f_code.co_filename.startswith(_FOREIGN)
         and "site-packages" not in frame.f_code.co_filename
     ]
-    return own[-1] if own else ""
+    return places[-1] if places else ""
 
 
 def _first_line(text: str) -> str:

@@ -41,14 +41,14 @@ class StoreFailureChannel(FailureChannel):
     """
 
     def __init__(self, store: Any, prefix: str, host_rank: int | None = None) -> None:
-        self._given: Any = store
+        self._given_store: Any = store
         self._prefix = prefix
         self._host_rank = host_rank
         self._background = Background(f"gpudist failures {prefix}")
         # Connect while the store is alive: torch tries for minutes to connect to a missing one.
         self.connecting = self._background.submit(self._connect)
         self._looking: BackgroundCall[tuple[str | None, bool]] | None = None
-        self._found: Failure | None = None
+        self._failure: Failure | None = None
         self._unanswered: BackgroundCall[object] | None = None
         self.lines_wanted = False
 
@@ -58,7 +58,7 @@ class StoreFailureChannel(FailureChannel):
         return self._unanswered is not None and not self._unanswered.wait(0.0)
 
     def post(self, failure: Failure) -> None:
-        if self._found is not None:
+        if self._failure is not None:
             return
         # An empty expected value means "unless the key is set", so that the first post wins.
         text = failure.to_json()
@@ -67,15 +67,15 @@ class StoreFailureChannel(FailureChannel):
         )
         if self._wait(job):
             try:
-                self._found = Failure.from_json(job.result())
+                self._failure = Failure.from_json(job.result())
             except (RuntimeError, OSError):
                 # This failure explains more than the loss of the store.
-                self._found = failure
+                self._failure = failure
 
     def peek(self) -> Failure | None:
         """Return the failure of this world, if any. Also updates :attr:`lines_wanted`."""
-        if self._found is not None:
-            return self._found
+        if self._failure is not None:
+            return self._failure
         if self._looking is None:
             self._looking = self._background.submit(self._look)
         elif not self._looking.wait(0.0):
@@ -87,10 +87,10 @@ class StoreFailureChannel(FailureChannel):
             try:
                 text, self.lines_wanted = job.result()
             except (RuntimeError, OSError) as error:
-                self._found = store_gone(self._host_rank, error)
+                self._failure = store_gone(self._host_rank, error)
             else:
-                self._found = Failure.from_json(text) if text is not None else None
-        return self._found
+                self._failure = Failure.from_json(text) if text is not None else None
+        return self._failure
 
     def publish_lines(self, rank: int, lines: list[str]) -> None:
         """Publish this rank's last operations for the rank that reports a timeout."""
@@ -121,14 +121,14 @@ class StoreFailureChannel(FailureChannel):
     def close(self) -> None:
         self._background.stop(0.0 if self.hangs else _PATIENCE_S)
         # Close the socket even if references to this channel remain.
-        self._given = None
+        self._given_store = None
 
     def _connect(self) -> None:
         self._store()
 
     def _store(self) -> Any:
         # Connect in the background thread, because connecting may also block.
-        return own_connection(self._given)
+        return own_connection(self._given_store)
 
     def _look(self) -> tuple[str | None, bool]:
         key = self._key("failure")

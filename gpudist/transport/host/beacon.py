@@ -44,8 +44,8 @@ def is_beside(text: str) -> bool:
         pid, descriptor, token = text.split()
         path = f"/proc/{int(pid)}/fd/{int(descriptor)}"
         # The id may belong to an unrelated process: do not open files of other kinds or sizes.
-        found = os.stat(path)
-        if not stat.S_ISREG(found.st_mode) or found.st_size != len(token):
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode) or status.st_size != len(token):
             return False
         with open(path, "rb") as file:
             return file.read() == token.encode()

@@ -100,7 +100,7 @@ class CoreTransport(PointToPointTransport):
     ) -> Any:
         boxes = self.carried(stage, rank, dtype, accumulates)
         output_shape = stage.output_shape or ()
-        own = [contribution for contribution in boxes.sums if contribution.peer is None]
+        own_sums = [contribution for contribution in boxes.sums if contribution.peer is None]
         return _native.BoundStage(
             dtype=getattr(_native.Dtype, str(dtype).removeprefix("torch.")),
             input_strides=list(input_strides) if stage.input_shape is not None else [],
@@ -122,7 +122,7 @@ class CoreTransport(PointToPointTransport):
                 )
                 for contribution in boxes.sums
             ],
-            own_sources=[_numbers(box) for box in own[0].sources] if own else [],
+            own_sources=[_numbers(box) for box in own_sums[0].sources] if own_sums else [],
             relays=_messages(boxes.relays, ranks),
             relayed=_messages(boxes.relayed, ranks),
         )

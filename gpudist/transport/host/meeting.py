@@ -112,9 +112,9 @@ class HostMeeting:
         """
         self._exchange(call)
 
-    def _exchange(self, own: object) -> list[bytes]:
-        """Publish ``own`` and return the texts of all ranks, unless one has called ``refuse``."""
-        self._ask(lambda: self._store.set(self._keys[self._rank], json.dumps(own)))
+    def _exchange(self, entry: object) -> list[bytes]:
+        """Publish ``entry`` and return the texts of all ranks, unless one has called ``refuse``."""
+        self._ask(lambda: self._store.set(self._keys[self._rank], json.dumps(entry)))
         self._await(self._keys)
         texts = self._ask(lambda: list(map(self._store.get, self._keys)))
         for rank, text in enumerate(texts):

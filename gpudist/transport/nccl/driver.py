@@ -46,7 +46,7 @@ def what_the_driver_lacks(compiler: int, driver: int) -> str:
 
 def what_this_driver_lacks() -> str:
     """Return :func:`what_the_driver_lacks` for this build and this machine."""
-    found = _native.cuda_information() if _native is not None else None
-    if not found:
+    cuda = _native.cuda_information() if _native is not None else None
+    if not cuda:
         return ""
-    return what_the_driver_lacks(found["compiler_version"], found["driver_version"])
+    return what_the_driver_lacks(cuda["compiler_version"], cuda["driver_version"])

@@ -32,8 +32,8 @@ def order_launches(variables: MutableMapping[str, str], path: str) -> None:
     torch_uses_nccl = dist.is_initialized() and "nccl" in dist.get_backend_config()
     if _ORDER in variables or not torch_uses_nccl or _native is None:
         return
-    found = _native.nccl_information(path, [str(library) for library in wheel_libraries()])
-    if found["version"] >= _FIRST_ORDERED:
+    nccl = _native.nccl_information(path, [str(library) for library in wheel_libraries()])
+    if nccl["version"] >= _FIRST_ORDERED:
         variables[_ORDER] = "1"
 
 
@@ -58,13 +58,13 @@ def wheel_libraries() -> list[Path]:
 
 def installed_wheels() -> dict[int, str]:
     """Return the version of each installed NCCL wheel, by its CUDA major version."""
-    found: dict[int, str] = {}
+    versions: dict[int, str] = {}
     for cuda, name in _WHEELS.items():
         try:
-            found[cuda] = version(name)
+            versions[cuda] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def wheel_warnings(installed: dict[int, str], torch_cuda: str | None) -> list[str]:

@@ -93,11 +93,11 @@ class Rendezvous:
         here = self.ask(lambda: self._store.get(node))
         try:
             entries = [entry.split(" ", 1) for entry in here.decode().split(",") if entry]
-            found = {int(rank): (int(text.split()[0]), text) for rank, text in entries}
+            processes = {int(rank): (int(text.split()[0]), text) for rank, text in entries}
         except (ValueError, IndexError) as error:
             raise self._unreadable(here) from error
-        del found[self._rank]
-        return {rank: pid for rank, (pid, text) in found.items() if is_beside(text)}
+        del processes[self._rank]
+        return {rank: pid for rank, (pid, text) in processes.items() if is_beside(text)}
 
     def share_id(self, members: Sequence[int], make_id: Callable[[], bytes]) -> bytes:
         """Return the unique id of a communicator, created by the first of its ``members``.

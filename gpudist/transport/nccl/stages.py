@@ -49,13 +49,13 @@ def carry_by_nccl(
     stage: Stage, rank: int, dtype: torch.dtype, accumulates: bool, strategy: Strategy
 ) -> MessageStage:
     """Express a stage by messages, and the collectives of NCCL that ``strategy`` selects."""
-    own = tuple(c for c in stage.collectives if strategy(c, dtype))
-    rest = tuple(c for c in stage.collectives if c not in own)
+    by_nccl = tuple(c for c in stage.collectives if strategy(c, dtype))
+    others = tuple(c for c in stage.collectives if c not in by_nccl)
     messages = as_messages(
-        replace(stage, collectives=rest), rank, dtype.itemsize,
+        replace(stage, collectives=others), rank, dtype.itemsize,
         accumulates=accumulates, scatters=False,
     )  # fmt: skip
-    return replace(messages, collectives=own)
+    return replace(messages, collectives=by_nccl)
 
 
 def lower(
@@ -94,8 +94,8 @@ def lower(
     output = tuple(output_strides or contiguous_strides(stage.output_shape or ()))
     for message in boxes.sends:
         _send(lowered, message, ranks[message.peer], strides)
-    own = boxes.collectives
-    filled = _collectives(lowered, own, stage, ranks, rank, strides, output, accumulates)
+    collectives = boxes.collectives
+    filled = _collectives(lowered, collectives, stage, ranks, rank, strides, output, accumulates)
     if stage.output_shape is not None and not filled:
         _receive(lowered, boxes, ranks, strides, output, accumulates)
     if not is_guarded:

@@ -274,10 +274,10 @@ class NcclTransport(Transport):
     def native(self, members: Sequence[int]) -> Any:
         """Return the native communicator of these world ranks, created at first use by all."""
         key = tuple(members)
-        found = self._native.get(key)
-        if found is None:
-            found = self._native[key] = self._connect(key)
-        return found
+        communicator = self._native.get(key)
+        if communicator is None:
+            communicator = self._native[key] = self._connect(key)
+        return communicator
 
     def join(self, event: int) -> None:
         """Make the current stream wait for started stages."""

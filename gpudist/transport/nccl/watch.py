@@ -97,15 +97,15 @@ class NcclWatch:
             if now - self._looked_s < self._look_every_s:
                 return
             self._looked_s = now
-            found = self._channel.peek()
+            failure = self._channel.peek()
             if self._channel.lines_wanted:
                 self._channel.publish_lines(self._rank, self._core.lines(5))
-            if found is not None and _is_store_gone(found) and not self._store_is_gone:
+            if failure is not None and _is_store_gone(failure) and not self._store_is_gone:
                 # The store's host may be a rank whose death will be reported soon.
                 self._store_is_gone = True
                 return
-        if found is not None:
-            self._core.fail(found.to_json())
+        if failure is not None:
+            self._core.fail(failure.to_json())
 
     def leave(self) -> None:
         """Report to the other ranks that this one leaves normally."""
