@@ -68,7 +68,7 @@ class BatchChannel:
         message = batch_message(prepared, self._known, self._step)
         self._step += 1
         constants = self._carrier.send(message, prepared)
-        return self._finished(prepared.schema, prepared.parts, constants)
+        return self._rebuild(prepared.schema, prepared.parts, constants)
 
     def send_end(self) -> None:
         """Notify the other ranks that there are no more batches."""
@@ -89,7 +89,7 @@ class BatchChannel:
         """
         packet = self._carrier.receive_packet()
         try:
-            message = self._opened(packet)
+            message = self._open_message(packet)
             if message.header.kind in (END, ERROR):
                 self._raise_what_root_did(message)
             schema, parts = understand(message, self._known, self._differentiable)
@@ -98,13 +98,13 @@ class BatchChannel:
         except GpudistError as error:
             refuse(self.P, error)
         constants = self._carrier.receive_tensors(message.header, schema.constants(parts))
-        return self._finished(schema, parts, constants)
+        return self._rebuild(schema, parts, constants)
 
     def _say(self, message: BatchMessage) -> None:
         self._step += 1
         self._carrier.say(message)
 
-    def _opened(self, packet: bytes) -> BatchMessage:
+    def _open_message(self, packet: bytes) -> BatchMessage:
         """Unpack the message that begins in ``packet``, and receive its remainder."""
         header = BatchHeader.unpack(packet)
         if header.step != self._step:
@@ -126,7 +126,7 @@ class BatchChannel:
             kind,
         )
 
-    def _finished(self, schema: Schema, parts: list[Any], constants: list[torch.Tensor]) -> Any:
+    def _rebuild(self, schema: Schema, parts: list[Any], constants: list[torch.Tensor]) -> Any:
         differentiable = schema.differentiable(parts)
         if differentiable:
             tensors = differentiable if self.is_root else None

@@ -22,7 +22,7 @@ def batch_error(what: str) -> TransportError:
 
 
 def encode_values(value: Any) -> bytes:
-    return packb(value, default=_extended, unicode_errors="surrogatepass")  # pyright: ignore
+    return packb(value, default=_encode, unicode_errors="surrogatepass")  # pyright: ignore
 
 
 def decode_values(data: bytes) -> Any:
@@ -32,19 +32,19 @@ def decode_values(data: bytes) -> Any:
         TransportError: if the bytes are not one value.
     """
     try:
-        return unpackb(data, ext_hook=_read, use_list=False, unicode_errors="surrogatepass")
+        return unpackb(data, ext_hook=_decode, use_list=False, unicode_errors="surrogatepass")
     except Exception as error:  # bytes can fail in any way
         raise batch_error(f"{type(error).__name__}: {error}") from None
 
 
-def _extended(value: Any) -> ExtType:
+def _encode(value: Any) -> ExtType:
     if type(value) is complex:
         return ExtType(_COMPLEX, _PAIR.pack(value.real, value.imag))
     # Integers of more than 64 bits.
     return ExtType(_INTEGER, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
 
 
-def _read(kind: int, data: bytes) -> Any:
+def _decode(kind: int, data: bytes) -> Any:
     if kind == _COMPLEX:
         return complex(*_PAIR.unpack(data))
     if kind == _INTEGER:

@@ -46,31 +46,31 @@ class PieceCarrier:
         """Send a batch; return this rank's copies of its tensors. Called by the root."""
         places, copies = prepared.places, prepared.packed
         if prepared.payload is None and not all([_can_be_read(x) for x in prepared.tensors]):
-            copies = _copied(prepared)
+            copies = _copy_tensors(prepared)
         sources = copies or prepared.tensors
-        with self._started_packet(message, places, sources):
+        with self._start_packet(message, places, sources):
             self._send_rest(message)
             if message.header.is_inline or not places.nbytes:
-                return copies or _copied(prepared)
+                return copies or _copy_tensors(prepared)
             addresses = [x.data_ptr() for x in sources]
-            with self._started(self._of_payload, places.pieces(addresses)):
-                return copies or _copied(prepared)
+            with self._start(self._of_payload, places.pieces(addresses)):
+                return copies or _copy_tensors(prepared)
 
     def say(self, message: BatchMessage) -> None:
         """Send a message without tensors. Called by the root."""
-        with self._started_packet(message, Places(()), ()):
+        with self._start_packet(message, Places(()), ()):
             self._send_rest(message)
 
     def receive_packet(self) -> bytes:
         """Receive the first ``PACKET_BYTES`` bytes of a message. Called by the other ranks."""
-        with self._started(self._of_packet, [(self._packet_at, PACKET_BYTES)]):
+        with self._start(self._of_packet, [(self._packet_at, PACKET_BYTES)]):
             pass
         return self._packet_bytes.tobytes()
 
     def receive_rest(self, nbytes: int) -> bytes:
         """Receive the part of schema and values that does not fit into the packet."""
         rest = torch.empty(nbytes, dtype=torch.uint8)
-        with self._started(self._of_rest, [(rest.data_ptr(), nbytes)]):
+        with self._start(self._of_rest, [(rest.data_ptr(), nbytes)]):
             pass
         return rest.numpy().tobytes()
 
@@ -87,39 +87,39 @@ class PieceCarrier:
         if places.nbytes:
             start = payload.data_ptr()
             addresses = [start + offset for offset in places.offsets]
-            with self._started(self._of_payload, places.pieces(addresses)):
+            with self._start(self._of_payload, places.pieces(addresses)):
                 pass
         return tensors
 
-    def _started_packet(
+    def _start_packet(
         self, message: BatchMessage, places: Places, sources: Sequence[torch.Tensor]
     ) -> AbstractContextManager[None]:
         header = message.header
         first = (header.pack() + message.facts)[:PACKET_BYTES]
         self._packet_bytes[: len(first)] = np.frombuffer(first, np.uint8)
         if not header.is_inline:
-            return self._started(self._of_packet, [(self._packet_at, PACKET_BYTES)])
+            return self._start(self._of_packet, [(self._packet_at, PACKET_BYTES)])
         pieces = [(self._packet_at, header.payload_at)]
         for x, size, room in zip(sources, places.sizes, places.rooms, strict=True):
             # The content of the gaps between tensors is arbitrary.
             pieces += (x.data_ptr(), size), (self._packet_at, room - size)
         pieces.append((self._packet_at, PACKET_BYTES - header.payload_at - places.nbytes))
-        return self._started(self._of_packet, pieces)
+        return self._start(self._of_packet, pieces)
 
     def _send_rest(self, message: BatchMessage) -> None:
         nbytes = message.header.tail_bytes
         if nbytes:
             rest = torch.frombuffer(bytearray(message.facts[-nbytes:]), dtype=torch.uint8)
-            with self._started(self._of_rest, [(rest.data_ptr(), nbytes)]):
+            with self._start(self._of_rest, [(rest.data_ptr(), nbytes)]):
                 pass
 
-    def _started(
+    def _start(
         self, signature: Signature, pieces: list[tuple[int, int]]
     ) -> AbstractContextManager[None]:
         return self._wire.start_pieces(signature, self._is_root, self._peers, pieces)
 
 
-def _copied(prepared: PreparedBatch) -> list[torch.Tensor]:
+def _copy_tensors(prepared: PreparedBatch) -> list[torch.Tensor]:
     _, copies = prepared.places.new_tensors(prepared.places.nbytes)
     copy_into(copies, prepared.tensors)
     return copies

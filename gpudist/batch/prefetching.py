@@ -26,7 +26,7 @@ class Raised:
     error: BaseException
 
 
-class Loaded:
+class LoadedBatches:
     """Prepared batches of ``loader``, in order, loaded in the caller's thread."""
 
     def __init__(self, loader: Iterable[Any] | None, device: torch.device) -> None:
@@ -60,7 +60,7 @@ class Loaded:
         self._batches = None
 
 
-class Prefetched(Loaded):
+class PrefetchedBatches(LoadedBatches):
     """Prepared batches of ``loader``, loaded by a thread up to ``ahead`` batches in advance.
 
     The thread ends with its owner, at the end of the batches, or on :meth:`close`.
@@ -82,7 +82,7 @@ class Prefetched(Loaded):
                 look()
 
     def _start(self) -> None:
-        source = Loaded(self._loader, self._device)
+        source = LoadedBatches(self._loader, self._device)
         try:
             # Start in the caller's thread, since a loader may draw its seed from that thread's
             # generator.
@@ -104,7 +104,7 @@ class Prefetched(Loaded):
 
 
 def _load(
-    source: Loaded, loaded: queue.Queue[PreparedBatch | Raised], stopped: threading.Event
+    source: LoadedBatches, loaded: queue.Queue[PreparedBatch | Raised], stopped: threading.Event
 ) -> None:
     # This is not a method, because a thread that references its owner prevents its collection.
     is_last = False

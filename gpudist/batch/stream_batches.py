@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from gpudist.batch.batch_channel import BatchChannel, channel_of
-from gpudist.batch.prefetching import Loaded, Prefetched, Raised
+from gpudist.batch.prefetching import LoadedBatches, PrefetchedBatches, Raised
 from gpudist.checks.arguments import checked
 from gpudist.world.partition import Partition
 
@@ -21,7 +21,7 @@ class BatchStream(Iterator[Any]):
         source: batches of the loader, on the worker that loads; ``None`` on others.
     """
 
-    def __init__(self, channel: BatchChannel | None, source: Loaded | None) -> None:
+    def __init__(self, channel: BatchChannel | None, source: LoadedBatches | None) -> None:
         self._channel = channel
         self._source = source
 
@@ -42,7 +42,7 @@ class BatchStream(Iterator[Any]):
         if self._source is not None:
             self._source.close()
 
-    def _send(self, channel: BatchChannel, source: Loaded) -> Any:
+    def _send(self, channel: BatchChannel, source: LoadedBatches) -> Any:
         loaded = source.take(channel.P.wire.check)
         if not isinstance(loaded, Raised):
             return channel.send(loaded)
@@ -86,5 +86,9 @@ def stream_batches(
     channel = channel_of("stream_batches", P, root, axes)
     if channel is None or not channel.is_root:
         return BatchStream(channel, None)
-    source = Prefetched(loader, P.device, prefetch) if prefetch else Loaded(loader, P.device)
+    source = (
+        PrefetchedBatches(loader, P.device, prefetch)
+        if prefetch
+        else LoadedBatches(loader, P.device)
+    )
     return BatchStream(channel, source)

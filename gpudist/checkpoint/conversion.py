@@ -50,7 +50,7 @@ def convert_dtype(x: torch.Tensor, dtype: torch.dtype, what: str) -> torch.Tenso
             return torch.view_as_complex(convert_dtype(torch.view_as_real(x), real, what))
         return convert_dtype(x, real, what).to(dtype)
     y = x.to(dtype)
-    fits = _is_at_most_rounded(x, y) if x.is_floating_point() else _returns(x, y)
+    fits = _is_at_most_rounded(x, y) if x.is_floating_point() else _is_unchanged(x, y)
     if not bool(fits.all()):
         at = int(fits.reshape(-1).to(torch.uint8).argmin())
         raise CheckpointError(
@@ -84,7 +84,7 @@ def _is_at_most_rounded(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return near
 
 
-def _returns(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def _is_unchanged(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Return where integers or booleans are unchanged by the conversion to ``y`` and back."""
     equal = y.to(x.dtype) == x
     if x.dtype == torch.bool:

@@ -36,7 +36,7 @@ def gather_blocks(
         return whole if to_all or placement.P.world.rank == root else None
     P_world, dtype = placement.P.world, block.dtype
     bits = block.detach().to(P_world.device).view(_integer_of_same_size(dtype))
-    movement = _gathering(P_world, placement, bits.dtype, tuple(block.shape), root, to_all)
+    movement = _bind_gather(P_world, placement, bits.dtype, tuple(block.shape), root, to_all)
     (whole,) = carry_out((movement,), (bits,))
     return whole.cpu().view(dtype) if to_all or P_world.rank == root else None
 
@@ -68,7 +68,9 @@ def scatter_blocks(
         _share_cell(source, kept, root, P_world)
         return
     dtype = _integer_of_same_size(block.dtype)
-    (received,) = carry_out((_scattering(P_world, placement, dtype, root),), (source.view(dtype),))
+    (received,) = carry_out(
+        (_bind_scatter(P_world, placement, dtype, root),), (source.view(dtype),)
+    )
     if placement.own_box is not None:
         with torch.no_grad():
             block.copy_(received.view(block.dtype))
@@ -90,7 +92,7 @@ def _share_cell(x: torch.Tensor, kept: torch.Tensor, root: int, P_world: Partiti
 
 
 @cache_in_world
-def _gathering(
+def _bind_gather(
     P_world: Partition,
     placement: ParameterPlacement,
     dtype: torch.dtype,
@@ -102,21 +104,21 @@ def _gathering(
     gathering = _recut("gather", placement.first_copies, whole, dtype, shape)
     if not to_all:
         return gathering
-    return gathering.then(_copying(whole, P_world, dtype))
+    return gathering.then(_bind_copy(whole, P_world, dtype))
 
 
 @cache_in_world
-def _scattering(
+def _bind_scatter(
     P_world: Partition, placement: ParameterPlacement, dtype: torch.dtype, root: int
 ) -> Movement:
     first = placement.first_copies
     scattering = _recut("scatter", _whole_on(placement, root), first, dtype, (0,))
     if not placement.is_replicated:
         return scattering
-    return scattering.then(_copying(first, placement.P, dtype))
+    return scattering.then(_bind_copy(first, placement.P, dtype))
 
 
-def _copying(source: ParameterPlacement, P: Partition, dtype: torch.dtype) -> Movement:
+def _bind_copy(source: ParameterPlacement, P: Partition, dtype: torch.dtype) -> Movement:
     return bind_parameter(source, P, dtype, "tensor of a state dict")
 
 

@@ -125,7 +125,7 @@ def load_full_optimizer_state_dict(
     with failing_together(P_world, what):
         if P_world.rank == root:
             numbers = _numbers(state_dict, optimizer, groups)
-            text = json.dumps(_described(state_dict, numbers, shapes))
+            text = json.dumps(_describe(state_dict, numbers, shapes))
     received = json.loads(broadcast_text(P_world, text, root))
     with failing_together(P_world, what):
         options = decode(received["groups"])
@@ -196,7 +196,7 @@ def _in_order(saved: list[str], names: list[str], created: list[str], group: int
     )
 
 
-def _described(
+def _describe(
     state_dict: Mapping[str, Any] | None,
     numbers: dict[str, int],
     shapes: dict[str, tuple[int, ...]],

@@ -21,7 +21,7 @@ from gpudist.world.partition import Partition
 from gpudist.world.texts import gather_texts_on_first
 
 # By parameter and by key of its state: description of a tensor or of a value.
-Described = dict[str, dict[str, dict[str, Any]]]
+StateDescription = dict[str, dict[str, dict[str, Any]]]
 
 
 def parameter_names(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[list[str]]:
@@ -68,14 +68,14 @@ def describe_state(
     optimizer: torch.optim.Optimizer,
     placed: dict[str, ParameterPlacement],
     P_world: Partition,
-) -> Described:
+) -> StateDescription:
     """Describe the optimizer's state on the first owner of each parameter. Collective.
 
     Raises:
         CheckpointError: on every rank, if state has neither the parameter's shape nor is a value,
             or has a dtype that does not exist in the torch of one rank.
     """
-    mine: Described = {}
+    mine: StateDescription = {}
     problem = ""
     try:
         for name, parameter in module.named_parameters():

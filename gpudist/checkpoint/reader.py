@@ -285,7 +285,7 @@ def _require_whole(part: _FileRange, path: str) -> None:
             broken = odd[0] if odd else saved.testzip() if get_crc32_options() else None
             for name in saved.namelist() if broken is None else ():
                 if name.endswith(".pkl"):
-                    end_of(saved.read(name) if get_crc32_options() else _unchecked(saved, name))
+                    end_of(saved.read(name) if get_crc32_options() else _read_any(saved, name))
     except Exception as error:  # Data that is not an archive may raise any exception.
         raise CheckpointError(f"{path} is damaged: {error}") from error
     if broken is not None:
@@ -295,7 +295,7 @@ def _require_whole(part: _FileRange, path: str) -> None:
         )
 
 
-def _unchecked(saved: ZipFile, name: str) -> bytes:
+def _read_any(saved: ZipFile, name: str) -> bytes:
     with saved.open(name) as file:
         file._expected_crc = None  # pyright: ignore
         return file.read()

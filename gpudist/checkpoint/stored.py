@@ -42,7 +42,7 @@ def model_to_save(module: torch.nn.Module, P_world: Partition) -> dict[str, Any]
     require_alike(P_world, "the names and shapes", describe_shapes(list(state), state, placed))
     extra = extra_to_save(module, state, P_world)
     return {
-        name: _stored(value, placed.get(name))
+        name: _as_entry(value, placed.get(name))
         for name, value in (state | extra).items()
         if name in placed or P_world.rank == 0
     }
@@ -70,7 +70,7 @@ def optimizer_to_save(
             elif name in placed or P_world.rank == 0:
                 where = placed.get(name)
                 block = state_block(optimizer, parameters[name], key, about, where)
-                state[name][key] = _stored(block, where)
+                state[name][key] = _as_entry(block, where)
     if P_world.rank != 0:
         return {"state": state}
     stored = [{key: entries_of(value) for key, value in group.items()} for group in options]
@@ -79,7 +79,7 @@ def optimizer_to_save(
     return {"state": state, "param_groups": stored}
 
 
-def _stored(value: Any, placement: ParameterPlacement | None) -> Any:
+def _as_entry(value: Any, placement: ParameterPlacement | None) -> Any:
     return value if placement is None else BlockTensor(value, placement)
 
 
@@ -116,7 +116,7 @@ def model_to_load(module: torch.nn.Module, metadata: Metadata) -> dict[str, Any]
     if problems:
         raise CheckpointError("; ".join(problems))
     return {
-        f"model.{name}": _stored(value.detach(), placed.get(name))
+        f"model.{name}": _as_entry(value.detach(), placed.get(name))
         for name, value in tensors.items()
     }
 
@@ -152,7 +152,7 @@ def optimizer_to_load(
             if tuple(about.size) != shape or path[3:]:
                 raise CheckpointError(f"{full} has shape {list(about.size)}, not {list(shape)}")
             block = empty_block(parameters[name], about.properties.dtype)
-            tensors[full] = _stored(block, placed.get(name))
+            tensors[full] = _as_entry(block, placed.get(name))
     groups = {path[1] for _, path in _of_optimizer(metadata) if path[0] == "param_groups"}
     if {int(number) for number in groups} != set(range(len(optimizer.param_groups))):
         raise CheckpointError(

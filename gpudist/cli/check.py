@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from gpudist.cli.command import print_json
 from gpudist.cli.progress import Progress
-from gpudist.cli.self_check import LinkSpeed, Report, Result, check, of_failure, verdict
+from gpudist.cli.self_check import LinkSpeed, Report, Result, check, failure_remedy, verdict
 from gpudist.cli.tables import print_columns, print_table, print_text
 from gpudist.errors import PartitionError, TransportError
 from gpudist.testing import run_distributed
@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         report, speaks = _report(arguments)
     except TransportError as error:
-        words, remedy = f"Ranks could not exchange data: {error}", of_failure(str(error))
+        words, remedy = f"Ranks could not exchange data: {error}", failure_remedy(str(error))
         remedies = [remedy] if remedy else []
         if arguments.json:
             print_json({"passed": False, "verdict": words, "remedies": remedies})

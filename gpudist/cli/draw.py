@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     shown(str(arguments.output), 2, 3)
     save(figure, arguments.output)
     shown("", 3, 3)
-    facts = _found(scene, arguments)
+    facts = _facts(scene, arguments)
     if arguments.json:
         print_json(facts)
         return 0
@@ -61,7 +61,7 @@ def _draw_plan(arguments: argparse.Namespace) -> int:
 def _scene(arguments: argparse.Namespace) -> Scene:
     _require_fitting(arguments)
     halo = window = None
-    dims = _moved_dims(arguments)
+    dims = _count_moved_dims(arguments)
     if arguments.halo is not None:
         halo = [(width, width) for width in _each(arguments.halo, dims, "--halo")]
     elif arguments.kernel is not None:
@@ -117,7 +117,7 @@ def _words(numbers: Sequence[int]) -> str:
     return " ".join(map(str, numbers))
 
 
-def _moved_dims(arguments: argparse.Namespace) -> int:
+def _count_moved_dims(arguments: argparse.Namespace) -> int:
     # A single number applies to all dims from the first cut one to the last.
     cut = [dim for dim, parts in enumerate(arguments.grid) if parts > 1]
     return len(arguments.grid) - min(cut, default=len(arguments.grid) - 1)
@@ -148,7 +148,7 @@ def _each(values: list[int], dims: int, name: str) -> list[int]:
     return values
 
 
-def _found(scene: Scene, arguments: argparse.Namespace) -> dict[str, Any]:
+def _facts(scene: Scene, arguments: argparse.Namespace) -> dict[str, Any]:
     stages = [
         {
             "messages": moved.messages,

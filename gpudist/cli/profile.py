@@ -27,17 +27,17 @@ def measure(ranks: int, output: Path) -> Profile:
     """
     P_world = init()
     if P_world.size > 1:
-        profile = _measured(P_world)
+        profile = _measure_rank(P_world)
     elif ranks < 2:
         raise ShapeError(f"a profile needs at least 2 ranks, but there are {ranks}; pass --ranks 2")
     else:
         Progress()(f"starting {ranks} ranks", 0, 1)
         with RankPool(ranks, _LIMIT_S) as pool:
-            profile, *_ = pool.run(ranks, _measured, limit_s=_LIMIT_S, transport="host")
+            profile, *_ = pool.run(ranks, _measure_rank, limit_s=_LIMIT_S, transport="host")
     if P_world.rank == 0:
         profile.save(output)
     return profile
 
 
-def _measured(P_world: Partition) -> Profile:
+def _measure_rank(P_world: Partition) -> Profile:
     return measured_profile(P_world, progress=Progress(P_world.rank == 0))

@@ -64,7 +64,7 @@ class MovementStep:
         if not self.stage.communicates:
             return ()
         P, rank = self.partition, self.partition.plan_rank
-        carried = P.wire.carried(self.stage, rank, self.dtype, accumulates)
+        carried = P.wire.express_stage(self.stage, rank, self.dtype, accumulates)
         return posts_between(carried, self.stage, P.ranks, rank, self.dtype)
 
     def block(self, x: torch.Tensor) -> torch.Tensor:

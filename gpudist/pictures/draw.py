@@ -113,7 +113,7 @@ def draw_scene(
     """Draw ``scene``; for the arguments see :func:`draw`."""
     if itemsize < 1:
         raise ShapeError(f"itemsize is {itemsize}; a cell must have at least one byte")
-    drawn = _drawn_dims(scene, dims)
+    drawn = _choose_dims(scene, dims)
     panels = _owners(scene, drawn)
     if scene.plans:
         shown = choose_rank(scene, rank)
@@ -169,7 +169,7 @@ def _grid(grid: Grid) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
     return tuple(grid), None
 
 
-def _drawn_dims(scene: Scene, asked: Sequence[int] | None) -> tuple[int, ...]:
+def _choose_dims(scene: Scene, asked: Sequence[int] | None) -> tuple[int, ...]:
     both = list(zip(scene.source.grid, scene.target.grid, strict=True))
     partitioned = [d for d, parts in enumerate(both) if max(parts) > 1]
     outside = [d for d in asked or () if not -len(both) <= d < len(both)]

@@ -104,7 +104,7 @@ class GridMap:
             line * self._pitch[1] + self._margins[1],
         )
 
-    def filled(self, index: Sequence[int]) -> tuple[float, float]:
+    def block_size(self, index: Sequence[int]) -> tuple[float, float]:
         """Return width and height of the block in its slot, which grow with its number of cells."""
         sizes = [1.0, 1.0, *(self._share(d, index[d]) for d in self.dims)][-2:]
         return sizes[1] * self.whole_in[0], sizes[0] * self.whole_in[1]
@@ -159,7 +159,7 @@ def owners_panel(
             text = str(names[rank])
             if len(dims) == 1:
                 text += "\n" + range_text(cut.dims[dims[0]], index[dims[0]])
-            size = grid_map.filled(index)
+            size = grid_map.block_size(index)
             _paint_slot(axes, grid_map, index, size, color_at(index), text)
 
     return Panel(f"{title}: rank, and the cells of its block", *grid_map.size_in, paint)
@@ -187,7 +187,7 @@ def messages_panel(
             if peer == rank:
                 text, color = f"{names[peer]}\nkeeps\n{short(kept)}", color_at(index)
             elif peer in received or peer in sent:
-                text = _exchanged(names[peer], received.get(peer, 0), sent.get(peer, 0))
+                text = _exchange_text(names[peer], received.get(peer, 0), sent.get(peer, 0))
                 color = color_at(index)
             else:
                 text, color = str(names[peer]), "white"
@@ -197,7 +197,7 @@ def messages_panel(
     return Panel(title, *grid_map.size_in, paint)
 
 
-def _exchanged(name: int, received: int, sent: int) -> str:
+def _exchange_text(name: int, received: int, sent: int) -> str:
     lines = [str(name)]
     lines += [f"in {short(received)}"] if received else []
     lines += [f"out {short(sent)}"] if sent else []

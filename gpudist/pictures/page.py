@@ -75,7 +75,7 @@ def figure_of(panels: Sequence[Panel], title: str) -> Figure:
     for line in lines:
         x = GAP_IN
         for panel in line:
-            _put(figure, panel, x, top)
+            _place(figure, panel, x, top)
             x += panel.outer_width_in + GAP_IN
         top += max(panel.outer_height_in for panel in line) + GAP_IN
     return figure
@@ -156,7 +156,7 @@ def _lines(panels: Sequence[Panel]) -> list[list[Panel]]:
     return lines
 
 
-def _put(figure: Figure, panel: Panel, x: float, y: float) -> None:
+def _place(figure: Figure, panel: Panel, x: float, y: float) -> None:
     width, height = figure.get_size_inches()
     for number, text in enumerate(panel.title_lines):
         at = 1 - (y + LINE_IN * (number + 0.5)) / height

@@ -89,10 +89,10 @@ def stats(reset: bool = False, all_ranks: bool = False, P_world: Partition | Non
     rows = [_stat(row) for wire in P.wire.wires for row in wire.recorder.rows()]
     if all_ranks:
         said = gather_texts(P, json.dumps([asdict(row) for row in rows]).encode())
-        by_rank = [_merged([Stat(**row) for row in json.loads(text)]) for text in said]
-        rows = _over_ranks(by_rank)
+        by_rank = [_merge([Stat(**row) for row in json.loads(text)]) for text in said]
+        rows = _sum_over_ranks(by_rank)
     else:
-        rows = _merged(rows)
+        rows = _merge(rows)
     if reset:
         for wire in P.wire.wires:
             wire.recorder.clear()
@@ -106,7 +106,7 @@ def _stat(row: OperatorTotals) -> Stat:
     )  # fmt: skip
 
 
-def _merged(rows: Sequence[Stat]) -> list[Stat]:
+def _merge(rows: Sequence[Stat]) -> list[Stat]:
     # Several transports may have counted the same operator and partition.
     by_operator: dict[tuple[str, str], list[Stat]] = {}
     for row in rows:
@@ -114,13 +114,13 @@ def _merged(rows: Sequence[Stat]) -> list[Stat]:
     return [_sum(*key, some) for key, some in by_operator.items()]
 
 
-def _over_ranks(by_rank: Sequence[Sequence[Stat]]) -> list[Stat]:
+def _sum_over_ranks(by_rank: Sequence[Sequence[Stat]]) -> list[Stat]:
     every = [row for rows in by_rank for row in rows]
     slowest: dict[tuple[str, str], float] = {}
     for row in every:
         key = row.operator, row.partition
         slowest[key] = max(slowest.get(key, 0.0), row.seconds)
-    return [replace(row, seconds=slowest[row.operator, row.partition]) for row in _merged(every)]
+    return [replace(row, seconds=slowest[row.operator, row.partition]) for row in _merge(every)]
 
 
 def _sum(operator: str, partition: str, rows: Sequence[Stat]) -> Stat:

@@ -35,7 +35,7 @@ class BackgroundCall(Generic[T]):
         """Wait up to ``timeout_s`` and return whether the call is done; signals end the wait."""
         return self._done.wait(timeout_s)
 
-    def failed_with(self, kind: type[BaseException]) -> bool:
+    def has_raised(self, kind: type[BaseException]) -> bool:
         """Return whether the call raised this kind of error; only after ``wait`` was true."""
         return isinstance(self._error, kind)
 

@@ -359,9 +359,7 @@ class Transport(ABC):
         """Fail the world with an error of its own, and raise it as an error of gpudist."""
         raise error
 
-    def steps_failed(
-        self, operation: Operation | None, raise_again: Callable[[], object]
-    ) -> NoReturn:
+    def end_steps(self, operation: Operation | None, raise_again: Callable[[], object]) -> NoReturn:
         """End a call of bound steps that has failed; the native core calls this.
 
         Args:
@@ -382,7 +380,7 @@ class Transport(ABC):
             self.end_with(error)
         raise AssertionError("the call has not failed")
 
-    def carried(
+    def express_stage(
         self, stage: Stage, rank: int, dtype: torch.dtype, accumulates: bool
     ) -> MessageStage:
         """Express a stage by messages and the collectives that this transport has verbs for.

@@ -148,14 +148,14 @@ class DryTransport(PointToPointTransport):
         output_strides: Sequence[int] | None = None,
         is_guarded: bool = True,
     ) -> Traffic:
-        return traffic_of(self.carried(stage, rank, dtype, accumulates), stage, ranks, dtype)
+        return traffic_of(self.express_stage(stage, rank, dtype, accumulates), stage, ranks, dtype)
 
-    def carried(
+    def express_stage(
         self, stage: Stage, rank: int, dtype: torch.dtype, accumulates: bool
     ) -> MessageStage:
         if self._posting == "nccl":
             return carry_by_nccl(stage, rank, dtype, accumulates, collectives_by_nccl)
-        return super().carried(stage, rank, dtype, accumulates)
+        return super().express_stage(stage, rank, dtype, accumulates)
 
     def bind_steps(
         self, signature: Signature, activity: Activity | None, steps: Sequence[Any]
@@ -163,11 +163,11 @@ class DryTransport(PointToPointTransport):
         def run(tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
             traffic: list[Traffic] = []
             outputs = [
-                x if step is None else _carried_out(step, x, traffic)
+                x if step is None else _carry_out(step, x, traffic)
                 for step, x in zip(steps, tensors, strict=True)
             ]
             if traffic:
-                self._listener.exchange(_together(traffic))
+                self._listener.exchange(_merge(traffic))
             return outputs
 
         return BoundSteps(run)
@@ -175,7 +175,7 @@ class DryTransport(PointToPointTransport):
     def start_stages(
         self, signature: Signature, calls: Sequence[Any], activity: Activity
     ) -> _DryStages:
-        traffic = _together([stage for stage, _, _ in calls])
+        traffic = _merge([stage for stage, _, _ in calls])
         return _DryStages(self._listener, self._listener.start(traffic))
 
     def _post(self, sends: bool, payload: torch.Tensor, peer: int, header: MessageHeader) -> None:
@@ -225,7 +225,7 @@ def rows_of(box: Box) -> int:
     return box.volume // max(1, box.shape[-1]) if box.shape else 1
 
 
-def _carried_out(step: Any, x: torch.Tensor | None, traffics: list[Traffic]) -> torch.Tensor | None:
+def _carry_out(step: Any, x: torch.Tensor | None, traffics: list[Traffic]) -> torch.Tensor | None:
     if x is not None and step.input_shape is not None:
         x = step.block(x)
     strides: tuple[int, ...] = ()
@@ -239,7 +239,7 @@ def _carried_out(step: Any, x: torch.Tensor | None, traffics: list[Traffic]) -> 
     return make()
 
 
-def _together(parts: Sequence[Traffic]) -> Traffic:
+def _merge(parts: Sequence[Traffic]) -> Traffic:
     return Traffic(
         tuple(message for part in parts for message in part.sends),
         tuple(message for part in parts for message in part.receives),

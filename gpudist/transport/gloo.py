@@ -15,9 +15,9 @@ from gpudist.errors import CollectiveTimeout, GpudistError, PeerFailure, Transpo
 from gpudist.transport.addresses import LOOPBACK, address_towards, host_of, reachable_address
 from gpudist.transport.background import Background, BackgroundCall
 from gpudist.transport.base import Signature
-from gpudist.transport.failure.deadlines import incomplete, last_operations, ranks_missing
+from gpudist.transport.failure.deadlines import deadline_text, last_operations, missing_ranks
 from gpudist.transport.failure.forks import keep_for_good
-from gpudist.transport.failure.store import STORE_ERRORS, StoreFailureChannel, store_gone
+from gpudist.transport.failure.store import STORE_ERRORS, StoreFailureChannel, store_failure
 from gpudist.transport.host.beacon import Beacon
 from gpudist.transport.host.processes import Neighbours
 from gpudist.transport.message_header import HEADER_BYTES, MessageHeader
@@ -148,14 +148,14 @@ class GlooTransport(PointToPointTransport):
             options = _options(left_s + _CONNECTING_S, address, interface)
             wire = dist.PrefixStore(f"{prefix}/gloo", store)
             job = self._waiter.submit(lambda: dist.ProcessGroupGloo(wire, rank, size, options))
-            self._gloo = self._connected(job, interface or address)
+            self._gloo = self._await_connection(job, interface or address)
             self._await(self._channel.connecting)
             # A rank that closes before the others are connected breaks their connections.
             self._await_all(store, f"{prefix}/connected", "")
         except BaseException as error:
             cause = error
             if isinstance(error, STORE_ERRORS):
-                cause = self.exception_of(store_gone(store_rank, error))
+                cause = self.exception_of(store_failure(store_rank, error))
             try:
                 self._fail(cause)
             finally:
@@ -216,7 +216,7 @@ class GlooTransport(PointToPointTransport):
             if time.monotonic() > self._deadline_s - _SLICE_S:
                 there = self._ask(lambda: [store.check([key]) for key in keys])
                 missing = [rank for rank, is_there in enumerate(there) if not is_there]
-                raise ranks_missing(
+                raise missing_ranks(
                     f"rank {self.rank}", self.timeout_s, missing, self.size,
                     ", with the same world size",
                 )  # fmt: skip
@@ -226,7 +226,7 @@ class GlooTransport(PointToPointTransport):
                 self._look()
         return keys
 
-    def _connected(self, job: BackgroundCall[Any], address: str) -> Any:
+    def _await_connection(self, job: BackgroundCall[Any], address: str) -> Any:
         """Wait for ``job`` and return the process group, listening at ``address``."""
         try:
             return self._await(job)
@@ -370,7 +370,7 @@ class GlooTransport(PointToPointTransport):
             "connection is lost"
         )
         return CollectiveTimeout(
-            f"{incomplete(self._doing(), self.rank, self.timeout_s)}, with messages from or to "
+            f"{deadline_text(self._doing(), self.rank, self.timeout_s)}, with messages from or to "
             f"ranks {waiting} under way{cut if self._channel.hangs else ''}; "
             + last_operations(everyones)
         )

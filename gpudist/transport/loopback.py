@@ -251,7 +251,7 @@ def _raise_cause(outcomes: Sequence[Future[Any]], failure: Failure | None) -> No
         rank = failure.rank
     else:
         rank = min(raised)
-    raise _noted(raised[rank], f"raised on rank {rank} of a loopback world of {len(outcomes)}")
+    raise _add_note(raised[rank], f"raised on rank {rank} of a loopback world of {len(outcomes)}")
 
 
 def _is_echo(error: BaseException | None, failure: Failure | None) -> bool:
@@ -262,7 +262,7 @@ def _is_echo(error: BaseException | None, failure: Failure | None) -> bool:
     return False
 
 
-def _noted(error: BaseException, note: str) -> BaseException:
+def _add_note(error: BaseException, note: str) -> BaseException:
     add_note = getattr(error, "add_note", None)
     if add_note is not None:
         add_note(note)

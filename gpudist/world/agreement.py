@@ -109,7 +109,7 @@ class WorldAgreement:
         """
         if self._looking is not None and self._looking.wait(0.0):
             job, self._looking = self._looking, None
-            if job.failed_with(GpudistError):
+            if job.has_raised(GpudistError):
                 job.result()
         if self._store is None:
             return

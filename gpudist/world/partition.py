@@ -296,7 +296,7 @@ class Partition:
             PartitionError: on every rank, if a rank passes anything else.
             PlanMismatch: on every rank, if ranks pass lists of different lengths.
         """
-        return self._gathered("allgather_data", "allgather_data", data)
+        return self._gather("allgather_data", "allgather_data", data)
 
     def broadcast_data(self, data: Sequence[Number] | None, root: int = 0) -> list[Number]:
         """Broadcast the numbers of rank ``root``. Collective over the members.
@@ -351,7 +351,7 @@ class Partition:
         self._require_active("allreduce_data")
         if not (isinstance(op, str) and op in ("sum", "prod", "max", "min")):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise PartitionError(f"allreduce_data: op is {op!r}; it must be sum, prod, max or min")
-        rows = self._gathered("allreduce_data", f"allreduce_data({op})", data)
+        rows = self._gather("allreduce_data", f"allreduce_data({op})", data)
         return reduce_rows("allreduce_data", rows, op)
 
     def barrier(self) -> None:
@@ -371,7 +371,7 @@ class Partition:
                 sys.stdout.flush()
             self.barrier()
 
-    def _gathered(self, name: str, label: str, data: object) -> list[list[Any]]:
+    def _gather(self, name: str, label: str, data: object) -> list[list[Any]]:
         self._require_active(name)
         words = self._words(name, data)
         if self.size == 1:

@@ -25,7 +25,7 @@ from gpudist.transport.failure.asker import StoreAsker
 from gpudist.transport.failure.channel import Failure
 from gpudist.transport.failure.forks import keep_for_good
 from gpudist.transport.failure.last_words import Endings, report_uncaught_errors
-from gpudist.transport.failure.store import STORE_ERRORS, own_connection, store_gone
+from gpudist.transport.failure.store import STORE_ERRORS, own_connection, store_failure
 from gpudist.transport.host.core_transport import is_built, what_is_missing
 from gpudist.transport.host.meeting import NotOneNode
 from gpudist.transport.host.processes import await_end_of_parent, has_variable
@@ -306,7 +306,7 @@ def _connect_all(
 ) -> Transport:
     """Connect all ranks; use gloo if the launcher's "node" turns out to be several containers."""
 
-    def connected(name: str, prefix: str, same_node: bool) -> Transport:
+    def connect_by(name: str, prefix: str, same_node: bool) -> Transport:
         return connect(
             name, store, launch.rank, launch.size, timeout, prefix,
             same_node=same_node,
@@ -317,12 +317,12 @@ def _connect_all(
 
     prefix = f"gpudist/{launch.run}"
     try:
-        return connected(choice, prefix, launch.same_node)
+        return connect_by(choice, prefix, launch.same_node)
     except NotOneNode as error:
         if os.environ.get("GPUDIST_TRANSPORT"):
             raise
         logger.warning("using gloo: %s", error)
-        return connected("gloo", f"{prefix}/apart", False)
+        return connect_by("gloo", f"{prefix}/apart", False)
 
 
 def connect(
@@ -362,7 +362,7 @@ def connect(
         closing(WorldAgreement(ask, store, prefix, rank, size)) as agreement,
     ):
         try:
-            agreement.say(_said(name, deterministic, asked.checks))
+            agreement.say(_describe_options(name, deterministic, asked.checks))
             made = TRANSPORTS[name].connect(
                 WorldFacts(
                     store, rank, size, timeout_s, prefix, agreement.look, same_node, interface,
@@ -371,7 +371,7 @@ def connect(
                 )
             )  # fmt: skip
         except STORE_ERRORS as error:
-            raise store_gone(store_rank, error).to_exception() from error
+            raise store_failure(store_rank, error).to_exception() from error
         except NotOneNode:
             # Every rank has arrived, and all of them will meet again.
             agreement.complete()
@@ -380,7 +380,7 @@ def connect(
             # A refusal explains the failure better. A dead store must not delay or replace the
             # error, and the transport may still be waiting on the first connection.
             job = ask.submit(lambda: agreement.compare(own_connection(store)))
-            if job.wait(_COMPARING_S) and job.failed_with(GpudistError):
+            if job.wait(_COMPARING_S) and job.has_raised(GpudistError):
                 job.result()
             raise
         try:
@@ -391,7 +391,7 @@ def connect(
     return made
 
 
-def _said(transport: str, deterministic: bool, checks: bool) -> str:
+def _describe_options(transport: str, deterministic: bool, checks: bool) -> str:
     options = [", deterministic"] * deterministic + [", GPUDIST_CHECK=1"] * checks
     return f"gpudist {__version__} over {transport}{''.join(options)}"
 

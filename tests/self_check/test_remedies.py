@@ -7,8 +7,8 @@ import pytest
 from gpudist.cli.self_check.link_speeds import LinkSpeed, link_speeds, pairs
 from gpudist.cli.self_check.remedies import (
     RankEnvironment,
+    failure_remedy,
     kind_of,
-    of_failure,
     rank_environments,
     remedies_of,
 )
@@ -90,7 +90,7 @@ def test_links_of_processors_are_not_told_of() -> None:
     ],
 )  # fmt: skip
 def test_a_world_that_cannot_be_joined(text: str, words: str) -> None:
-    assert words in of_failure(text) and bool(words) == bool(of_failure(text))
+    assert words in failure_remedy(text) and bool(words) == bool(failure_remedy(text))
 
 
 def test_every_pair_or_every_neighbour() -> None:

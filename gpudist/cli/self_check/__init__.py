@@ -2,7 +2,7 @@
 
 from gpudist.cli.self_check.cases import Case, cases
 from gpudist.cli.self_check.link_speeds import LinkSpeed
-from gpudist.cli.self_check.remedies import of_failure
+from gpudist.cli.self_check.remedies import failure_remedy
 from gpudist.cli.self_check.run_cases import Report, Result, check, verdict
 
-__all__ = ["Case", "LinkSpeed", "Report", "Result", "cases", "check", "of_failure", "verdict"]
+__all__ = ["Case", "LinkSpeed", "Report", "Result", "cases", "check", "failure_remedy", "verdict"]

@@ -47,14 +47,14 @@ def link_speeds(P_world: Partition, nbytes: int) -> tuple[LinkSpeed, ...]:
     for pair in pairs(P_world.size):
         mine = [0, 0]
         if P_world.rank in pair:
-            mine = _exchanged(P_world, pair, nbytes)
+            mine = _exchange(P_world, pair, nbytes)
         P_world.barrier()
         wrong, nanoseconds = P_world.allreduce_data(mine, "max")
         speeds.append(LinkSpeed(*pair, right=wrong == 0, gbps=nbytes / max(1, nanoseconds)))
     return tuple(speeds)
 
 
-def _exchanged(P_world: Partition, pair: tuple[int, int], nbytes: int) -> list[int]:
+def _exchange(P_world: Partition, pair: tuple[int, int], nbytes: int) -> list[int]:
     """Return the number of wrong bytes, and the nanoseconds of the fastest exchange."""
     rank = P_world.rank or 0
     peer = pair[1] if rank == pair[0] else pair[0]

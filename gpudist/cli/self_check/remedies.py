@@ -64,15 +64,15 @@ class RankEnvironment:
 
 def rank_environments(P_world: Partition) -> list[RankEnvironment]:
     """Return the environment of every rank. Collective."""
-    rows = P_world.allgather_data(astuple(_own_environment(P_world)))
+    rows = P_world.allgather_data(astuple(_environment_here(P_world)))
     return [RankEnvironment(*(int(number) for number in row)) for row in rows]
 
 
-def _own_environment(P_world: Partition) -> RankEnvironment:
+def _environment_here(P_world: Partition) -> RankEnvironment:
     said = runtime.variables("NCCL_")
     off = [said.get(name, "0") not in ("", "0") for name in _OFF]
     environment = RankEnvironment(
-        _number(socket.gethostname()), _number(f"process {P_world.rank}"), _own_nccl(P_world),
+        _number(socket.gethostname()), _number(f"process {P_world.rank}"), _nccl_number(P_world),
         off=_bits(off),
     )  # fmt: skip
     if P_world.device.type != "cuda":
@@ -91,7 +91,7 @@ def _bits(flags: Sequence[bool]) -> int:
     return sum(flag << number for number, flag in enumerate(flags))
 
 
-def _own_nccl(P_world: Partition) -> int:
+def _nccl_number(P_world: Partition) -> int:
     nccl = describe().nccl if P_world.transport == "nccl" else None
     if nccl is None:
         return 0
@@ -108,16 +108,16 @@ def remedies_of(
 ) -> list[str]:
     """Return remedies for the environments and speeds of all ranks, most important first."""
     remedies = [
-        f"Ranks {_listed(ranks)} share one GPU and take turns on it: start no more processes on a "
+        f"Ranks {_join(ranks)} share one GPU and take turns on it: start no more processes on a "
         f"node than it has GPUs."
-        for ranks in _by(
+        for ranks in _ranks_by(
             environments, lambda environment: (environment.node, environment.gpu)
         ).values()
         if len(ranks) > 1
     ]
-    versions = _by(environments, lambda environment: environment.nccl)
+    versions = _ranks_by(environments, lambda environment: environment.nccl)
     if len(versions) > 1:
-        words = [f"{nccl_version(v)} on ranks {_listed(ranks)}" for v, ranks in versions.items()]
+        words = [f"{nccl_version(v)} on ranks {_join(ranks)}" for v, ranks in versions.items()]
         remedies.append(f"NCCL is {'; '.join(words)}: install one version on all nodes.")
     wrong = [f"{speed.first}-{speed.second}" for speed in speeds if not speed.right]
     if wrong:
@@ -125,10 +125,10 @@ def remedies_of(
             f"Bytes were wrong between ranks {', '.join(wrong)}: try NCCL_P2P_DISABLE=1, and if "
             f"that is right, look for IOMMU or ACS between those GPUs, and a newer driver."
         )
-    return remedies + _of_paths(environments) + _of_slow_links(environments, speeds, links)
+    return remedies + _path_remedies(environments) + _link_remedies(environments, speeds, links)
 
 
-def _of_paths(environments: Sequence[RankEnvironment]) -> list[str]:
+def _path_remedies(environments: Sequence[RankEnvironment]) -> list[str]:
     """Return remedies for required paths that the environment or the machine disables."""
     remedies: list[str] = []
     nodes = len({environment.node for environment in environments})
@@ -137,7 +137,7 @@ def _of_paths(environments: Sequence[RankEnvironment]) -> list[str]:
             rank for rank, environment in enumerate(environments) if environment.off >> bit & 1
         ]
         if ranks and (nodes > 1 if name == "NCCL_IB_DISABLE" else nodes < len(environments)):
-            remedies.append(f"{name} is set on ranks {_listed(ranks)}, so that {effect}: unset it.")
+            remedies.append(f"{name} is set on ranks {_join(ranks)}, so that {effect}: unset it.")
     used = {(environment.node, environment.number) for environment in environments}
     for rank, environment in enumerate(environments):
         numbers = range(environment.unreachable.bit_length())
@@ -149,13 +149,13 @@ def _of_paths(environments: Sequence[RankEnvironment]) -> list[str]:
         if blocked:
             remedies.append(
                 f"GPU {environment.number} of rank {rank} cannot reach the memory of GPUs "
-                f"{_listed(blocked)}, so that messages go through the host: `nvidia-smi topo -p2p "
+                f"{_join(blocked)}, so that messages go through the host: `nvidia-smi topo -p2p "
                 f"r` says why; often it is IOMMU or ACS of the PCIe switches, or a virtual machine."
             )
     return remedies
 
 
-def _of_slow_links(
+def _link_remedies(
     environments: Sequence[RankEnvironment], speeds: Sequence[LinkSpeed], links: Sequence[GpuLink]
 ) -> list[str]:
     """Return remedies for links slower than others of their kind, in a node or between nodes."""
@@ -194,13 +194,13 @@ def kind_of(
     return next((x.kind for x in links if [x.first, x.second] == numbers), "")
 
 
-def of_failure(text: str) -> str:
+def failure_remedy(text: str) -> str:
     """Return a remedy for the error ``text`` of joining a world; empty if none is known."""
     lower = text.lower()
     return next((remedy for words, remedy in _SAID.items() if words in lower), "")
 
 
-def _by(
+def _ranks_by(
     environments: Sequence[RankEnvironment], key: Callable[[RankEnvironment], Key]
 ) -> dict[Key, list[int]]:
     ranks: dict[Key, list[int]] = {}
@@ -209,5 +209,5 @@ def _by(
     return ranks
 
 
-def _listed(numbers: Sequence[int]) -> str:
+def _join(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))

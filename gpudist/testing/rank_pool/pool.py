@@ -97,7 +97,7 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
             )
         task = pickle.dumps((fn, tuple(args), kwargs or {}))
         try:
-            workers = self._started(size)
+            workers = self._start_workers(size)
             new = f"gpudist/pool/{next(self._numbers)}"
             prefix = self._prefixes.setdefault((transport, size), new)
             for rank, worker in enumerate(workers):
@@ -122,7 +122,7 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
         self._kill(len(self._workers))
         self._folder.cleanup()
 
-    def _started(self, size: int) -> list[_Worker]:
+    def _start_workers(self, size: int) -> list[_Worker]:
         known = len(self._workers)
         while len(self._workers) < size:
             self._workers.append(self._launch())
@@ -194,12 +194,12 @@ class _Worker:
         code = self.process.exitcode or 0
         return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
-    def stuck(self, rank: int, why: str) -> Outcome:
-        text = f"{why}\n{_own_frames(self.stack_path.read_text())}"
+    def timeout_outcome(self, rank: int, why: str) -> Outcome:
+        text = f"{why}\n{_user_frames(self.stack_path.read_text())}"
         return Outcome(rank, error=errors.CollectiveTimeout(f"rank {rank} {text}"), text=text)
 
 
-def _own_frames(dump: str) -> str:
+def _user_frames(dump: str) -> str:
     threads = [thread for thread in dump.split("\n\n") if watch_parent.__name__ not in thread]
     kept = [thread.partition(f" in {carry_out.__name__}")[0] for thread in threads]
     # The cut leaves the beginning of the line that contains the pool's own frame.
@@ -233,5 +233,5 @@ def _collect(workers: Sequence[_Worker], limit_s: float) -> list[Outcome]:
             os.kill(worker.process.pid, signal.SIGUSR1)
     if stuck:
         time.sleep(STACKS_S)
-    outcomes |= {rank: worker.stuck(rank, why) for rank, worker in stuck.items()}
+    outcomes |= {rank: worker.timeout_outcome(rank, why) for rank, worker in stuck.items()}
     return [outcomes[rank] for rank in range(len(workers))]

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from gpudist.errors import CollectiveTimeout
 from gpudist.transport.background import Background, BackgroundCall
-from gpudist.transport.failure.deadlines import incomplete
+from gpudist.transport.failure.deadlines import deadline_text
 
 T = TypeVar("T")
 
@@ -48,8 +48,8 @@ class StoreAsker:
         if not job.wait(max(_PATIENCE_S, self.deadline_s - time.monotonic())):
             host = "" if self._store_rank is None else f", rank {self._store_rank},"
             raise CollectiveTimeout(
-                f"{incomplete(self._doing, self._rank, self._timeout_s)}: the store of this world "
-                f"does not answer; its host{host} is stopped or cannot be reached"
+                f"{deadline_text(self._doing, self._rank, self._timeout_s)}: the store of this "
+                f"world does not answer; its host{host} is stopped or cannot be reached"
             )
         return job.result()
 

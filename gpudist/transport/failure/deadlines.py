@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from gpudist.errors import CollectiveTimeout
 
 
-def incomplete(doing: str, rank: int, timeout_s: float) -> str:
+def deadline_text(doing: str, rank: int, timeout_s: float) -> str:
     """Return the beginning of a text: which operation was not complete."""
     return f"'{doing}' on rank {rank} was not complete after {timeout_s:g} s"
 
 
-def ranks_missing(
+def missing_ranks(
     who: str, timeout_s: float, missing: Sequence[int], size: int, remedy: str
 ) -> CollectiveTimeout:
     """Return the error of a rank for which other ranks have not arrived."""

@@ -87,7 +87,7 @@ class StoreFailureChannel(FailureChannel):
             try:
                 text, self.lines_wanted = job.result()
             except (RuntimeError, OSError) as error:
-                self._failure = store_gone(self._host_rank, error)
+                self._failure = store_failure(self._host_rank, error)
             else:
                 self._failure = Failure.from_json(text) if text is not None else None
         return self._failure
@@ -159,7 +159,7 @@ class StoreFailureChannel(FailureChannel):
         return f"{self._prefix}/{name}"
 
 
-def store_gone(host_rank: int | None, error: Exception) -> Failure:
+def store_failure(host_rank: int | None, error: Exception) -> Failure:
     """Return the failure of a world whose store is gone.
 
     Args:

@@ -98,7 +98,7 @@ class CoreTransport(PointToPointTransport):
         output_strides: Sequence[int] | None = None,
         is_guarded: bool = True,
     ) -> Any:
-        boxes = self.carried(stage, rank, dtype, accumulates)
+        boxes = self.express_stage(stage, rank, dtype, accumulates)
         output_shape = stage.output_shape or ()
         own_sums = [contribution for contribution in boxes.sums if contribution.peer is None]
         return _native.BoundStage(
@@ -135,7 +135,7 @@ class CoreTransport(PointToPointTransport):
         else:
             bound = _native.Round(
                 self._core, native_signature(signature), steps, self.recorder, activity,
-                self.steps_failed,
+                self.end_steps,
             )  # fmt: skip
         return BoundSteps(bound.run, bound.run_like_last)
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from gpudist.errors import PeerFailure, TransportError
 from gpudist.transport.failure.asker import StoreAsker
-from gpudist.transport.failure.deadlines import ranks_missing
+from gpudist.transport.failure.deadlines import missing_ranks
 from gpudist.transport.host.beacon import Beacon, is_beside
 from gpudist.transport.host.processes import has_ended
 
@@ -146,7 +146,7 @@ class HostMeeting:
                 self._require_alive(missing)
             self._look()
             if time.monotonic() > self._ask.deadline_s:
-                raise ranks_missing(
+                raise missing_ranks(
                     f"rank {self._rank} (process {os.getpid()})", self._timeout_s, missing,
                     len(keys), " on the same node",
                 )  # fmt: skip

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import torch.distributed as dist
 
-from gpudist.transport.failure.store import STORE_ERRORS, store_gone
+from gpudist.transport.failure.store import STORE_ERRORS, store_failure
 from gpudist.transport.host.core_transport import CoreTransport, require_core
 from gpudist.transport.host.meeting import HostMeeting
 from gpudist.transport.host.processes import forbidden_call
@@ -65,7 +65,7 @@ class HostTransport(CoreTransport):
         except BaseException as error:
             self.close()
             if isinstance(error, STORE_ERRORS):
-                raise self.exception_of(store_gone(store_rank, error)) from error
+                raise self.exception_of(store_failure(store_rank, error)) from error
             raise
         self.recorder.end(operation)
 

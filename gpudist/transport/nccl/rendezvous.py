@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from gpudist.checks.digest import digest_of
 from gpudist.errors import TransportError
 from gpudist.transport.background import Background
-from gpudist.transport.failure.deadlines import ranks_missing
+from gpudist.transport.failure.deadlines import missing_ranks
 from gpudist.transport.host.beacon import Beacon, is_beside
 
 T = TypeVar("T")
@@ -82,7 +82,7 @@ class Rendezvous:
         pause_s, longest_s = _POLL_S, max(_LONGEST_S, self._size / _RANKS_PER_LOOK)
         while self.ask(lambda: self._store.add(arrived, 0)) < self._size:
             if time.monotonic() > deadline_s:
-                raise ranks_missing(
+                raise missing_ranks(
                     f"rank {self._rank} (process {os.getpid()})", self._timeout_s, self._missing(),
                     self._size, ", with the same world size",
                 )  # fmt: skip

@@ -240,11 +240,11 @@ class NcclTransport(Transport):
         exchanged = native_signature(signature) if activity is not None else None
         bound = _native.DeviceRound(
             self._core, exchanged, index, steps, self.stream, self.recorder, activity,
-            self.steps_failed,
+            self.end_steps,
         )  # fmt: skip
         return BoundSteps(bound.run, bound.run_like_last)
 
-    def carried(
+    def express_stage(
         self, stage: Stage, rank: int, dtype: torch.dtype, accumulates: bool
     ) -> MessageStage:
         return carry_by_nccl(stage, rank, dtype, accumulates, self.strategy)

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpudist.errors import TransportError
 from gpudist.transport.failure.channel import Failure
-from gpudist.transport.failure.deadlines import incomplete, last_operations
+from gpudist.transport.failure.deadlines import deadline_text, last_operations
 from gpudist.transport.failure.store import StoreFailureChannel
 from gpudist.transport.flight_recorder import FlightRecorder
 from gpudist.transport.host.processes import has_ended
@@ -141,16 +141,16 @@ class NcclWatch:
                 known = self._channel.peek()
             message = f"NCCL on rank {self._rank}: {text}"
             return known or Failure("TransportError", self._rank, message)
-        return self._expired(text)
+        return self._timeout_failure(text)
 
     def _death_of(self, rank: int) -> Failure | None:
         if self._channel.has_left(rank):
             return None
         return Failure("PeerFailure", rank, f"the process of rank {rank} has ended")
 
-    def _expired(self, label: str) -> Failure:
+    def _timeout_failure(self, label: str) -> Failure:
         self._channel.publish_lines(self._rank, self._core.lines(5))
-        text = incomplete(label, self._rank, self._timeout_s)
+        text = deadline_text(label, self._rank, self._timeout_s)
         everyones = self._channel.collect_lines(self._size)
         return Failure("CollectiveTimeout", None, f"{text}; {last_operations(everyones)}")
 
