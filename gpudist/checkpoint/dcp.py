@@ -20,6 +20,14 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorS
 from torch.distributed.checkpoint.planner import SavePlan
 
 from gpudist.checkpoint import folders
+from gpudist.checkpoint.contents import (
+    model_to_load,
+    model_to_save,
+    optimizer_to_load,
+    optimizer_to_save,
+    require_same_groups,
+    set_optimizer,
+)
 from gpudist.checkpoint.copies import warn_of_differences
 from gpudist.checkpoint.extra_state import extra_to_load, set_extra
 from gpudist.checkpoint.identity import files_of, first_bytes, identity_of
@@ -29,14 +37,6 @@ from gpudist.checkpoint.optimizer_state import restore_on_failure
 from gpudist.checkpoint.reader import METADATA, SafePlanner, SafeReader
 from gpudist.checkpoint.seal import seal
 from gpudist.checkpoint.sequential import world_of
-from gpudist.checkpoint.stored import (
-    model_to_load,
-    model_to_save,
-    optimizer_to_load,
-    optimizer_to_save,
-    require_same_groups,
-    set_optimizer,
-)
 from gpudist.checkpoint.texts import ReplacedError, broadcast_text, failing_together
 from gpudist.checks.arguments import checked
 from gpudist.errors import CheckpointError

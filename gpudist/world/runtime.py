@@ -25,7 +25,7 @@ from gpudist.transport.failure.asker import StoreAsker
 from gpudist.transport.failure.channel import Failure
 from gpudist.transport.failure.forks import keep_for_good
 from gpudist.transport.failure.last_words import Endings, report_uncaught_errors
-from gpudist.transport.failure.store import STORE_ERRORS, own_connection, store_failure
+from gpudist.transport.failure.store import STORE_ERRORS, second_connection, store_failure
 from gpudist.transport.host.core_transport import is_built, what_is_missing
 from gpudist.transport.host.meeting import NotOneNode
 from gpudist.transport.host.processes import await_end_of_parent, has_variable
@@ -379,7 +379,7 @@ def connect(
         except Exception:
             # A refusal explains the failure better. A dead store must not delay or replace the
             # error, and the transport may still be waiting on the first connection.
-            job = ask.submit(lambda: agreement.compare(own_connection(store)))
+            job = ask.submit(lambda: agreement.compare(second_connection(store)))
             if job.wait(_COMPARING_S) and job.has_raised(GpudistError):
                 job.result()
             raise

@@ -19,7 +19,7 @@ from gpudist.errors import GpudistError, PlanMismatch, RemoteError, TransportErr
 from gpudist.transport.background import Background, BackgroundCall
 from gpudist.transport.base import Transport
 from gpudist.transport.failure.channel import Failure
-from gpudist.transport.failure.store import own_connection
+from gpudist.transport.failure.store import second_connection
 from gpudist.transport.report import report, write_error_file
 
 # Time for a failed rank to print its traceback, and for the store to answer. Torch queries the name
@@ -103,7 +103,7 @@ class Endings:
         return self._await(self._announced)
 
     def _store(self) -> Any:
-        return own_connection(self._given_store)
+        return second_connection(self._given_store)
 
     def _await(self, key: str) -> bool:
         deadline_s = time.monotonic() + _PATIENCE_S

@@ -128,7 +128,7 @@ class StoreFailureChannel(FailureChannel):
 
     def _store(self) -> Any:
         # Connect in the background thread, because connecting may also block.
-        return own_connection(self._given_store)
+        return second_connection(self._given_store)
 
     def _look(self) -> tuple[str | None, bool]:
         key = self._key("failure")
@@ -185,7 +185,7 @@ def _lines_of(text: bytes) -> list[str]:
 _connections: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
-def own_connection(store: Any) -> Any:
+def second_connection(store: Any) -> Any:
     """Return a second connection to ``store``, which calls that block on the first cannot delay."""
     if store not in _connections:
         try:
