@@ -6,11 +6,10 @@ import torch
 
 from gpudist.errors import CheckpointError
 
-_INTEGERS = {
-    torch.uint8, torch.uint16, torch.uint32, torch.uint64,
+_WHOLE = {
+    torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64,
     torch.int8, torch.int16, torch.int32, torch.int64,
 }  # fmt: skip
-_BOOLEAN, _INTEGER, _FLOAT, _COMPLEX = range(4)
 
 
 def dtype_problem(stored: torch.dtype, wanted: torch.dtype) -> str:
@@ -21,8 +20,10 @@ def dtype_problem(stored: torch.dtype, wanted: torch.dtype) -> str:
     """
     if stored == wanted:
         return ""
-    kind, wanted_kind = _kind_of(stored), _kind_of(wanted)
-    if kind is None or wanted_kind is None or max(kind, _INTEGER) > max(wanted_kind, _INTEGER):
+    are_numbers = all(d in _WHOLE or d.is_floating_point or d.is_complex for d in (stored, wanted))
+    # Integers 0 and 1 become booleans, which torch would refuse.
+    target = torch.uint8 if wanted == torch.bool else wanted
+    if not are_numbers or not torch.can_cast(stored, target):
         return f"has {stored}, which does not convert to {wanted}; use the same dtype"
     return ""
 
@@ -60,16 +61,6 @@ def convert_dtype(x: torch.Tensor, dtype: torch.dtype, what: str) -> torch.Tenso
     return y
 
 
-def _kind_of(dtype: torch.dtype) -> int | None:
-    if dtype.is_complex:
-        return _COMPLEX
-    if dtype.is_floating_point:
-        return _FLOAT
-    if dtype in _INTEGERS:
-        return _INTEGER
-    return _BOOLEAN if dtype == torch.bool else None
-
-
 def _wide(x: torch.Tensor) -> torch.Tensor:
     # Torch has few operations for dtypes of one byte.
     return x.float() if x.dtype.itemsize == 1 else x
@@ -93,7 +84,7 @@ def _is_unchanged(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         # A float beyond the range of the integers may convert back to the largest of them.
         bits = 8 * x.dtype.itemsize - x.dtype.is_signed
         equal &= _wide(y).isfinite() & (_wide(y) < 2.0**bits)
-    elif y.dtype in _INTEGERS and x.dtype.is_signed != y.dtype.is_signed:
+    elif y.dtype in _WHOLE and x.dtype.is_signed != y.dtype.is_signed:
         # Between signed and unsigned integers of one size, the bits alone return.
         equal &= (x if x.dtype.is_signed else y) >= 0
     return equal

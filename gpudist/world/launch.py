@@ -226,23 +226,15 @@ class Settings:
     checks: bool
 
 
-@dataclass(frozen=True)
-class Diagnostics:
-    """Diagnostics requested by the environment.
+def diagnostics_of(environment: Mapping[str, str]) -> tuple[bool, str]:
+    """Read ``GPUDIST_DEBUG`` and ``GPUDIST_DUMP``.
 
-    Attributes:
-        lines: whether to print one line per message to standard error.
-        folder: folder for reports written on failure or on a signal; ``""`` for none.
+    Returns:
+        Whether to print one line per message to standard error, and the folder for reports written
+        on failure or on a signal; ``""`` for none.
     """
-
-    lines: bool
-    folder: str
-
-
-def diagnostics_of(environment: Mapping[str, str]) -> Diagnostics:
-    """Read ``GPUDIST_DEBUG`` and ``GPUDIST_DUMP``."""
     lines = environment.get("GPUDIST_DEBUG", "0") not in ("", "0")
-    return Diagnostics(lines, environment.get("GPUDIST_DUMP", ""))
+    return lines, environment.get("GPUDIST_DUMP", "")
 
 
 @dataclass(frozen=True)

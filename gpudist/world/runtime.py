@@ -257,11 +257,11 @@ def init(
     )  # fmt: skip
     if launch.launcher == "torchrun" and launch.store_is_served:
         _watch_launcher(wire)
-    wanted = diagnostics_of(os.environ)
-    report_on_signal(wire, wanted.folder)
+    prints_lines, folder = diagnostics_of(os.environ)
+    report_on_signal(wire, folder)
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
     endings = Endings(store if wire.size > 1 else None, f"gpudist/{launch.run}")
-    report_uncaught_errors(wire, error_file, _note_failure, endings, wanted.lines)
+    report_uncaught_errors(wire, error_file, _note_failure, endings, prints_lines)
     atexit.register(_shut_down, wire, launch)
     return _runtime.P_world
 
@@ -421,11 +421,11 @@ def take_device(transport: str, local_rank: int) -> None:
 
 def world_of(wire: Transport) -> Partition:
     """Return the partition of all ranks of ``wire``, with the diagnostics of the environment."""
-    wanted = diagnostics_of(os.environ)
-    if wanted.lines and not any(isinstance(o, DebugLines) for o in wire.recorder.observers):
+    prints_lines, folder = diagnostics_of(os.environ)
+    if prints_lines and not any(isinstance(o, DebugLines) for o in wire.recorder.observers):
         wire.recorder.observe(DebugLines(wire.rank))
-    if wanted.folder:
-        report_failures(wanted.folder, wire)
+    if folder:
+        report_failures(folder, wire)
     return Partition(wire, range(wire.size))
 
 

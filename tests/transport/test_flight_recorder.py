@@ -14,7 +14,7 @@ from gpudist.transport.debug_lines import DebugLines
 from gpudist.transport.failure.channel import Failure
 from gpudist.transport.loopback import LoopbackTransport
 from gpudist.transport.report import report, write_report
-from gpudist.world.launch import Diagnostics, diagnostics_of
+from gpudist.world.launch import diagnostics_of
 from gpudist.world.partition import Partition
 from gpudist.world.runtime import world_of
 from tests.pool import distributed
@@ -80,10 +80,10 @@ def test_numbers_are_those_of_errors(P_world: Partition) -> None:
 
 
 def test_the_environment_asks_for_lines_and_reports() -> None:
-    assert diagnostics_of({}) == Diagnostics(False, "")
-    assert diagnostics_of({"GPUDIST_DEBUG": "0"}) == Diagnostics(False, "")
+    assert diagnostics_of({}) == (False, "")
+    assert diagnostics_of({"GPUDIST_DEBUG": "0"}) == (False, "")
     said = {"GPUDIST_DEBUG": "1", "GPUDIST_DUMP": "reports"}
-    assert diagnostics_of(said) == Diagnostics(True, "reports")
+    assert diagnostics_of(said) == (True, "reports")
 
 
 @distributed(ranks=2, transports=("loopback",))
