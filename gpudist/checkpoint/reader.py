@@ -250,6 +250,9 @@ class _FileRange(io.RawIOBase):
         self._length = length
         self._at = 0
 
+    def readable(self) -> bool:
+        return True
+
     def seekable(self) -> bool:
         return True
 

@@ -10,8 +10,8 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 from weakref import WeakMethod
 
 import torch
@@ -118,6 +118,12 @@ class LoopbackTransport(CoreTransport):
         self._turns.wait(self.rank, self._core.may_go_on)
 
 
+@dataclass
+class _ThreadResult(Generic[T]):
+    value: T | None = None
+    error: BaseException | None = None
+
+
 class LoopbackWorld:
     """World of ``size`` ranks that are threads of this process and run one at a time.
 
@@ -150,7 +156,7 @@ class LoopbackWorld:
                 another, with a note that names the rank.
         """
         world = _World(self.size, self.timeout_s)
-        outcomes: list[Future[T]] = [Future() for _ in range(self.size)]
+        outcomes: list[_ThreadResult[T]] = [_ThreadResult() for _ in range(self.size)]
         threads = [
             threading.Thread(
                 target=_run_rank,
@@ -181,20 +187,20 @@ class LoopbackWorld:
         finally:
             torch.set_rng_state(generator_state)
         _raise_cause(outcomes, world.failure)
-        return [outcome.result() for outcome in outcomes]
+        return [outcome.value for outcome in outcomes]  # pyright: ignore[reportReturnType]
 
 
 def _run_rank(
     world: _World,
     wire: LoopbackTransport,
     body: Callable[[LoopbackTransport], Any],
-    outcome: Future[Any],
+    outcome: _ThreadResult[Any],
 ) -> None:
     try:
         world.turns.enter(wire.rank)
-        outcome.set_result(body(wire))
+        outcome.value = body(wire)
     except BaseException as error:
-        outcome.set_exception(error)
+        outcome.error = error
         wire.abort(Failure.from_exception(error, wire.rank))
     finally:
         world.failure = world.failure or wire.failures.peek()
@@ -239,9 +245,8 @@ def _stacks(threads: Iterable[threading.Thread]) -> str:
     )
 
 
-def _raise_cause(outcomes: Sequence[Future[Any]], failure: Failure | None) -> None:
-    errors_by_rank = enumerate(outcome.exception() for outcome in outcomes)
-    raised = {rank: error for rank, error in errors_by_rank if error is not None}
+def _raise_cause(outcomes: Sequence[_ThreadResult[Any]], failure: Failure | None) -> None:
+    raised = {rank: outcome.error for rank, outcome in enumerate(outcomes) if outcome.error}
     if not raised:
         return
     causes = [rank for rank, error in raised.items() if not _is_echo(error, failure)]
