@@ -454,12 +454,11 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def _make_communicator(self, members: tuple[int, ...]) -> Communicator:
-        """Create the communicator of these world ranks."""
+    def _make_communicator(self, members: tuple[int, ...]) -> Communicator: ...
 
+    # Carry out what was posted in a group, and end with the error if that fails.
     @abstractmethod
-    def _run_group(self, signature: Signature, posts: list[Any]) -> None:
-        """Carry out what was posted in a group, and end with the error if that fails."""
+    def _run_group(self, signature: Signature, posts: list[Any]) -> None: ...
 
     @abstractmethod
     def abort(self, failure: Failure) -> None:

@@ -48,22 +48,24 @@ class PointToPointTransport(Transport):
         self._failure: Failure | None = None
         self._closed = False
 
+    # Start the deadline of a group.
     def _begin(self, signature: Signature) -> None:
-        """Start the deadline of a group."""
+        pass
 
+    # Start to send a one-dimensional uint8 tensor to a world rank, or to receive one, and return a
+    # handle. The wait of a receive must verify the expected header.
     @abstractmethod
-    def _post(self, sends: bool, payload: torch.Tensor, peer: int, header: MessageHeader) -> Any:
-        """Start to send a one-dimensional uint8 tensor to a world rank, or to receive one.
+    def _post(
+        self, sends: bool, payload: torch.Tensor, peer: int, header: MessageHeader
+    ) -> Any: ...
 
-        Returns a handle. The wait of a receive must verify the expected header.
-        """
-
+    # Wait until all are complete; raise at the deadline or if the world fails.
     @abstractmethod
-    def _wait(self, handles: Sequence[Any]) -> None:
-        """Wait until all are complete; raise at the deadline or if the world fails."""
+    def _wait(self, handles: Sequence[Any]) -> None: ...
 
     def _break(self) -> None:
-        """Release the messages in flight after a failure; must not block."""
+        # Release the messages in flight after a failure; must not block.
+        pass
 
     @property
     def in_group(self) -> bool:

@@ -23,11 +23,9 @@ class Module(torch.nn.Module):
         self._distdl_is_setup = False
         self.register_forward_pre_hook(_set_up)
 
-    def _distdl_module_setup(self, input: tuple[Any, ...]) -> None:
-        """Prepare for inputs like these."""
+    def _distdl_module_setup(self, input: tuple[Any, ...]) -> None: ...
 
-    def _distdl_module_teardown(self, input: tuple[Any, ...]) -> None:
-        """Undo the last setup."""
+    def _distdl_module_teardown(self, input: tuple[Any, ...]) -> None: ...
 
     def _distdl_input_changed(self, input: tuple[Any, ...]) -> bool:
         return False
