@@ -57,6 +57,7 @@ class GradScaler(Checked, torch.amp.GradScaler):
         allow_fp16: bool,
     ) -> dict[torch.device, torch.Tensor]:
         flags = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
-        here = [flag.to(found_inf.device) for flag in flags.values()]
-        has_infinite = torch.stack([found_inf, *here]).max()
+        has_infinite = torch.stack(
+            [found_inf, *(flag.to(found_inf.device) for flag in flags.values())]
+        ).max()
         return {found_inf.device: all_reduce(has_infinite.to(self._P.device), self._P, "max")}
