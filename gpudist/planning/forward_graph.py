@@ -24,7 +24,7 @@ from gpudist.sbp.trees import tensors_in
 
 
 @dataclass(frozen=True)
-class Given:
+class TensorInfo:
     """Tensor of a call, without data.
 
     Attributes:
@@ -57,11 +57,11 @@ class Node:
         call: number of this call of the function in this module's forward.
         key: equal for calls of the same function with the same arguments and layouts.
         args: positional and named arguments, with slots for tensors.
-        given: tensors among the arguments, without those on other placements.
+        inputs: tensors among the arguments, without those on other placements.
         sources: for each of them the result that it is, if a function returned it.
         outputs: results; empty if they are not tensors on the network's placement.
         compute: calls the function with positional and named arguments.
-        is_known: whether all tensors of the call are described by ``given`` and ``outputs``.
+        is_known: whether all tensors of the call are described by ``inputs`` and ``outputs``.
         is_fixed: whether it changes an argument in place, or returns one.
         autocast: makes a context with the autocast of the call.
         checkpoint: activation checkpoint that recomputes it in backward, if any.
@@ -72,9 +72,9 @@ class Node:
     call: int
     key: object
     args: Any
-    given: tuple[Given, ...]
+    inputs: tuple[TensorInfo, ...]
     sources: tuple[Returned | None, ...]
-    outputs: tuple[Given, ...]
+    outputs: tuple[TensorInfo, ...]
     compute: Callable[[Any, Any], Any]
     is_known: bool
     is_fixed: bool
@@ -132,29 +132,31 @@ class ForwardGraph(Pins):
             # The call may change its arguments in place.
             slots, named, tensors = as_call(function, args, kwargs)
             described = [
-                (one, self.source_of(x)) for x in tensors if (one := self._given(x)) is not None
+                (info, self.source_of(x))
+                for x in tensors
+                if (info := self._describe(x)) is not None
             ]
-            given, sources = zip(*described, strict=True) if described else ((), ())
+            inputs, sources = zip(*described, strict=True) if described else ((), ())
             result = compute(args, kwargs)
         finally:
             self._is_busy = False
         results = list(tensors_in(result))
-        outputs = [self._given(y) for y in results]
-        found = [one for one in outputs if one is not None and one.sbp is not None]
+        outputs = [self._describe(y) for y in results]
+        known = [info for info in outputs if info is not None and info.sbp is not None]
         taken = {id(x) for x in tensors}
         is_fixed = any(id(y) in taken for y in results)
-        is_known = len(given) == len(tensors) and len(found) == len(results)
+        is_known = len(inputs) == len(tensors) and len(known) == len(results)
         autocast = same_autocast()
         try:
             cast = getattr(autocast, "args", None)
-            key: object = (function, key_of((slots, named, given)), cast)
+            key: object = (function, key_of((slots, named, inputs)), cast)
         except TypeError:
             key = object()
         at = len(self.nodes)
         self.nodes.append(
             Node(
-                path, name, number, key, (slots, named), given, sources,
-                tuple(found) if is_known else (), compute, is_known, is_fixed, autocast,
+                path, name, number, key, (slots, named), inputs, sources,
+                tuple(known) if is_known else (), compute, is_known, is_fixed, autocast,
                 scope.checkpoint if torch.is_grad_enabled() else None,
             )
         )  # fmt: skip
@@ -170,22 +172,22 @@ class ForwardGraph(Pins):
 
     def source_of(self, x: torch.Tensor) -> Returned | None:
         """Return which result ``x`` is, if a recorded function returned it."""
-        found = self._seen.get(id(x))
-        return found.source if found is not None and found.tensor is x else None
+        seen = self._seen.get(id(x))
+        return seen.source if seen is not None and seen.tensor is x else None
 
-    def _given(self, x: torch.Tensor) -> Given | None:
+    def _describe(self, x: torch.Tensor) -> TensorInfo | None:
         if isinstance(x, GlobalTensor):
             how = spec_of(x)
             if how.placement != self._placement:
                 return None
-            return Given(how.shape, how.dtype, how.sbp, local_of(x).requires_grad)
+            return TensorInfo(how.shape, how.dtype, how.sbp, local_of(x).requires_grad)
         if isinstance(x, OuterTensor) or type(x) in (torch.Tensor, torch.nn.Parameter):
-            return Given(tuple(x.shape), x.dtype, None, x.requires_grad)
+            return TensorInfo(tuple(x.shape), x.dtype, None, x.requires_grad)
         return None
 
     def _tie(self, at: int, sources: tuple[Returned | None, ...]) -> None:
         """Note that a function in place computes like what has made the memory it changes."""
-        first = next((one for one in sources if one is not None), None)
+        first = next((source for source in sources if source is not None), None)
         while first is not None:
             self.tied.append((first.node, at))
             before = self.nodes[first.node]

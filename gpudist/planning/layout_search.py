@@ -24,7 +24,7 @@ from gpudist.planning.advice import (
     advice_on,
     dry_network,
     order,
-    ranked,
+    rank_grids,
     seconds_to_beat,
 )
 from gpudist.planning.explanation import all_stretches, explain
@@ -191,7 +191,7 @@ def starts_of(dry: DryNetwork, ranks: int) -> list[Advice]:
     Along the batch, tensors are never whole. If all grids split it, the last one is replaced by
     the grid with the smallest estimate that does not.
     """
-    best = ranked(dry, ranks, wanted=_GRIDS)
+    best = rank_grids(dry, ranks, wanted=_GRIDS)
     if len(best) < _GRIDS or any(one.grid[0] == 1 for one in best):
         return best
     axes = range(1, len(dry.global_shape))
@@ -215,7 +215,7 @@ def _plan_of(searches: Sequence[Search], repeats: bool) -> NetworkPlan:
 
 def choices_of(dry: DryNetwork, grid: Sequence[int], rank: int) -> LayoutChoices:
     """Return the layouts that the functions of a network may have, and their costs on a rank."""
-    network, inputs, clock = dry.converted(grid, rank)
+    network, inputs, clock = dry.convert(grid, rank)
     conversion = conversion_of(network)
     scope = conversion.scope
     graph = ForwardGraph(scope.placement)

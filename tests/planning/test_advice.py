@@ -28,7 +28,7 @@ from gpudist.planning import (
     plan,
     profile_of,
 )
-from gpudist.planning.advice import advice_below, ranked
+from gpudist.planning.advice import advice_below, rank_grids
 from gpudist.planning.clock import Clock, Kernel
 from gpudist.planning.grids import Grid, estimate_s, grids, imbalance
 from gpudist.planning.measuring import measured_profile
@@ -110,9 +110,9 @@ def test_partitions_that_are_too_slow_are_given_up(monkeypatch: pytest.MonkeyPat
         return rehearse(self, grid, rank, plan)
 
     monkeypatch.setattr(DryNetwork, "rehearse", note)
-    every, all_ranks = ranked(dry, 8), len(ranks)
+    every, all_ranks = rank_grids(dry, 8), len(ranks)
     ranks.clear()
-    assert ranked(dry, 8, wanted=1) == every[:1]
+    assert rank_grids(dry, 8, wanted=1) == every[:1]
     assert len(ranks) < all_ranks
     least_s = every[0].seconds
     # The slowest rank comes first, and shows enough.
