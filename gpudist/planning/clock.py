@@ -19,16 +19,13 @@ from gpudist.transport.dry import Posted, SharedCollective, Traffic
 
 # Positions of the weight, the groups, the transposed flag and the stride among the arguments.
 _CONVOLUTIONS = {"convolution": (1, 8, 6, 3), "convolution_backward": (2, 9, 7, 4)}
-# Operations that do not run a kernel.
-_FREE = {
-    "empty",
-    "empty_like",
-    "empty_strided",
-    "new_empty",
-    "new_empty_strided",
-    "detach",
-    "alias",
-}
+# Operations that run no kernel although they are not marked as views: they return memory that is
+# not written, a tensor on the same memory, or no tensor.
+FREE = frozenset({
+    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided",
+    "detach", "alias", "_unsafe_view", "lift_fresh", "resize_", "set_", "is_same_size",
+    "_has_compatible_shallow_copy_type",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -287,7 +284,7 @@ class Kernels(Watching):
         if self._live is not None:
             for x in outputs:
                 self._live.add(x)
-        if not outputs or func.is_view or packet.__name__ in _FREE:
+        if not outputs or func.is_view or packet.__name__ in FREE:
             return result
         flops_of: Callable[..., int] | None = flop_registry.get(packet)
         flops = flops_of(*args, **kwargs, out_val=result) if flops_of is not None else 0
