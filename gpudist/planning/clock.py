@@ -110,11 +110,6 @@ class Clock:
     staging_bytes: int = 0
     _wire_free_s: float = 0.0
 
-    def restart(self) -> None:
-        """Start a new step."""
-        self.begin()
-        self.staging_bytes = 0
-
     def begin(self) -> Phase:
         """Start a new phase and return it."""
         self.phase, self._wire_free_s = Phase(), 0.0

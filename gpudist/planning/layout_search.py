@@ -42,6 +42,8 @@ from gpudist.world.runtime import process_grid
 
 # Number of plans that are rehearsed as a whole.
 _REHEARSED = 10
+# Number of grids of the same workers that are planned, of which the fastest are searched.
+_PLANNED = 5
 # Number of grids of the same workers that are searched.
 _GRIDS = 3
 # Steps of the search for the price of a byte, each of which halves its interval.
@@ -76,9 +78,9 @@ def search(
     without a plan are rehearsed as a whole, where messages overlap with kernels. The search
     therefore never returns a plan that :func:`plan` predicts to be slower than none.
 
-    Without a grid, the three grids that :func:`plan` ranks best are searched, and the fastest plan
-    wins; :attr:`NetworkPlan.grid` is its grid. If all three split the batch, the third one is a
-    grid that does not, since along the batch no tensor is whole.
+    Without a grid, the three grids that :func:`plan` with ``best=5`` ranks best are searched, and
+    the fastest plan wins; :attr:`NetworkPlan.grid` is its grid. If all three split the batch, the
+    third one is a grid that does not, since along the batch no tensor is whole.
 
     Pins name modules and functions, so the plan also holds for inputs of other shapes. It is the
     fastest for the given one; search again if the input becomes much larger or smaller.
@@ -191,7 +193,7 @@ def starts_of(dry: DryNetwork, ranks: int) -> list[Advice]:
     Along the batch, tensors are never whole. If all grids split it, the last one is replaced by
     the grid with the smallest estimate that does not.
     """
-    best = rank_grids(dry, ranks, wanted=_GRIDS)
+    best = rank_grids(dry, ranks, _PLANNED if ranks > 4 else None, wanted=_GRIDS)
     if len(best) < _GRIDS or any(one.grid[0] == 1 for one in best):
         return best
     axes = range(1, len(dry.global_shape))

@@ -267,7 +267,8 @@ class DryNetwork:
         """
         key = tuple(grid), rank
         P_x, clock = self._worlds.made(key, lambda: self._world(*key))
-        clock.restart()
+        clock.begin()
+        clock.staging_bytes = 0
         network, inputs = convert_dry(self.network, P_x, self._inputs, self._replicates, plan)
         return network, inputs, clock
 

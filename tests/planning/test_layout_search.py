@@ -241,14 +241,14 @@ def test_the_best_of_the_grids_of_a_number_of_workers(monkeypatch: pytest.Monkey
 def test_a_grid_that_does_not_split_the_batch_is_searched() -> None:
     network = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU())
     dry = DryNetwork(network, (8, 2, 64, 32), SLOW)
-    best = rank_grids(dry, 8)
+    best = rank_grids(dry, 8, 5)
     assert all(one.grid[0] > 1 for one in best[:3])
     found = starts_of(dry, 8)
     assert found[:2] == best[:2]
     assert found[2].grid == (1, 1, 8, 1)
     # It takes the place of none if one does not split the batch anyway.
     few = DryNetwork(network, (1, 2, 64, 32), SLOW)
-    assert starts_of(few, 8) == rank_grids(few, 8)[:3]
+    assert starts_of(few, 8) == rank_grids(few, 8, 5)[:3]
 
 
 @pytest.mark.usefixtures("_only_one_plan_rehearsed")
