@@ -14,6 +14,7 @@ from torch import nn
 
 from gpudist.checks.arguments import Checked, checked
 from gpudist.errors import GpudistError, ShapeError
+from gpudist.geometry.cartesian import rank_of
 from gpudist.planning.advice import Progress, axes_of, dry_network
 from gpudist.planning.grids import Grid, grids, imbalance
 from gpudist.planning.hardware import Profile, profile_of
@@ -186,9 +187,7 @@ class _Candidates:
 def _count_memory(dry: DryNetwork, grid: Grid, least: float = inf) -> Memory:
     """Return the memory of the worker that needs most, or of one that needs at least ``least``."""
     # A middle rank has the most ghosts; the first has the largest block.
-    middle = 0
-    for parts in grid:
-        middle = middle * parts + parts // 2
+    middle = rank_of([parts // 2 for parts in grid], grid)
     last = prod(grid) - 1
     chosen = {middle} if middle != last and imbalance(dry, grid) == 1 else {0, middle}
     most = Memory(0, 0, 0)
@@ -204,10 +203,9 @@ def _estimate(
     # A worker alone keeps no inputs with ghosts.
     near = counted[min(counted, key=lambda n: (n == 1, abs(n - ranks), n))]
     ratio = _cells(dry, grid) / max(1, _cells(dry, near.grid))
-    of = near.memory
-    scaled = (ceil(n * ratio) for n in (of.activations, of.temporary, of.staging))
-    activations, temporary, staging = scaled
-    memory = replace(of, activations=activations, temporary=temporary, staging=staging)
+    growing = ("activations", "temporary", "staging")
+    scaled = {name: ceil(getattr(near.memory, name) * ratio) for name in growing}
+    memory = replace(near.memory, **scaled)
     return Fit(ranks, grid, memory, sum(astuple(memory)) <= limit, False)
 
 

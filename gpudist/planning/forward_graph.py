@@ -82,14 +82,6 @@ class Node:
     checkpoint: object | None = None
 
 
-@dataclass
-class _Seen:
-    """Tensor that was seen, kept so that no other gets its identity."""
-
-    tensor: torch.Tensor
-    source: Returned
-
-
 class ForwardGraph(Pins):
     """Pins that move nothing, and record all calls of a forward on global tensors.
 
@@ -109,7 +101,8 @@ class ForwardGraph(Pins):
         self.calls: dict[tuple[str, str], int] = {}
         self.tied: list[tuple[int, int]] = []
         self._placement = placement
-        self._seen: dict[int, _Seen] = {}
+        # Tensors are kept so that no other gets their identity.
+        self._seen: dict[int, tuple[torch.Tensor, Returned]] = {}
         self._views: set[int] = set()
         self._function: Any = None
 
@@ -167,13 +160,13 @@ class ForwardGraph(Pins):
             self._views.add(at)
         if is_known:
             for place, y in enumerate(results):
-                self._seen[id(y)] = _Seen(y, Returned(at, place))
+                self._seen[id(y)] = y, Returned(at, place)
         return result
 
     def source_of(self, x: torch.Tensor) -> Returned | None:
         """Return which result ``x`` is, if a recorded function returned it."""
-        seen = self._seen.get(id(x))
-        return seen.source if seen is not None and seen.tensor is x else None
+        tensor, source = self._seen.get(id(x), (None, None))
+        return source if tensor is x else None
 
     def _describe(self, x: torch.Tensor) -> TensorInfo | None:
         if isinstance(x, GlobalTensor):

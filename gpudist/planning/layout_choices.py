@@ -341,18 +341,13 @@ class LayoutChoices:
         return tuple(x for x in (source, target) if x is not None), costs
 
     def _ties(self) -> list[tuple[Choice, dict[Choice, Cost]]]:
-        tables: list[tuple[Choice, dict[Choice, Cost]]] = []
-        for pair in self.graph.tied:
-            ends = [self.variables[x].states for x in pair]
-            if min(map(len, ends)) == 1:
-                continue
-            costs: dict[Choice, Cost] = {
-                (a, b): (0.0, 0)
-                for (a, one), (b, other) in product(*map(enumerate, ends))
-                if one == other
-            }
-            tables.append((pair, costs))
-        return tables
+        """Return tables in which functions on the same memory compute in the same state."""
+        pairs = [(self.variables[a].states, self.variables[b].states) for a, b in self.graph.tied]
+        return [
+            (tied, {(a.index(state), b.index(state)): (0.0, 0) for state in a if state in b})
+            for tied, (a, b) in zip(self.graph.tied, pairs, strict=True)
+            if min(len(a), len(b)) > 1
+        ]
 
 
 def _layouts(tensors: Sequence[TensorInfo], state: State) -> tuple[NdSbp, ...]:

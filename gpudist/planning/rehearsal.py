@@ -355,7 +355,7 @@ def _require_sequential(network: nn.Module) -> None:
             )
 
 
-class KeptForBackward:
+class KeptForBackward(torch.autograd.graph.saved_tensors_hooks):
     """Counter of the bytes that autograd keeps for what is computed in its ``with`` block.
 
     A storage counts once and whole, however many tensors and views of it are kept. Operations of
@@ -371,17 +371,11 @@ class KeptForBackward:
     """
 
     def __init__(self, held: Iterable[torch.Tensor] = (), live: LiveBytes | None = None) -> None:
+        super().__init__(self._keep, lambda x: x)
         self._held = {x.untyped_storage()._cdata for x in held}
         self._kept: dict[int, Any] = {}
         self._live = live
         self.nbytes, self.numbers = 0, set[int]()
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda x: x)
-
-    def __enter__(self) -> None:
-        self._hooks.__enter__()
-
-    def __exit__(self, *raised: Any) -> None:
-        self._hooks.__exit__(*raised)
 
     def _keep(self, x: torch.Tensor) -> torch.Tensor:
         storage = x.untyped_storage()
