@@ -339,7 +339,8 @@ def _ranges(layout: Layout, dim: int) -> tuple[Any, Any]:
     for axis, (one, parts) in enumerate(zip(layout.sbp, layout.grid, strict=True)):
         if one.dim != dim:
             continue
-        index = np.arange(parts).reshape(-1, *[1] * (len(layout.grid) - 1 - axis))
+        index: Any = np.arange(parts)
+        index = index.reshape(-1, *[1] * (len(layout.grid) - 1 - axis))
         if one.sizes is None:
             size, larger = np.divmod(extent, parts)
             start = start + index * size + np.minimum(index, larger)

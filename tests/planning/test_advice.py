@@ -270,7 +270,7 @@ def test_what_is_started_hides_behind_kernels():
     started = clock.started(
         Traffic(collectives=(SharedCollective("broadcast", (0, 1), 1_000_000),))
     )
-    clock.computed(Kernel(10**9, 0, torch.float32))  # 1 ms, as long as the broadcast
+    clock.add_kernel(Kernel(10**9, 0, torch.float32))  # 1 ms, as long as the broadcast
     clock.waited(started)
     assert clock.phase.overlapped_s == pytest.approx(1e-3 + 11e-6)
     assert clock.phase.serial_s == pytest.approx(2e-3 + 11e-6)
