@@ -317,13 +317,10 @@ def _cells_kept(source: Layout, target: Layout) -> int:
     return kept
 
 
-# The signatures of an operator ask the same of many tensors, and of many layouts of the same dims.
+# Cells of a rank in both layouts, added over a grid, all of whose axes cut. Arrays and a cache, since
+# a derivation for 64 workers asks thousands of times, often of the same layouts.
 @lru_cache(maxsize=4096)
 def _cells_in_common(a: Layout, b: Layout) -> int:
-    """Return the cells that a rank has in both layouts, added over a grid, all of whose axes cut.
-
-    Works on arrays over the grid: a derivation for 64 workers asks thousands of times.
-    """
     cells: Any = 1
     for dim in range(len(a.shape)):
         (start, stop), (other_start, other_stop) = _ranges(a, dim), _ranges(b, dim)

@@ -341,7 +341,6 @@ class LayoutChoices:
         return tuple(x for x in (source, target) if x is not None), costs
 
     def _ties(self) -> list[tuple[Choice, dict[Choice, Cost]]]:
-        """Return tables in which functions on the same memory compute in the same state."""
         pairs = [(self.variables[a].states, self.variables[b].states) for a, b in self.graph.tied]
         return [
             (tied, {(a.index(state), b.index(state)): (0.0, 0) for state in a if state in b})
