@@ -317,8 +317,8 @@ def _cells_kept(source: Layout, target: Layout) -> int:
     return kept
 
 
-# Cells of a rank in both layouts, added over a grid, all of whose axes cut. Arrays and a cache, since
-# a derivation for 64 workers asks thousands of times, often of the same layouts.
+# Cells of a rank in both layouts, added over a grid, all of whose axes cut. Arrays and a cache,
+# since a derivation for 64 workers asks thousands of times, often of the same layouts.
 @lru_cache(maxsize=4096)
 def _cells_in_common(a: Layout, b: Layout) -> int:
     cells: Any = 1

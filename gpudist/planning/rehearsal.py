@@ -13,7 +13,6 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from gpudist.cache import Cache
 from gpudist.checks.arguments import Checked
 from gpudist.convert.converted import Converted, conversion_of
 from gpudist.convert.dry_run import convert_dry, without_cells
@@ -29,10 +28,7 @@ from gpudist.planning.live_bytes import LiveBytes, StandInLoss, update_bytes
 from gpudist.sbp.global_parameter import block_of
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.transport.dry import META, DryTransport
-from gpudist.world.partition import CartesianPartition, Partition
-
-# Ranks of grids whose wires a network keeps.
-_WORLDS = 16
+from gpudist.world.partition import Partition
 
 
 @dataclass(frozen=True)
@@ -144,7 +140,6 @@ class DryNetwork:
         self.global_shape = tuple(self._inputs[0].shape)
         self.layers: list[tuple[int, tuple[int, ...]]] = []
         self._unfinished: tuple[nn.Module, tuple[int, ...]] | None = None
-        self._worlds = Cache[Any, tuple[CartesianPartition, Clock]](_WORLDS)
         clock = Clock(profile, 0)
         try:
             with (
@@ -260,22 +255,14 @@ class DryNetwork:
     def convert(
         self, grid: Sequence[int], rank: int, plan: NetworkPlan | None = None
     ) -> tuple[Any, list[torch.Tensor], Clock]:
-        """Return the network of one rank, its blocks of the inputs, and the clock of its wire.
-
-        Networks of the same rank share the wire, which keeps what they have derived and planned,
-        and the clock, which starts again with each.
-        """
-        key = tuple(grid), rank
-        P_x, clock = self._worlds.made(key, lambda: self._world(*key))
-        clock.begin()
-        clock.staging_bytes = 0
+        """Return the network of one rank, its blocks of the inputs, and the clock of its wire."""
+        clock = Clock(self.profile, rank)
+        wire = DryTransport(
+            rank, prod(grid), clock, lambda shape, *_: tuple(shape), self.profile.wire
+        )
+        P_x = Partition(wire, range(prod(grid))).create_cartesian_topology_partition(grid)
         network, inputs = convert_dry(self.network, P_x, self._inputs, self._replicates, plan)
         return network, inputs, clock
-
-    def _world(self, grid: tuple[int, ...], rank: int) -> tuple[CartesianPartition, Clock]:
-        clock, size, wire = Clock(self.profile, rank), prod(grid), self.profile.wire
-        world = DryTransport(rank, size, clock, lambda shape, *_: tuple(shape), wire)
-        return Partition(world, range(size)).create_cartesian_topology_partition(grid), clock
 
     def _step(
         self, network: nn.Module, inputs: list[torch.Tensor], clock: Clock, kept: KeptForBackward

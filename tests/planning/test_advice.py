@@ -326,7 +326,7 @@ def test_the_input_is_read_beside_the_step():
 
 def test_layers_are_made_before_the_step(monkeypatch: pytest.MonkeyPatch):
     seen: list[int] = []
-    monkeypatch.setattr(Clock, "computed", lambda _, kernel: seen.append(kernel.flops))
+    monkeypatch.setattr(Clock, "add_kernel", lambda _, kernel: seen.append(kernel.flops))
     dry = DryNetwork(nn.Sequential(nn.Conv2d(1, 1, 3, padding=1)), (1, 1, 8, 8), PROFILE)
     seen.clear()
     dry.rehearse((1, 1, 2, 1), 0)
