@@ -37,7 +37,7 @@ from benchmarks.plan import profile_here
 from gpudist import GpudistError, Plan
 from gpudist.geometry import Decomposition
 from gpudist.planning import Advice, Profile, profile_of
-from gpudist.planning.advice import advice_on, ranked
+from gpudist.planning.advice import advice_on, rank_grids
 from gpudist.planning.layout_search import Search
 from gpudist.planning.rehearsal import DryNetwork
 from gpudist.sbp import GlobalTensor, broadcast, split
@@ -124,7 +124,7 @@ class Planned:
 def plans_of(network: Network, batch: int, ranks: int, profile: Profile) -> list[Planned]:
     """Return the plans to time, each with layouts of its own; fewer if a network has fewer."""
     dry = DryNetwork(network.make(), network.block(network.shape(batch)), profile)
-    grids = ranked(dry, ranks)[:GRIDS]
+    grids = rank_grids(dry, ranks)[:GRIDS]
     found = [Planned("grid", one) for one in grids]
     searches = [Search(dry, one) for one in grids[:SEARCHED]]
     best = min(searches, key=lambda one: one.best.seconds).best

@@ -28,7 +28,7 @@ from torch import nn
 from benchmarks.environment import environment
 from examples.networks import UNet3d
 from gpudist.planning import Profile, profile_of, search
-from gpudist.planning.advice import Advice, advice_on, dry_network, ranked
+from gpudist.planning.advice import Advice, advice_on, dry_network, rank_grids
 from gpudist.planning.layout_search import choices_of
 from gpudist.planning.table import bytes_of, seconds_of
 from tests.planning.descent import Descent, random_choice
@@ -172,7 +172,7 @@ def search_layouts(name: str, workers: int, profile: Profile) -> Searched:
     search_cpu_s = time.process_time() - start_s
     dry = dry_network(network, x, profile, True, "adam", False, None)
     assert plan.grid is not None
-    best, alone = advice_on(dry, plan.grid, plan=plan), ranked(dry, workers)[0]
+    best, alone = advice_on(dry, plan.grid, plan=plan), rank_grids(dry, workers)[0]
     return Searched(
         name, workers, search_cpu_s, alone.grid, 1e6 * alone.seconds, plan.grid,
         1e6 * best.seconds, len(plan.layouts), *_counts(best, profile), *_counts(alone, profile),

@@ -10,15 +10,9 @@ from torch.utils._pytree import tree_leaves
 
 from gpudist.exchange.tracing import Watching
 from gpudist.nn.random import cells, drop
+from gpudist.planning.clock import FREE
 from tests.doubles.nccl import count
 
-# Operations that launch no kernel although they are not marked as views: they return memory that
-# is not written, a tensor on the same memory, or no tensor.
-FREE = frozenset({
-    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided",
-    "detach", "alias", "_unsafe_view", "lift_fresh", "resize_", "set_", "is_same_size",
-    "_has_compatible_shallow_copy_type",
-})  # fmt: skip
 # Kernels of norms read their block more often than once: for its sums, and to normalise it.
 _PASSES = {
     "native_group_norm": 3,

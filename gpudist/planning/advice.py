@@ -155,14 +155,14 @@ def plan(
                 f"product is {ranks}"
             )
         edited = advice_on(dry, grid, every_rank, plan)
-    advice = ranked(dry, ranks, best, every_rank, progress)
+    advice = rank_grids(dry, ranks, best, every_rank, progress)
     if plan is not None:
         advice.append(edited or advice_on(dry, advice[0].grid, every_rank, plan))
     candidates = advice[0].candidates
     return sorted((replace(one, candidates=candidates) for one in advice), key=order)
 
 
-def ranked(
+def rank_grids(
     dry: DryNetwork, ranks: int, best: int | None = None, every_rank: bool = False,
     progress: Progress | None = None, wanted: int | None = None,
 ) -> list[Advice]:  # fmt: skip
@@ -330,7 +330,6 @@ def axes_of(dry: DryNetwork, refusals: dict[int, str]) -> list[int]:
         if extent < 2:
             continue
         grid = [2 if d == axis else 1 for d in range(len(shape))]
-        assert prod(grid) == 2
         try:
             dry.require_forward(grid)
         except GpudistError as error:

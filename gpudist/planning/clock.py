@@ -19,16 +19,13 @@ from gpudist.transport.dry import Posted, SharedCollective, Traffic
 
 # Positions of the weight, the groups, the transposed flag and the stride among the arguments.
 _CONVOLUTIONS = {"convolution": (1, 8, 6, 3), "convolution_backward": (2, 9, 7, 4)}
-# Operations that do not run a kernel.
-_FREE = {
-    "empty",
-    "empty_like",
-    "empty_strided",
-    "new_empty",
-    "new_empty_strided",
-    "detach",
-    "alias",
-}
+# Operations that run no kernel although they are not marked as views: they return memory that is
+# not written, a tensor on the same memory, or no tensor.
+FREE = frozenset({
+    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided",
+    "detach", "alias", "_unsafe_view", "lift_fresh", "resize_", "set_", "is_same_size",
+    "_has_compatible_shallow_copy_type",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -118,7 +115,7 @@ class Clock:
         self.phase, self._wire_free_s = Phase(), 0.0
         return self.phase
 
-    def computed(self, kernel: Kernel) -> None:
+    def add_kernel(self, kernel: Kernel) -> None:
         """Add a kernel, whose time is that of its operations or its bytes, whichever is longer."""
         by_flops = kernel.flops / self._flops_per_s(kernel)
         by_bytes = kernel.size_bytes / (self.profile.memory_gbps * 1e9)
@@ -126,11 +123,11 @@ class Clock:
         self._compute("kernel starts", self.profile.kernel_us * 1e-6)
         self._compute(kernel.term, max(by_flops, by_bytes))
 
-    def called(self, layers: int) -> None:
+    def add_layers(self, layers: int) -> None:
         """Add the Python time of calls of ``layers`` layers, or of their backward."""
         self._compute("layers", layers * self.profile.layer_us * 1e-6)
 
-    def moved(self, tensors: int) -> None:
+    def add_moves(self, tensors: int) -> None:
         """Add the Python time of moving ``tensors`` to other layouts, or of the moves back."""
         self._compute("moves", tensors * self.profile.move_us * 1e-6)
 
@@ -282,20 +279,20 @@ class Kernels(Watching):
         if self._live is not None:
             for x in outputs:
                 self._live.add(x)
-        if not outputs or func.is_view or packet.__name__ in _FREE:
+        if not outputs or func.is_view or packet.__name__ in FREE:
             return result
         flops_of: Callable[..., int] | None = flop_registry.get(packet)
         flops = flops_of(*args, **kwargs, out_val=result) if flops_of is not None else 0
         inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         size_bytes = sum(t.numel() * t.element_size() for t in (*inputs, *outputs))
         if size_bytes:
-            convolved = _convolved(packet.__name__, args)
+            convolved = _convolution_of(packet.__name__, args)
             kernel = Kernel(flops, size_bytes, outputs[0].dtype, *convolved)
-            self._clock.computed(kernel)
+            self._clock.add_kernel(kernel)
         return result
 
 
-def _convolved(name: str, args: Any) -> tuple[float, bool, int]:
+def _convolution_of(name: str, args: Any) -> tuple[float, bool, int]:
     """Return channels per group of a convolution (0 for others), whether backward, and stride."""
     if name not in _CONVOLUTIONS:
         return 0.0, False, 1

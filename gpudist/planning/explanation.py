@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from gpudist.convert.network_plan import Stretch
 from gpudist.planning.advice import Advice
@@ -36,26 +37,15 @@ def explain(
 def stretches(choices: LayoutChoices, choice: Choice) -> Iterator[list[int]]:
     """Yield the functions of each stretch: those in one state, connected by results."""
     state = {at: choices.state(choice, at) for at in range(len(choices.nodes))}
-    left = [at for at, one in state.items() if one != choices.home]
-    beside: dict[int, list[int]] = {at: [] for at in left}
+    stretch_of = {at: [at] for at in state if state[at] != choices.home}
     for result, uses in choices.uses.items():
         for user in uses:
-            if result.node in beside and user in beside and state[result.node] == state[user]:
-                beside[result.node].append(user)
-                beside[user].append(result.node)
-    seen: set[int] = set()
-    for at in left:
-        if at in seen:
-            continue
-        found, open_nodes = [at], [at]
-        seen.add(at)
-        while open_nodes:
-            for other in beside[open_nodes.pop()]:
-                if other not in seen:
-                    seen.add(other)
-                    found.append(other)
-                    open_nodes.append(other)
-        yield sorted(found)
+            before, after = stretch_of.get(result.node), stretch_of.get(user)
+            if before and after and before is not after and state[result.node] == state[user]:
+                before += after
+                stretch_of.update(dict.fromkeys(after, before))
+    for stretch in {id(stretch): stretch for stretch in stretch_of.values()}.values():
+        yield sorted(stretch)
 
 
 def all_stretches(choices: LayoutChoices, choice: Choice) -> list[Stretch]:
@@ -63,16 +53,11 @@ def all_stretches(choices: LayoutChoices, choice: Choice) -> list[Stretch]:
 
     Functions in the layouts of the grid are stretches, too: those that follow each other.
     """
-    found = list(stretches(choices, choice))
-    others = {at for one in found for at in one}
-    run: list[int] = []
-    for at in range(len(choices.nodes) + 1):
-        if at < len(choices.nodes) and at not in others:
-            run.append(at)
-        elif run:
-            found.append(run)
-            run = []
-    return [_stretch(choices, choice, one) for one in sorted(found)]
+    whole = list(stretches(choices, choice))
+    others = {at for stretch in whole for at in stretch}
+    runs = groupby(range(len(choices.nodes)), others.__contains__)
+    split = [list(run) for is_whole, run in runs if not is_whole]
+    return [_stretch(choices, choice, stretch) for stretch in sorted([*whole, *split])]
 
 
 def _stretch(choices: LayoutChoices, choice: Choice, functions: Sequence[int]) -> Stretch:

@@ -14,6 +14,7 @@ from torch import nn
 
 from gpudist.checks.arguments import Checked, checked
 from gpudist.errors import GpudistError, ShapeError
+from gpudist.geometry.cartesian import rank_of
 from gpudist.planning.advice import Progress, axes_of, dry_network
 from gpudist.planning.grids import Grid, grids, imbalance
 from gpudist.planning.hardware import Profile, profile_of
@@ -96,13 +97,15 @@ def fits(
     dry = dry_network(network, global_shape, profile, *how)
     refusals: dict[int, str] = {}
     axes = axes_of(dry, refusals)
-    ranked = {
+    best_grids = {
         ranks: sorted(grids(ranks, dry.global_shape, axes), key=lambda g: _cells(dry, g))[:_TRIED]
         for ranks in range(1, most + 1)
     }
-    candidates = _Candidates(dry, ranked, limit, progress or (lambda *_: None))
+    candidates = _Candidates(dry, best_grids, limit, progress or (lambda *_: None))
     best = candidates.smallest()
-    for ranks in numbers_to_show([n for n in ranked if ranked[n] or n in candidates.counted], best):
+    for ranks in numbers_to_show(
+        [n for n in best_grids if best_grids[n] or n in candidates.counted], best
+    ):
         candidates.count(ranks)
     counted = candidates.counted
     if progress is not None:
@@ -111,9 +114,9 @@ def fits(
         reasons = "; ".join(candidates.failures[:3])
         raise ShapeError(f"the network cannot be rehearsed on any grid: {reasons}")
     return [
-        counted.get(n) or _estimated(dry, n, ranked[n][0], counted, limit)
-        for n in ranked
-        if n in counted or ranked[n]
+        counted.get(n) or _estimate(dry, n, best_grids[n][0], counted, limit)
+        for n in best_grids
+        if n in counted or best_grids[n]
     ]
 
 
@@ -157,7 +160,7 @@ class _Candidates:
             self.progress(f"{ranks} workers", len(self.counted), len(self.left))
             least, grid = self.counted.get(ranks), self.left[ranks].pop(0)
             try:
-                memory = _counted(self.dry, grid, least.memory.total if least else inf)
+                memory = _count_memory(self.dry, grid, least.memory.total if least else inf)
             except GpudistError as error:
                 self.failures.append(f"{list(grid)}: {error}")
                 continue
@@ -174,19 +177,17 @@ class _Candidates:
             if not self.counted:
                 return False
             grid = self.left[ranks][0]
-            estimate = _estimated(self.dry, ranks, grid, self.counted, self.limit)
+            estimate = _estimate(self.dry, ranks, grid, self.counted, self.limit)
             return estimate.memory.total > _SURELY * self.limit
 
         self.count(ranks, is_settled)
         return ranks in self.counted and self.counted[ranks].fits
 
 
-def _counted(dry: DryNetwork, grid: Grid, least: float = inf) -> Memory:
+def _count_memory(dry: DryNetwork, grid: Grid, least: float = inf) -> Memory:
     """Return the memory of the worker that needs most, or of one that needs at least ``least``."""
     # A middle rank has the most ghosts; the first has the largest block.
-    middle = 0
-    for parts in grid:
-        middle = middle * parts + parts // 2
+    middle = rank_of([parts // 2 for parts in grid], grid)
     last = prod(grid) - 1
     chosen = {middle} if middle != last and imbalance(dry, grid) == 1 else {0, middle}
     most = Memory(0, 0, 0)
@@ -196,16 +197,15 @@ def _counted(dry: DryNetwork, grid: Grid, least: float = inf) -> Memory:
     return most
 
 
-def _estimated(
+def _estimate(
     dry: DryNetwork, ranks: int, grid: Grid, counted: dict[int, Fit], limit: float
 ) -> Fit:
     # A worker alone keeps no inputs with ghosts.
     near = counted[min(counted, key=lambda n: (n == 1, abs(n - ranks), n))]
     ratio = _cells(dry, grid) / max(1, _cells(dry, near.grid))
-    of = near.memory
-    scaled = (ceil(n * ratio) for n in (of.activations, of.temporary, of.staging))
-    activations, temporary, staging = scaled
-    memory = replace(of, activations=activations, temporary=temporary, staging=staging)
+    growing = ("activations", "temporary", "staging")
+    scaled = {name: ceil(getattr(near.memory, name) * ratio) for name in growing}
+    memory = replace(near.memory, **scaled)
     return Fit(ranks, grid, memory, sum(astuple(memory)) <= limit, False)
 
 

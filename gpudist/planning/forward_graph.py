@@ -24,7 +24,7 @@ from gpudist.sbp.trees import tensors_in
 
 
 @dataclass(frozen=True)
-class Given:
+class TensorInfo:
     """Tensor of a call, without data.
 
     Attributes:
@@ -57,11 +57,11 @@ class Node:
         call: number of this call of the function in this module's forward.
         key: equal for calls of the same function with the same arguments and layouts.
         args: positional and named arguments, with slots for tensors.
-        given: tensors among the arguments, without those on other placements.
+        inputs: tensors among the arguments, without those on other placements.
         sources: for each of them the result that it is, if a function returned it.
         outputs: results; empty if they are not tensors on the network's placement.
         compute: calls the function with positional and named arguments.
-        is_known: whether all tensors of the call are described by ``given`` and ``outputs``.
+        is_known: whether all tensors of the call are described by ``inputs`` and ``outputs``.
         is_fixed: whether it changes an argument in place, or returns one.
         autocast: makes a context with the autocast of the call.
         checkpoint: activation checkpoint that recomputes it in backward, if any.
@@ -72,22 +72,14 @@ class Node:
     call: int
     key: object
     args: Any
-    given: tuple[Given, ...]
+    inputs: tuple[TensorInfo, ...]
     sources: tuple[Returned | None, ...]
-    outputs: tuple[Given, ...]
+    outputs: tuple[TensorInfo, ...]
     compute: Callable[[Any, Any], Any]
     is_known: bool
     is_fixed: bool
     autocast: Callable[[], AbstractContextManager[None]] = nullcontext
     checkpoint: object | None = None
-
-
-@dataclass
-class _Seen:
-    """Tensor that was seen, kept so that no other gets its identity."""
-
-    tensor: torch.Tensor
-    source: Returned
 
 
 class ForwardGraph(Pins):
@@ -109,7 +101,8 @@ class ForwardGraph(Pins):
         self.calls: dict[tuple[str, str], int] = {}
         self.tied: list[tuple[int, int]] = []
         self._placement = placement
-        self._seen: dict[int, _Seen] = {}
+        # Tensors are kept so that no other gets their identity.
+        self._seen: dict[int, tuple[torch.Tensor, Returned]] = {}
         self._views: set[int] = set()
         self._function: Any = None
 
@@ -132,29 +125,31 @@ class ForwardGraph(Pins):
             # The call may change its arguments in place.
             slots, named, tensors = as_call(function, args, kwargs)
             described = [
-                (one, self.source_of(x)) for x in tensors if (one := self._given(x)) is not None
+                (info, self.source_of(x))
+                for x in tensors
+                if (info := self._describe(x)) is not None
             ]
-            given, sources = zip(*described, strict=True) if described else ((), ())
+            inputs, sources = zip(*described, strict=True) if described else ((), ())
             result = compute(args, kwargs)
         finally:
             self._is_busy = False
         results = list(tensors_in(result))
-        outputs = [self._given(y) for y in results]
-        found = [one for one in outputs if one is not None and one.sbp is not None]
+        outputs = [self._describe(y) for y in results]
+        known = [info for info in outputs if info is not None and info.sbp is not None]
         taken = {id(x) for x in tensors}
         is_fixed = any(id(y) in taken for y in results)
-        is_known = len(given) == len(tensors) and len(found) == len(results)
+        is_known = len(inputs) == len(tensors) and len(known) == len(results)
         autocast = same_autocast()
         try:
             cast = getattr(autocast, "args", None)
-            key: object = (function, key_of((slots, named, given)), cast)
+            key: object = (function, key_of((slots, named, inputs)), cast)
         except TypeError:
             key = object()
         at = len(self.nodes)
         self.nodes.append(
             Node(
-                path, name, number, key, (slots, named), given, sources,
-                tuple(found) if is_known else (), compute, is_known, is_fixed, autocast,
+                path, name, number, key, (slots, named), inputs, sources,
+                tuple(known) if is_known else (), compute, is_known, is_fixed, autocast,
                 scope.checkpoint if torch.is_grad_enabled() else None,
             )
         )  # fmt: skip
@@ -165,27 +160,27 @@ class ForwardGraph(Pins):
             self._views.add(at)
         if is_known:
             for place, y in enumerate(results):
-                self._seen[id(y)] = _Seen(y, Returned(at, place))
+                self._seen[id(y)] = y, Returned(at, place)
         return result
 
     def source_of(self, x: torch.Tensor) -> Returned | None:
         """Return which result ``x`` is, if a recorded function returned it."""
-        found = self._seen.get(id(x))
-        return found.source if found is not None and found.tensor is x else None
+        tensor, source = self._seen.get(id(x), (None, None))
+        return source if tensor is x else None
 
-    def _given(self, x: torch.Tensor) -> Given | None:
+    def _describe(self, x: torch.Tensor) -> TensorInfo | None:
         if isinstance(x, GlobalTensor):
             how = spec_of(x)
             if how.placement != self._placement:
                 return None
-            return Given(how.shape, how.dtype, how.sbp, local_of(x).requires_grad)
+            return TensorInfo(how.shape, how.dtype, how.sbp, local_of(x).requires_grad)
         if isinstance(x, OuterTensor) or type(x) in (torch.Tensor, torch.nn.Parameter):
-            return Given(tuple(x.shape), x.dtype, None, x.requires_grad)
+            return TensorInfo(tuple(x.shape), x.dtype, None, x.requires_grad)
         return None
 
     def _tie(self, at: int, sources: tuple[Returned | None, ...]) -> None:
         """Note that a function in place computes like what has made the memory it changes."""
-        first = next((one for one in sources if one is not None), None)
+        first = next((source for source in sources if source is not None), None)
         while first is not None:
             self.tied.append((first.node, at))
             before = self.nodes[first.node]

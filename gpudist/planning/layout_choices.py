@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from gpudist.geometry.layout import NdSbp
 from gpudist.planning.elimination import Solutions, Table, solve
-from gpudist.planning.forward_graph import ForwardGraph, Given, Node, Returned
+from gpudist.planning.forward_graph import ForwardGraph, Node, Returned, TensorInfo
 from gpudist.planning.layout_costs import LayoutCosts, State, Work, layout_in, without_sizes
 from gpudist.sbp.pins import Pin
 
@@ -124,7 +124,7 @@ class LayoutChoices:
         """Return the value of a variable that stands for a state, ``None`` if it has none."""
         variable = self.variables[number]
         node = self.nodes[variable.node]
-        tensors = node.outputs if variable.is_result else (*node.given, *node.outputs)
+        tensors = node.outputs if variable.is_result else (*node.inputs, *node.outputs)
         wanted = _layouts(tensors, state)
         found = [_layouts(tensors, one) for one in variable.states]
         return found.index(wanted) if wanted in found else None
@@ -140,7 +140,7 @@ class LayoutChoices:
             own = self.state(choice, at)
             taken = [
                 (one, self._state_before(choice, at, source))
-                for one, source in zip(node.given, node.sources, strict=True)
+                for one, source in zip(node.inputs, node.sources, strict=True)
                 if one.sbp is not None
             ]
             is_moved = any(_layouts([one], s) != _layouts([one], own) for one, s in taken)
@@ -161,7 +161,7 @@ class LayoutChoices:
         for at in functions:
             own = self.state(choice, at)
             for place, (one, source) in enumerate(
-                zip(self.nodes[at].given, self.nodes[at].sources, strict=True)
+                zip(self.nodes[at].inputs, self.nodes[at].sources, strict=True)
             ):
                 if one.sbp is None or (source is not None and source.node in functions):
                     continue
@@ -195,10 +195,15 @@ class LayoutChoices:
         return self.state(choice, user)
 
     def _pin(
-        self, node: Node, at: Any, given: Given, state: State, modules: Mapping[str, nn.Module]
+        self,
+        node: Node,
+        at: Any,
+        tensor: TensorInfo,
+        state: State,
+        modules: Mapping[str, nn.Module],
     ) -> Pin:
         """Return a pin of a function, or of the module if it is all that this calls."""
-        sbp = without_sizes(layout_in(given.sbp or (), state))
+        sbp = without_sizes(layout_in(tensor.sbp or (), state))
         name, calls = node.name, self.graph.calls[node.path, node.name]
         module = modules[node.path]
         is_torchs = type(module).__module__.startswith("torch.nn.modules.")
@@ -215,11 +220,11 @@ class LayoutChoices:
     @staticmethod
     def _takes_alike(node: Node) -> bool:
         # A pin prescribes one layout for all tensors.
-        kinds = {(one.sbp, len(one.shape)) for one in node.given if one.sbp is not None}
+        kinds = {(one.sbp, len(one.shape)) for one in node.inputs if one.sbp is not None}
         return node.is_known and len(kinds) == 1 and not node.is_fixed
 
     def _states_with_distinct_layouts(
-        self, tensors: Sequence[Given], states: Sequence[State]
+        self, tensors: Sequence[TensorInfo], states: Sequence[State]
     ) -> list[State]:
         found: dict[tuple[NdSbp, ...], State] = {}
         for state in states:
@@ -229,13 +234,13 @@ class LayoutChoices:
     def _states_of(self, node: Node, states: Sequence[State]) -> list[State]:
         if not node.is_known:
             return [self.home]
-        found = self._states_with_distinct_layouts((*node.given, *node.outputs), states)
+        found = self._states_with_distinct_layouts((*node.inputs, *node.outputs), states)
         return [s for s in found if s == self.home or self.costs.work(node, s) is not None]
 
     def _work(self, at: int, state: State) -> Work:
         node = self.nodes[at]
         work = self.costs.work(node, state) if node.is_known else None
-        nothing = (False,) * max(len(node.given), len(node.outputs))
+        nothing = (False,) * max(len(node.inputs), len(node.outputs))
         # A function that cannot be called alone computes as on the grid.
         work = work or Work(0.0, 0.0, nothing, nothing)
         if node.checkpoint is None:
@@ -255,7 +260,7 @@ class LayoutChoices:
         if self._work(result.node, self.home).keeps_outputs[result.place]:
             return True
         uses = self.uses.get(result, {})
-        return any(self._work(at, self.home).keeps_given[place] for at, place in uses.items())
+        return any(self._work(at, self.home).keeps_inputs[place] for at, place in uses.items())
 
     def _functions(self) -> list[tuple[Choice, dict[Choice, Cost]]]:
         """Return the costs of the functions, and of sums of the gradients of their results."""
@@ -299,14 +304,14 @@ class LayoutChoices:
                 if result in self.leaving:
                     tables.append(self._between(source, None, one, mover, None))
             if node.is_known:
-                for place, (one, source) in enumerate(zip(node.given, node.sources, strict=True)):
+                for place, (one, source) in enumerate(zip(node.inputs, node.sources, strict=True)):
                     if source is None and one.sbp is not None:
                         mover = at if self._takes_alike(node) else None
                         tables.append(self._between(None, at, one, mover, place))
         return tables
 
     def _between(
-        self, source: int | None, target: int | None, one: Given, mover: int | None,
+        self, source: int | None, target: int | None, one: TensorInfo, mover: int | None,
         place: int | None,
     ) -> tuple[Choice, dict[Choice, Cost]]:  # fmt: skip
         """Return the costs of a tensor's way from one variable to another, or to the grid's state.
@@ -322,7 +327,7 @@ class LayoutChoices:
         # A checkpoint moves again what it has kept.
         is_inside = mover == target and target is not None and self.nodes[target].checkpoint
         if place is not None and target is not None and not is_inside:
-            is_kept = self._work(target, self.home).keeps_given[place]
+            is_kept = self._work(target, self.home).keeps_inputs[place]
         costs: dict[Choice, Cost] = {}
         for (a, before), (b, after) in product(*map(enumerate, ends)):
             move = self.costs.move(one, before, after)
@@ -336,19 +341,13 @@ class LayoutChoices:
         return tuple(x for x in (source, target) if x is not None), costs
 
     def _ties(self) -> list[tuple[Choice, dict[Choice, Cost]]]:
-        tables: list[tuple[Choice, dict[Choice, Cost]]] = []
-        for pair in self.graph.tied:
-            ends = [self.variables[x].states for x in pair]
-            if min(map(len, ends)) == 1:
-                continue
-            costs: dict[Choice, Cost] = {
-                (a, b): (0.0, 0)
-                for (a, one), (b, other) in product(*map(enumerate, ends))
-                if one == other
-            }
-            tables.append((pair, costs))
-        return tables
+        pairs = [(self.variables[a].states, self.variables[b].states) for a, b in self.graph.tied]
+        return [
+            (tied, {(a.index(state), b.index(state)): (0.0, 0) for state in a if state in b})
+            for tied, (a, b) in zip(self.graph.tied, pairs, strict=True)
+            if min(len(a), len(b)) > 1
+        ]
 
 
-def _layouts(tensors: Sequence[Given], state: State) -> tuple[NdSbp, ...]:
+def _layouts(tensors: Sequence[TensorInfo], state: State) -> tuple[NdSbp, ...]:
     return tuple(layout_in(one.sbp, state) for one in tensors if one.sbp is not None)

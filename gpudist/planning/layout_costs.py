@@ -13,7 +13,7 @@ import torch
 from gpudist.errors import GpudistError
 from gpudist.geometry.layout import NdSbp, broadcast, partial_sum, split
 from gpudist.planning.clock import Clock, Kernel, Kernels
-from gpudist.planning.forward_graph import Given, Node
+from gpudist.planning.forward_graph import Node, TensorInfo
 from gpudist.sbp.call import fill_slots
 from gpudist.sbp.global_spec import global_spec, local_of, spec_of, wrap
 from gpudist.sbp.global_tensor import GlobalTensor
@@ -50,7 +50,7 @@ class Work:
     Attributes:
         seconds: time.
         forward_s: time of the forward, which an activation checkpoint repeats.
-        keeps_given: whether backward needs each tensor among the arguments.
+        keeps_inputs: whether backward needs each tensor among the arguments.
         keeps_outputs: whether backward needs each result.
         kept_bytes: bytes of all else that backward needs.
         sent_bytes: bytes of messages and collectives, forward and backward.
@@ -58,7 +58,7 @@ class Work:
 
     seconds: float
     forward_s: float = 0.0
-    keeps_given: tuple[bool, ...] = ()
+    keeps_inputs: tuple[bool, ...] = ()
     keeps_outputs: tuple[bool, ...] = ()
     kept_bytes: int = 0
     sent_bytes: int = 0
@@ -86,73 +86,72 @@ class LayoutCosts:
 
     def work(self, node: Node, state: State) -> Work | None:
         """Return the work of a function in a state; ``None`` if it has no such state."""
-        given, outputs = (
-            tuple(self._in_state(one, state) for one in tensors)
-            for tensors in (node.given, node.outputs)
+        inputs, outputs = (
+            tuple(self._in_state(tensor, state) for tensor in tensors)
+            for tensors in (node.inputs, node.outputs)
         )
-        key = node.key, given, outputs
+        key = node.key, inputs, outputs
         if key not in self._works:
-            self._works[key] = self._rehearsed(
-                node.compute, given, lambda tensors: fill_slots(node.args, tensors),
-                [one.sbp for one in outputs], node.autocast,
+            self._works[key] = self._rehearse(
+                node.compute, inputs, lambda tensors: fill_slots(node.args, tensors),
+                [tensor.sbp for tensor in outputs], node.autocast,
             )  # fmt: skip
         return self._works[key]
 
-    def move(self, given: Given, source: State, target: State) -> Work | None:
+    def move(self, tensor: TensorInfo, source: State, target: State) -> Work | None:
         """Return the work of moving a tensor between two states; ``None`` if it cannot move."""
-        assert given.sbp is not None
-        there, back = layout_in(given.sbp, source), without_sizes(layout_in(given.sbp, target))
-        if layout_in(given.sbp, source) == layout_in(given.sbp, target):
+        assert tensor.sbp is not None
+        there, back = layout_in(tensor.sbp, source), without_sizes(layout_in(tensor.sbp, target))
+        if layout_in(tensor.sbp, source) == layout_in(tensor.sbp, target):
             return Work(0.0)
         if partial_sum in there or partial_sum in back:
             return None
-        moved = Given(given.shape, given.dtype, there, given.requires_grad)
+        moved = replace(tensor, sbp=there)
         key = moved, back
         if key not in self._works:
 
             def compute(args: Any, kwargs: Any) -> Any:
-                self._clock.moved(1)
+                self._clock.add_moves(1)
                 return args[0].to_global(sbp=back)
 
-            work = self._rehearsed(compute, [moved], lambda x: ((x[0],), {}))
-            if work is not None and given.requires_grad and self._training:
+            work = self._rehearse(compute, [moved], lambda x: ((x[0],), {}))
+            if work is not None and tensor.requires_grad and self._training:
                 returned = self._clock.begin()
-                self._clock.moved(1)
+                self._clock.add_moves(1)
                 work = replace(work, seconds=work.seconds + returned.serial_s)
             self._works[key] = work
         return self._works[key]
 
-    def sum_s(self, given: Given, state: State, terms: int) -> float:
+    def sum_s(self, tensor: TensorInfo, state: State, terms: int) -> float:
         """Return the seconds in which backward adds the gradients of a tensor's uses."""
-        if terms < 2 or not given.requires_grad or not self._training:
+        if terms < 2 or not tensor.requires_grad or not self._training:
             return 0.0
-        size_bytes = 3 * self.block_bytes(given, state)
+        size_bytes = 3 * self.block_bytes(tensor, state)
         phase = self._clock.begin()
         for _ in range(terms - 1):
-            self._clock.computed(Kernel(0, size_bytes, given.dtype))
+            self._clock.add_kernel(Kernel(0, size_bytes, tensor.dtype))
         return phase.serial_s
 
-    def block_bytes(self, given: Given, state: State) -> int:
+    def block_bytes(self, tensor: TensorInfo, state: State) -> int:
         """Return the bytes of the rank's block of a tensor."""
-        return prod(self._block(self._in_state(given, state))) * given.dtype.itemsize
+        return prod(self._block(self._in_state(tensor, state))) * tensor.dtype.itemsize
 
-    def _in_state(self, given: Given, state: State) -> Given:
-        if given.sbp is None:
-            return given
-        sbp = layout_in(given.sbp, state)
-        return Given(given.shape, given.dtype, sbp, given.requires_grad)
+    def _in_state(self, tensor: TensorInfo, state: State) -> TensorInfo:
+        if tensor.sbp is None:
+            return tensor
+        return replace(tensor, sbp=layout_in(tensor.sbp, state))
 
-    def _block(self, given: Given) -> tuple[int, ...]:
-        if given.sbp is None:
-            return given.shape
+    def _block(self, tensor: TensorInfo) -> tuple[int, ...]:
+        if tensor.sbp is None:
+            return tensor.shape
         index = self.placement.index
         assert index is not None
-        return self.placement.layout(given.sbp, given.shape).box(index).shape
+        return self.placement.layout(tensor.sbp, tensor.shape).box(index).shape
 
-    def _rehearsed(
+    def _rehearse(
         self,
         compute: Callable[[Any, Any], Any],
-        given: Sequence[Given],
+        inputs: Sequence[TensorInfo],
         arguments: Callable[[Sequence[torch.Tensor]], Any],
         outputs: Sequence[NdSbp | None] | None = None,
         autocast: Callable[[], AbstractContextManager[None]] = nullcontext,
@@ -160,27 +159,27 @@ class LayoutCosts:
         # None if the call fails, or its results are in other layouts.
         try:
             # The first call makes layers and plans.
-            self._called(compute, given, arguments, None, autocast)
-            return self._called(compute, given, arguments, outputs, autocast)
+            self._time_call(compute, inputs, arguments, None, autocast)
+            return self._time_call(compute, inputs, arguments, outputs, autocast)
         except (GpudistError, RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
             return None
 
-    def _called(
+    def _time_call(
         self,
         compute: Callable[[Any, Any], Any],
-        given: Sequence[Given],
+        inputs: Sequence[TensorInfo],
         arguments: Callable[[Sequence[torch.Tensor]], Any],
         outputs: Sequence[NdSbp | None] | None,
         autocast: Callable[[], AbstractContextManager[None]],
     ) -> Work | None:
-        leaves = [torch.empty(self._block(one), dtype=one.dtype, device=META) for one in given]
-        learns = [one.requires_grad and self._training for one in given]
+        leaves = [torch.empty(self._block(x), dtype=x.dtype, device=META) for x in inputs]
+        learns = [x.requires_grad and self._training for x in inputs]
         with torch.set_grad_enabled(self._training):
             for leaf, learn in zip(leaves, learns, strict=True):
                 leaf.requires_grad_(learn)
             # Functions may change their arguments in place.
             local = [leaf.clone() if leaf.requires_grad else leaf for leaf in leaves]
-            tensors = [self._wrapped(x, one) for x, one in zip(local, given, strict=True)]
+            tensors = [self._wrap(*pair) for pair in zip(local, inputs, strict=True)]
             saved: dict[int, int] = {}
 
             def keep(x: torch.Tensor) -> torch.Tensor:
@@ -194,8 +193,8 @@ class LayoutCosts:
                 with enter_scope(self._scope), hooks, autocast():
                     results = list(tensors_in(compute(*arguments(tensors))))
                 if outputs is not None:
-                    found = [spec_of(y).sbp for y in results if isinstance(y, GlobalTensor)]
-                    if outputs and found != list(outputs):
+                    layouts = [spec_of(y).sbp for y in results if isinstance(y, GlobalTensor)]
+                    if outputs and layouts != list(outputs):
                         return None
                 backward = self._clock.begin()
                 ends = [x for y in results if (x := local_of(y)).requires_grad]
@@ -209,18 +208,18 @@ class LayoutCosts:
         )
         sent_bytes = sum(p.message_bytes + p.collective_bytes for p in (forward, backward))
         return Work(
-            forward_s + backward_s, forward_s, *_kept(saved, local, results), sent_bytes
+            forward_s + backward_s, forward_s, *_sort_saved(saved, local, results), sent_bytes
         )  # fmt: skip
 
-    def _wrapped(self, x: torch.Tensor, given: Given) -> torch.Tensor:
-        if given.sbp is None:
+    def _wrap(self, x: torch.Tensor, tensor: TensorInfo) -> torch.Tensor:
+        if tensor.sbp is None:
             return x
         return wrap(
-            GlobalTensor, x, global_spec(self.placement, given.sbp, given.shape, given.dtype)
+            GlobalTensor, x, global_spec(self.placement, tensor.sbp, tensor.shape, tensor.dtype)
         )
 
 
-def _kept(
+def _sort_saved(
     saved: dict[int, int],
     local: Sequence[torch.Tensor],
     results: Sequence[torch.Tensor],
@@ -231,5 +230,5 @@ def _kept(
         return x.untyped_storage()._cdata in saved
 
     places = [x.untyped_storage()._cdata for x in (*local, *map(local_of, results))]
-    own = sum(nbytes for place, nbytes in saved.items() if place not in places)
-    return tuple(map(is_kept, local)), tuple(is_kept(local_of(y)) for y in results), own
+    other_bytes = sum(nbytes for place, nbytes in saved.items() if place not in places)
+    return tuple(map(is_kept, local)), tuple(is_kept(local_of(y)) for y in results), other_bytes

@@ -24,7 +24,7 @@ from gpudist.planning.advice import (
     advice_on,
     dry_network,
     order,
-    ranked,
+    rank_grids,
     seconds_to_beat,
 )
 from gpudist.planning.explanation import all_stretches, explain
@@ -42,6 +42,8 @@ from gpudist.world.runtime import process_grid
 
 # Number of plans that are rehearsed as a whole.
 _REHEARSED = 10
+# Number of grids of the same workers that are planned, of which the fastest are searched.
+_PLANNED = 5
 # Number of grids of the same workers that are searched.
 _GRIDS = 3
 # Steps of the search for the price of a byte, each of which halves its interval.
@@ -76,9 +78,9 @@ def search(
     without a plan are rehearsed as a whole, where messages overlap with kernels. The search
     therefore never returns a plan that :func:`plan` predicts to be slower than none.
 
-    Without a grid, the three grids that :func:`plan` ranks best are searched, and the fastest plan
-    wins; :attr:`NetworkPlan.grid` is its grid. If all three split the batch, the third one is a
-    grid that does not, since along the batch no tensor is whole.
+    Without a grid, the three grids that :func:`plan` with ``best=5`` ranks best are searched, and
+    the fastest plan wins; :attr:`NetworkPlan.grid` is its grid. If all three split the batch, the
+    third one is a grid that does not, since along the batch no tensor is whole.
 
     Pins name modules and functions, so the plan also holds for inputs of other shapes. It is the
     fastest for the given one; search again if the input becomes much larger or smaller.
@@ -191,7 +193,7 @@ def starts_of(dry: DryNetwork, ranks: int) -> list[Advice]:
     Along the batch, tensors are never whole. If all grids split it, the last one is replaced by
     the grid with the smallest estimate that does not.
     """
-    best = ranked(dry, ranks, wanted=_GRIDS)
+    best = rank_grids(dry, ranks, _PLANNED if ranks > 4 else None, wanted=_GRIDS)
     if len(best) < _GRIDS or any(one.grid[0] == 1 for one in best):
         return best
     axes = range(1, len(dry.global_shape))
@@ -215,7 +217,7 @@ def _plan_of(searches: Sequence[Search], repeats: bool) -> NetworkPlan:
 
 def choices_of(dry: DryNetwork, grid: Sequence[int], rank: int) -> LayoutChoices:
     """Return the layouts that the functions of a network may have, and their costs on a rank."""
-    network, inputs, clock = dry.converted(grid, rank)
+    network, inputs, clock = dry.convert(grid, rank)
     conversion = conversion_of(network)
     scope = conversion.scope
     graph = ForwardGraph(scope.placement)
@@ -247,18 +249,17 @@ class Search:
         self.choices = choices_of(dry, alone.grid, alone.slowest.rank)
         self.modules = dict(dry.network.named_modules(remove_duplicate=False))
         self.best, self.chosen, self.layouts = alone, self.home, list[Pin]()
-        for choice in self._candidates():
-            own = self.pins(choice)
+        for choice, layouts in self._candidates():
             try:
                 advice = advice_below(
-                    dry, alone.grid, seconds_to_beat(self.best), plan=NetworkPlan(layouts=own),
+                    dry, alone.grid, seconds_to_beat(self.best), plan=NetworkPlan(layouts=layouts),
                     first=alone.slowest.rank,
                 )  # fmt: skip
             # A plan that cannot be followed is none.
             except GpudistError:
                 continue
             if advice is not None and order(advice) < order(self.best):
-                self.best, self.chosen, self.layouts = advice, choice, own
+                self.best, self.chosen, self.layouts = advice, choice, layouts
 
     @property
     def home(self) -> Choice:
@@ -274,35 +275,32 @@ class Search:
         )
 
     def plan(self) -> NetworkPlan:
-        """Return the plan that was found."""
+        """Return the plan of the best choice, which explains itself."""
         notes = explain(self.choices, self.chosen, self.best, self.alone, self.dry.profile.name)
         return NetworkPlan(
             layouts=self.layouts, notes=notes, grid=self.alone.grid,
             stretches=all_stretches(self.choices, self.chosen),
         )  # fmt: skip
 
-    def pins(self, choice: Choice) -> list[Pin]:
-        return self.choices.pins(choice, self.modules)
-
-    def _candidates(self) -> Iterator[Choice]:
-        """Yield the best choices that should fit, each with pins of its own.
+    def _candidates(self) -> Iterator[tuple[Choice, list[Pin]]]:
+        """Yield the best choices that should fit, each with its pins, which no other has.
 
         If the network fits without a plan, choices with larger sums of times are left out.
         """
         if len(self.choices.states) == 1:
             return
-        found = self.choices.solve(_REHEARSED).found
+        solutions = self.choices.solve(_REHEARSED).found
         if self.limit_bytes:
-            found = self._that_fit(found)
+            solutions = self._that_fit(solutions)
         most_s = inf if self.alone.fits is False else self._cost(self.home)[0]
-        seen: set[tuple[Pin, ...]] = {()}
-        for _, choice in found:
-            key = tuple(self.pins(choice))
-            if key not in seen and self._cost(choice)[0] <= most_s:
-                seen.add(key)
-                yield choice
+        seen: list[list[Pin]] = [[]]
+        for _, choice in solutions:
+            pins = self.choices.pins(choice, self.modules)
+            if pins not in seen and self._cost(choice)[0] <= most_s:
+                seen.append(pins)
+                yield choice, pins
 
-    def _that_fit(self, found: list[tuple[float, Choice]]) -> list[tuple[float, Choice]]:
+    def _that_fit(self, solutions: list[tuple[float, Choice]]) -> list[tuple[float, Choice]]:
         """Return the best choices at the lowest price of a byte at which the best one fits."""
         before = self._cost(self.home)[1]
         free_bytes = self.limit_bytes - self.alone.memory_bytes
@@ -310,18 +308,18 @@ class Search:
         def fits(choices: list[tuple[float, Choice]]) -> bool:
             return self._cost(choices[0][1])[1] - before <= free_bytes
 
-        if fits(found):
-            return found
+        if fits(solutions):
+            return solutions
         # At the highest price, a byte costs as much as the whole step.
         low, high = 1e-18, self.alone.seconds
         for _ in range(_PRICES):
             price = (low * high) ** 0.5
-            solved = self.choices.solve(_REHEARSED, price).found
-            if fits(solved):
-                high, found = price, solved
+            priced = self.choices.solve(_REHEARSED, price).found
+            if fits(priced):
+                high, solutions = price, priced
             else:
                 low = price
-        return found
+        return solutions
 
     def _cost(self, choice: Choice) -> Cost:
         cost = self.choices.cost(choice)

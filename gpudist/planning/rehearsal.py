@@ -147,7 +147,7 @@ class DryNetwork:
                 Kernels(clock),
                 self.on_meta(),
                 torch.no_grad(),
-                self._watched(),
+                self._record_layers(),
                 KnownValues(),
             ):
                 self.network(*self._inputs)
@@ -192,7 +192,7 @@ class DryNetwork:
             GpudistError: if the network cannot be converted for this partition, or the planner
                 cannot follow it.
         """
-        network, inputs, clock = self.converted(grid, rank, plan)
+        network, inputs, clock = self.convert(grid, rank, plan)
         blocks = [block_of(p) for p in network.parameters()]
         held = [*blocks, *map(block_of, network.buffers())]
         live = LiveBytes(held)
@@ -201,7 +201,7 @@ class DryNetwork:
             live.add(x)
         entered = [live.number_of(x) for x in inputs]
         learns = torch.set_grad_enabled(self.training)
-        with _explained(grid, rank), learns:
+        with _step_errors(grid, rank), learns:
             # Makes the layers, which only the first call does.
             with self.on_meta():
                 network(*inputs)
@@ -241,8 +241,8 @@ class DryNetwork:
         Raises:
             GpudistError: as :meth:`rehearse`, if the forward is the reason.
         """
-        network, inputs, _ = self.converted(grid, 0)
-        with _explained(grid, 0), self.on_meta():
+        network, inputs, _ = self.convert(grid, 0)
+        with _step_errors(grid, 0), self.on_meta():
             network(*inputs)
 
     @contextmanager
@@ -252,7 +252,7 @@ class DryNetwork:
         with torch.device(META), autocast_on_meta(type, self._amp) if self._amp else nullcontext():
             yield
 
-    def converted(
+    def convert(
         self, grid: Sequence[int], rank: int, plan: NetworkPlan | None = None
     ) -> tuple[Any, list[torch.Tensor], Clock]:
         """Return the network of one rank, its blocks of the inputs, and the clock of its wire."""
@@ -274,19 +274,19 @@ class DryNetwork:
             parts = [t.to_local() for t in tree_leaves(y) if isinstance(t, GlobalTensor)]
             losses: list[Any] = [StandInLoss.apply(t) for t in parts if t.requires_grad]
         del y, parts
-        clock.called(len(self.layers))
+        clock.add_layers(len(self.layers))
         moves = conversion_of(network).scope.moves - moves
-        clock.moved(moves)
+        clock.add_moves(moves)
         backward = clock.begin()
         if not self.training:
             return forward, backward
         torch.autograd.backward(losses, [torch.empty_like(t) for t in losses])
-        clock.called(len(self.layers))
-        clock.moved(moves)
+        clock.add_layers(len(self.layers))
+        clock.add_moves(moves)
         return forward, backward
 
     @contextmanager
-    def _watched(self) -> Iterator[None]:
+    def _record_layers(self) -> Iterator[None]:
         """Record the calls of modules without children."""
 
         def note(module: nn.Module, args: Any) -> None:
@@ -322,7 +322,7 @@ class DryNetwork:
 
 
 @contextmanager
-def _explained(grid: Sequence[int], rank: int) -> Iterator[None]:
+def _step_errors(grid: Sequence[int], rank: int) -> Iterator[None]:
     try:
         yield
     except GpudistError:
@@ -342,7 +342,7 @@ def _require_sequential(network: nn.Module) -> None:
             )
 
 
-class KeptForBackward:
+class KeptForBackward(torch.autograd.graph.saved_tensors_hooks):
     """Counter of the bytes that autograd keeps for what is computed in its ``with`` block.
 
     A storage counts once and whole, however many tensors and views of it are kept. Operations of
@@ -358,17 +358,11 @@ class KeptForBackward:
     """
 
     def __init__(self, held: Iterable[torch.Tensor] = (), live: LiveBytes | None = None) -> None:
+        super().__init__(self._keep, lambda x: x)
         self._held = {x.untyped_storage()._cdata for x in held}
         self._kept: dict[int, Any] = {}
         self._live = live
         self.nbytes, self.numbers = 0, set[int]()
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda x: x)
-
-    def __enter__(self) -> None:
-        self._hooks.__enter__()
-
-    def __exit__(self, *raised: Any) -> None:
-        self._hooks.__exit__(*raised)
 
     def _keep(self, x: torch.Tensor) -> torch.Tensor:
         storage = x.untyped_storage()

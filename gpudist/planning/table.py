@@ -95,7 +95,18 @@ def fit_facts(one: Fit) -> dict[str, Any]:
 
 def time_rows(advice: Sequence[Advice]) -> list[tuple[str, ...]]:
     """Return the rows under ``TIME_HEADING``, one per partition, for the slowest rank."""
-    return [_time_row(one) for one in advice]
+    return [
+        (
+            title_of(one),
+            *map(seconds_of, (one.seconds, one.slowest.seconds(overlapped=False))),
+            *(
+                seconds_of(phase.overlapped_s if one.overlaps else phase.serial_s)
+                for phase in (one.slowest.forward, one.slowest.backward)
+            ),
+            f"{one.imbalance:.2f}",
+        )
+        for one in advice
+    ]
 
 
 def message_rows(advice: Sequence[Advice]) -> list[tuple[str, ...]]:
@@ -105,7 +116,14 @@ def message_rows(advice: Sequence[Advice]) -> list[tuple[str, ...]]:
 
 def memory_rows(advice: Sequence[Advice]) -> list[tuple[str, ...]]:
     """Return the rows under ``MEMORY_HEADING``, one per partition, for the largest rank."""
-    return [_memory_row(one) for one in advice]
+    return [
+        (
+            title_of(one),
+            bytes_of(one.memory.total) + (" too much" if one.fits is False else ""),
+            *(bytes_of(getattr(one.memory, name)) for name in MEMORY_PARTS),
+        )
+        for one in advice
+    ]
 
 
 def text(advice: Sequence[Advice]) -> str:
@@ -143,18 +161,6 @@ def _phase(phase: Phase) -> dict[str, float]:
     return {**asdict(phase), "serial_s": phase.serial_s}
 
 
-def _time_row(one: Advice) -> tuple[str, ...]:
-    phases = (one.slowest.forward, one.slowest.backward)
-    times = [p.overlapped_s if one.overlaps else p.serial_s for p in phases]
-    return (
-        title_of(one),
-        seconds_of(one.seconds),
-        seconds_of(one.slowest.seconds(overlapped=False)),
-        *map(seconds_of, times),
-        f"{one.imbalance:.2f}",
-    )
-
-
 def _message_row(one: Advice) -> tuple[str, ...]:
     most = "" if one.is_total else "<= "
     return (
@@ -165,13 +171,6 @@ def _message_row(one: Advice) -> tuple[str, ...]:
         most + str(one.all_messages),
         most + bytes_of(one.all_message_bytes),
     )
-
-
-def _memory_row(one: Advice) -> tuple[str, ...]:
-    memory = one.memory
-    parts = [getattr(memory, name) for name in MEMORY_PARTS]
-    whole = bytes_of(memory.total) + (" too much" if one.fits is False else "")
-    return title_of(one), whole, *map(bytes_of, parts)
 
 
 def seconds_of(seconds: float) -> str:

@@ -28,7 +28,7 @@ from gpudist.planning import (
     plan,
     profile_of,
 )
-from gpudist.planning.advice import advice_below, ranked
+from gpudist.planning.advice import advice_below, rank_grids
 from gpudist.planning.clock import Clock, Kernel
 from gpudist.planning.grids import Grid, estimate_s, grids, imbalance
 from gpudist.planning.measuring import measured_profile
@@ -110,9 +110,9 @@ def test_partitions_that_are_too_slow_are_given_up(monkeypatch: pytest.MonkeyPat
         return rehearse(self, grid, rank, plan)
 
     monkeypatch.setattr(DryNetwork, "rehearse", note)
-    every, all_ranks = ranked(dry, 8), len(ranks)
+    every, all_ranks = rank_grids(dry, 8), len(ranks)
     ranks.clear()
-    assert ranked(dry, 8, wanted=1) == every[:1]
+    assert rank_grids(dry, 8, wanted=1) == every[:1]
     assert len(ranks) < all_ranks
     least_s = every[0].seconds
     # The slowest rank comes first, and shows enough.
@@ -268,7 +268,7 @@ def test_shared_links_are_slower():
 def test_what_is_started_hides_behind_kernels():
     clock = Clock(PROFILE, rank=0)
     started = clock.start(Traffic(collectives=(SharedCollective("broadcast", (0, 1), 1_000_000),)))
-    clock.computed(Kernel(10**9, 0, torch.float32))  # 1 ms, as long as the broadcast
+    clock.add_kernel(Kernel(10**9, 0, torch.float32))  # 1 ms, as long as the broadcast
     clock.wait(started)
     assert clock.phase.overlapped_s == pytest.approx(1e-3 + 11e-6)
     assert clock.phase.serial_s == pytest.approx(2e-3 + 11e-6)
@@ -324,7 +324,7 @@ def test_the_input_is_read_beside_the_step():
 
 def test_layers_are_made_before_the_step(monkeypatch: pytest.MonkeyPatch):
     seen: list[int] = []
-    monkeypatch.setattr(Clock, "computed", lambda _, kernel: seen.append(kernel.flops))
+    monkeypatch.setattr(Clock, "add_kernel", lambda _, kernel: seen.append(kernel.flops))
     dry = DryNetwork(nn.Sequential(nn.Conv2d(1, 1, 3, padding=1)), (1, 1, 8, 8), PROFILE)
     seen.clear()
     dry.rehearse((1, 1, 2, 1), 0)

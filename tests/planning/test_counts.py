@@ -211,3 +211,10 @@ def test_norms_on_cpus_count_the_passes_of_the_core() -> None:
     rehearsed = DryNetwork(norm, (1, 4, 16, 16), profile).rehearse((1, 1, 2, 1), 0)
     for phase, most in ((rehearsed.forward, 5), (rehearsed.backward, 8)):
         assert 1 <= phase.terms_s["kernel starts"] / (profile.kernel_us * 1e-6) < most + 0.5
+
+
+def test_views_launch_no_kernel() -> None:
+    """Torch marks the last view of a product of three dims as an operation of its own."""
+    profile = profile_of("h100")
+    product = DryNetwork(nn.Linear(4, 4, bias=False), (2, 3, 4), profile).sequential
+    assert product.terms_s["kernel starts"] == pytest.approx(profile.kernel_us * 1e-6)

@@ -14,7 +14,7 @@ from torch import nn
 from gpudist.cli import main, plan
 from gpudist.errors import ShapeError
 from gpudist.planning import Memory, fits, profile_of, recompute, smallest
-from gpudist.planning.fitting import _cells, _counted, numbers_to_show
+from gpudist.planning.fitting import _cells, _count_memory, numbers_to_show
 from gpudist.planning.grids import grids
 from gpudist.planning.live_bytes import LiveBytes, update_bytes
 from gpudist.planning.rehearsal import DryNetwork
@@ -122,11 +122,11 @@ def test_a_grid_whose_layers_copy_more_than_estimated_is_not_chosen() -> None:
     )
     shape = (1, 4, 240, 240, 240)
     dry = DryNetwork(network, shape, PROFILE, True, "sgd")
-    least = min(_counted(dry, g).total for g in grids(6, shape, (2, 3, 4)))
+    least = min(_count_memory(dry, g).total for g in grids(6, shape, (2, 3, 4)))
     found = fits(network, shape, 1.1 * least / 2**30, most=6, optimizer="sgd")
     for one in found[3:]:
         assert one.is_counted
-        totals = {g: _counted(dry, g).total for g in grids(one.ranks, shape, (2, 3, 4))}
+        totals = {g: _count_memory(dry, g).total for g in grids(one.ranks, shape, (2, 3, 4))}
         assert one.memory.total <= 1.1 * min(totals.values())
         if one.ranks == 6:
             first = min(totals, key=lambda grid: _cells(dry, grid))
@@ -171,7 +171,9 @@ def test_numbers_between_powers_of_two_are_estimated() -> None:
 
 def test_the_smallest_number_is_that_of_all_rehearsals() -> None:
     dry = DryNetwork(blocks(), SHAPE, PROFILE, True, "sgd")
-    least = {n: min(_counted(dry, g).total for g in grids(n, SHAPE, (2, 3))) for n in range(1, 8)}
+    least = {
+        n: min(_count_memory(dry, g).total for g in grids(n, SHAPE, (2, 3))) for n in range(1, 8)
+    }
     for n in (3, 5, 6):
         found = smallest(fits(blocks(), SHAPE, least[n] / 2**30, most=7, optimizer="sgd"))
         assert found is not None

@@ -19,7 +19,7 @@ from examples.networks import UNet3d
 from gpudist import Plan
 from gpudist.errors import ShapeError
 from gpudist.planning import Link, Profile, fits, layout_search, profile_of, recompute, search
-from gpudist.planning.advice import advice_on, dry_network, ranked
+from gpudist.planning.advice import advice_on, dry_network, rank_grids
 from gpudist.planning.explanation import all_stretches
 from gpudist.planning.layout_choices import LayoutChoices
 from gpudist.planning.layout_search import choices_of, starts_of
@@ -229,7 +229,7 @@ def test_blocks_are_recomputed_if_no_plan_fits_otherwise() -> None:
 @pytest.mark.usefixtures("_only_one_plan_rehearsed")
 def test_the_best_of_the_grids_of_a_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout_search, "_GRIDS", 2)
-    alone = ranked(DryNetwork(Skips(), SHAPE, SLOW), 2)
+    alone = rank_grids(DryNetwork(Skips(), SHAPE, SLOW), 2)
     found = search(Skips(), SHAPE, profile=SLOW, workers=2)
     assert Plan.from_text(found.to_text()) == found
     grids = found.notes[1].removeprefix("grids with their layouts: ")
@@ -241,14 +241,14 @@ def test_the_best_of_the_grids_of_a_number_of_workers(monkeypatch: pytest.Monkey
 def test_a_grid_that_does_not_split_the_batch_is_searched() -> None:
     network = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU())
     dry = DryNetwork(network, (8, 2, 64, 32), SLOW)
-    best = ranked(dry, 8)
+    best = rank_grids(dry, 8, 5)
     assert all(one.grid[0] > 1 for one in best[:3])
     found = starts_of(dry, 8)
     assert found[:2] == best[:2]
     assert found[2].grid == (1, 1, 8, 1)
     # It takes the place of none if one does not split the batch anyway.
     few = DryNetwork(network, (1, 2, 64, 32), SLOW)
-    assert starts_of(few, 8) == ranked(few, 8)[:3]
+    assert starts_of(few, 8) == rank_grids(few, 8, 5)[:3]
 
 
 @pytest.mark.usefixtures("_only_one_plan_rehearsed")
