@@ -4,11 +4,12 @@
 
 Measures a profile of this machine. For each network and batch, 20 plans are then fixed, with their
 predicted times, before any is timed: grids without layouts, layouts by hand, the best of a search,
-the next best, and drawn stretches of functions that every worker computes whole. Training steps
-under all plans take turns over local processes. The program prints, for each network, the rank
-correlation of predicted and measured times, how much slower the searched plan is than the fastest
-one, and its ratio to the best grid, predicted and measured. The exit status is 1 if a limit is
-missed. Results of a machine with other load are meaningless.
+the next best, and drawn stretches of functions that every worker computes whole. Their
+kernels are timed before. Training steps under all plans take turns over local processes, and a step
+is compared with the others of its round. The program prints, for each network, the rank correlation
+of predicted and measured times, how much slower the searched plan is than the fastest one, and its
+ratio to the best grid, predicted and measured. The exit status is 1 if a limit is missed. Results
+of a machine with other load are meaningless.
 
 The first line of the file has the environment and the profile, each other line a plan.
 """
@@ -38,6 +39,7 @@ from gpudist import GpudistError, Plan
 from gpudist.geometry import Decomposition
 from gpudist.planning import Advice, Profile, profile_of
 from gpudist.planning.advice import advice_on, rank_grids
+from gpudist.planning.kernel_times import kernels_of, times_of, with_times
 from gpudist.planning.layout_search import Search
 from gpudist.planning.rehearsal import DryNetwork
 from gpudist.sbp import GlobalTensor, broadcast, split
@@ -46,6 +48,7 @@ from gpudist.world.partition import Partition
 from tests.planning.descent import stretch
 
 LIMIT_S = 500.0
+HOW: dict[str, Any] = {"transport": "host", "timeout": LIMIT_S}
 LEAST_CORRELATION, LARGEST_REGRET, LARGEST_ERROR = 0.8, 0.05, 0.10
 # Plans; and of them grids, grids whose layouts are searched, and next best plans of each of these.
 PLANS, GRIDS, SEARCHED, NEXT = 20, 3, 2, 2
@@ -220,11 +223,22 @@ def rows_of(name: str, batch: int, planned: Sequence[Planned], times: Any) -> li
         {
             "network": name, "batch": batch, "kind": one.kind, "is_searched": one.is_searched,
             "grid": list(one.advice.grid), "plan": json.loads(one.text) if one.text else None,
-            "predicted_us": 1e6 * one.advice.seconds, "measured_us": 1e-3 * median(own),
+            "predicted_us": 1e6 * one.advice.seconds, "measured_us": 1e-3 * measured,
             "all_us": [1e-3 * t for t in own],
         }
-        for one, own in zip(planned, times, strict=True)
+        for one, own, measured in zip(planned, times, paired(times), strict=True)
     ]  # fmt: skip
+
+
+def paired(times: Sequence[Sequence[float]]) -> list[float]:
+    """Return the typical time of each plan, compared with the others of the same round.
+
+    A machine may be half as fast for some rounds. The time of a plan is therefore its median ratio
+    to the median of a round, times the median of all rounds.
+    """
+    rounds = [median(each) for each in zip(*times, strict=True)]
+    usual = median(rounds)
+    return [usual * median(t / each for t, each in zip(own, rounds, strict=True)) for own in times]
 
 
 @dataclass(frozen=True)
@@ -285,9 +299,8 @@ def main() -> int:
     options = _options()
     command = " ".join(["python -m benchmarks.plans", *sys.argv[1:]])
     here = environment(command, options.rounds)
-    how = {"transport": "host", "timeout": LIMIT_S}
     if options.profile is None:
-        profile = run_distributed(profile_here, options.ranks, **how)[0]
+        profile = run_distributed(profile_here, options.ranks, **HOW)[0]
     else:
         profile = profile_of(options.profile)
     here |= {"ranks": options.ranks, "profile": asdict(profile)}
@@ -295,10 +308,11 @@ def main() -> int:
     found: list[Summary] = []
     for name in options.network or NETWORKS:
         for batch in options.batch:
-            planned = plans_of(NETWORKS[name], batch, options.ranks, profile)
+            timed = with_kernels_of_plans(profile, NETWORKS[name], batch, options.ranks)
+            planned = plans_of(NETWORKS[name], batch, options.ranks, timed)
             plans = [(one.advice.grid, one.text) for one in planned]
             given = name, batch, plans, options.rounds
-            times = run_distributed(measure, options.ranks, *given, **how)[0]
+            times = run_distributed(measure, options.ranks, *given, **HOW)[0]
             rows = rows_of(name, batch, planned, times)
             lines += rows
             found.append(summary(rows))
@@ -311,6 +325,20 @@ def main() -> int:
     for words in missed:
         print(f"missed: {words}")
     return 1 if missed else 0
+
+
+def with_kernels_of_plans(profile: Profile, network: Network, batch: int, ranks: int) -> Profile:
+    return with_times(
+        profile,
+        lambda known: kernels_of(known, lambda p: plans_of(network, batch, ranks, p)),
+        lambda keys: run_distributed(times_here, ranks, keys, **HOW)[0],
+    )
+
+
+def times_here(P_world: Partition, keys: Sequence[str]) -> dict[str, float]:
+    """Return the seconds of kernels on processes with one thread."""
+    torch.set_num_threads(1)
+    return times_of(P_world, keys)
 
 
 def _show(rows: Sequence[dict[str, Any]], found: Summary) -> None:

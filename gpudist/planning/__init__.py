@@ -12,6 +12,7 @@ from gpudist.planning.hardware import (
     Profile,
     profile_of,
 )
+from gpudist.planning.kernel_times import timed_kernels
 from gpudist.planning.layout_search import search
 from gpudist.planning.measuring import measured_profile
 from gpudist.planning.picture import picture_of
@@ -36,4 +37,5 @@ __all__ = [
     "recompute",
     "search",
     "smallest",
+    "timed_kernels",
 ]

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import flop_registry
 from gpudist.checks.arguments import Checked
 from gpudist.exchange.tracing import Watching
 from gpudist.planning.hardware import Link, Profile
+from gpudist.planning.kernel_times import key_of
 from gpudist.planning.live_bytes import LiveBytes
 from gpudist.transport.dry import Posted, SharedCollective, Traffic
 
@@ -40,6 +41,7 @@ class Kernel:
             inputs and outputs for backward; 0 for other operations.
         is_backward: whether it computes gradients of a convolution.
         stride: largest stride of a convolution.
+        seconds: measured time, with its start; ``None`` if it was not measured.
     """
 
     flops: int
@@ -48,6 +50,7 @@ class Kernel:
     channels: float = 0.0
     is_backward: bool = False
     stride: int = 1
+    seconds: float | None = None
 
     @property
     def term(self) -> str:
@@ -116,20 +119,19 @@ class Clock:
         return self.phase
 
     def add_kernel(self, kernel: Kernel) -> None:
-        """Add a kernel, whose time is that of its operations or its bytes, whichever is longer."""
+        """Add a kernel by its measured time, or the longer one of its operations and its bytes."""
+        self.phase.flops += kernel.flops
+        if kernel.seconds is not None:
+            self._compute(kernel.term, kernel.seconds)
+            return
         by_flops = kernel.flops / self._flops_per_s(kernel)
         by_bytes = kernel.size_bytes / (self.profile.memory_gbps * 1e9)
-        self.phase.flops += kernel.flops
         self._compute("kernel starts", self.profile.kernel_us * 1e-6)
         self._compute(kernel.term, max(by_flops, by_bytes))
 
     def add_layers(self, layers: int) -> None:
-        """Add the Python time of calls of ``layers`` layers, or of their backward."""
+        """Add the Python time of calls of ``layers`` layers, of their backward, or of moves."""
         self._compute("layers", layers * self.profile.layer_us * 1e-6)
-
-    def add_moves(self, tensors: int) -> None:
-        """Add the Python time of moving ``tensors`` to other layouts, or of the moves back."""
-        self._compute("moves", tensors * self.profile.move_us * 1e-6)
 
     def exchange(self, traffic: Traffic) -> None:
         self.wait(self.start(traffic))
@@ -286,8 +288,9 @@ class Kernels(Watching):
         inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         size_bytes = sum(t.numel() * t.element_size() for t in (*inputs, *outputs))
         if size_bytes:
-            convolved = _convolution_of(packet.__name__, args)
-            kernel = Kernel(flops, size_bytes, outputs[0].dtype, *convolved)
+            convolved, times = _convolution_of(packet.__name__, args), self._clock.profile.kernels
+            seconds = None if times is None else times.get(key_of(func, args, kwargs)) or None
+            kernel = Kernel(flops, size_bytes, outputs[0].dtype, *convolved, seconds)
             self._clock.add_kernel(kernel)
         return result
 

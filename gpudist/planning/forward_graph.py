@@ -112,6 +112,9 @@ class ForwardGraph(Pins):
         self._function = function
         return name_of(function).rpartition(".")[2]
 
+    def passes(self, scope: Scope, function: Any) -> bool:
+        return False
+
     def around(
         self, scope: Scope, name: str, args: Any, kwargs: Any, compute: Callable[[Any, Any], Any]
     ) -> Any:

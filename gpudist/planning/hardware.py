@@ -101,14 +101,15 @@ class Profile(Checked):
         tflops_by_dtype: 10^12 operations a second for dtypes other than float32.
         convolutions: rates of convolutions by channels, ascending for each dtype and stride, and by
             operations, ascending for each number of channels.
-        layer_us: microseconds that Python takes for a layer in forward, and again in backward; 0 if
-            kernels are queued ahead.
-        move_us: the same for a tensor that a plan moves to another layout.
+        layer_us: microseconds that Python takes for a layer in forward, in backward, and for a
+            tensor that a plan moves in forward; 0 if kernels are queued ahead.
         collectives: speed of the transport's collectives; ``None`` derives it from the links.
         input_gbps: 10^9 bytes per second at which a rank reads its block of the input, ahead of the
             step that needs it; 0 leaves reading out.
         measured_on: number of ranks that measured the figures together; 0 if they were not
             measured in this way.
+        kernels: seconds of single kernels by their keys, as :func:`timed_kernels` returns them; 0
+            for one that rates predict.
     """
 
     name: str
@@ -125,10 +126,10 @@ class Profile(Checked):
     tflops_by_dtype: dict[str, float] = field(default_factory=dict[str, float], hash=False)
     convolutions: tuple[ConvolutionRate, ...] = ()
     layer_us: float = 0.0
-    move_us: float = 0.0
     collectives: CollectiveRates | None = None
     input_gbps: float = 0.0
     measured_on: int = 0
+    kernels: dict[str, float] | None = field(default=None, hash=False, repr=False)
 
     def __post_init__(self) -> None:
         known = get_args(Posting)

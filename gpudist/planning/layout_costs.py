@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -111,15 +111,10 @@ class LayoutCosts:
         if key not in self._works:
 
             def compute(args: Any, kwargs: Any) -> Any:
-                self._clock.add_moves(1)
+                self._clock.add_layers(1)
                 return args[0].to_global(sbp=back)
 
-            work = self._rehearse(compute, [moved], lambda x: ((x[0],), {}))
-            if work is not None and tensor.requires_grad and self._training:
-                returned = self._clock.begin()
-                self._clock.add_moves(1)
-                work = replace(work, seconds=work.seconds + returned.serial_s)
-            self._works[key] = work
+            self._works[key] = self._rehearse(compute, [moved], lambda x: ((x[0],), {}))
         return self._works[key]
 
     def sum_s(self, tensor: TensorInfo, state: State, terms: int) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
@@ -28,6 +28,7 @@ from gpudist.planning.advice import (
     seconds_to_beat,
 )
 from gpudist.planning.explanation import all_stretches, explain
+from gpudist.planning.first_worker import from_first
 from gpudist.planning.fitting import Fit, fits, smallest
 from gpudist.planning.forward_graph import ForwardGraph
 from gpudist.planning.grids import estimate_s, grids
@@ -176,7 +177,7 @@ def search(
 
     if not isinstance(P_x, Partition) or P_x.world.size == 1:
         return find()
-    return _from_first(P_x.world, find)
+    return NetworkPlan.from_text(from_first(P_x.world, lambda: find().to_text()))
 
 
 def _on_fewest_workers(dry: DryNetwork, found: Sequence[Fit]) -> list[Advice]:
@@ -325,24 +326,3 @@ class Search:
         cost = self.choices.cost(choice)
         assert cost is not None
         return cost
-
-
-def _from_first(P_world: Partition, find: Callable[[], NetworkPlan]) -> NetworkPlan:
-    """Return on every worker the plan that the first one finds.
-
-    Raises:
-        ShapeError: on every worker, if the first one cannot find a plan.
-    """
-    text, error = "", ""
-    if P_world.rank == 0:
-        try:
-            text = find().to_text()
-        # Other workers wait, whatever it is.
-        except Exception as one:
-            error = str(one) if isinstance(one, GpudistError) else f"{type(one).__name__}: {one}"
-    sizes = [len(part.encode()) for part in (text, error)]
-    data = [*sizes, *f"{text}{error}".encode()]
-    size, _, *found = map(int, P_world.broadcast_data(data if P_world.rank == 0 else None))
-    if len(found) > size:
-        raise ShapeError(bytes(found).decode())
-    return NetworkPlan.from_text(bytes(found).decode())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 
 import torch
@@ -11,11 +11,8 @@ from torch import nn
 
 from gpudist.checks.arguments import checked
 from gpudist.convert import distribute
-from gpudist.geometry.layout import broadcast, split
 from gpudist.nn.affine.local_conv import LocalConvolution
 from gpudist.planning.hardware import ConvolutionRate, Link, Profile
-from gpudist.sbp.placement import Placement
-from gpudist.sbp.to_global import to_global
 from gpudist.transport.base import Signature
 from gpudist.transport.dry import posting_of
 from gpudist.world.partition import Partition
@@ -30,8 +27,6 @@ _STRIDE = 16
 _ROWS = 1 << 16
 _LAYERS = 8
 _KEPT = 6
-# Kernels between moves.
-_BETWEEN = 30
 # Cells of a convolution: enough to reach the usual speed, few enough to take 0.1 s.
 _FLOPS = 3e8
 _CELLS = (1 << 12, 1 << 15)
@@ -75,9 +70,8 @@ def measured_profile(
     row_s = _row_s(P_world)
     # Packing and unpacking are counted separately.
     wire_s = max(large_s - small_s - 4 * size_bytes / copy_bytes_per_s, 0.1 * (large_s - small_s))
-    # On a GPU, Python runs ahead.
-    move_s = 0.0 if P_world.device.type == "cuda" else _move_s(P_world)
-    link = Link(small_s * 1e6, small_s * 1e6 / 4, size_bytes / wire_s / 1e9)
+    latency_s = _latency_s(P_world, small_s)
+    link = Link(latency_s * 1e6, small_s * 1e6 / 4, size_bytes / wire_s / 1e9)
     posting = posting_of(P_world.transport)
     begin(2)
     flops_per_s, layer_s = _flops_per_s(P_world), _layer_s(P_world, kernel_s)
@@ -102,7 +96,6 @@ def measured_profile(
         row_s * 1e9,
         convolutions=tuple(rates),
         layer_us=layer_s * 1e6,
-        move_us=move_s * 1e6,
         measured_on=P_world.size,
     )
 
@@ -129,41 +122,46 @@ def _exchange_s(P_world: Partition, cells: int) -> float:
     return _slowest_s(P_world, exchange, repeats)
 
 
-def _move_s(P_world: Partition) -> float:
-    """Return the seconds that moving a tensor between kernels takes, more than its messages.
+def _latency_s(P_world: Partition, small_s: float) -> float:
+    """Return the seconds of a layer's group of small messages, at least ``small_s`` of one alone.
 
-    It takes longer between kernels than repeatedly, since workers reach it at different times.
+    Layers of a step reach a message at different times, and Python calls more for it.
     """
+    # On a GPU, Python runs ahead.
+    if P_world.device.type == "cuda":
+        return small_s
     assert P_world.rank is not None
-    few = torch.zeros(_SMALL_CELLS)
     peer = P_world.rank ^ 1
-    alone = peer >= P_world.size
-    pair = [P_world.rank] if alone else sorted((P_world.rank, peer))
-    P_x = P_world.create_partition_inclusive(pair).create_cartesian_topology_partition((len(pair),))
-    block = torch.ones(1, _SMALL_CELLS, requires_grad=True)
-    x = to_global(block, Placement.of(P_x), split(1))
+    alone = [P_world.rank]
+    pair = alone if peer >= P_world.size else sorted((P_world.rank, peer))
+    seconds = [_volumes_s(P_world, ranks) for ranks in (alone, pair)]
+    # One group forward and one backward in each layer.
+    return max(small_s, (seconds[1] - seconds[0]) / (2 * _LAYERS))
 
-    def work() -> None:
-        for _ in range(_BETWEEN):
-            few.add_(1)
 
-    def move() -> None:
-        work()
-        y = x.to_global(sbp=broadcast).to_local()
-        work()
-        torch.autograd.grad(y, block, torch.ones_like(y), retain_graph=True)
+def _volumes_s(P_world: Partition, ranks: Sequence[int]) -> float:
+    """Return the seconds of a step of convolutions of small volumes, side by side on ``ranks``."""
+    grid = (1, 1, len(ranks), 1, 1)
+    P_x = P_world.create_partition_inclusive(ranks).create_cartesian_topology_partition(grid)
+    chain = [nn.Conv3d(2, 2, 3, padding=1, bias=False) for _ in range(_LAYERS)]
+    converted = distribute(nn.Sequential(*chain).requires_grad_(False), P_x)
+    x = torch.ones(1, 2, 4, 4, 4, requires_grad=True)
 
-    both_ways_s = _slowest_s(P_world, move, _LONG) - 2 * _slowest_s(P_world, work, _LONG)
-    return max(0.0, both_ways_s / 2 - _exchange_s(P_world, _SMALL_CELLS))
+    def step() -> None:
+        y = converted(x).to_local()
+        y.backward(torch.ones_like(y))
+
+    return _slowest_s(P_world, step, _LONG)
 
 
 def _copying(P_world: Partition) -> tuple[float, float]:
-    # Outputs are kept, like those of layers for backward; reusing their memory would be faster.
+    # As in later steps, outputs are in memory that was used before, but not lately.
     times = _TIMES_ON_GPU if P_world.device.type == "cuda" else 1
     block = torch.zeros(_LARGE_CELLS * times, device=P_world.device)
+    outputs = [torch.zeros_like(block) for _ in range(_KEPT)]
     few = torch.zeros(_SMALL_CELLS, device=P_world.device)
     kernel_s = _slowest_s(P_world, lambda: few.add_(1), _SHORT)
-    kept_s = _slowest_s(P_world, lambda: [block.add(1) for _ in range(_KEPT)], _LONG)
+    kept_s = _slowest_s(P_world, lambda: [torch.add(block, 1, out=y) for y in outputs], _LONG)
     return 2 * _KEPT * block.nbytes / kept_s, kernel_s
 
 

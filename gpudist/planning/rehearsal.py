@@ -267,22 +267,19 @@ class DryNetwork:
     def _step(
         self, network: nn.Module, inputs: list[torch.Tensor], clock: Clock, kept: KeptForBackward
     ) -> tuple[Phase, Phase]:
-        moves = conversion_of(network).scope.moves
         forward = clock.begin()
+        moves = conversion_of(network).scope.moves
         with self.on_meta(), kept:
             y = network(*inputs)
             parts = [t.to_local() for t in tree_leaves(y) if isinstance(t, GlobalTensor)]
             losses: list[Any] = [StandInLoss.apply(t) for t in parts if t.requires_grad]
         del y, parts
-        clock.add_layers(len(self.layers))
-        moves = conversion_of(network).scope.moves - moves
-        clock.add_moves(moves)
+        clock.add_layers(len(self.layers) + conversion_of(network).scope.moves - moves)
         backward = clock.begin()
         if not self.training:
             return forward, backward
         torch.autograd.backward(losses, [torch.empty_like(t) for t in losses])
         clock.add_layers(len(self.layers))
-        clock.add_moves(moves)
         return forward, backward
 
     @contextmanager

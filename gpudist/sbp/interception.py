@@ -56,9 +56,10 @@ class _Intercepted(Drawing):
         kwargs = kwargs or {}
         pins = self.scope.pins
         is_free = pins is None or func in pins.unpinned
-        is_plain = is_free and not self.fresh.refs
-        if is_plain and types in _OPERANDS and func in _operators:
+        is_operator = types in _OPERANDS and func in _operators and not self.fresh.refs
+        if is_operator and (pins is None or is_free or pins.passes(self.scope, func)):
             return call_cached(GlobalTensor, func, args, kwargs)
+        is_plain = is_free and not self.fresh.refs
         if types == _GLOBAL and func in METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)

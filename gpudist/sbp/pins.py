@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from gpudist.cache import Cache
 from gpudist.errors import ConversionError
 from gpudist.geometry.layout import NdSbp, broadcast
 from gpudist.sbp import views
+from gpudist.sbp.boxing import box
+from gpudist.sbp.global_spec import GlobalSpec, global_spec, spec_of, wrap
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.outer import OuterTensor
 from gpudist.sbp.placement import Placement
@@ -70,6 +73,10 @@ class PlacedPin:
     pin: Pin
     placement: Placement
     sbp: NdSbp
+    # Specs of moved tensors, by those of the tensors before.
+    _targets: Cache[GlobalSpec, GlobalSpec] = field(
+        default_factory=Cache, compare=False, repr=False
+    )
 
     def moved(self, tree: Any) -> Any:
         """Return ``tree`` with its first global tensor in the pinned layout.
@@ -77,6 +84,8 @@ class PlacedPin:
         Raises:
             ConversionError: the tensor does not have the dims that the pin splits.
         """
+        if isinstance(tree, _PINNED):
+            return self._moved(tree)
         leaves, how = tree_flatten(tree, is_leaf=lambda x: isinstance(x, torch.Size))
         for i, x in enumerate(leaves):
             if isinstance(x, _PINNED):
@@ -84,26 +93,35 @@ class PlacedPin:
                 return tree if leaves[i] is x else tree_unflatten(leaves, how)
         return tree
 
+    def moved_among(self, args: Any, kwargs: Any) -> Any:
+        """Return arguments with their first global tensor in the pinned layout."""
+        if args and isinstance(args[0], _PINNED):
+            return (self._moved(args[0]), *args[1:]), kwargs
+        return self.moved((args, kwargs))
+
     def _moved(self, x: GlobalTensor | OuterTensor) -> torch.Tensor:
-        dims = [one.dim for one in self.sbp if one.dim >= x.dim()]
-        if dims or self.pin.dims not in (None, x.dim()):
-            raise ConversionError(
-                f"plan: {self.pin}, but the {self.pin.at} has shape {list(x.shape)}; "
-                + (f"it has no dim {dims[0]}" if dims else "give one axis for each dim")
-            )
+        base: Any = x
         if isinstance(x, OuterTensor):
+            self._require_dims(tuple(x.shape))
             if all(one == broadcast for one in self.sbp):
                 return x
             # Further uses of what is not made yet must see what becomes of this tensor in place.
-            base: Any = x.changed()
-        else:
-            base = x
-        target = self.placement.layout(self.sbp, tuple(base.shape))
-        if base.placement == self.placement and base.global_layout == target:
+            base = x.changed()
+        source = spec_of(base)
+        # The same object if the tensor need not move.
+        target = self._targets.made(source, lambda: self._spec_if_moved(source))
+        if target is source:
             return base
 
         def make() -> GlobalTensor:
-            return base.to_global(self.placement, self.sbp)
+            scope = current_scope()
+            if scope is not None and scope.record is not None:
+                return base.to_global(self.placement, self.sbp)
+            # A network's interception must not take a tensor made here for one of the forward.
+            with torch._C.DisableTorchFunction():
+                world = self.placement.partition.world
+                local = box(base._local, source.layout, target.layout, world)
+                return wrap(GlobalTensor, local, target)
 
         made = make()
         scope = current_scope()
@@ -113,6 +131,20 @@ class PlacedPin:
         vars(base)["_has_views"] = True
         views.link(made, views.EmulatedView(base, make, base.copy_, True))
         return made
+
+    def _spec_if_moved(self, source: GlobalSpec) -> GlobalSpec:
+        self._require_dims(source.shape)
+        target = global_spec(self.placement, self.sbp, source.shape, source.dtype)
+        is_there = source.placement == self.placement and source.layout == target.layout
+        return source if is_there else target
+
+    def _require_dims(self, shape: tuple[int, ...]) -> None:
+        dims = [one.dim for one in self.sbp if one.dim >= len(shape)]
+        if dims or self.pin.dims not in (None, len(shape)):
+            raise ConversionError(
+                f"plan: {self.pin}, but the {self.pin.at} has shape {list(shape)}; "
+                + (f"it has no dim {dims[0]}" if dims else "give one axis for each dim")
+            )
 
 
 class Pins:
@@ -151,6 +183,18 @@ class Pins:
                 self.unpinned.add(function)
         return name
 
+    def passes(self, scope: Scope, function: Any) -> bool:
+        """Return whether no pin is for this call of a function, which is then counted."""
+        name = self.name_if_pinned(function)
+        if not name:
+            return True
+        # The frames of this method and of its caller are not the network's.
+        place = path_of_call(scope, 3), name
+        if place in self._by_place:
+            return False
+        scope.count_call(place)
+        return True
+
     def missed(self, calls: Mapping[tuple[str, str], int]) -> list[str]:
         """Describe each pin that a forward with these calls has not reached.
 
@@ -186,7 +230,7 @@ class Pins:
             own = [one for one in pins if one.pin.call in (None, number)]
             inputs = [one for one in own if one.pin.at == "input"]
             for one in inputs:
-                args, kwargs = one.moved((args, kwargs))
+                args, kwargs = one.moved_among(args, kwargs)
             result = (_holding(compute) if inputs else compute)(args, kwargs)
             for one in own:
                 if one.pin.at == "output":
@@ -230,18 +274,19 @@ class PinHook:
 
     def before(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """Move the first global tensor among the arguments, as a hook before the forward."""
-        return self._moved("input", (args, kwargs))
+        for one in self._pins_of_next_call("input"):
+            args, kwargs = one.moved_among(args, kwargs)
+        return args, kwargs
 
     def after(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         """Move the first global tensor in the result, as a hook after the forward."""
-        return self._moved("output", output)
+        for one in self._pins_of_next_call("output"):
+            output = one.moved(output)
+        return output
 
-    def _moved(self, at: End, tree: Any) -> Any:
+    def _pins_of_next_call(self, at: End) -> list[PlacedPin]:
         scope = current_scope()
         if scope is None:
-            return tree
+            return []
         number = scope.count_call((self.pins[0].pin.path, at))
-        for one in self.pins:
-            if one.pin.at == at and one.pin.call in (None, number):
-                tree = one.moved(tree)
-        return tree
+        return [one for one in self.pins if one.pin.at == at and one.pin.call in (None, number)]

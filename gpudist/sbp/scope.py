@@ -266,9 +266,14 @@ class ScopeEntry(Generic[AnyDraws]):
 enter_scope = ScopeEntry
 
 
-def path_of_call(scope: Scope) -> str:
-    """Return the path of the calling module; ``""`` for the network itself."""
-    frame, paths = sys._getframe(1), scope.paths()
+def path_of_call(scope: Scope, skipped: int = 1) -> str:
+    """Return the path of the calling module; ``""`` for the network itself.
+
+    Args:
+        scope: scope of the network.
+        skipped: number of innermost frames that are not of the network.
+    """
+    frame, paths = sys._getframe(skipped), scope.paths()
     while frame is not None:
         code = frame.f_code
         # The dict of locals of every frame would take longest.

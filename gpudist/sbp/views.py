@@ -124,7 +124,9 @@ def _watch(memory: int, y: Any) -> None:
 
 
 def _memory(x: Any) -> int:
-    return x._local.untyped_storage()._cdata
+    # The mode of a converted network takes longer.
+    with torch._C.DisableTorchFunction():
+        return x._local.untyped_storage()._cdata
 
 
 def may_be_followed(x: torch.Tensor) -> bool:

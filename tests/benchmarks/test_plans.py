@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.plans import summary
+from benchmarks.plans import paired, summary
 
 
 def rows(*times: tuple[float, float], searched: int = 0) -> list[dict[str, Any]]:
@@ -38,3 +38,14 @@ def test_what_is_missed_is_said() -> None:
 def test_one_grid_may_be_the_searched_plan() -> None:
     kept = summary(rows((1.0, 2.0), (2.0, 3.0), (1.0, 2.0), searched=2))
     assert kept.predicted == kept.measured == 1.0 and kept.missed == []
+
+
+def test_rounds_of_a_slow_machine_count_for_all_plans_alike() -> None:
+    steps = [[10.0] * 4, [12.0] * 4, [11.0] * 4]
+    assert paired(steps) == [10.0, 12.0, 11.0]
+    # The machine is half as fast in two rounds, and a single step of the first plan is disturbed.
+    slow = [[t * (2 if turn in (1, 2) else 1) for turn, t in enumerate(own)] for own in steps]
+    slow[0][3] = 30.0
+    first, second, third = paired(slow)
+    assert second / third == pytest.approx(12 / 11)
+    assert first / third == pytest.approx(10 / 11)

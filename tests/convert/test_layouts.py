@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from gpudist import ConversionError, Plan, PlanMismatch, distribute, plan_of, sequential, stats
+from gpudist.convert.converted import conversion_of
 from gpudist.convert.network_plan import cells_of
 from gpudist.sbp import broadcast, split
 from gpudist.world.partition import Partition
@@ -397,3 +398,33 @@ def test_layouts_that_are_not_used_are_named(P_world: Partition, case: str) -> N
         for _ in range(2):
             net(torch.ones(1, 2, 12, 8))
     assert len(warned) == 1
+
+
+class Twice(nn.Module):
+    """Calls the function that its module calls, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Tanh()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.first(x))
+
+
+@distributed(ranks=2, transports=["loopback"])
+def test_only_the_module_with_a_pinned_function_takes_the_long_path(P_world: Partition) -> None:
+    plan = Plan()
+    plan.layout("", broadcast, function="tanh", at="input")
+    net: Any = distribute(Twice(), grid(P_world, [2, 1]), plan)
+    pins: Any = conversion_of(net).scope.pins
+    x = own_block(torch.ones(4, 6), net.P_x)
+    net(x)
+    around, names = pins.around, list[str]()
+
+    def note(scope: Any, name: str, *call: Any) -> Any:
+        names.append(name)
+        return around(scope, name, *call)
+
+    pins.around = note
+    assert net(x).sbp == (broadcast,)
+    assert names == ["tanh"]
