@@ -16,7 +16,7 @@ from torch import Tensor
 from gpudist.geometry.layout import Sbp, broadcast, split
 from gpudist.sbp.call import Call, Compute, Function
 from gpudist.sbp.registry import SbpSignature, Where, compose, forms, register
-from gpudist.sbp.signatures.across import axes_that_split, place, stack_blocks
+from gpudist.sbp.signatures.across import axes_that_split, place, stack_blocks, terms
 from gpudist.sbp.signatures.elementwise import linear_in
 from gpudist.sbp.signatures.reduce import dims_of, splits_of_kept_dims
 
@@ -67,7 +67,7 @@ def _along(position: int, default: int | None) -> Dims:
     """Return a function that reads the dim argument at a position; ``None`` means all cells."""
 
     def dims(call: Call) -> Collection[int] | None:
-        given = call.get(position, "dim", call.kwargs.get("axis", default))
+        given = call.get(position, "dim", default)
         if given is None or isinstance(given, bool):
             return None if given is None else (call.tensors[0].dims - 1,)
         return ((given % max(call.tensors[0].dims, 1)),)
@@ -126,24 +126,37 @@ def aminmax(input: Tensor, *, dim: int | None = None, keepdim: bool = False) -> 
     return torch.return_types.aminmax(ends)  # pyright: ignore
 
 
-@register(*forms("cumprod", "logcumsumexp"), any_cuts=True)
-def running(call: Call, parts: int) -> list[SbpSignature]:
+@register(*forms("cumsum", "cumprod", "logcumsumexp"), any_cuts=True)
+def accumulation(call: Call, parts: int) -> list[SbpSignature]:
     """Split all dims; along the accumulated dim, each block adds the totals of preceding blocks."""
     dims = dims_of(call)
-    found = [SbpSignature((split(d),), (split(d),), run=_running) for d in dims]
-    return [*splits_of_kept_dims(call, dims, True), *found]
+    found = [SbpSignature((split(d),), (split(d),), run=_accumulate) for d in dims]
+    is_linear = call.function.__name__ == "cumsum"
+    return [
+        *splits_of_kept_dims(call, dims, True),
+        *found,
+        *(terms(call, 0) if is_linear else []),
+    ]
 
 
-def _running(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
-    (dim,), own = dims_of(where.call), call(tensors)
+# Reduction of a block, and combination with that of the preceding blocks.
+_TOTALS: dict[str, tuple[Function, Function]] = {
+    "cumsum": (torch.sum, torch.add),
+    "cumprod": (torch.prod, torch.mul),
+    "logcumsumexp": (torch.logsumexp, torch.logaddexp),
+}
+
+
+def _accumulate(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
+    (dim,), local = dims_of(where.call), call(tensors)
     axes = axes_that_split(where, 0, (dim,))
-    x = tensors[0].to(own.dtype)
-    is_product = call.function.__name__ == "cumprod"
-    ends = x.prod(dim, keepdim=True) if is_product else x.logsumexp(dim, keepdim=True)
-    before = stack_blocks(ends, where, axes)[: place(where, axes)]
-    if is_product:
-        return own * before.prod(0)
-    return torch.logaddexp(own, before.logsumexp(0)) if len(before) else own + 0 * before.sum(0)
+    reduce, combine = _TOTALS[call.function.__name__]
+    totals = reduce(tensors[0].to(local.dtype), dim, keepdim=True)
+    before = stack_blocks(totals, where, axes)[: place(where, axes)]
+    if reduce is torch.logsumexp and not len(before):
+        # The gradient of the logarithm of nothing is not a number; a sum connects the graph.
+        return local + 0 * before.sum(0)
+    return combine(local, reduce(before, 0))
 
 
 # --- Matrices: the last two dims ----------------------------------------------------------------

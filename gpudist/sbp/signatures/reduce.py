@@ -10,24 +10,16 @@ from typing import Any
 
 import torch
 
-from gpudist.geometry.layout import broadcast, partial_sum, split
+from gpudist.geometry.layout import Sbp, broadcast, partial_sum, split
+from gpudist.nn.autocast import widen
 from gpudist.sbp.call import Call, Function, on_meta
-from gpudist.sbp.registry import Run, SbpSignature, Where, compose, forms, register
-from gpudist.sbp.signatures.across import (
-    axes_that_split,
-    largest,
-    place,
-    stack_blocks,
-    terms,
-    total,
-)
-
-_WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+from gpudist.sbp.registry import Derive, Run, SbpSignature, Where, compose, forms, register
+from gpudist.sbp.signatures.across import axes_that_split, largest, stack_blocks, terms, total
 
 
 def dims_of(call: Call, position: int = 1) -> tuple[int, ...]:
     """Return the reduced dims, counted from the front; all dims if none is given."""
-    given = call.get(position, "dim", call.kwargs.get("axis"))
+    given = call.get(position, "dim")
     count = call.tensors[0].dims
     if given is None or isinstance(given, bool) or given == ():
         return tuple(range(count))
@@ -36,7 +28,7 @@ def dims_of(call: Call, position: int = 1) -> tuple[int, ...]:
 
 
 def keeps_dims(call: Call, position: int = 2) -> bool:
-    return bool(call.get(position, "keepdim", call.kwargs.get("keepdims", False)))
+    return bool(call.get(position, "keepdim", False))
 
 
 def splits_of_kept_dims(
@@ -56,34 +48,30 @@ def together(dims: tuple[int, ...], run: Run, results: int = 1) -> list[SbpSigna
     return [SbpSignature((split(d),), (broadcast,) * results, run=run) for d in dims]
 
 
-def in_terms(dims: tuple[int, ...], run: Run | None = None) -> list[SbpSignature]:
-    """Return splits of reduced dims in which each block gives a term of the result."""
-    return [SbpSignature((split(d),), (partial_sum,), run=run) for d in dims]
+def reduction(
+    run: Run | None, result: Sbp = broadcast, is_linear: bool = False, dim_at: int = 1
+) -> Derive:
+    """Return the rule of a reduction, which splits all dims.
+
+    Args:
+        run: reduces a block where a reduced dim is split, if torch's function is not enough.
+        result: attribute of the results where a reduced dim is split.
+        is_linear: whether the results of terms are terms.
+        dim_at: position of the argument ``dim``, which ``keepdim`` follows.
+    """
+
+    def derive(call: Call, parts: int) -> list[SbpSignature]:
+        dims = dims_of(call, dim_at)
+        kept = splits_of_kept_dims(call, dims, keeps_dims(call, dim_at + 1))
+        reduced = [SbpSignature((split(d),), (result,), run=run) for d in dims]
+        return [*kept, *reduced, *(terms(call, 0) if is_linear else [])]
+
+    return derive
 
 
 def sum_over(x: torch.Tensor, dims: tuple[int, ...], like: int) -> torch.Tensor:
     """Sum over ``dims``, and keep them if the result is to have ``like`` dims."""
     return x.sum(dims, keepdim=like == x.dim()) if dims else x
-
-
-@register(*forms("sum"), any_cuts=True)
-def sums(call: Call, parts: int) -> list[SbpSignature]:
-    """Split all dims; a reduced dim gives terms."""
-    dims = dims_of(call)
-    return [*splits_of_kept_dims(call, dims, keeps_dims(call)), *in_terms(dims), *terms(call, 0)]
-
-
-@register(*forms("nansum"), any_cuts=True)
-def sums_of_numbers(call: Call, parts: int) -> list[SbpSignature]:
-    """Split all dims, like a sum; terms may not be summed later, because one may be missing."""
-    dims = dims_of(call)
-    return [*splits_of_kept_dims(call, dims, keeps_dims(call)), *in_terms(dims)]
-
-
-@register(*forms("count_nonzero"), any_cuts=True)
-def counts(call: Call, parts: int) -> list[SbpSignature]:
-    dims = dims_of(call)
-    return [*splits_of_kept_dims(call, dims, False), *in_terms(dims)]
 
 
 def _mean_of_shapes(function: Function, input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -97,22 +85,12 @@ for _function in forms("mean", "nansum"):
     on_meta[_function] = partial(_mean_of_shapes, _function)
 
 
-@register(*forms("mean"), any_cuts=True)
-def mean(call: Call, parts: int) -> list[SbpSignature]:
-    """Split like a sum; the divisor is global."""
-    dims = dims_of(call)
-    return [
-        *splits_of_kept_dims(call, dims, keeps_dims(call)),
-        *in_terms(dims, _mean),
-        *terms(call, 0),
-    ]
-
-
 def _mean(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
     (x,), dims = tensors, dims_of(where.call)
     dtype = call.kwargs.get("dtype") or x.dtype
     cells = prod(where.call.tensors[0].shape[d] for d in dims)
-    wide = x.to(_WIDE.get(dtype, dtype))
+    # The divisor is global.
+    wide = x.to(torch.promote_types(dtype, torch.float32))
     return (sum_over(wide, dims, len(where.outputs[0].shape)) / cells).to(dtype)
 
 
@@ -134,7 +112,7 @@ def _moments(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> Any:
     axes = axes_that_split(where, 0, dims)
     if not axes and x.numel():
         return call(tensors)
-    wide = x.to(_WIDE.get(x.dtype, x.dtype))
+    wide = widen(x)
     cells = prod(where.call.tensors[0].shape[d] for d in dims)
     center = total(wide.sum(dims, keepdim=True), where, axes) / cells
     degrees = cells - _correction(where.call)
@@ -164,13 +142,6 @@ def _correction(call: Call) -> float:
     return int(dim if isinstance(dim, bool) else call.get(2, "unbiased", True))
 
 
-@register(*forms("amax", "amin"), any_cuts=True)
-def extremes(call: Call, parts: int) -> list[SbpSignature]:
-    """Split all dims; equal extremes share the gradient, as in torch."""
-    dims = dims_of(call)
-    return [*splits_of_kept_dims(call, dims, keeps_dims(call)), *together(dims, _extremes)]
-
-
 def _extreme_of_shapes(function: Any, x: torch.Tensor, *rest: Any, **named: Any) -> Any:
     if x.numel() or (function in forms("max", "min") and (rest or named)):
         return function(x, *rest, **named)
@@ -182,6 +153,7 @@ for _function in forms("amax", "amin", "max", "min"):
 
 
 def _extremes(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
+    """Reduce to extremes; equal ones share the gradient, as in torch."""
     x, dims = tensors[0], dims_of(where.call)
     whole = where.call.shapes[0]
     if not all(whole[d] for d in dims):
@@ -271,12 +243,6 @@ def _picked(
     return total(cells.where(is_own, 0), where, axes)
 
 
-@register(*forms("any", "all"), any_cuts=True)
-def truths(call: Call, parts: int) -> list[SbpSignature]:
-    dims = dims_of(call)
-    return [*splits_of_kept_dims(call, dims, keeps_dims(call)), *together(dims, _truths)]
-
-
 def _truths(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
     axes = axes_that_split(where, 0, dims_of(where.call))
     own = call(tensors)
@@ -286,26 +252,14 @@ def _truths(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.
     return found.to(own.dtype)
 
 
-@register(*forms("prod", "logsumexp"), any_cuts=True)
-def in_two_steps(call: Call, parts: int) -> list[SbpSignature]:
-    """Split all dims; a split reduced dim is reduced in each block, then over the blocks."""
-    dims = dims_of(call)
-    return [*splits_of_kept_dims(call, dims, keeps_dims(call)), *together(dims, _in_two_steps)]
-
-
 def _in_two_steps(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
+    """Reduce each block, then over the blocks."""
     blocks = stack_blocks(call(tensors), where, axes_that_split(where, 0, dims_of(where.call)))
     return call.function(blocks, 0)
 
 
-@register(torch.linalg.vector_norm, any_cuts=True)
-def vector_norm(call: Call, parts: int) -> list[SbpSignature]:
-    """Split all dims; for a split reduced dim, take the norm of the norms of the blocks."""
-    dims = dims_of(call, 2)
-    return [*splits_of_kept_dims(call, dims, keeps_dims(call, 3)), *together(dims, _vector_norm)]
-
-
 def _vector_norm(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
+    """Return the norm of the norms of the blocks."""
     (x,), order, dims = tensors, call.get(1, "ord", 2), dims_of(where.call, 2)
     axes = axes_that_split(where, 0, dims)
     if order == 0:
@@ -317,6 +271,20 @@ def _vector_norm(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> t
         wide = sizes.to(call.kwargs.get("dtype") or sizes.dtype)
         own = sum_over(wide, dims, len(where.outputs[0].shape)) + (torch.inf if order < 0 else 0)
     return torch.linalg.vector_norm(stack_blocks(own, where, axes), order, 0)
+
+
+REDUCTIONS = {
+    "sum": reduction(None, partial_sum, is_linear=True),
+    # Terms may not be summed later, because one may not be a number.
+    "nansum count_nonzero": reduction(None, partial_sum),
+    "mean": reduction(_mean, partial_sum, is_linear=True),
+    "amax amin": reduction(_extremes),
+    "any all": reduction(_truths),
+    "prod logsumexp": reduction(_in_two_steps),
+}
+for _names, _rule in REDUCTIONS.items():
+    register(*forms(*_names.split()), any_cuts=True)(_rule)
+register(torch.linalg.vector_norm, any_cuts=True)(reduction(_vector_norm, dim_at=2))
 
 
 @compose(torch.norm, torch.Tensor.norm)
@@ -334,22 +302,6 @@ def norm(
         )
     order = 2 if p is None or isinstance(p, str) else p
     return torch.linalg.vector_norm(input, order, dim, keepdim, dtype=dtype)
-
-
-@register(*forms("cumsum"), any_cuts=True)
-def cumsum(call: Call, parts: int) -> list[SbpSignature]:
-    """Split all dims; along the accumulated dim, add the sums of preceding blocks. Linear."""
-    dims = dims_of(call)
-    found = [SbpSignature((split(d),), (split(d),), run=_cumsum) for d in dims]
-    return [*splits_of_kept_dims(call, dims, True), *found, *terms(call, 0)]
-
-
-def _cumsum(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
-    (dim,) = dims_of(where.call)
-    axes = axes_that_split(where, 0, (dim,))
-    own = call(tensors)
-    sums = stack_blocks(tensors[0].sum(dim, keepdim=True, dtype=own.dtype), where, axes)
-    return own + sums[: place(where, axes)].sum(0)
 
 
 @compose(*forms("nanmean"))
