@@ -61,6 +61,16 @@ def along_last_dims(where: Where, dims: int) -> Where:
     return replace(where, P=where.P.along(axes))
 
 
+def bind_along_last(
+    dims: int, bind: Callable[[Where], Compute], call: Call, where: Where
+) -> Compute:
+    """Bind a function along the last ``dims``: torch's own if they are whole, else by ``bind``."""
+    if 0 in where.inputs[0].shape[:-dims]:
+        return no_samples(where, dims)
+    where = along_last_dims(where, dims)
+    return call if where.P.size == 1 else bind(where)
+
+
 class LayerAlongLast:
     """A layer on ``[B, C, *last]`` for one layout of a tensor with any leading dims.
 

@@ -30,10 +30,9 @@ def batch_norm_and_moments(
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the batch norm of a plain tensor, and mean and unbiased variance of each channel."""
-    on = torch.backends.cudnn.enabled
     mean, variance = (input.new_zeros(input.shape[1], dtype=dtype) for _ in range(2))
-    y = torch.batch_norm(input, weight, bias, mean, variance, True, 1.0, eps, on)
-    return gradient_as_laid_out(y), mean, variance
+    y = updating_batch_norm(input, weight, bias, mean, variance, 1.0, eps)
+    return y, mean, variance
 
 
 def updating_batch_norm(
@@ -72,25 +71,26 @@ def instance_norm_and_moments(
 
 def plain_batch_norm(*args: Any) -> torch.Tensor:
     """Compute ``torch.batch_norm`` without changing the running moments."""
-    if not args[0].numel():
-        return _no_cells(*args[:3])
-    norm: Any = torch.batch_norm
-    return gradient_as_laid_out(norm(*args, torch.backends.cudnn.enabled))
+    return _normalize_any(torch.batch_norm, *args)
 
 
 def plain_instance_norm(*args: Any) -> torch.Tensor:
     """Compute ``torch.instance_norm`` without running moments."""
-    if not args[0].numel():
-        return _no_cells(*args[:3])
-    norm: Any = torch.instance_norm
-    return gradient_as_laid_out(norm(*args, torch.backends.cudnn.enabled))
+    return _normalize_any(torch.instance_norm, *args)
 
 
-def _no_cells(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None
+def _normalize_any(
+    norm: Any,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    *options: Any,
 ) -> torch.Tensor:
-    parameters = [one.sum() for one in (weight, bias) if one is not None]
-    return x + sum(parameters) if parameters else x.clone()
+    """Call torch's function, which refuses tensors without cells."""
+    if not x.numel():
+        parameters = [one.sum() for one in (weight, bias) if one is not None]
+        return x + sum(parameters) if parameters else x.clone()
+    return gradient_as_laid_out(norm(x, weight, bias, *options, torch.backends.cudnn.enabled))
 
 
 INSTANCES = (instance_norm_and_moments, plain_instance_norm)

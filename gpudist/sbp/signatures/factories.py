@@ -118,11 +118,6 @@ def copies_of_whole(x: Any, whole: Tensor) -> Tensor:
     return block(x, whole, (broadcast,) * x.placement.axes)
 
 
-def enter_drawn(function: Function, changes_in_place: bool) -> None:
-    """Register a drawing function by :func:`draw_whole`."""
-    compose(function)(draw_whole(function, changes_in_place))
-
-
 def draw_whole(function: Function, changes_in_place: bool) -> Function:
     """Return a function that draws the values of the global tensor, in any layout.
 
@@ -146,12 +141,12 @@ def draw_whole(function: Function, changes_in_place: bool) -> Function:
     return drawn
 
 
-enter_drawn(torch.randint_like, False)
+compose(torch.randint_like)(draw_whole(torch.randint_like, False))
 init = torch.nn.init
 for function in (
     *(init.normal_, init.uniform_, init.constant_, init.kaiming_uniform_, init.kaiming_normal_),
 ):
-    enter_drawn(function, True)
+    compose(function)(draw_whole(function, True))
 
 
 def enter_new(function: Function) -> None:

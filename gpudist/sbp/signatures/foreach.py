@@ -7,6 +7,7 @@ the parts of all of them at once. Otherwise it is applied to one tensor after th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -128,20 +129,9 @@ def with_value(function: Function) -> Function:
     return computed
 
 
-def maximum_(x: Tensor, other: Any) -> Tensor:
-    return x.copy_(torch.maximum(x, other)) if isinstance(other, Tensor) else x.clamp_min_(other)
-
-
-def minimum_(x: Tensor, other: Any) -> Tensor:
-    return x.copy_(torch.minimum(x, other)) if isinstance(other, Tensor) else x.clamp_max_(other)
-
-
-def maximum(x: Tensor, other: Any) -> Tensor:
-    return torch.maximum(x, other) if isinstance(other, Tensor) else x.clamp_min(other)
-
-
-def minimum(x: Tensor, other: Any) -> Tensor:
-    return torch.minimum(x, other) if isinstance(other, Tensor) else x.clamp_max(other)
+def extreme(function: Function, clamp: Function, x: Tensor, other: Any) -> Tensor:
+    """Return the cell-wise extreme of a tensor and another tensor, or a number."""
+    return function(x, other) if isinstance(other, Tensor) else clamp(x, other)
 
 
 for name in NAMES:
@@ -149,8 +139,10 @@ for name in NAMES:
     takes_value = name.startswith("addc")
     enter(name, with_value(plain) if takes_value else plain)
     enter(f"{name}_", with_value(in_place) if takes_value else in_place)
-for function in (maximum, minimum, maximum_, minimum_):
-    enter(function.__name__, function)
+for name, clamp in (("maximum", torch.clamp_min), ("minimum", torch.clamp_max)):
+    of_two = partial(extreme, getattr(torch, name), clamp)
+    enter(name, of_two)
+    enter(f"{name}_", lambda x, other, of_two=of_two: x.copy_(of_two(x, other)))
 if hasattr(torch, "_foreach_clone"):
     # torch 2.11 lacks this function, and its optimizers do not use it.
     enter("clone", Tensor.clone)

@@ -125,24 +125,14 @@ for _dims in (1, 2, 3):
         return tuple(_at_least(dims, x) for x in xs)
 
 
-def _stacked(dims: int, along: int, xs: Sequence[Tensor]) -> Tensor:
-    xs = [_at_least(dims, x) for x in xs]
+def _stack_along(dims: int, along: int, tensors: Sequence[Tensor]) -> Tensor:
+    xs = [_at_least(dims, x) for x in tensors]
     return torch.cat(xs, 0 if xs[0].dim() == 1 else along)
 
 
-@compose(torch.vstack, torch.row_stack)
-def vstack(tensors: Sequence[Tensor]) -> Tensor:
-    return _stacked(2, 0, tensors)
-
-
-@compose(torch.hstack)
-def hstack(tensors: Sequence[Tensor]) -> Tensor:
-    return _stacked(1, 1, tensors)
-
-
-@compose(torch.dstack)
-def dstack(tensors: Sequence[Tensor]) -> Tensor:
-    return _stacked(3, 2, tensors)
+compose(torch.vstack, torch.row_stack)(partial(_stack_along, 2, 0))
+compose(torch.hstack)(partial(_stack_along, 1, 1))
+compose(torch.dstack)(partial(_stack_along, 3, 2))
 
 
 @compose(torch.column_stack)
@@ -160,14 +150,8 @@ for _name, _along in (("vsplit", 0), ("hsplit", 1), ("dsplit", 2)):
     _enter_cut(_name, _along)
 
 
-@compose(*forms("unsafe_chunk"))
-def unsafe_chunk(x: Tensor, chunks: int, dim: int = 0) -> Any:
-    return torch.chunk(x, chunks, dim)
-
-
-@compose(*forms("unsafe_split"))
-def unsafe_split(x: Tensor, size: int, dim: int = 0) -> Any:
-    return torch.split(x, size, dim)
+compose(*forms("unsafe_chunk"))(torch.chunk)
+compose(*forms("unsafe_split"))(Tensor.split)
 
 
 @compose(*forms("rot90"))

@@ -152,30 +152,33 @@ def set_index(x: Any, index: Any, value: Any) -> None:
         x.masked_fill_(mask, value)
         return
     by_dim = index_by_dim(index, x.dim())
-    own = [one for one in by_dim if one is not None]
-    cut = {one.dim for one in x.sbp if one.is_split}
-    if not any(isinstance(own[d], int) for d in cut):
-        cells = _shared(x[index])
-        if not _has_dims(value):
-            cells.fill_(value)
-            return
-        while value.dim() > cells.dim() and value.shape[0] == 1:
-            value = value.squeeze(0)
-        cells.copy_(value)
-        return
-    for d, one in enumerate(own):
-        if isinstance(one, int):
-            if not -x.shape[d] <= one < x.shape[d]:
+    split_dims = {one.dim for one in x.sbp if one.is_split}
+    ints = {d: i for d, i in enumerate(_without_new(by_dim)) if isinstance(i, int)}
+    if ints.keys() & split_dims:
+        index = _without_new(by_dim)
+        for d, i in ints.items():
+            if not -x.shape[d] <= i < x.shape[d]:
                 raise IndexError(
-                    f"index {one} is out of bounds for dimension {d} with size {x.shape[d]}"
+                    f"index {i} is out of bounds for dimension {d} with size {x.shape[d]}"
                 )
-            first = one % x.shape[d]
-            own[d] = slice(first, first + 1)
-    cells = _shared(x[tuple(own)])
+            index[d] = slice(i % x.shape[d], i % x.shape[d] + 1)
+        index = tuple(index)
+        value = _with_dims_of_ints(value, by_dim) if _has_dims(value) else value
+    cells = _shared(x[index])
     if not _has_dims(value):
         cells.fill_(value)
         return
-    # From the last dim backwards: an int adds a dim to the value, and ``None`` removes one.
+    while value.dim() > cells.dim() and value.shape[0] == 1:
+        value = value.squeeze(0)
+    cells.copy_(value)
+
+
+def _without_new(by_dim: Sequence[Any]) -> list[Any]:
+    return [one for one in by_dim if one is not None]
+
+
+def _with_dims_of_ints(value: Tensor, by_dim: Sequence[Any]) -> Tensor:
+    """Give ``value`` a dim for each int, and remove that of each ``None``, from the last one on."""
     dim = value.dim()
     for one in reversed(by_dim):
         if isinstance(one, int):
@@ -185,9 +188,7 @@ def set_index(x: Any, index: Any, value: Any) -> None:
         else:
             dim -= 1
             value = value.squeeze(dim) if one is None else value
-    while value.dim() > x.dim():
-        value = value.squeeze(0)
-    cells.copy_(value)
+    return value
 
 
 def _shared(cells: Any) -> Any:
@@ -233,14 +234,8 @@ def flip(call: Call, parts: int) -> list[SbpSignature]:
     return fetching(call, parts, flip_source)
 
 
-@compose(*forms("fliplr"))
-def fliplr(x: Tensor) -> Tensor:
-    return x.flip(1)
-
-
-@compose(*forms("flipud"))
-def flipud(x: Tensor) -> Tensor:
-    return x.flip(0)
+compose(*forms("fliplr"))(partial(torch.flip, dims=(1,)))
+compose(*forms("flipud"))(partial(torch.flip, dims=(0,)))
 
 
 def roll_source(call: Call) -> dict[int, Fetch]:

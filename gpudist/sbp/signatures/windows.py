@@ -198,14 +198,9 @@ def any_convolution(
     groups: int,
 ) -> torch.Tensor:
     """Call the convolution with the arguments in the order of ``torch.convolution``."""
-    dims = weight.dim() - 2
-    if transposed:
-        function: Any = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
-        return function[dims - 1](
-            x, weight, bias, stride, padding, output_padding, groups, dilation
-        )
-    function = (torch.conv1d, torch.conv2d, torch.conv3d)
-    return function[dims - 1](x, weight, bias, stride, padding, dilation, groups)
+    function = getattr(torch, f"conv{'_transpose' * transposed}{weight.dim() - 2}d")
+    more = (output_padding, groups, dilation) if transposed else (dilation, groups)
+    return function(x, weight, bias, stride, padding, *more)
 
 
 class LayerOfShape:
