@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 from gpudist.convert.block_checkpoints import without_plan
 from gpudist.convert.blocks_in_state_dict import drop_hooks
 from gpudist.convert.edits import follow, is_edit
-from gpudist.convert.network import GUARD, Conversion, modules_of, places_of
+from gpudist.convert.network import GUARD, Conversion, modules_of, places_in
 from gpudist.convert.network_plan import NetworkPlan
 from gpudist.convert.parameters import Parameters
 from gpudist.errors import ConversionError
@@ -190,7 +190,7 @@ def convert(
     """
     parameters = conversion.parameters = Parameters(conversion.P_x)
     parameters.follow_network(source, network)
-    before = places_of(network)
+    before = places_in(modules_of(network))
     parameters.split_weights, conversion.scope.pins = follow(plan, network, conversion.P_x)
     is_edited = plan.layouts or plan.weights or plan.recomputed
     conversion.plan_text = plan.to_text() if is_edited else ""

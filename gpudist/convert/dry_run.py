@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gpudist.checks.arguments import checked
 from gpudist.checks.storage import on_meta
-from gpudist.convert.converted import convert, names_of_entries
+from gpudist.convert.converted import conversion_of, convert, names_of_entries
 from gpudist.convert.copying import copy_network
 from gpudist.convert.inputs import Entrance, names_by_place, require_known
 from gpudist.convert.known import KnownValues, know, know_copy, value_of
@@ -136,14 +136,9 @@ def _planned(
     P_x = Partition(wire, range(prod(grid))).create_cartesian_topology_partition(grid)
     require_known(inputs, *names_of_entries(network, [method]))
     whole = _wholes(network, shapes, named or {})
-    name_of = names_by_place(getattr(network, method))
-    kinds = dict(inputs)
-    given = [_block(name_of(i), x, P_x, kinds) for i, x in enumerate(whole[0])]
-    others = {name: _block(name, x, P_x, kinds) for name, x in whole[1].items()}
     values = KnownValues()
-    conversion = _DryConversion(Entrance(P_x, kinds), values, _values_of(whole, name_of))
-    record = conversion.scope.record = Record(lambda: counter.sent_bytes)
-    made = convert(without_cells(network), conversion, [method], plan, network)
+    made, given, others = _convert_with_values(network, P_x, whole, plan, values, method, inputs)
+    record = conversion_of(made).scope.record = Record(lambda: counter.sent_bytes)
     try:
         with (
             nothing_remembered(),
@@ -182,7 +177,7 @@ class _DryConversion(Conversion):
         entrance: Entrance,
         values: KnownValues,
         given: Mapping[str, torch.Tensor],
-        replicate_parameters: bool = True,
+        replicate_parameters: bool,
     ) -> None:
         super().__init__(entrance, "gather", None, replicate_parameters)
         self.has_agreed = True
@@ -249,13 +244,35 @@ def convert_dry(
     Returns:
         The converted network, and this rank's blocks of the inputs.
     """
-    made = without_cells(network)
-    name_of = names_by_place(network.forward)
-    kinds: dict[str, Any] = {}
-    blocks = [_block(name_of(i), x, P_x, kinds) for i, x in enumerate(inputs)]
-    given = _values_of((list(inputs), {}), name_of)
-    conversion = _DryConversion(Entrance(P_x, kinds), KnownValues(), given, replicate_parameters)
-    return convert(made, conversion, ["forward"], plan or NetworkPlan(), network), blocks
+    made, blocks, _ = _convert_with_values(
+        network,
+        P_x,
+        (list(inputs), {}),
+        plan or NetworkPlan(),
+        KnownValues(),
+        replicate_parameters=replicate_parameters,
+    )
+    return made, blocks
+
+
+def _convert_with_values(
+    network: nn.Module,
+    P_x: CartesianPartition,
+    whole: tuple[list[Any], dict[str, Any]],
+    plan: NetworkPlan,
+    values: KnownValues,
+    method: str = "forward",
+    inputs: Mapping[str, Any] | None = None,
+    replicate_parameters: bool = True,
+) -> tuple[Any, list[Any], dict[str, Any]]:
+    """Convert a copy without data for inputs ``whole``, and return it with their blocks."""
+    kinds, name_of = dict(inputs or {}), names_by_place(getattr(network, method))
+    blocks = [_block(name_of(i), x, P_x, kinds) for i, x in enumerate(whole[0])]
+    named = {name: _block(name, x, P_x, kinds) for name, x in whole[1].items()}
+    known, entrance = _values_of(whole, name_of), Entrance(P_x, kinds)
+    conversion = _DryConversion(entrance, values, known, replicate_parameters)
+    made = convert(without_cells(network), conversion, [method], plan, network)
+    return made, blocks, named
 
 
 def _wholes(

@@ -17,7 +17,7 @@ from gpudist.checks.storage import is_about_dtypes
 from gpudist.errors import ConversionError, ShapeError, TransportError
 from gpudist.geometry.layout import broadcast, split
 from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement
-from gpudist.sbp.global_spec import GlobalSpec, global_spec, on_axes_of, wrap
+from gpudist.sbp.global_spec import GlobalSpec, global_spec, on_axes_of, wrap, wrap_copies
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.scope import Scope
@@ -120,11 +120,8 @@ class Entrance:
                 f"input {name!r} has shape {list(x.shape)}; 'split' needs one dim for each of the "
                 f"{self.P_x.dim} axes of P_x, which has the shape {list(self.P_x.shape)}"
             )
-        copies = (broadcast,) * self.placement.axes
-        local = x.view_as(x) if self.P_x.active else x.reshape(-1)[:0]
-        how = global_spec(self.placement, copies, tuple(x.shape), x.dtype)
-        whole = wrap(GlobalTensor, local, how)
-        return whole.to_global(sbp=tuple(split(axis) for axis in self.axes) or copies)
+        whole = wrap_copies(GlobalTensor, x.view_as(x), self.placement)
+        return whole.to_global(sbp=tuple(split(axis) for axis in self.axes) or whole.sbp)
 
     @staticmethod
     def _sizes(blocks: Any) -> list[int]:

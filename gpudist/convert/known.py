@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from gpudist.errors import GpudistError
 from gpudist.sbp.global_tensor import GlobalTensor
+from gpudist.sbp.outer import changes_in_place
 from gpudist.sbp.trees import map_tree, tensors_in
 
 T = torch.Tensor
@@ -86,7 +87,7 @@ class KnownValues(TorchFunctionMode):
                     if "meta tensor" not in str(error):
                         raise
             return _of_values(func, args, kwargs)
-        if given and _writes(func):
+        if given and changes_in_place(func, kwargs):
             return self._write(func, args, kwargs, known)
         result = func(*args, **kwargs)
         if func in _FINITE and not known:
@@ -137,12 +138,6 @@ def _is_small(value: torch.Tensor) -> bool:
 
 def _may_be_known(x: Any) -> bool:
     return isinstance(x, GlobalTensor) or (type(x) is T and x.is_meta)
-
-
-def _writes(func: Any) -> bool:
-    name = getattr(func, "__name__", "")
-    changes_in_place = name.endswith("_") and not name.endswith("__")
-    return changes_in_place or name in ("__setitem__", "__set__") or name.startswith("__i")
 
 
 def _of_values(func: Any, args: Any, kwargs: Any) -> Any:

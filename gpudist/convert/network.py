@@ -23,7 +23,7 @@ from gpudist.nn.parameters.replication import copies_of
 from gpudist.sbp.copies import copy_of, require_copies
 from gpudist.sbp.functions import dispatch_functions
 from gpudist.sbp.global_parameter import GlobalParameter
-from gpudist.sbp.global_spec import GlobalSpec, global_spec, spec_of, wrap
+from gpudist.sbp.global_spec import GlobalSpec, spec_of, wrap_copies
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.interception import intercept
 from gpudist.sbp.outer import OuterTensor
@@ -198,11 +198,7 @@ class Conversion:
             require_copies(scope, "output", [leaf])
             if isinstance(leaf, GlobalTensor):
                 return without_terms(compute_spectrum(leaf))
-            placement = self.entrance.placement
-            copies = (broadcast,) * placement.axes
-            local = leaf if placement.active else leaf.reshape(-1)[:0]
-            how = global_spec(placement, copies, tuple(leaf.shape), leaf.dtype)
-            return wrap(GlobalTensor, local, how)
+            return wrap_copies(GlobalTensor, leaf, self.entrance.placement)
 
         if isinstance(result, torch.Tensor):
             return leave(result)
@@ -270,7 +266,7 @@ def _with_substitutes(
     sharded: set[int] = set()
     if parameters.may_be_replaced():
         modules = modules_of(network)
-        places, sharded = _places_in(modules), parameters.sharded(modules)
+        places, sharded = places_in(modules), parameters.sharded(modules)
         own = list({id(p): p for _, _, p in places if id(p) not in sharded}.values())
         own += parameters.unlisted
         made = zip(own, parameters.substitutes(own), strict=True)
@@ -304,14 +300,8 @@ def _with_substitutes(
                 hooks.move_to_end(GUARD, last=False)
 
 
-def places_of(network: torch.nn.Module) -> list[tuple[torch.nn.Module, str, Parameter]]:
+def places_in(modules: Sequence[torch.nn.Module]) -> list[tuple[torch.nn.Module, str, Parameter]]:
     """Return each parameter with the module that lists it and its name there."""
-    return _places_in(modules_of(network))
-
-
-def _places_in(
-    modules: Sequence[torch.nn.Module],
-) -> list[tuple[torch.nn.Module, str, Parameter]]:
     return [
         (module, name, parameter)
         for module in modules

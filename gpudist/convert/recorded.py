@@ -22,7 +22,7 @@ from gpudist.sbp.global_spec import GlobalSpec, local_of, spec_of, wrap
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.interception import intercept
 from gpudist.sbp.registry import name_of
-from gpudist.sbp.scope import Scope, where_called
+from gpudist.sbp.scope import Scope, enter_scope, where_called
 from gpudist.sbp.trees import tensors_in
 
 _MOST_GRAPHS = 8
@@ -222,7 +222,8 @@ class Compiled:
                 scope.substitutes, scope.calls = {**parameters.aliases, **substitutes}, {}
                 scope.learns = parameters.holders is not None and torch.is_grad_enabled()
                 result = network(*args, **kwargs)
-            outputs, found["tree"] = tree_flatten(self._conversion.left(result))
+            with enter_scope(scope):
+                outputs, found["tree"] = tree_flatten(self._conversion.left(result))
             found["others"] = tuple(None if isinstance(y, torch.Tensor) else y for y in outputs)
             ends = [without_terms(y) for y in outputs if isinstance(y, GlobalTensor)]
             specs = map(spec_of, ends)

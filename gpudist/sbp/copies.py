@@ -19,7 +19,7 @@ from gpudist.exchange.tracing import is_immediate, is_recorded
 from gpudist.nn.parameters.gradient_graph import border_of, ends_search
 from gpudist.nn.parameters.replication import copies_of
 from gpudist.sbp.registry import name_of
-from gpudist.sbp.scope import Scope, place_of_call
+from gpudist.sbp.scope import Scope, where_called
 from gpudist.sbp.trees import map_tree
 
 T = torch.Tensor
@@ -76,7 +76,7 @@ def copy_of(scope: Scope, x: Any) -> Any:
             return x
         if found.own is None:
             raise ConversionError(
-                f"{where_in(scope)}: {found.name} was computed from parameters before "
+                f"{where_called(scope)}: {found.name} was computed from parameters before "
                 "gpudist.distribute copied the network, so it would neither follow them nor pass "
                 "on their gradients; compute it in the forward, or detach it before distribute"
             )
@@ -86,9 +86,9 @@ def copy_of(scope: Scope, x: Any) -> Any:
     if found is None and is_new(scope, x):
         if is_recorded() and not is_immediate(x):
             raise ConversionError(
-                f"{where_in(scope)}: compiled: a parameter of shape {list(x.shape)} is not among "
-                "the network's parameters(), so the graph would not follow it; register it as an "
-                "attribute of a module"
+                f"{where_called(scope)}: compiled: a parameter of shape {list(x.shape)} is not "
+                "among the network's parameters(), so the graph would not follow it; register it "
+                "as an attribute of a module"
             )
         # The reference prevents another tensor from having the identity.
         scope.further.append(x)
@@ -194,12 +194,12 @@ def require_copies(scope: Scope, function: Any, parts: Iterable[Any]) -> None:
                 which = scope.name_of(leaf, scope.substitutes.get(id(leaf)))
                 name = function if isinstance(function, str) else name_of(function)
                 raise ConversionError(
-                    f"{where_in(scope)}: {name}: a tensor of shape {list(x.shape)} was computed "
-                    f"from the parameter {which} before this call of the network, or by a function "
-                    "that torch does not dispatch (torch.func, torch.jit, a C++ extension); the "
-                    "parameter would get this worker's part of the gradient only. Compute the "
-                    "tensor in the forward, and pass such functions the attribute of the module "
-                    "that has the parameter; or detach the tensor"
+                    f"{where_called(scope)}: {name}: a tensor of shape {list(x.shape)} was "
+                    f"computed from the parameter {which} before this call of the network, or by "
+                    "a function that torch does not dispatch (torch.func, torch.jit, a C++ "
+                    "extension); the parameter would get this worker's part of the gradient only. "
+                    "Compute the tensor in the forward, and pass such functions the attribute of "
+                    "the module that has the parameter; or detach the tensor"
                 )
 
 
@@ -222,9 +222,3 @@ def leaves_of(x: torch.Tensor) -> Iterator[torch.Tensor]:
         for source, _ in node.next_functions:
             if source is not None and source not in found:
                 found.append(source)
-
-
-def where_in(scope: Scope) -> str:
-    """Return the calling module with the file and line of the call, for an error."""
-    path, file, line = place_of_call(scope)
-    return f"{path or 'the network'} ({file}, line {line})" if file else path or "the network"

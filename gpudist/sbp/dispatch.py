@@ -22,7 +22,7 @@ from gpudist.sbp.call import Call, Spec, as_call, fill_slots, key_of
 from gpudist.sbp.derive import Derivation
 from gpudist.sbp.explain import is_explaining, say
 from gpudist.sbp.global_spec import is_held, on_axes_of
-from gpudist.sbp.outer import OuterTensor, materialize_in, outer, writable
+from gpudist.sbp.outer import OuterTensor, changes_in_place, materialize_in, outer
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.plain import with_copies
 from gpudist.sbp.prepared_call import (
@@ -101,7 +101,7 @@ def dispatch(
         if copies is not None:
             args, kwargs = copies
             return function(*args, **kwargs)
-    args, kwargs = (materialize_in if scope is None else writable)(function, args, kwargs)
+    args, kwargs = materialize_in(function, args, kwargs, keeps_read=scope is not None)
     if entry is None:
         if scope is not None:
             return compute_gathered(kind, scope, function, args, kwargs)
@@ -145,7 +145,7 @@ def _composed(
     slots, named, tensors = as_call(function, args, kwargs)
     placement = next(x.placement for x in tensors if isinstance(x, kind))
     dtypes: list[torch.dtype] = []
-    if placement.autocast is not None and not _is_in_place(function):
+    if placement.autocast is not None and not changes_in_place(function, kwargs):
         specs = tuple(Spec(tuple(x.shape), x.dtype) for x in tensors)
         call = Call(function, slots, named, specs, placement.autocast)
         with suppress(TypeError):
@@ -165,11 +165,6 @@ def _dtypes_of(call: Call) -> list[torch.dtype]:
         return [spec.dtype for spec in call.outputs]
     except (RuntimeError, TypeError, ValueError, NotImplementedError):
         return []  # The composite says what does not fit.
-
-
-def _is_in_place(function: Any) -> bool:
-    name = getattr(function, "__name__", "")
-    return name.endswith("_") and not name.endswith("__")
 
 
 def _outer_of_copies(

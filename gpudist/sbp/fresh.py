@@ -18,7 +18,6 @@ from gpudist.exchange.tracing import is_recorded
 from gpudist.geometry.layout import NdSbp, broadcast, split
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.outer import CASTS
-from gpudist.sbp.placement import Placement
 from gpudist.sbp.signatures.factories import block
 from gpudist.sbp.signatures.slicing import index_by_dim
 
@@ -91,7 +90,8 @@ def _split_for(y: Any, index: Any, value: GlobalTensor) -> None:
         return
     if y.requires_grad or y.is_inference() != torch.is_inference_mode_enabled():
         return
-    if isinstance(y, GlobalTensor) and not _includes(y.placement, value.placement):
+    ranks = value.placement.partition.ranks
+    if isinstance(y, GlobalTensor) and not {*ranks} <= {*y.placement.partition.ranks}:
         return
     sbp = _attributes(tuple(y.shape), index, value)
     if sbp is None or _references(getattr(y, "_local", y)) != _ALONE:
@@ -104,10 +104,6 @@ def _split_for(y: Any, index: Any, value: GlobalTensor) -> None:
         torch.utils.swap_tensors(y, made)
     except RuntimeError:
         return  # Something else refers to the tensor.
-
-
-def _includes(placement: Placement, other: Placement) -> bool:
-    return set(other.partition.ranks) <= set(placement.partition.ranks)
 
 
 def _attributes(shape: tuple[int, ...], index: Any, value: GlobalTensor) -> NdSbp | None:

@@ -123,7 +123,7 @@ class _Intercepted(Drawing):
             return OF_GRADIENTS[func](self.scope, func, *args, **kwargs)
         if func is torch.zeros:
             found = zeros(self.scope, *args, **kwargs)
-            return func(*args, **kwargs) if found is None else found
+            return func(*args, **kwargs) if found is NotImplemented else found
         if func in ELEMENTWISE:
             found = outer(GlobalTensor, self.scope.placement, func, args, kwargs)
             return func(*args, **kwargs) if found is None else found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -53,30 +54,18 @@ def entry(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]
     return enter
 
 
-@entry(T.grad_fn.__get__)  # pyright: ignore
-def grad_fn(x: GlobalTensor, *_: object) -> Any:
-    return x._local.grad_fn
+def _attribute_of_part(name: str, x: GlobalTensor, *_: object) -> Any:
+    return getattr(x._local, name)
 
 
-@entry(T.is_leaf.__get__)  # pyright: ignore
-def is_leaf(x: GlobalTensor, *_: object) -> bool:
-    return x._local.is_leaf
+for _name in ("grad_fn", "is_leaf", "retains_grad", "_version"):
+    entry(getattr(T, _name).__get__)(partial(_attribute_of_part, _name))
 
 
 @entry(T.requires_grad.__get__)  # pyright: ignore
 def requires_grad(x: GlobalTensor, *_: object) -> bool:
     source: Any = views.source_of(x)
     return source._local.requires_grad
-
-
-@entry(T.retains_grad.__get__)  # pyright: ignore
-def retains_grad(x: GlobalTensor, *_: object) -> bool:
-    return x._local.retains_grad
-
-
-@entry(T._version.__get__)  # pyright: ignore
-def version(x: GlobalTensor, *_: object) -> int:
-    return x._local._version
 
 
 @entry(T.data_ptr)

@@ -42,7 +42,8 @@ CASTS = {
     T.to, T.type_as, T.float, T.double, T.half, T.bfloat16, T.bool, T.int, T.long,
 }  # fmt: skip
 _IN_NAME = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__idiv__", "__itruediv__",
-            "__iand__", "__ior__", "__ixor__", "__ifloordiv__", "__imod__", "__ipow__")  # fmt: skip
+            "__iand__", "__ior__", "__ixor__", "__ifloordiv__", "__imod__", "__ipow__",
+            "__ilshift__", "__irshift__")  # fmt: skip
 
 
 class OuterTensor(torch.Tensor):
@@ -245,38 +246,30 @@ def changes_in_place(function: Any, kwargs: dict[str, Any]) -> bool:
     return is_named or bool(kwargs.get("inplace")) or name == "__set__"
 
 
-def materialize_in(function: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+def materialize_in(
+    function: Any, args: Any, kwargs: dict[str, Any], keeps_read: bool = False
+) -> tuple[Any, Any]:
     """Return the arguments with blocks of rows in place of tensors that are not made yet.
 
     A tensor that ``function`` changes in place stands for its blocks from then on.
+
+    Args:
+        function, args, kwargs: call of a function of torch.
+        keeps_read: whether tensors that ``function`` only reads remain as they are, if neither they
+            nor their bases have been changed before.
     """
     if not has_any((*args, *kwargs.values()), OuterTensor):
         return args, kwargs
     is_first = changes_in_place(function, kwargs)
 
-    def made(x: Any) -> Any:
-        if not isinstance(x, OuterTensor):
-            return x
-        return x.changed() if is_first and x is args[0] else x.standing()
-
-    return map_tree(args, made), map_tree(kwargs, made)
-
-
-def writable(function: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """Return the arguments of an operator, in which only tensors that are read are not made yet."""
-    if not has_any((*args, *kwargs.values()), OuterTensor):
-        return args, kwargs
-    is_first = changes_in_place(function, kwargs)
-
-    def current(x: Any) -> Any:
+    def materialize(x: Any) -> Any:
         if not isinstance(x, OuterTensor):
             return x
         if is_first and x is args[0]:
             return x.changed()
-        made = x.made
-        return x if made is None else made
+        return x if keeps_read and x.made is None else x.standing()
 
-    return map_tree(args, current), map_tree(kwargs, current)
+    return map_tree(args, materialize), map_tree(kwargs, materialize)
 
 
 def outer(

@@ -124,15 +124,8 @@ def with_copies(
     if not plain or placement is None:
         return None
     name = name_of(function)
-    copies = {i: as_copies(kind, name, x, placement) for i, x in plain.items()}
+    copies = {i: wrap_copies(kind, shared(name, x, placement), placement) for i, x in plain.items()}
     return tuple(map_tree(tree, lambda x: copies.get(id(x), x)) for tree in (args, kwargs))
-
-
-def as_copies(
-    kind: type[GlobalTensor], name: str, x: torch.Tensor, placement: Placement
-) -> GlobalTensor:
-    """Return the global tensor whose copies are ``x``, with its full gradient on every worker."""
-    return wrap_copies(kind, shared(name, x, placement), placement)
 
 
 def shared(name: str, x: torch.Tensor, placement: Placement) -> torch.Tensor:

@@ -238,11 +238,6 @@ def current_draws() -> Draws | None:
     return _scopes.open[-1] if _scopes.open else None
 
 
-def has_draws() -> bool:
-    """Return whether :func:`current_draws` is not ``None``."""
-    return bool(_scopes.open)
-
-
 def current_scope() -> Scope | None:
     """Return the scope of the converted network that this thread is running, or ``None``."""
     found = _scopes.open[-1] if _scopes.open else None
@@ -297,7 +292,7 @@ def where_called(scope: Scope) -> str:
     """Return the calling module with the file and line of the call, for a message."""
     path, file, line = place_of_call(scope)
     room = "outside of a network" if current_scope() is None else "the network"
-    return f"{path or room} ({file}, line {line})"
+    return f"{path or room} ({file}, line {line})" if file else path or room
 
 
 def path_of_error(scope: Scope, error: Exception) -> str:

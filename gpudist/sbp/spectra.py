@@ -296,26 +296,26 @@ def _assign(x: Spectrum, index: Any, value: Any) -> Any:
 # --- Zeros ---------------------------------------------------------------------------------------
 
 
-def zeros(scope: Scope, *size: Any, **options: Any) -> Spectrum | None:
+def zeros(scope: Scope, *size: Any, **options: Any) -> Any:
     """Return complex zeros without cells for ``torch.zeros(*size, **options)``.
 
-    Returns ``None`` if torch is to make them.
+    Returns ``NotImplemented`` if torch is to make them.
     """
     dtype = options.get("dtype")
     if dtype is None or not dtype.is_complex or not {*options} <= {"dtype", "device", "size"}:
-        return None
+        return NotImplemented
     given = options.get("size", size[0] if len(size) == 1 else size)
     device = torch.empty(0, dtype=dtype, device=options.get("device")).device
     if isinstance(given, int) or device.type not in (scope.placement.type, "meta"):
-        return None
+        return NotImplemented
     return _zeros(scope, (broadcast,) * scope.placement.axes, given, dtype, device)
 
 
 def _zeros(
     scope: Scope, sbp: NdSbp, shape: Sequence[int], dtype: torch.dtype, device: torch.device
-) -> Spectrum | None:
+) -> Any:
     if len(shape) != scope.dims or not scope.home:
-        return None
+        return NotImplemented
     home = tuple(map(split, scope.home))
     pending = Pending(home, None, zeros=(scope.placement, sbp), around={})
     return new_spectrum(pending, tuple(map(int, shape)), dtype, device)
@@ -327,16 +327,14 @@ def _zeros_like(x: GlobalTensor, **options: Any) -> Any:
         return NotImplemented
     if home_of(x) is None:
         return NotImplemented
-    found = _zeros(scope, x.sbp, tuple(x.shape), dtype, x.device)
-    return NotImplemented if found is None else found
+    return _zeros(scope, x.sbp, tuple(x.shape), dtype, x.device)
 
 
 def _new_zeros(x: GlobalTensor, *size: Any, **options: Any) -> Any:
     scope, dtype = current_scope(), options.get("dtype") or x.dtype
     if scope is None:
         return NotImplemented
-    found = zeros(scope, *size, **{"device": x.device, **options, "dtype": dtype})
-    return NotImplemented if found is None else found
+    return zeros(scope, *size, **{"device": x.device, **options, "dtype": dtype})
 
 
 def _text(x: Spectrum, *_: object, **__: object) -> str:

@@ -18,8 +18,8 @@ from torch._functorch.autograd_function import custom_function_call
 from gpudist.errors import ConversionError
 from gpudist.exchange.tracing import is_recorded
 from gpudist.sbp.boxing import box
-from gpudist.sbp.copies import Alias, where_in
-from gpudist.sbp.scope import Scope
+from gpudist.sbp.copies import Alias
+from gpudist.sbp.scope import Scope, where_called
 from gpudist.sbp.trees import tensors_in
 
 T = torch.Tensor
@@ -68,8 +68,8 @@ def _register_hook(scope: Scope, register: Any, x: torch.Tensor, hook: Any) -> A
         return register(x, hook)
     if is_recorded():
         raise ConversionError(
-            f"{where_in(scope)}: register_hook: compiled: a recorded graph has no hooks; compute "
-            "the gradient by functions of torch, or call the network itself"
+            f"{where_called(scope)}: register_hook: compiled: a recorded graph has no hooks; "
+            "compute the gradient by functions of torch, or call the network itself"
         )
 
     def with_sum(gradient: torch.Tensor) -> torch.Tensor | None:
@@ -88,8 +88,9 @@ def _register_hook(scope: Scope, register: Any, x: torch.Tensor, hook: Any) -> A
 def _retain_grad(scope: Scope, retain: Any, x: torch.Tensor) -> None:
     if x.requires_grad and not x.is_leaf and all(x is not y for y in scope.substitutes.values()):
         raise ConversionError(
-            f"{where_in(scope)}: retain_grad: the grad of a plain tensor of shape {list(x.shape)} "
-            "would be this worker's term; x.register_hook(hook) calls hook with the full gradient"
+            f"{where_called(scope)}: retain_grad: the grad of a plain tensor of shape "
+            f"{list(x.shape)} would be this worker's term; x.register_hook(hook) calls hook with "
+            "the full gradient"
         )
     retain(x)
 
@@ -106,7 +107,7 @@ def _call_in_transform(scope: Scope, call: Any, cls: Any, *args: Any, **kwargs: 
     given = map(_unwrapped, tensors_in(args))
     if is_users(cls) and torch.is_grad_enabled() and any(x.requires_grad for x in given):
         raise ConversionError(
-            f"{where_in(scope)}: {cls.__name__}.apply: within a transform of torch.func, its "
+            f"{where_called(scope)}: {cls.__name__}.apply: within a transform of torch.func, its "
             "backward would receive this worker's term of the gradient of a plain tensor; apply "
             "it outside of the transform, or detach its inputs"
         )

@@ -263,23 +263,19 @@ def _module_to_global(
     grad_sbp: Attributes | None,
 ) -> torch.nn.Module:
     """Convert every parameter and buffer; shared ones stay shared."""
-    made: dict[int, torch.Tensor] = {}
+    made: dict[int, Any] = {}
 
-    def changed(x: torch.Tensor) -> GlobalTensor:
-        return to_global(x.detach(), placement, sbp, grad_sbp=grad_sbp)
+    def convert(x: torch.Tensor) -> Any:
+        if id(x) not in made:
+            y = to_global(x.detach(), placement, sbp, grad_sbp=grad_sbp)
+            is_parameter = isinstance(x, torch.nn.Parameter)
+            made[id(x)] = torch.nn.Parameter(y, x.requires_grad) if is_parameter else y
+        return made[id(x)]
 
     for part in module.modules():
-        for name, parameter in part._parameters.items():
-            if parameter is not None:
-                if id(parameter) not in made:
-                    made[id(parameter)] = torch.nn.Parameter(
-                        changed(parameter), parameter.requires_grad
-                    )
-                part._parameters[name] = made[id(parameter)]  # type: ignore[assignment]
-        for name, buffer in part._buffers.items():
-            if buffer is not None:
-                made.setdefault(id(buffer), changed(buffer))
-                part._buffers[name] = made[id(buffer)]
+        for tensors in (part._parameters, part._buffers):
+            for name, x in tensors.items():
+                tensors[name] = None if x is None else convert(x)
     return module
 
 

@@ -10,7 +10,6 @@ import torch
 from gpudist.checks.arguments import checked
 from gpudist.errors import PartitionError
 from gpudist.exchange.autograd import move
-from gpudist.geometry.layout import NdSbp
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.ops.operator import Operator
 from gpudist.sbp.global_tensor import GlobalTensor
@@ -66,25 +65,13 @@ def to_typed_local(x: GlobalTensor) -> torch.Tensor:
         local = x.to_local()
     if not x.placement.active:
         return local
-    axes = mesh_axes(x.placement)
+    ends = list(zip(mesh_axes(x.placement), x.sbp, x.placement.shape, strict=True))
     words = {"broadcast": types.R, "partial_sum": types.P, "split": types.V}
-    local_types = {
-        axis: words[one.kind]
-        for axis, one, size in zip(axes, x.sbp, x.placement.shape, strict=True)
-        if size > 1
-    }
-    dims = _split_dims(x.sbp, x.placement.shape, axes, x.dim())
+    local_types = {axis: words[one.kind] for axis, one, size in ends if size > 1}
+    dims = [
+        tuple(axis for axis, one, size in ends if one.dim == dim and size > 1) or None
+        for dim in range(x.dim())
+    ]
     if not any(dims):
         return types.assert_type(local, local_types)
     return types.assert_type(local, local_types, partition_spec=types.PartitionSpec(*dims))
-
-
-def _split_dims(
-    sbp: NdSbp, grid: tuple[int, ...], axes: tuple[Any, ...], dims: int
-) -> list[tuple[Any, ...] | None]:
-    found: list[tuple[Any, ...] | None] = []
-    for dim in range(dims):
-        along = zip(axes, sbp, grid, strict=True)
-        own = tuple(axis for axis, one, size in along if one.dim == dim and size > 1)
-        found.append(own or None)
-    return found

@@ -119,10 +119,6 @@ def cut_like(y: GlobalTensor, like: GlobalTensor | None) -> GlobalTensor:
     return y.to_global(like.placement, like.sbp)
 
 
-def _workers(x: GlobalTensor) -> int:
-    return prod(x.placement.shape)
-
-
 def _whole(x: GlobalTensor, scope: Scope) -> torch.Tensor:
     whole = x._local
     if x.placement.partition.size < scope.placement.partition.size:
@@ -169,7 +165,7 @@ def settle(
     moved = sum(
         boxed_bytes(x.global_layout, x.placement.copies(tuple(x.shape)), x.dtype) for x in split
     )
-    workers = _workers(split[0])
+    workers = split[0].placement.partition.size
     where = f"{where_called(scope)}: {name}"
     if scope.unknown == "refuse":
         raise ConversionError(

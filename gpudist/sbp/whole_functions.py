@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
+from gpudist.cache import cache_of
 from gpudist.errors import ConversionError
 from gpudist.exchange.tracing import is_traced
 from gpudist.geometry.layout import broadcast
@@ -111,11 +112,8 @@ def _want_gradient(given: Any) -> bool:
 
 
 def _scope_outside_of_networks(placement: Placement) -> Scope:
-    remembered: dict[Any, Any] = placement.partition.wire.remembered
-    key = "functions outside of a network", placement
-    if key not in remembered:
-        remembered[key] = Scope(placement, gather_limit_bytes=sys.maxsize)
-    return remembered[key]
+    scopes = cache_of(placement.partition.wire.remembered, "functions outside of a network")
+    return scopes.made(placement, lambda: Scope(placement, gather_limit_bytes=sys.maxsize))
 
 
 def _identity(cls: Any, args: Sequence[Any]) -> Any:
