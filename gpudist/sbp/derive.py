@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from threading import RLock
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -53,20 +53,10 @@ class Derivation:
         return replace(self, local=replace(self.local, args=call.args, kwargs=call.kwargs))
 
 
-class _Choice(NamedTuple):
-    """One signature per axis, outer axis first.
-
-    Attributes:
-        signatures: signature of each axis.
-        price: bytes moved by boxings, plus bytes of the sums that are left for later.
-    """
-
-    signatures: tuple[SbpSignature, ...]
-    price: int
-
-
+# One signature per axis, outer axis first.
+_Path = tuple[SbpSignature, ...]
 # Shared by threads that are ranks of one world, so that each choice is computed once.
-_choices = Cache[object, _Choice](4096)
+_choices = Cache[object, _Path](4096)
 _choosing = RLock()
 
 
@@ -93,13 +83,13 @@ def derive(
     """
     first = layouts[0]
     if key is None:
-        choice = _choose(rule, call, layouts, held)
+        path = _choose(rule, call, layouts, held)
     else:
         with _choosing:
-            choice = _choices.made(key, lambda: _choose(rule, call, layouts, held))
-    inputs = zip(*(signature.inputs for signature in choice.signatures), strict=True)
-    outputs = zip(*(signature.outputs for signature in choice.signatures), strict=True)
-    local, bind, axes = _followed(rule, call, choice, first.grid, index or (0,) * len(first.grid))
+            path = _choices.made(key, lambda: _choose(rule, call, layouts, held))
+    inputs = zip(*(signature.inputs for signature in path), strict=True)
+    outputs = zip(*(signature.outputs for signature in path), strict=True)
+    local, bind, axes = _followed(rule, call, path, first.grid, index or (0,) * len(first.grid))
     return Derivation(
         tuple(
             Layout(first.ranks, first.grid, sbp, shape)
@@ -114,27 +104,27 @@ def derive(
         local,
         bind,
         axes,
-        _moved(call, layouts, choice.signatures),
+        _moved(call, layouts, path),
     )
 
 
-def _choose(rule: Rule, call: Call, layouts: Sequence[Layout], held: int | None) -> _Choice:
-    choice = _fitting(rule, call, layouts) or _cheapest(rule, call, layouts, held)
-    if choice is None:
+def _choose(rule: Rule, call: Call, layouts: Sequence[Layout], held: int | None) -> _Path:
+    path = _fitting(rule, call, layouts) or _cheapest(rule, call, layouts, held)
+    if path is None:
         given = ", ".join(f"{layout.sbp}" for layout in layouts)
         raise ShapeError(
             f"{name_of(call.function)}: no signature fits inputs {given} of shapes "
             f"{list(map(list, call.shapes))}, also after boxing; compute on the whole tensor, "
             "x.full_tensor(), or on blocks, x.to_local()"
         )
-    return choice
+    return path
 
 
 def _own(rule: Rule, layouts: Sequence[Layout], axis: int) -> NdSbp | None:
     return (layouts[0].sbp[axis],) * 2 if rule.in_place else None
 
 
-def _fitting(rule: Rule, call: Call, layouts: Sequence[Layout]) -> _Choice | None:
+def _fitting(rule: Rule, call: Call, layouts: Sequence[Layout]) -> _Path | None:
     """Return the first signatures that need no boxing, if there is one for every axis."""
     views: Views = (call,)
     chosen: list[SbpSignature] = []
@@ -146,14 +136,13 @@ def _fitting(rule: Rule, call: Call, layouts: Sequence[Layout]) -> _Choice | Non
             return None
         chosen.append(fitting)
         views = calls_of_blocks(rule, views, fitting, parts)
-    return _Choice(tuple(chosen), 0)
+    return tuple(chosen)
 
 
-def _cheapest(
-    rule: Rule, call: Call, layouts: Sequence[Layout], held: int | None
-) -> _Choice | None:
+def _cheapest(rule: Rule, call: Call, layouts: Sequence[Layout], held: int | None) -> _Path | None:
     """Return the choice that moves the fewest bytes, counting sums that it leaves for later."""
-    best: _Choice | None = None
+    best: _Path | None = None
+    least_price = 0
     paths = list(_paths(rule, (call,), layouts, ()))
     if held is not None:
         departures = [_departures(layouts, held, path) for path in paths]
@@ -185,17 +174,15 @@ def _cheapest(
         return bounds[i], whole, len(others), far * rule.view, max(cuts, default=0.0)
 
     for i in sorted(range(len(paths)), key=order):
-        if best is not None and bounds[i] >= best.price:
+        if best is not None and bounds[i] >= least_price:
             break
         price = _moved(call, layouts, paths[i]) + left[i]
-        if best is None or price < best.price:
-            best = _Choice(paths[i], price)
+        if best is None or price < least_price:
+            best, least_price = paths[i], price
     return best
 
 
-def _departures(
-    layouts: Sequence[Layout], held: int, path: tuple[SbpSignature, ...]
-) -> tuple[bool, int, int]:
+def _departures(layouts: Sequence[Layout], held: int, path: _Path) -> tuple[bool, int, int]:
     # Tensors with other numbers of dims, such as a bias, may be blocks or copies, but not terms.
     wanted = list(zip(*(signature.inputs for signature in path), strict=True))
     sbp, dims = layouts[held].sbp, len(layouts[held].shape)
@@ -205,9 +192,7 @@ def _departures(
     return wanted[held] != sbp, others, terms
 
 
-def _without_collecting(
-    call: Call, layouts: Sequence[Layout], paths: list[tuple[SbpSignature, ...]]
-) -> list[tuple[SbpSignature, ...]]:
+def _without_collecting(call: Call, layouts: Sequence[Layout], paths: list[_Path]) -> list[_Path]:
     """Drop the choices that collect blocks on one worker, if others keep all axes busy.
 
     To split a dim of one cell, such as a batch of one sample, moves few bytes. But it leaves the
@@ -217,7 +202,7 @@ def _without_collecting(
     given = [_divided(layout.sbp, layout.shape, grid) for layout in layouts]
     divided_axes = [axis for axis in range(len(grid)) if max(cells[axis] for cells in given) > 1]
     shapes = (*call.shapes, *(spec.shape for spec in call.outputs))
-    kept: list[tuple[SbpSignature, ...]] = []
+    kept: list[_Path] = []
     is_any_busy = False
     for path in paths:
         slots = zip(*((*one.inputs, *one.outputs) for one in path), strict=True)
@@ -245,7 +230,7 @@ def _divided(sbp: NdSbp, shape: tuple[int, ...], grid: tuple[int, ...]) -> list[
 def _moved(
     call: Call,
     layouts: Sequence[Layout],
-    path: tuple[SbpSignature, ...],
+    path: _Path,
     price: Callable[[Layout, Layout, torch.dtype], int] = boxed_bytes,
 ) -> int:
     wanted = zip(*(signature.inputs for signature in path), strict=True)
@@ -255,7 +240,7 @@ def _moved(
     )
 
 
-def _left_to_sum(call: Call, layouts: Sequence[Layout], path: tuple[SbpSignature, ...]) -> int:
+def _left_to_sum(call: Call, layouts: Sequence[Layout], path: _Path) -> int:
     """Return the bytes of sums over partial results, which this choice leaves for later."""
     wanted = zip(*(signature.inputs for signature in path), strict=True)
     found = 0
@@ -272,9 +257,7 @@ def _dtype_of_price(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in LOW else dtype
 
 
-def _paths(
-    rule: Rule, views: Views, layouts: Sequence[Layout], outer: tuple[SbpSignature, ...]
-) -> Iterator[tuple[SbpSignature, ...]]:
+def _paths(rule: Rule, views: Views, layouts: Sequence[Layout], outer: _Path) -> Iterator[_Path]:
     """Return every choice of one signature per axis that starts with ``outer``."""
     axis = len(outer)
     if axis == len(layouts[0].grid):
@@ -294,12 +277,12 @@ def _paths(
 
 
 def _followed(
-    rule: Rule, call: Call, choice: _Choice, grid: tuple[int, ...], index: tuple[int, ...]
+    rule: Rule, call: Call, path: _Path, grid: tuple[int, ...], index: tuple[int, ...]
 ) -> tuple[Call, Bind | None, tuple[int, ...]]:
     """Return the call of the block at ``index``, and the replacement of its function, if any."""
     bind: Bind | None = None
     axes: list[int] = []
-    for axis, (signature, parts) in enumerate(zip(choice.signatures, grid, strict=True)):
+    for axis, (signature, parts) in enumerate(zip(path, grid, strict=True)):
         own = same(signature, rule, call, parts)
         # One worker has all that `run` would ask of others. Random numbers still go by the cells.
         is_alone = own.run is not None and parts == 1 and rule.replicable

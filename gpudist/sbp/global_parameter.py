@@ -191,13 +191,24 @@ def replacement(
     """
     spec = _shared_spec(placed, P_x, parameter.dtype)
     made = GlobalParameter.of(cells, placed, spec, parameter.requires_grad)
-    for name, value in vars(parameter).items():
-        vars(made).setdefault(name, value)
-    for hook in (parameter._backward_hooks or {}).values():
-        made.register_hook(hook)
-    for hook in (parameter._post_accumulate_grad_hooks or {}).values():
-        made.register_post_accumulate_grad_hook(hook)
+    take_hooks(made, parameter)
     return made
+
+
+def take_hooks(x: torch.Tensor, parameter: torch.Tensor) -> None:
+    """Give ``x``, which is to replace a parameter, its hooks, and the attributes that it lacks."""
+    for name, value in vars(parameter).items():
+        vars(x).setdefault(name, value)
+    for hook in (parameter._backward_hooks or {}).values():
+        x.register_hook(_only_with_gradient(hook))
+    for hook in (parameter._post_accumulate_grad_hooks or {}).values():
+        x.register_post_accumulate_grad_hook(hook)
+
+
+def _only_with_gradient(hook: Any) -> Any:
+    # The node that sums the gradients of all parameters passes None for those that a call of the
+    # network does not use.
+    return lambda gradient: None if gradient is None else hook(gradient)
 
 
 @cache

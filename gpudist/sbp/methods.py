@@ -141,7 +141,10 @@ def retain_grad(x: GlobalTensor) -> None:
 def register_hook(x: GlobalTensor, hook: Callable[[GlobalTensor], GlobalTensor | None]) -> Any:
     """Register a hook that receives, and may return, a global gradient."""
 
-    def local_hook(gradient: torch.Tensor) -> torch.Tensor | None:
+    def local_hook(gradient: torch.Tensor | None) -> torch.Tensor | None:
+        if gradient is None:
+            # The leaf is a parameter that a call of its network has not used.
+            return None
         given = gradient_of(x, gradient)
         changed = hook(given)
         return None if changed is None else changed.to_global(x.placement, given.sbp)._local

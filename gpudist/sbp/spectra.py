@@ -24,7 +24,7 @@ from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.methods import entry
 from gpudist.sbp.scope import Scope, current_scope
 from gpudist.sbp.signatures.slicing import index_by_dim
-from gpudist.sbp.spectral_layouts import WayBack, home_of, split_dims, split_dims_of, without
+from gpudist.sbp.spectral_layouts import home_of, split_dims, split_dims_of, way_back, without
 from gpudist.sbp.spectrum import (
     STEPS,
     Pending,
@@ -150,7 +150,7 @@ def _inverse(x: GlobalTensor, pending: Pending, given: _Transform, is_real: bool
     shape = tuple([given.extents.get(d, n) for d, n in enumerate(x.shape)])
     last = dims[-1] if is_real else -1
     late = pending.late | {*dims} - {last}
-    sbp = WayBack(late, shape, last, pending.home).end(base)
+    sbp = way_back(base, late, shape, last, pending.home)
     if sbp == base.sbp and not pending.late:
         return NotImplemented
     if isinstance(x, Spectrum):
