@@ -74,11 +74,11 @@ def _partition_of(y: GlobalSpec) -> CartesianPartition:
     shape, P = [1] * len(y.shape), y.placement.partition
     index: list[Any] = []
     order: list[int] = []
-    for axis, one in enumerate(y.sbp):
-        index.append(slice(None) if one.is_split else 0)
-        if one.is_split:
-            shape[one.dim] *= P.shape[axis]
-            order.append(one.dim)
+    for axis, attribute in enumerate(y.sbp):
+        index.append(slice(None) if attribute.is_split else 0)
+        if attribute.is_split:
+            shape[attribute.dim] *= P.shape[axis]
+            order.append(attribute.dim)
     ranks = y.placement.ranks[tuple(index)]
     ranks = ranks.transpose(sorted(range(len(order)), key=order.__getitem__)).flatten()
     members = P.world.create_partition_inclusive(ranks.tolist())

@@ -245,7 +245,9 @@ def without_terms(x: GlobalTensor) -> GlobalTensor:
     """Sum the terms of ``x``, so that only blocks and copies remain."""
     if partial_sum not in x.sbp:
         return x
-    return x.to_global(sbp=tuple(broadcast if one == partial_sum else one for one in x.sbp))
+    return x.to_global(
+        sbp=tuple(broadcast if attribute == partial_sum else attribute for attribute in x.sbp)
+    )
 
 
 def without_wait(outputs: Any) -> Any:

@@ -303,10 +303,12 @@ class NetworkPlan(Checked):
         return table
 
 
-def _word_of(one: Sbp) -> Any:
-    if not one.is_split:
-        return one.kind
-    return {"split": one.dim} | ({} if one.sizes is None else {"sizes": one.sizes})
+def _word_of(attribute: Sbp) -> Any:
+    if not attribute.is_split:
+        return attribute.kind
+    return {"split": attribute.dim} | (
+        {} if attribute.sizes is None else {"sizes": attribute.sizes}
+    )
 
 
 def _sbp_of(word: Any) -> Sbp:

@@ -154,7 +154,9 @@ def _cheapest(rule: Rule, call: Call, layouts: Sequence[Layout], held: int | Non
         _moved(call, layouts, path, least_bytes) + more
         for path, more in zip(paths, left, strict=True)
     ]
-    split_dims = {one.dim for layout in layouts for one in layout.sbp if one.is_split}
+    split_dims = {
+        attribute.dim for layout in layouts for attribute in layout.sbp if attribute.is_split
+    }
 
     def order(i: int) -> tuple[int, int, int, int, float]:
         """Order by the bound; among equals, split results, keep the inputs' dims, cut long ones.
@@ -164,9 +166,14 @@ def _cheapest(rule: Rule, call: Call, layouts: Sequence[Layout], held: int | Non
         which layers on channels would have to sum or collect.
         """
         path = paths[i]
-        own = {one.dim for signature in path for one in signature.inputs if one.is_split}
-        results = list(zip(*(one.outputs for one in path), strict=True))
-        whole = sum(not one.is_split for sbp in results for one in sbp)
+        own = {
+            attribute.dim
+            for signature in path
+            for attribute in signature.inputs
+            if attribute.is_split
+        }
+        results = list(zip(*(signature.outputs for signature in path), strict=True))
+        whole = sum(not attribute.is_split for sbp in results for attribute in sbp)
         pairs = zip(results, call.outputs, strict=True)
         cuts = [share_at_cuts(sbp, spec.shape, layouts[0].grid) for sbp, spec in pairs]
         others = own - split_dims
@@ -205,7 +212,7 @@ def _without_collecting(call: Call, layouts: Sequence[Layout], paths: list[_Path
     kept: list[_Path] = []
     is_any_busy = False
     for path in paths:
-        slots = zip(*((*one.inputs, *one.outputs) for one in path), strict=True)
+        slots = zip(*((*signature.inputs, *signature.outputs) for signature in path), strict=True)
         found = [_divided(sbp, shape, grid) for sbp, shape in zip(slots, shapes, strict=True)]
         most = [max(cells[axis] for cells in found) for axis in divided_axes]
         is_any_busy |= all(n > 1 for n in most)
@@ -218,12 +225,12 @@ def _divided(sbp: NdSbp, shape: tuple[int, ...], grid: tuple[int, ...]) -> list[
     """Return how many cells, or terms, each axis divides among its workers; 0 for copies."""
     found: list[int] = []
     left = list(shape)
-    for one, parts in zip(sbp, grid, strict=True):
-        if one.is_split:
-            found.append(left[one.dim])
-            left[one.dim] = -(-left[one.dim] // parts)
+    for attribute, parts in zip(sbp, grid, strict=True):
+        if attribute.is_split:
+            found.append(left[attribute.dim])
+            left[attribute.dim] = -(-left[attribute.dim] // parts)
         else:
-            found.append(parts if one == partial_sum else 0)
+            found.append(parts if attribute == partial_sum else 0)
     return found
 
 

@@ -330,7 +330,7 @@ def _cut(kind: type[GlobalTensor], scope: Scope, tensors: Sequence[torch.Tensor]
     if not pairs or any(shape[d] < _FEWEST_CELLS * n for d, n in pairs if d > 1):
         return x
     home = tuple(split(d) for d, _ in pairs)
-    is_thin = all(one.is_split and one.dim > 1 for one in x.sbp) and (
+    is_thin = all(attribute.is_split and attribute.dim > 1 for attribute in x.sbp) and (
         share_at_cuts(x.sbp, shape, grid) >= _FEWER_CELLS * share_at_cuts(home, shape, grid)
     )
     if not (x.is_copy_everywhere or is_thin):

@@ -125,11 +125,11 @@ def _placements(sbp: NdSbp) -> list[words.Placement]:
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     others = {broadcast: Replicate(), partial_sum: Partial("sum")}
-    return [Shard(one.dim) if one.is_split else others[one] for one in sbp]
+    return [Shard(attribute.dim) if attribute.is_split else others[attribute] for attribute in sbp]
 
 
 def _gradient_of_dtensor(layout: Layout) -> Layout:
-    sbp = tuple(one if one.is_split else broadcast for one in layout.sbp)
+    sbp = tuple(attribute if attribute.is_split else broadcast for attribute in layout.sbp)
     return layout.with_sbp(sbp)
 
 
@@ -137,16 +137,16 @@ def _in_chunks(layout: Layout) -> Layout:
     """Return the layout with the blocks of ``torch.chunk``, as far as ``sizes`` express them."""
     found: list[Sbp] = []
     blocks = [{extent} for extent in layout.shape]
-    for one, parts in zip(layout.sbp, layout.grid, strict=True):
-        if one.is_split:
-            one, cut = split(one.dim), blocks[one.dim]
+    for attribute, parts in zip(layout.sbp, layout.grid, strict=True):
+        if attribute.is_split:
+            attribute, cut = split(attribute.dim), blocks[attribute.dim]
             if len(cut) == 1:
                 (extent,) = cut
                 ends = [_chunk_of(extent, parts, i) for i in range(parts)]
-                one = split(one.dim, [stop - start for start, stop in ends])
-            made = [one.blocks(extent, parts) for extent in cut]
-            blocks[one.dim] = {each.length(i) for each in made for i in range(parts)}
-        found.append(one)
+                attribute = split(attribute.dim, [stop - start for start, stop in ends])
+            made = [attribute.blocks(extent, parts) for extent in cut]
+            blocks[attribute.dim] = {each.length(i) for each in made for i in range(parts)}
+        found.append(attribute)
     return layout.with_sbp(tuple(found))
 
 
@@ -174,11 +174,11 @@ def _require_alike(layout: Layout, whose: str, remedy: str) -> None:
 def _chunk(layout: Layout, index: tuple[int, ...]) -> Box:
     """Return the cells that the rank at ``index`` of a DTensor holds, as cut by torch.chunk."""
     start, stop = [0] * len(layout.shape), list(layout.shape)
-    for one, parts, i in zip(layout.sbp, layout.grid, index, strict=True):
-        if one.is_split:
-            low = start[one.dim]
-            first, end = _chunk_of(stop[one.dim] - low, parts, i)
-            start[one.dim], stop[one.dim] = low + first, low + end
+    for attribute, parts, i in zip(layout.sbp, layout.grid, index, strict=True):
+        if attribute.is_split:
+            low = start[attribute.dim]
+            first, end = _chunk_of(stop[attribute.dim] - low, parts, i)
+            start[attribute.dim], stop[attribute.dim] = low + first, low + end
     return Box(tuple(start), tuple(stop))
 
 

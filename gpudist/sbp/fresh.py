@@ -136,4 +136,4 @@ def _attributes(shape: tuple[int, ...], index: Any, value: GlobalTensor) -> NdSb
         return split(own, one.sizes) if extent == shape[own] else split(own)
 
     sbp = tuple(map(attribute, value.sbp))
-    return sbp if any(one.is_split for one in sbp) else None
+    return sbp if any(attribute.is_split for attribute in sbp) else None

@@ -158,7 +158,7 @@ def _shared_spec(
     """
     members = P_x.world.create_partition_inclusive(list(P_x.ranks))
     placement = Placement.of(members.create_cartesian_topology_partition((P_x.size,)))
-    P, dims = placed.P, {one.dim for one in placed.sbp if one.is_split}
+    P, dims = placed.P, {attribute.dim for attribute in placed.sbp if attribute.is_split}
     if placed.copies == P_x.size:
         sbp = broadcast
     elif len(dims) < 2 and placed.copies == 1 and P.ranks == P_x.ranks[: P.size]:

@@ -118,7 +118,7 @@ def on_axes_of(x: _Wrapper, placement: Placement) -> _Wrapper | None:
         return x
     if placement.partition.ranks != how.placement.partition.ranks:
         return None
-    if all(one == broadcast for one in how.sbp):
+    if all(attribute == broadcast for attribute in how.sbp):
         copies = (broadcast,) * placement.axes
         return wrap(type(x), local_of(x), global_spec(placement, copies, how.shape, how.dtype))
     several = [[n for n in one.shape if n > 1] for one in (placement, how.placement)]

@@ -134,7 +134,7 @@ class GlobalTensor(torch.Tensor):
     @property
     def is_copy_everywhere(self) -> bool:
         """Whether each rank of the placement holds the full tensor."""
-        return all(one == broadcast for one in self._global_spec.sbp)
+        return all(attribute == broadcast for attribute in self._global_spec.sbp)
 
     @untraced(UNTRACED)
     @checked()

@@ -214,7 +214,9 @@ def seed(x: GlobalTensor, gradient: torch.Tensor | None) -> torch.Tensor:
         if x.numel() != 1:
             raise RuntimeError("grad can be implicitly created only for scalar outputs")
         index = x.placement.index or ()
-        is_first = not any(i for i, one in zip(index, x.sbp, strict=False) if one == broadcast)
+        is_first = not any(
+            i for i, attribute in zip(index, x.sbp, strict=False) if attribute == broadcast
+        )
         return torch.full_like(x._local.detach(), float(is_first))
     if hasattr(gradient, "_local"):
         given: Any = gradient

@@ -85,14 +85,14 @@ class PlacedPin:
         return tree
 
     def _moved(self, x: GlobalTensor | OuterTensor) -> torch.Tensor:
-        dims = [one.dim for one in self.sbp if one.dim >= x.dim()]
+        dims = [attribute.dim for attribute in self.sbp if attribute.dim >= x.dim()]
         if dims or self.pin.dims not in (None, x.dim()):
             raise ConversionError(
                 f"plan: {self.pin}, but the {self.pin.at} has shape {list(x.shape)}; "
                 + (f"it has no dim {dims[0]}" if dims else "give one axis for each dim")
             )
         if isinstance(x, OuterTensor):
-            if all(one == broadcast for one in self.sbp):
+            if all(attribute == broadcast for attribute in self.sbp):
                 return x
             # Further uses of what is not made yet must see what becomes of this tensor in place.
             base: Any = x.changed()

@@ -22,7 +22,7 @@ def home_of(x: GlobalTensor) -> NdSbp | None:
 
 
 def split_dims(sbp: NdSbp) -> set[int]:
-    return {one.dim for one in sbp if one.is_split}
+    return {attribute.dim for attribute in sbp if attribute.is_split}
 
 
 def split_dims_of(x: GlobalTensor | None) -> set[int]:
@@ -47,9 +47,9 @@ def without(
     def choose() -> NdSbp:
         others = [split(d) for d in range(x.dim()) if d not in whole] or [broadcast]
         options: list[list[Sbp]] = []
-        for axis, one in enumerate(x.sbp):
-            if one != partial_sum and one.dim not in whole:
-                options.append([one])
+        for axis, attribute in enumerate(x.sbp):
+            if attribute != partial_sum and attribute.dim not in whole:
+                options.append([attribute])
             elif home is not None and home[axis].dim not in whole:
                 options.append([home[axis]])
             else:
@@ -58,7 +58,7 @@ def without(
         def price(sbp: NdSbp) -> tuple[int, ...]:
             layout = x.global_layout.with_sbp(sbp)
             cells = [box.volume for box in layout.boxes.values()]
-            channels = sum(one.dim > 0 and one.dim not in along for one in sbp)
+            channels = sum(attribute.dim > 0 and attribute.dim not in along for attribute in sbp)
             moved = boxed_bytes(x.global_layout, layout, x.dtype)
             return cells.count(0), channels, moved, max(cells)
 

@@ -179,7 +179,9 @@ def _is_one_value(x: torch.Tensor, placement: Placement) -> bool:
 
 def _one_value(x: torch.Tensor, source: Layout, layout: Layout, world: Partition) -> torch.Tensor:
     """Copy ``x`` along axes of copies, from the first rank; its gradient is full on each rank."""
-    whole = tuple(one if one == broadcast else one.dual for one in layout.sbp)
+    whole = tuple(
+        attribute if attribute == broadcast else attribute.dual for attribute in layout.sbp
+    )
     there = movement_of(x.dtype, source, layout, world)
     back = movement_of(x.dtype, layout.dual, layout.with_sbp(whole), world)
     assert there is not None and back is not None
@@ -237,7 +239,7 @@ def _global_shape(
     extents = list(shapes[0])
     indices = [index_of(i, placement.shape) for i in range(len(shapes))]
     for dim in range(len(extents)):
-        axes = [axis for axis, one in enumerate(sbp) if one.dim == dim]
+        axes = [axis for axis, attribute in enumerate(sbp) if attribute.dim == dim]
         extents[dim] = sum(
             shape[dim]
             for shape, index in zip(shapes, indices, strict=True)

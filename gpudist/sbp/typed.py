@@ -67,9 +67,9 @@ def to_typed_local(x: GlobalTensor) -> torch.Tensor:
         return local
     ends = list(zip(mesh_axes(x.placement), x.sbp, x.placement.shape, strict=True))
     words = {"broadcast": types.R, "partial_sum": types.P, "split": types.V}
-    local_types = {axis: words[one.kind] for axis, one, size in ends if size > 1}
+    local_types = {axis: words[attribute.kind] for axis, attribute, size in ends if size > 1}
     dims = [
-        tuple(axis for axis, one, size in ends if one.dim == dim and size > 1) or None
+        tuple(axis for axis, attribute, size in ends if attribute.dim == dim and size > 1) or None
         for dim in range(x.dim())
     ]
     if not any(dims):

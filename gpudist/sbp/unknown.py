@@ -113,7 +113,7 @@ def cut_like(y: GlobalTensor, like: GlobalTensor | None) -> GlobalTensor:
     """Split the replicated ``y`` like ``like``, if the dims to split have the same extents."""
     if like is None or y.dim() != like.dim() or like.global_layout.count("partial_sum") > 1:
         return y
-    dims = [one.dim for one in like.sbp if one.is_split]
+    dims = [attribute.dim for attribute in like.sbp if attribute.is_split]
     if any(y.shape[d] != like.shape[d] for d in dims):
         return y
     return y.to_global(like.placement, like.sbp)

@@ -18,7 +18,7 @@ from gpudist.world.partition import CartesianPartition
 def axes_that_split(where: Where, slot: int, dims: Collection[int]) -> list[int]:
     """Return the axes that split one of ``dims`` of the tensor in ``slot`` over several workers."""
     ones = zip(where.sbps[slot], where.P.shape, strict=True)
-    return [axis for axis, (one, n) in enumerate(ones) if one.dim in dims and n > 1]
+    return [axis for axis, (attribute, n) in enumerate(ones) if attribute.dim in dims and n > 1]
 
 
 def total(x: torch.Tensor, where: Where, axes: Iterable[int]) -> torch.Tensor:

@@ -50,7 +50,7 @@ def without_cells(
 
 def of_others(call: Call, dims: Collection[int]) -> list[SbpSignature]:
     """Return splits of all dims except ``dims``, which the results may keep or drop."""
-    found: list[SbpSignature] = []
+    signatures: list[SbpSignature] = []
     count = call.tensors[0].dims
     for d in range(count):
         if d in dims:
@@ -59,8 +59,8 @@ def of_others(call: Call, dims: Collection[int]) -> list[SbpSignature]:
         for spec in call.outputs:
             is_kept = spec.dims == count
             ones.append(split(d if is_kept else d - sum(e < d for e in dims)))
-        found.append(SbpSignature((split(d),), tuple(ones), bind=on_cells))
-    return found
+        signatures.append(SbpSignature((split(d),), tuple(ones), bind=on_cells))
+    return signatures
 
 
 def _along(position: int, default: int | None) -> Dims:
@@ -83,11 +83,14 @@ def enter_along(functions: Sequence[Function], dims: Dims, is_linear: bool = Fal
 
     @register(*functions, any_cuts=True)
     def along(call: Call, parts: int) -> list[SbpSignature]:
-        found = dims(call)
-        if found is None or len(call.tensors) > 1:
+        signatures = dims(call)
+        if signatures is None or len(call.tensors) > 1:
             return []
         shape = call.shapes[0]
-        others = sorted(of_others(call, found), key=lambda one: shape[one.inputs[0].dim] < parts)
+        others = sorted(
+            of_others(call, signatures),
+            key=lambda signature: shape[signature.inputs[0].dim] < parts,
+        )
         return [*others, linear_in(call, (0,))] if is_linear else others
 
 
@@ -106,12 +109,12 @@ def quantile(call: Call, parts: int) -> list[SbpSignature]:
     quantiles = 1 if len(call.tensors) > 1 and call.tensors[1].dims else 0
     # Not by the results: torch rejects blocks without cells.
     keeps = bool(call.get(3, "keepdim", False))
-    found: list[SbpSignature] = []
-    for one in splits_of_kept_dims(call, tuple(dims), keeps):
-        inputs = (*one.inputs, *(broadcast,) * (len(call.tensors) - 1))
-        moved = split(one.outputs[0].dim + quantiles)
-        found.append(SbpSignature(inputs, (moved,), bind=on_cells, cuts="all"))
-    return found
+    signatures: list[SbpSignature] = []
+    for signature in splits_of_kept_dims(call, tuple(dims), keeps):
+        inputs = (*signature.inputs, *(broadcast,) * (len(call.tensors) - 1))
+        moved = split(signature.outputs[0].dim + quantiles)
+        signatures.append(SbpSignature(inputs, (moved,), bind=on_cells, cuts="all"))
+    return signatures
 
 
 @compose(torch.msort, Tensor.msort)
@@ -130,11 +133,11 @@ def aminmax(input: Tensor, *, dim: int | None = None, keepdim: bool = False) -> 
 def accumulation(call: Call, parts: int) -> list[SbpSignature]:
     """Split all dims; along the accumulated dim, each block adds the totals of preceding blocks."""
     dims = dims_of(call)
-    found = [SbpSignature((split(d),), (split(d),), run=_accumulate) for d in dims]
+    signatures = [SbpSignature((split(d),), (split(d),), run=_accumulate) for d in dims]
     is_linear = call.function.__name__ == "cumsum"
     return [
         *splits_of_kept_dims(call, dims, True),
-        *found,
+        *signatures,
         *(terms(call, 0) if is_linear else []),
     ]
 

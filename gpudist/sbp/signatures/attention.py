@@ -78,7 +78,7 @@ def attention_of_blocks(call: Call, parts: int) -> list[SbpSignature]:
     rows, dims = len(result) - 2, len(result)
     masks = call.shapes[3:]
     scores = (*result[:-1], k[-2])
-    found: list[SbpSignature] = []
+    signatures: list[SbpSignature] = []
     for d in range(rows):
         ones = [align_attribute(shape[:-2], d, result[:-2]) for shape in (q, k, v)]
         if Options.of(call).enable_gqa and d == rows - 1 and k[-3] not in (1, q[-3]):
@@ -86,21 +86,21 @@ def attention_of_blocks(call: Call, parts: int) -> list[SbpSignature]:
             if k[-3] % parts:
                 continue
             ones = [split(len(shape) - 3) for shape in (q, k, v)]
-            found.append(_attending(call, ones, masks, d, scores, split(d), keeps_cut=True))
+            signatures.append(_attending(call, ones, masks, d, scores, split(d), keeps_cut=True))
             continue
-        found.append(_attending(call, ones, masks, d, scores, split(d)))
+        signatures.append(_attending(call, ones, masks, d, scores, split(d)))
     queries: list[Sbp] = [split(len(q) - 2), broadcast, broadcast]
-    found.append(_attending(call, queries, masks, rows, scores, split(rows)))
+    signatures.append(_attending(call, queries, masks, rows, scores, split(rows)))
     if not masks and _swaps(call, parts):
         sequences = tuple(split(len(shape) - 2) for shape in (q, k, v))
-        found.append(SbpSignature(sequences, (split(rows),), bind=_bind, nests=False))
+        signatures.append(SbpSignature(sequences, (split(rows),), bind=_bind, nests=False))
     cells: list[Sbp] = [broadcast, broadcast, split(len(v) - 1)]
     whole = tuple(broadcast for _ in masks)
     values = SbpSignature((*cells, *whole), (split(dims - 1),), bind=_bind, only_unboxed=True)
     terms: list[Sbp] = [broadcast, broadcast, partial_sum]
     # Every worker computes all weights.
-    found += [values, replace(values, inputs=(*terms, *whole), outputs=(partial_sum,))]
-    return found
+    signatures += [values, replace(values, inputs=(*terms, *whole), outputs=(partial_sum,))]
+    return signatures
 
 
 # An all-to-all moves ``1 - 1 / parts`` of each tensor, the result included. A gather moves

@@ -47,9 +47,9 @@ def dropping_attention(
 @register(dropping_attention, replicable=False, any_cuts=True, draws_anew=True)
 def dropping_attention_of_blocks(call: Call, parts: int) -> list[SbpSignature]:
     """Split like attention without dropout, but for whole sequences of some heads."""
-    found = [one for one in attention_of_blocks(call, parts) if one.nests]
+    signatures = [signature for signature in attention_of_blocks(call, parts) if signature.nests]
     copies = SbpSignature((broadcast,) * len(call.tensors), (broadcast,))
-    return [replace(one, bind=_bind) for one in (*found, copies)]
+    return [replace(one, bind=_bind) for one in (*signatures, copies)]
 
 
 def _bind(call: Call, where: Where) -> Compute:

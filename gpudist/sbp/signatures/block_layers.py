@@ -31,12 +31,12 @@ def along_last(call: Call, bind: Bind, dims: int, results: int = 1) -> list[SbpS
         dims: number of last dims.
         results: number of results.
     """
-    found: list[SbpSignature] = []
+    signatures: list[SbpSignature] = []
     for dim in range(call.tensors[0].dims):
         leads, both = dim < call.tensors[0].dims - dims, ((split(dim),), (split(dim),) * results)
         cuts: Literal["all", "inputs"] = "all" if leads else "inputs"
-        found.append(SbpSignature(*both, bind=bind, nests=leads, cuts=cuts))
-    return found
+        signatures.append(SbpSignature(*both, bind=bind, nests=leads, cuts=cuts))
+    return signatures
 
 
 def no_samples(where: Where, dims: int) -> Compute:

@@ -131,7 +131,7 @@ def by_channel(call: Call, parts: int) -> list[SbpSignature]:
     """Split all dims; a split of the channels also splits parameters and moments."""
     is_instance = call.function in INSTANCES
     computes = _is_normalized(call)
-    found: list[SbpSignature] = []
+    signatures: list[SbpSignature] = []
     for d in range(call.tensors[0].dims):
         others = split(0) if d == 1 else broadcast
         inputs = (split(d), *(others,) * (len(call.tensors) - 1))
@@ -142,10 +142,10 @@ def by_channel(call: Call, parts: int) -> list[SbpSignature]:
             seen = (moment, moment)
         # torch's functions reject some blocks without cells.
         bind = _bind if computes else None
-        found.append(SbpSignature(inputs, (split(d), *seen), bind=bind))
-    copies = (broadcast,) * len(call.tensors), (broadcast,) * len(found[0].outputs)
-    found.append(SbpSignature(*copies, bind=bind))
-    return found
+        signatures.append(SbpSignature(inputs, (split(d), *seen), bind=bind))
+    copies = (broadcast,) * len(call.tensors), (broadcast,) * len(signatures[0].outputs)
+    signatures.append(SbpSignature(*copies, bind=bind))
+    return signatures
 
 
 def _bind(call: Call, where: Where) -> Compute:
@@ -194,7 +194,11 @@ def remember(running: Moments, seen: Sequence[Any], momentum: float) -> None:
         if not hasattr(old, "_local"):
             if (all_workers := _workers_beyond(new)) is not None:
                 new = new.to_global(all_workers, (broadcast,) * all_workers.axes)
-            new = new.full_tensor() if any(one != broadcast for one in new.sbp) else new._local
+            new = (
+                new.full_tensor()
+                if any(attribute != broadcast for attribute in new.sbp)
+                else new._local
+            )
             if new.shape != old.shape:
                 # This rank holds no part of the tensor.
                 continue
@@ -219,8 +223,8 @@ def _update_in_place(input: Any, running: Moments, momentum: float) -> bool:
     partition = input._global_spec.placement.partition
     if len(partition.ranks) < partition.wire.size and _workers_beyond(input) is not None:
         return False
-    for one in input.sbp:
-        if one.dim == 1 or one == partial_sum:
+    for attribute in input.sbp:
+        if attribute.dim == 1 or attribute == partial_sum:
             return False
     for moment in running:
         if type(moment) is not torch.Tensor or moment.dtype not in (torch.float32, torch.float64):

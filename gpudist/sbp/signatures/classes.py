@@ -38,13 +38,13 @@ def nll_loss(call: Call, parts: int) -> list[SbpSignature]:
     if reduction is None:
         return []
     samples = [d for d in range(x.dims) if d != classes]
-    found: list[SbpSignature] = []
+    signatures: list[SbpSignature] = []
     for target, d in enumerate(samples):
         y = split(target) if reduction == "none" else partial_sum
-        found.append(_signature(call, split(d), split(target), broadcast, y, _run))
-    found.append(_signature(call, split(classes), broadcast, split(0), partial_sum, _run))
-    found.append(_signature(call, partial_sum, broadcast, broadcast, partial_sum))
-    return found
+        signatures.append(_signature(call, split(d), split(target), broadcast, y, _run))
+    signatures.append(_signature(call, split(classes), broadcast, split(0), partial_sum, _run))
+    signatures.append(_signature(call, partial_sum, broadcast, broadcast, partial_sum))
+    return signatures
 
 
 def _run(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:

@@ -72,7 +72,7 @@ def linear_in_each(count: int) -> list[SbpSignature]:
 def contraction(equation: str, shapes: Sequence[tuple[int, ...]]) -> list[SbpSignature]:
     """Split a named dim in all tensors that have it; if the result lacks it, it is in terms."""
     operands, result = names_of(equation, tuple(map(len, shapes)))
-    found: list[SbpSignature] = []
+    signatures: list[SbpSignature] = []
     for name in dict.fromkeys(chain(result, *operands)):
         if any(names.count(name) > 1 for names in operands):
             continue
@@ -83,8 +83,8 @@ def contraction(equation: str, shapes: Sequence[tuple[int, ...]]) -> list[SbpSig
             for shape, d in zip(shapes, has, strict=True)
         ]
         output = split(result.index(name)) if name in result else partial_sum
-        found.append(SbpSignature(tuple(inputs), (output,)))
-    return [*found, *linear_in_each(len(operands))]
+        signatures.append(SbpSignature(tuple(inputs), (output,)))
+    return [*signatures, *linear_in_each(len(operands))]
 
 
 def product(equation: str, call: Call, parts: int, added: int | None = None) -> list[SbpSignature]:
@@ -93,13 +93,15 @@ def product(equation: str, call: Call, parts: int, added: int | None = None) -> 
         return contraction(equation, call.shapes)
     shape, result = call.shapes[added], call.outputs[0].shape
 
-    def with_added(one: SbpSignature) -> SbpSignature:
-        (output,) = one.outputs
+    def with_added(signature: SbpSignature) -> SbpSignature:
+        (output,) = signature.outputs
         own = align_attribute(shape, output.dim, result) if output.is_split else partial_sum
-        return replace(one, inputs=(*one.inputs[:added], own, *one.inputs[added:]))
+        return replace(
+            signature, inputs=(*signature.inputs[:added], own, *signature.inputs[added:])
+        )
 
     factors = [*call.shapes[:added], *call.shapes[added + 1 :]]
-    return [with_added(one) for one in contraction(equation, factors)]
+    return [with_added(signature) for signature in contraction(equation, factors)]
 
 
 for names, equation in PRODUCTS.items():

@@ -63,8 +63,8 @@ def cross(call: Call, parts: int) -> list[SbpSignature]:
     dim = dim % len(shape)
     # Name the dim explicitly: a block may have three cells along an earlier dim.
     localize = partial(_with_dim, dim)
-    found = (replace(one, localize=localize) for one in splits(call))
-    return [one for one in found if one.outputs[0] != split(dim)]
+    signatures = (replace(one, localize=localize) for one in splits(call))
+    return [signature for signature in signatures if signature.outputs[0] != split(dim)]
 
 
 def _with_dim(dim: int, call: Call, part: AxisPart) -> Call:

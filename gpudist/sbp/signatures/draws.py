@@ -32,7 +32,7 @@ def _by_index(x: Any, by: Any, dtype: torch.dtype, draws: Draws) -> Tensor:
     if not hasattr(x, "placement"):
         cells = Cells(Box.whole(x.shape), tuple(x.shape))
         return by(key_of(draws, x.device), cells, dtype, x.device)
-    sbp = tuple(broadcast if one == partial_sum else one for one in x.sbp)
+    sbp = tuple(broadcast if attribute == partial_sum else attribute for attribute in x.sbp)
     shape, placement = tuple(x.shape), x.placement
     if placement.index is None:
         return x._wrap(x._local.new_empty(0, dtype=dtype), placement, sbp, shape)

@@ -33,10 +33,10 @@ def convert(x: Tensor, dtype: torch.dtype) -> Tensor:
 @register(convert, any_cuts=True)
 def cast(call: Call, parts: int) -> list[SbpSignature]:
     """Split all dims; linear, except when rounding to integers."""
-    found = list(splits(call))
+    signatures = list(splits(call))
     if torch.promote_types(call.tensors[0].dtype, call.outputs[0].dtype) == call.outputs[0].dtype:
-        found.append(linear_in(call, (0,)))
-    return found
+        signatures.append(linear_in(call, (0,)))
+    return signatures
 
 
 @compose(Tensor.to)
@@ -132,7 +132,9 @@ def draw_whole(function: Function, changes_in_place: bool) -> Function:
             )
         whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
         whole = function(whole, *args, **kwargs)
-        sbp = tuple(broadcast if one == partial_sum else one for one in tensor.sbp)
+        sbp = tuple(
+            broadcast if attribute == partial_sum else attribute for attribute in tensor.sbp
+        )
         if not changes_in_place:
             return block(tensor, whole, sbp)
         with torch.no_grad():

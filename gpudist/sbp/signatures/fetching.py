@@ -67,14 +67,14 @@ def fetching(call: Call, parts: int, read: Read, takes_empty: bool = True) -> li
         takes_empty: whether the function accepts blocks without cells.
     """
     fetches = read(call)
-    found: list[SbpSignature] = []
+    signatures: list[SbpSignature] = []
     for dim, extent in enumerate(call.shapes[0]):
         if dim not in fetches:
             others = None if takes_empty else partial(_bind, read)
-            found.append(SbpSignature((split(dim),), (split(dim),), bind=others, cuts="all"))
+            signatures.append(SbpSignature((split(dim),), (split(dim),), bind=others, cuts="all"))
         else:
-            found.append(_fetched(dim, extent, parts, fetches[dim], read))
-    return [*found, SbpSignature((partial_sum,), (partial_sum,))]
+            signatures.append(_fetched(dim, extent, parts, fetches[dim], read))
+    return [*signatures, SbpSignature((partial_sum,), (partial_sum,))]
 
 
 def _fetched(
@@ -92,7 +92,7 @@ def _fetched(
 
 def _bind(read: Read, call: Call, where: Where) -> Compute:
     fetches = read(where.call)
-    axes = [axis for axis, one in enumerate(where.sbps[0]) if one.dim in fetches]
+    axes = [axis for axis, attribute in enumerate(where.sbps[0]) if attribute.dim in fetches]
     P, inputs = replace(where, P=where.P.along(axes)).cut(0)
     assert P.index is not None
     if P.size == 1 and 0 not in where.inputs[0].shape:

@@ -92,7 +92,7 @@ def _is_number_for(x: Any, specs: Sequence[GlobalSpec | None]) -> bool:
     if own is None:
         return type(x) in (Tensor, torch.nn.Parameter)
     ranks = own.placement.partition.ranks
-    return all(one == broadcast for one in own.sbp) and all(
+    return all(attribute == broadcast for attribute in own.sbp) and all(
         spec is not None and spec.placement.partition.ranks == ranks for spec in specs
     )
 
@@ -102,12 +102,12 @@ def _on_parts(function: Function, tensors: Any, others: Any, options: dict[str, 
     return function(*given, **{name: _parts(one) for name, one in options.items()})
 
 
-def _parts(one: Any) -> Any:
-    if type(one) in (list, tuple):
-        return [getattr(x, "_local", x) for x in one]
-    local = getattr(one, "_local", one)
+def _parts(attribute: Any) -> Any:
+    if type(attribute) in (list, tuple):
+        return [getattr(x, "_local", x) for x in attribute]
+    local = getattr(attribute, "_local", attribute)
     # A rank outside the placement has no number for its parts, which are empty too.
-    return local.sum() if isinstance(local, Tensor) and local.dim() > one.dim() else local
+    return local.sum() if isinstance(local, Tensor) and local.dim() > attribute.dim() else local
 
 
 def _like(x: Any, part: Tensor) -> Tensor:

@@ -28,19 +28,19 @@ def cat(call: Call, parts: int) -> list[SbpSignature]:
     """
     dims = call.outputs[0].dims
     joint = call.get(1, "dim", 0) % dims
-    found = [_all_alike(call, split(d), split(d)) for d in range(dims) if d != joint]
+    signatures = [_all_alike(call, split(d), split(d)) for d in range(dims) if d != joint]
     empty = [shape == (0,) and dims > 1 for shape in call.shapes]
     if any(empty):
-        found = [
+        signatures = [
             SbpSignature(
-                tuple(broadcast if e else s for s, e in zip(one.inputs, empty, strict=True)),
-                one.outputs,
+                tuple(broadcast if e else s for s, e in zip(signature.inputs, empty, strict=True)),
+                signature.outputs,
             )
-            for one in found
+            for signature in signatures
         ]
     else:
-        found.append(concat_signature(joint, len(call.tensors)))
-    return [*found, _all_alike(call, partial_sum, partial_sum)]
+        signatures.append(concat_signature(joint, len(call.tensors)))
+    return [*signatures, _all_alike(call, partial_sum, partial_sum)]
 
 
 def _cat_of_shapes(function: Function, tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
@@ -62,8 +62,8 @@ def stack(call: Call, parts: int) -> list[SbpSignature]:
     """Split like ``cat``; dims after the new one move up by one."""
     dims = call.outputs[0].dims
     new = call.get(1, "dim", 0) % dims
-    found = [_all_alike(call, split(d), split(d + (d >= new))) for d in range(dims - 1)]
-    return [*found, _all_alike(call, partial_sum, partial_sum)]
+    signatures = [_all_alike(call, split(d), split(d + (d >= new))) for d in range(dims - 1)]
+    return [*signatures, _all_alike(call, partial_sum, partial_sum)]
 
 
 @register(*forms("split", "split_with_sizes", "chunk", "tensor_split"), view=True, any_cuts=True)
@@ -76,9 +76,9 @@ def cut_pieces(call: Call, parts: int) -> list[SbpSignature]:
             "tensor_split of a global tensor: indices_or_sections is a tensor; pass numbers"
         )
     lengths = tuple(spec.shape[along] for spec in call.outputs)
-    found = [_all_alike(call, split(d), split(d)) for d in range(dims) if d != along]
-    found.append(_in_pieces(along, lengths, parts))
-    return [*found, _all_alike(call, partial_sum, partial_sum)]
+    signatures = [_all_alike(call, split(d), split(d)) for d in range(dims) if d != along]
+    signatures.append(_in_pieces(along, lengths, parts))
+    return [*signatures, _all_alike(call, partial_sum, partial_sum)]
 
 
 def _in_pieces(
@@ -108,5 +108,7 @@ def unbind(call: Call, parts: int) -> list[SbpSignature]:
     """Split like ``split``; dims after the removed one move down by one."""
     dims = call.tensors[0].dims
     along = call.get(1, "dim", 0) % dims
-    found = [_all_alike(call, split(d), split(d - (d > along))) for d in range(dims) if d != along]
-    return [*found, _all_alike(call, partial_sum, partial_sum)]
+    signatures = [
+        _all_alike(call, split(d), split(d - (d > along))) for d in range(dims) if d != along
+    ]
+    return [*signatures, _all_alike(call, partial_sum, partial_sum)]

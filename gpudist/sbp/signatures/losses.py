@@ -44,12 +44,12 @@ def loss_of_cells(call: Call, parts: int) -> list[SbpSignature]:
     if reduction == "none":
         return list(splits(call))
     shape = result_shape(call)
-    found: list[SbpSignature] = []
+    signatures: list[SbpSignature] = []
     for d in range(len(shape)):
         inputs = tuple(align_attribute(given, d, shape) for given in call.shapes)
-        if any(one != broadcast for one in inputs):
-            found.append(SbpSignature(inputs, (partial_sum,), run=_run))
-    return found
+        if any(attribute != broadcast for attribute in inputs):
+            signatures.append(SbpSignature(inputs, (partial_sum,), run=_run))
+    return signatures
 
 
 def _run(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:

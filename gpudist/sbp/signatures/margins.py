@@ -56,7 +56,9 @@ def cosine_embedding_loss(
 ) -> Tensor:
     sums: Any = sums_of_rows(input1, input2)
     # The three sums together, in one message.
-    sums = sums.to_global(sbp=[broadcast if one == partial_sum else one for one in sums.sbp])
+    sums = sums.to_global(
+        sbp=[broadcast if attribute == partial_sum else attribute for attribute in sums.sbp]
+    )
     return reduce_losses(losses_of_rows(sums, target, margin), reduction, size_average, reduce)
 
 

@@ -60,7 +60,7 @@ def bind_normalization(by: Normalization, where: Where) -> Normalization:
         blocks = Layout(tuple(where.P.ranks), where.P.shape, sbp, shape).boxes.values()
     channels = [(box.start[1], box.stop[1]) for box in blocks]
     key = ("a global tensor", where.call.shapes, where.sbps)
-    split_by = [one.dim for one in sbp]
+    split_by = [attribute.dim for attribute in sbp]
     return by.bind(where.P, split_by, where.inputs[0], shape, channels, key)
 
 
@@ -94,10 +94,10 @@ def layer_norm(call: Call, parts: int) -> list[SbpSignature]:
     """Split all dims; a split of a normalized dim also splits the parameters."""
     dims = call.tensors[0].dims
     leading = dims - len(call.get(1, "normalized_shape"))
-    found = [alike(call, d, broadcast) for d in range(leading)]
+    signatures = [alike(call, d, broadcast) for d in range(leading)]
     for d in range(leading, dims):
-        found.append(alike(call, d, split(d - leading), _block_of(d - leading), _bind_layer))
-    return found
+        signatures.append(alike(call, d, split(d - leading), _block_of(d - leading), _bind_layer))
+    return signatures
 
 
 def _block_of(dim: int) -> Localize:
@@ -128,13 +128,15 @@ def _bind_layer(call: Call, where: Where) -> Compute:
 @register(F.group_norm, torch.group_norm, any_cuts=True)
 def group_norm(call: Call, parts: int) -> list[SbpSignature]:
     """Split samples, channels, also within groups, or features."""
-    found: list[SbpSignature] = []
+    signatures: list[SbpSignature] = []
     for d in range(call.tensors[0].dims):
         # torch's function supports no blocks with parts of groups, or with one cell in all.
         one = alike(call, d, split(0) if d == 1 else broadcast, bind=_bind_groups)
-        found.append(replace(one, cuts="all"))
-    found.append(SbpSignature((broadcast,) * len(call.tensors), (broadcast,), bind=_bind_groups))
-    return found
+        signatures.append(replace(one, cuts="all"))
+    signatures.append(
+        SbpSignature((broadcast,) * len(call.tensors), (broadcast,), bind=_bind_groups)
+    )
+    return signatures
 
 
 def result_like(input: torch.Tensor, per_channel: Sequence[object] = ()) -> torch.Tensor:

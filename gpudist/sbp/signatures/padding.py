@@ -41,14 +41,14 @@ def pad(call: Call, parts: int) -> list[SbpSignature]:
     if mode != "constant":
         return fetching(call, parts, partial(_copied, mode), takes_empty=False)
     widths = widths_of(call)
-    found: list[SbpSignature] = []
+    signatures: list[SbpSignature] = []
     for dim, extent in enumerate(call.shapes[0]):
         if dim in widths:
-            found.append(_padded(dim, extent, widths[dim], parts))
+            signatures.append(_padded(dim, extent, widths[dim], parts))
         else:
-            found.append(SbpSignature((split(dim),), (split(dim),)))
+            signatures.append(SbpSignature((split(dim),), (split(dim),)))
     zeros = SbpSignature((partial_sum,), (partial_sum,))
-    return found if call.get(3, "value") else [*found, zeros]
+    return signatures if call.get(3, "value") else [*signatures, zeros]
 
 
 def _padded(

@@ -38,12 +38,12 @@ def in_units(
         localize: see :class:`~gpudist.sbp.signatures.reshape.Units`; without it, blocks without
             cells are not passed to the function.
     """
-    found: list[SbpSignature | None] = []
+    signatures: list[SbpSignature | None] = []
     for dim, extent in enumerate(call.shapes[0]):
         unit, made = units.get(dim, (1, 1))
         bind = on_cells if localize is None else None
-        found.append(Units(dim, dim, extent, unit, made, parts, localize, bind).signature())
-    return [*filter(None, found), _TERMS]
+        signatures.append(Units(dim, dim, extent, unit, made, parts, localize, bind).signature())
+    return [*filter(None, signatures), _TERMS]
 
 
 def _on_blocks(dim: int, sizes: Sequence[int]) -> Localize:
@@ -167,14 +167,14 @@ def unfold_tiles(call: Call, parts: int) -> list[SbpSignature]:
         return [_TERMS]
     given, is_tiling = _windows(call, 1)
     (_, channels, rows, columns), kernel = call.shapes[0], given[0]
-    found = [
+    signatures = [
         SbpSignature((split(0),), (split(0),)),
         Units(1, 1, channels, 1, kernel[0] * kernel[1], parts, bind=on_cells).signature(),
     ]
     if is_tiling and not rows % kernel[0]:
         across = _steps(columns, *(numbers[1] for numbers in given))
-        found.append(Units(2, 2, rows, kernel[0], across, parts, bind=on_cells).signature())
-    return [*filter(None, found), _TERMS]
+        signatures.append(Units(2, 2, rows, kernel[0], across, parts, bind=on_cells).signature())
+    return [*filter(None, signatures), _TERMS]
 
 
 @register(F.fold, any_cuts=True)
@@ -185,15 +185,17 @@ def fold(call: Call, parts: int) -> list[SbpSignature]:
     given, is_tiling = _windows(call, 2)
     (_, channels, steps), kernel = call.shapes[0], given[0]
     rows, columns = number_per_dim(call.get(1, "output_size"), 2)
-    found = [
+    signatures = [
         SbpSignature((split(0),), (split(0),)),
         Units(1, 1, channels, kernel[0] * kernel[1], 1, parts, bind=on_cells).signature(),
     ]
     if is_tiling and not rows % kernel[0]:
         across = _steps(columns, *(numbers[1] for numbers in given))
         by_rows = partial(_with_rows, columns)
-        found.append(Units(2, 2, steps, across, kernel[0], parts, by_rows, on_cells).signature())
-    return [*filter(None, found), _TERMS]
+        signatures.append(
+            Units(2, 2, steps, across, kernel[0], parts, by_rows, on_cells).signature()
+        )
+    return [*filter(None, signatures), _TERMS]
 
 
 def _with_rows(columns: int, dim: int, rows: Sequence[int]) -> Localize:
@@ -210,12 +212,12 @@ def grid_sample(call: Call, parts: int) -> list[SbpSignature]:
     rows: list[tuple[Sbp, Sbp, int]] = [(split(0), split(0), 0), (split(1), broadcast, 1)]
     rows += [(broadcast, split(d), d + 1) for d in range(1, grid.dims - 1)]
     extents = [image.shape[0], image.shape[1], *grid.shape[1:-1]]
-    found = [
+    signatures = [
         SbpSignature((a, b), (split(dim),), cuts="all", takes_empty=False)
         for (a, b, dim), n in zip(rows, extents, strict=True)
         if n >= parts
     ]
-    return [*found, SbpSignature((partial_sum, broadcast), (partial_sum,))]
+    return [*signatures, SbpSignature((partial_sum, broadcast), (partial_sum,))]
 
 
 @register(F.affine_grid, any_cuts=True)

@@ -129,14 +129,14 @@ def _pool(read: Any, dims: int, call: Call, parts: int) -> list[SbpSignature]:
     pool: Pool = read(call, dims)
     bind = partial(bind_along_last, dims, partial(_bind, read, dims))
     first = call.tensors[0].dims - dims
-    found = along_last(call, bind, dims, pool.results)
+    signatures = along_last(call, bind, dims, pool.results)
     if (pool.arguments.get("divisor_override") or 1) < 0:
         # gpudist has no layer with a negative divisor.
-        return [*found[:first], SbpSignature((partial_sum,), (partial_sum,))]
+        return [*signatures[:first], SbpSignature((partial_sum,), (partial_sum,))]
     for d in pool.means:
         term = SbpSignature((split(first + d),), (partial_sum,), bind=bind, cuts="all")
-        found[first + d] = term
-    return [*found, SbpSignature((partial_sum,), (partial_sum,))] if is_linear else found
+        signatures[first + d] = term
+    return [*signatures, SbpSignature((partial_sum,), (partial_sum,))] if is_linear else signatures
 
 
 def _adaptive_of_shapes(
@@ -199,8 +199,8 @@ def _without_means(where: Where, dims: Sequence[int]) -> tuple[Where, _OwnMean |
         start[dim], stop[dim], shape[dim] = 0, 1, 1
     kept = [
         axis
-        for axis, one in enumerate(where.sbps[0])
-        if where.P.shape[axis] > 1 and not (one.is_split and one.dim in dims)
+        for axis, attribute in enumerate(where.sbps[0])
+        if where.P.shape[axis] > 1 and not (attribute.is_split and attribute.dim in dims)
     ]
     rest = replace(
         where,

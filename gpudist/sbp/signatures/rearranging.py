@@ -59,11 +59,11 @@ def take_along_dim(x: Tensor, indices: Tensor, dim: int | None = None) -> Tensor
 def triangle(call: Call, parts: int) -> list[SbpSignature]:
     """Split all dims; in a block of rows the diagonal moves right, in a block of columns left."""
     dims = call.tensors[0].dims
-    found = [SbpSignature((split(d),), (split(d),)) for d in range(dims - 2)]
+    signatures = [SbpSignature((split(d),), (split(d),)) for d in range(dims - 2)]
     for dim, sign in ((dims - 2, 1), (dims - 1, -1)):
         localize = partial(_shifted, dim, sign)
-        found.append(SbpSignature((split(dim),), (split(dim),), localize))
-    return [*found, SbpSignature((partial_sum,), (partial_sum,))]
+        signatures.append(SbpSignature((split(dim),), (split(dim),), localize))
+    return [*signatures, SbpSignature((partial_sum,), (partial_sum,))]
 
 
 def _shifted(dim: int, sign: int, call: Call, part: AxisPart) -> Call:

@@ -35,12 +35,12 @@ def splits_of_kept_dims(
     call: Call, dims: tuple[int, ...], keeps: bool, results: int = 1
 ) -> list[SbpSignature]:
     """Return splits of the dims that are not reduced."""
-    found: list[SbpSignature] = []
+    signatures: list[SbpSignature] = []
     for d in range(call.tensors[0].dims):
         if d not in dims:
             own = d if keeps else d - sum(e < d for e in dims)
-            found.append(SbpSignature((split(d),), (split(own),) * results))
-    return found
+            signatures.append(SbpSignature((split(d),), (split(own),) * results))
+    return signatures
 
 
 def together(dims: tuple[int, ...], run: Run, results: int = 1) -> list[SbpSignature]:
@@ -325,8 +325,12 @@ def linalg_norm(
 def matrix_norm(call: Call, parts: int) -> list[SbpSignature]:
     """Split the batch dims; the Frobenius norm splits all dims."""
     dims = dims_of(call.replaced(2, "dim", call.get(2, "dim", (-2, -1))), 2)
-    found = splits_of_kept_dims(call, dims, keeps_dims(call, 3))
-    return [*found, *together(dims, _frobenius)] if call.get(1, "ord", "fro") == "fro" else found
+    signatures = splits_of_kept_dims(call, dims, keeps_dims(call, 3))
+    return (
+        [*signatures, *together(dims, _frobenius)]
+        if call.get(1, "ord", "fro") == "fro"
+        else signatures
+    )
 
 
 def _frobenius(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:

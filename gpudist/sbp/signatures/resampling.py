@@ -21,10 +21,10 @@ def interpolate(call: Call, parts: int) -> list[SbpSignature]:
     """Split all dims, or only samples and channels for modes without a layer in gpudist."""
     x, dims = call.tensors[0], call.tensors[0].dims - 2
     is_float = x.dtype.is_floating_point
-    found = along_last(call, partial(bind_along_last, dims, partial(_bind, dims)), dims)
+    signatures = along_last(call, partial(bind_along_last, dims, partial(_bind, dims)), dims)
     if call.get(6, "antialias", False) or not (is_float or _mode(call) in _NEAREST):
-        found = found[:2]
-    return [*found, SbpSignature((partial_sum,), (partial_sum,))] if is_float else found
+        signatures = signatures[:2]
+    return [*signatures, SbpSignature((partial_sum,), (partial_sum,))] if is_float else signatures
 
 
 def _mode(call: Call) -> str:

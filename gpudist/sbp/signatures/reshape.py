@@ -96,8 +96,8 @@ class Units:
 
     def signature(self, sizes: tuple[int, ...] | None = None) -> SbpSignature | None:
         """Return the split with these sizes, or with the nearest sizes that keep units together."""
-        one, unit = split(self.dim, sizes), self.unit
-        stops = [one.blocks(self.extent, self.parts).block(i)[1] for i in range(self.parts)]
+        attribute, unit = split(self.dim, sizes), self.unit
+        stops = [attribute.blocks(self.extent, self.parts).block(i)[1] for i in range(self.parts)]
         if self.extent % unit:
             return None
         if any(stop % unit for stop in stops):
@@ -134,8 +134,8 @@ def pairs(source: Shape, target: Shape, parts: int) -> Iterator[Units]:
 def reshape(call: Call, parts: int) -> list[SbpSignature]:
     """Split dims whose blocks keep their cells in order; linear."""
     source, target = call.shapes[0], call.outputs[0].shape
-    found = [pair.signature() for pair in pairs(source, target, parts)]
-    return [*filter(None, found), SbpSignature((partial_sum,), (partial_sum,))]
+    signatures = [pair.signature() for pair in pairs(source, target, parts)]
+    return [*filter(None, signatures), SbpSignature((partial_sum,), (partial_sum,))]
 
 
 @register(torch.broadcast_to, view=True, any_cuts=True)
@@ -143,12 +143,12 @@ def expand(call: Call, parts: int) -> list[SbpSignature]:
     """Split dims that are not expanded."""
     source, target = call.shapes[0], call.outputs[0].shape
     new = len(target) - len(source)
-    found = [
+    signatures = [
         SbpSignature((split(dim),), (split(dim + new),), block_shape(dim + new))
         for dim in range(len(source))
         if source[dim] == target[dim + new]
     ]
-    return [*found, SbpSignature((partial_sum,), (partial_sum,))]
+    return [*signatures, SbpSignature((partial_sum,), (partial_sum,))]
 
 
 def tile_source(call: Call) -> dict[int, Fetch]:
@@ -169,12 +169,12 @@ def tile(call: Call, parts: int) -> list[SbpSignature]:
     new = max(len(times) - len(shape), 0)
     if not new:
         return fetching(call, parts, tile_source)
-    found = [
+    signatures = [
         SbpSignature((split(dim),), (split(dim + new),))
         for dim in range(len(shape))
         if times[dim + new] == 1
     ]
-    return [*found, SbpSignature((partial_sum,), (partial_sum,))]
+    return [*signatures, SbpSignature((partial_sum,), (partial_sum,))]
 
 
 def shape_by(function: Function, x: torch.Tensor, args: Any, kwargs: Any) -> Shape:
@@ -235,20 +235,20 @@ def several(dim: int, times: int, sizes: Shape) -> SbpSignature:
 def repeat_interleave(call: Call, parts: int) -> list[SbpSignature]:
     """Split all dims; every worker repeats its own cells."""
     times, along, dims = call.get(1, "repeats"), call.get(2, "dim"), call.tensors[0].dims
-    found = [SbpSignature((partial_sum,), (partial_sum,))]
+    signatures = [SbpSignature((partial_sum,), (partial_sum,))]
     if not isinstance(times, int) or len(call.tensors) != 1:
         raise NotImplementedError(
             "repeat_interleave of a global tensor: repeats is a tensor; pass a number"
         )
     if along is None:
         return (
-            found
+            signatures
             if dims != 1
-            else [several(0, times, balanced_cut(call.shapes[0][0])((0,) * parts)), *found]
+            else [several(0, times, balanced_cut(call.shapes[0][0])((0,) * parts)), *signatures]
         )
     for dim in range(dims):
         if dim == along % dims:
-            found.append(several(dim, times, balanced_cut(call.shapes[0][dim])((0,) * parts)))
+            signatures.append(several(dim, times, balanced_cut(call.shapes[0][dim])((0,) * parts)))
         else:
-            found.append(SbpSignature((split(dim),), (split(dim),)))
-    return found
+            signatures.append(SbpSignature((split(dim),), (split(dim),)))
+    return signatures

@@ -21,8 +21,8 @@ def splits_of_full_dims(
 ) -> list[SbpSignature]:
     """Return splits of dims taken in full, which are ``result`` in the result, and terms."""
     result = dims if result is None else result
-    found = [SbpSignature((split(a),), (split(b),)) for a, b in zip(dims, result, strict=True)]
-    return [*found, SbpSignature((partial_sum,), (partial_sum,))]
+    signatures = [SbpSignature((split(a),), (split(b),)) for a, b in zip(dims, result, strict=True)]
+    return [*signatures, SbpSignature((partial_sum,), (partial_sum,))]
 
 
 def index_by_dim(index: Any, dims: int) -> list[Any]:
@@ -152,7 +152,7 @@ def set_index(x: Any, index: Any, value: Any) -> None:
         x.masked_fill_(mask, value)
         return
     by_dim = index_by_dim(index, x.dim())
-    split_dims = {one.dim for one in x.sbp if one.is_split}
+    split_dims = {attribute.dim for attribute in x.sbp if attribute.is_split}
     ints = {d: i for d, i in enumerate(_without_new(by_dim)) if isinstance(i, int)}
     if ints.keys() & split_dims:
         index = _without_new(by_dim)
