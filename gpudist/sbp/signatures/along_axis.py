@@ -55,11 +55,11 @@ def of_others(call: Call, dims: Collection[int]) -> list[SbpSignature]:
     for d in range(count):
         if d in dims:
             continue
-        ones: list[Sbp] = []
+        outputs: list[Sbp] = []
         for spec in call.outputs:
             is_kept = spec.dims == count
-            ones.append(split(d if is_kept else d - sum(e < d for e in dims)))
-        signatures.append(SbpSignature((split(d),), tuple(ones), bind=on_cells))
+            outputs.append(split(d if is_kept else d - sum(e < d for e in dims)))
+        signatures.append(SbpSignature((split(d),), tuple(outputs), bind=on_cells))
     return signatures
 
 
@@ -67,10 +67,10 @@ def _along(position: int, default: int | None) -> Dims:
     """Return a function that reads the dim argument at a position; ``None`` means all cells."""
 
     def dims(call: Call) -> Collection[int] | None:
-        given = call.get(position, "dim", default)
-        if given is None or isinstance(given, bool):
-            return None if given is None else (call.tensors[0].dims - 1,)
-        return ((given % max(call.tensors[0].dims, 1)),)
+        dim = call.get(position, "dim", default)
+        if dim is None or isinstance(dim, bool):
+            return None if dim is None else (call.tensors[0].dims - 1,)
+        return ((dim % max(call.tensors[0].dims, 1)),)
 
     return dims
 
@@ -124,8 +124,8 @@ def msort(input: Tensor) -> Tensor:
 
 @compose(torch.aminmax, Tensor.aminmax)
 def aminmax(input: Tensor, *, dim: int | None = None, keepdim: bool = False) -> Any:
-    given: Any = () if dim is None else dim
-    ends = (torch.amin(input, given, keepdim), torch.amax(input, given, keepdim))
+    dims: Any = () if dim is None else dim
+    ends = (torch.amin(input, dims, keepdim), torch.amax(input, dims, keepdim))
     return torch.return_types.aminmax(ends)  # pyright: ignore
 
 

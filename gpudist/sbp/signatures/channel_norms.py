@@ -88,7 +88,7 @@ def _normalize_any(
 ) -> torch.Tensor:
     """Call torch's function, which refuses tensors without cells."""
     if not x.numel():
-        parameters = [one.sum() for one in (weight, bias) if one is not None]
+        parameters = [parameter.sum() for parameter in (weight, bias) if parameter is not None]
         return x + sum(parameters) if parameters else x.clone()
     return gradient_as_laid_out(norm(x, weight, bias, *options, torch.backends.cudnn.enabled))
 
@@ -180,7 +180,7 @@ def _bind(call: Call, where: Where) -> Compute:
             mean, variance = by.moments(totals, shift)
             assert mean is not None
             unbiased = variance * (by.cells / max(by.cells - 1, 1))
-            moments = [one.reshape(moment_shape).to(dtype) for one in (mean, unbiased)]
+            moments = [moment.reshape(moment_shape).to(dtype) for moment in (mean, unbiased)]
         return y, *moments
 
     return compute
@@ -282,7 +282,7 @@ def instance_norm(
         return call_rule(plain_instance_norm, input, weight, bias, None, None, True, 0.0, eps)
     y, *seen = call_rule(instance_norm_and_moments, input, weight, bias, eps, known.dtype)
     with torch.no_grad():
-        remember(running, [one.mean(0) for one in seen], momentum)
+        remember(running, [moment.mean(0) for moment in seen], momentum)
     return y
 
 

@@ -87,7 +87,7 @@ def index_select(call: Call, parts: int) -> list[SbpSignature]:
     dim = call.get(1, "dim") % max(dims, 1)
     rows = [((split(d), broadcast), split(d)) for d in range(dims) if d != dim]
     rows.append(((broadcast, split(0)), split(dim)))
-    return _chosen(call, rows, dim)
+    return _choice_signatures(call, rows, dim)
 
 
 @register(*forms("gather"), any_cuts=True)
@@ -99,10 +99,10 @@ def gather(call: Call, parts: int) -> list[SbpSignature]:
         ((split(d), split(d)), split(d)) for d in range(len(x)) if d != dim and x[d] == index[d]
     ]
     rows.append(((broadcast, split(dim)), split(dim)))
-    return _chosen(call, rows, dim)
+    return _choice_signatures(call, rows, dim)
 
 
-def _chosen(
+def _choice_signatures(
     call: Call, rows: Sequence[tuple[tuple[Sbp, Sbp], Sbp]], dim: int
 ) -> list[SbpSignature]:
     """Return ``rows`` with signatures for a tensor that is split along ``dim`` or is in terms."""

@@ -63,7 +63,7 @@ def cross(call: Call, parts: int) -> list[SbpSignature]:
     dim = dim % len(shape)
     # Name the dim explicitly: a block may have three cells along an earlier dim.
     localize = partial(_with_dim, dim)
-    signatures = (replace(one, localize=localize) for one in splits(call))
+    signatures = (replace(signature, localize=localize) for signature in splits(call))
     return [signature for signature in signatures if signature.outputs[0] != split(dim)]
 
 

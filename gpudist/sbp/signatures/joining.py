@@ -16,8 +16,8 @@ from gpudist.sbp.registry import AxisPart, SbpSignature, forms, register
 from gpudist.sbp.signatures.fetching import concat_signature
 
 
-def _all_alike(call: Call, one: Sbp, result: Sbp) -> SbpSignature:
-    return SbpSignature((one,) * len(call.tensors), (result,) * len(call.outputs))
+def _all_alike(call: Call, attribute: Sbp, result: Sbp) -> SbpSignature:
+    return SbpSignature((attribute,) * len(call.tensors), (result,) * len(call.outputs))
 
 
 @register(*forms("cat", "concat", "concatenate"), any_cuts=True)
@@ -89,16 +89,16 @@ def _in_pieces(
         (stop - length, stop) for length, stop in zip(lengths, accumulate(lengths), strict=True)
     ]
 
-    def own(part: AxisPart) -> list[int]:
+    def lengths_of(part: AxisPart) -> list[int]:
         first, last = part.cells(extent)
         return [max(0, min(stop, last) - max(start, first)) for start, stop in ends]
 
     def localize(call: Call, part: AxisPart) -> Call:
-        args = Slot(0), own(part), along
+        args = Slot(0), lengths_of(part), along
         return replace(call, function=torch.split, args=args, kwargs={})
 
-    by_worker = [own(AxisPart(parts, i, sizes)) for i in range(parts)]
-    outputs = tuple(split(along, made) for made in zip(*by_worker, strict=True))
+    by_worker = [lengths_of(AxisPart(parts, i, sizes)) for i in range(parts)]
+    outputs = tuple(split(along, sizes_of_piece) for sizes_of_piece in zip(*by_worker, strict=True))
     again = partial(_in_pieces, along, lengths, parts)
     return SbpSignature((split(along, sizes),), outputs, localize, recut=again)
 

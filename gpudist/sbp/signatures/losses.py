@@ -46,7 +46,7 @@ def loss_of_cells(call: Call, parts: int) -> list[SbpSignature]:
     shape = result_shape(call)
     signatures: list[SbpSignature] = []
     for d in range(len(shape)):
-        inputs = tuple(align_attribute(given, d, shape) for given in call.shapes)
+        inputs = tuple(align_attribute(shape_of_input, d, shape) for shape_of_input in call.shapes)
         if any(attribute != broadcast for attribute in inputs):
             signatures.append(SbpSignature(inputs, (partial_sum,), run=_run))
     return signatures

@@ -29,8 +29,8 @@ def tensor_at(
     call: Call, tensors: Sequence[torch.Tensor], position: int, name: str
 ) -> torch.Tensor | None:
     """Return the local tensor of an argument, ``None`` if it is not given."""
-    given = call.get(position, name)
-    return tensors[given.number] if isinstance(given, Slot) else None
+    argument = call.get(position, name)
+    return tensors[argument.number] if isinstance(argument, Slot) else None
 
 
 def parameters_of(call: Call, position: int) -> Compute:
@@ -38,8 +38,8 @@ def parameters_of(call: Call, position: int) -> Compute:
 
     It returns as many as there are.
     """
-    given = call.get(position, "weight"), call.get(position + 1, "bias")
-    slots = [one.number if isinstance(one, Slot) else None for one in given]
+    arguments = call.get(position, "weight"), call.get(position + 1, "bias")
+    slots = [argument.number if isinstance(argument, Slot) else None for argument in arguments]
     slots = slots[: 2 if slots[1] is not None else slots[0] is not None]
     return lambda tensors: [None if i is None else tensors[i] for i in slots]
 
@@ -64,7 +64,7 @@ def bind_normalization(by: Normalization, where: Where) -> Normalization:
     return by.bind(where.P, split_by, where.inputs[0], shape, channels, key)
 
 
-def _normalizing(by: Normalization, call: Call, where: Where, alone: Compute) -> Compute:
+def _bind_norm(by: Normalization, call: Call, where: Where, alone: Compute) -> Compute:
     """Return the normalization of the first tensor, of the dtype in ``call`` or of 16 bits.
 
     Args:
@@ -119,7 +119,7 @@ def _bind_layer(call: Call, where: Where) -> Compute:
         eps = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
     dims = tuple(range(x.dims - len(cells), x.dims))
     by = bind_normalization(Normalization(dims, eps, is_layer, per_channel=False), where)
-    return _normalizing(by, call, where, call.ready)
+    return _bind_norm(by, call, where, call.ready)
 
 
 # --- Group norm: over the channels of a group and all features ----------------------------------
@@ -131,8 +131,8 @@ def group_norm(call: Call, parts: int) -> list[SbpSignature]:
     signatures: list[SbpSignature] = []
     for d in range(call.tensors[0].dims):
         # torch's function supports no blocks with parts of groups, or with one cell in all.
-        one = alike(call, d, split(0) if d == 1 else broadcast, bind=_bind_groups)
-        signatures.append(replace(one, cuts="all"))
+        signature = alike(call, d, split(0) if d == 1 else broadcast, bind=_bind_groups)
+        signatures.append(replace(signature, cuts="all"))
     signatures.append(
         SbpSignature((broadcast,) * len(call.tensors), (broadcast,), bind=_bind_groups)
     )
@@ -194,9 +194,9 @@ def _bind_groups(call: Call, where: Where) -> Compute:
         Normalization(features, eps, group_count=where.call.get(1, "num_groups")), where
     )
     # Unlike F.group_norm, torch's own does not require several values per group in the block.
-    given = call.args[0], by.group_count, call.get(2, "weight"), call.get(3, "bias"), eps
-    own = replace(call, function=torch.group_norm, args=given, kwargs={})
-    return _normalizing(by, call, where, own.ready)
+    arguments = call.args[0], by.group_count, call.get(2, "weight"), call.get(3, "bias"), eps
+    local = replace(call, function=torch.group_norm, args=arguments, kwargs={})
+    return _bind_norm(by, call, where, local.ready)
 
 
 # --- Local response norm: over neighbouring channels --------------------------------------------

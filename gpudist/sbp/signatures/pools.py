@@ -45,7 +45,7 @@ def entry_per_dim(value: Any, dims: int) -> list[Any]:
     return [value] * dims
 
 
-def _sliding(call: Call, dims: int, kernel_at: int) -> dict[str, Any]:
+def _window_arguments(call: Call, dims: int, kernel_at: int) -> dict[str, Any]:
     kernel = entry_per_dim(call.get(kernel_at, "kernel_size"), dims)
     stride = call.get(kernel_at + 1, "stride")
     return {
@@ -62,23 +62,23 @@ def _max_pool(call: Call, dims: int) -> Pool:
         "ceil_mode": bool(call.get(5, "ceil_mode", False)),
         "return_indices": indices,
     }
-    return Pool("Max", _sliding(call, dims, 1) | more, dims, results=1 + indices)
+    return Pool("Max", _window_arguments(call, dims, 1) | more, dims, results=1 + indices)
 
 
 def _avg_pool(call: Call, dims: int) -> Pool:
     """Read the arguments of an average pool; a dim as long as the kernel is reduced to its mean."""
     divisor = call.get(6, "divisor_override")
-    given = _sliding(call, dims, 1) | {
+    arguments = _window_arguments(call, dims, 1) | {
         "padding": entry_per_dim(call.get(3, "padding", 0), dims),
         "ceil_mode": bool(call.get(4, "ceil_mode", False)),
         "count_include_pad": bool(call.get(5, "count_include_pad", True)),
         "divisor_override": divisor,
     }
-    sides = zip(given["kernel_size"], given["padding"], call.shapes[0][-dims:], strict=True)
+    sides = zip(arguments["kernel_size"], arguments["padding"], call.shapes[0][-dims:], strict=True)
     means = [d for d, (k, p, n) in enumerate(sides) if k == n and not p and divisor is None]
     for d in means:
-        given["kernel_size"][d] = given["stride"][d] = 1
-    return Pool("Avg", given, dims, tuple(means))
+        arguments["kernel_size"][d] = arguments["stride"][d] = 1
+    return Pool("Avg", arguments, dims, tuple(means))
 
 
 def _lp_pool(call: Call, dims: int) -> Pool:
@@ -86,7 +86,7 @@ def _lp_pool(call: Call, dims: int) -> Pool:
         "norm_type": float(call.get(1, "norm_type")),
         "ceil_mode": bool(call.get(4, "ceil_mode", False)),
     }
-    return Pool("LP", _sliding(call, dims, 2) | more, dims)
+    return Pool("LP", _window_arguments(call, dims, 2) | more, dims)
 
 
 def _sizes(output_size: Any, extents: Sequence[int]) -> list[int]:
@@ -103,8 +103,8 @@ def _adaptive_avg_pool(call: Call, dims: int) -> Pool:
 def _adaptive_max_pool(call: Call, dims: int) -> Pool:
     indices = returns_indices(call.function)
     sizes = _sizes(call.get(1, "output_size"), call.shapes[0][-dims:])
-    given = {"output_size": sizes, "return_indices": indices}
-    return Pool("AdaptiveMax", given, dims, results=1 + indices)
+    arguments = {"output_size": sizes, "return_indices": indices}
+    return Pool("AdaptiveMax", arguments, dims, results=1 + indices)
 
 
 def returns_indices(function: Function) -> bool:
@@ -192,10 +192,10 @@ def _without_means(where: Where, dims: Sequence[int]) -> tuple[Where, _OwnMean |
     """Return ``where`` for a tensor with one cell along ``dims``, and a function of the mean."""
     if not dims:
         return where, None
-    own, shape = where.inputs[0], list(where.call.shapes[0])
-    start, stop, share = list(own.start), list(own.stop), 1.0
+    cells, shape = where.inputs[0], list(where.call.shapes[0])
+    start, stop, share = list(cells.start), list(cells.stop), 1.0
     for dim in dims:
-        share *= own.shape[dim] / shape[dim]
+        share *= cells.shape[dim] / shape[dim]
         start[dim], stop[dim], shape[dim] = 0, 1, 1
     kept = [
         axis

@@ -19,11 +19,11 @@ from gpudist.sbp.signatures.across import axes_that_split, largest, stack_blocks
 
 def dims_of(call: Call, position: int = 1) -> tuple[int, ...]:
     """Return the reduced dims, counted from the front; all dims if none is given."""
-    given = call.get(position, "dim")
+    argument = call.get(position, "dim")
     count = call.tensors[0].dims
-    if given is None or isinstance(given, bool) or given == ():
+    if argument is None or isinstance(argument, bool) or argument == ():
         return tuple(range(count))
-    dims = (given,) if isinstance(given, int) else tuple(given)
+    dims = (argument,) if isinstance(argument, int) else tuple(argument)
     return tuple(sorted(d % count for d in dims)) if count else ()
 
 
@@ -38,8 +38,8 @@ def splits_of_kept_dims(
     signatures: list[SbpSignature] = []
     for d in range(call.tensors[0].dims):
         if d not in dims:
-            own = d if keeps else d - sum(e < d for e in dims)
-            signatures.append(SbpSignature((split(d),), (split(own),) * results))
+            dim_of_result = d if keeps else d - sum(e < d for e in dims)
+            signatures.append(SbpSignature((split(d),), (split(dim_of_result),) * results))
     return signatures
 
 
@@ -125,8 +125,8 @@ def _moments(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> Any:
     results = [_root(variance) if name.startswith("std") else variance]
     if name.endswith("_mean"):
         results.append(center)
-    shaped = [sum_over(y, dims, len(where.outputs[0].shape)).to(x.dtype) for y in results]
-    return tuple(shaped) if len(shaped) > 1 else shaped[0]
+    reductions = [sum_over(y, dims, len(where.outputs[0].shape)).to(x.dtype) for y in results]
+    return tuple(reductions) if len(reductions) > 1 else reductions[0]
 
 
 def _root(x: torch.Tensor) -> torch.Tensor:
@@ -136,8 +136,8 @@ def _root(x: torch.Tensor) -> torch.Tensor:
 
 def _correction(call: Call) -> float:
     if "correction" in call.kwargs:
-        given = call.kwargs["correction"]
-        return 1 if given is None else given
+        correction = call.kwargs["correction"]
+        return 1 if correction is None else correction
     dim = call.get(1, "dim")
     return int(dim if isinstance(dim, bool) else call.get(2, "unbiased", True))
 
@@ -161,14 +161,14 @@ def _extremes(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torc
     axes = axes_that_split(where, 0, dims)
     is_least = call.function.__name__ in ("amin", "min")
     blocks = stack_blocks(_extreme(x.detach(), dims, is_least), where, axes)
-    found = blocks.amin(0) if is_least else blocks.amax(0)
-    chosen = x == found
+    extremes = blocks.amin(0) if is_least else blocks.amax(0)
+    chosen = x == extremes
     if x.is_floating_point():
         count = total(chosen.sum(dims, keepdim=True), where, axes)
         shared = total((x.where(chosen, 0) / count).sum(dims, keepdim=True), where, axes)
         # The value is exactly a cell of x; the gradient is the gradient of the mean of such cells.
-        found = torch.where(found.isfinite(), found + (shared - shared.detach()), shared)
-    return found if len(where.outputs[0].shape) == x.dim() else found.squeeze(dims)
+        extremes = torch.where(extremes.isfinite(), extremes + (shared - shared.detach()), shared)
+    return extremes if len(where.outputs[0].shape) == x.dim() else extremes.squeeze(dims)
 
 
 def _extreme(x: torch.Tensor, dims: tuple[int, ...], is_least: bool) -> torch.Tensor:
@@ -213,26 +213,26 @@ def _places(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> Any:
     name = call.function.__name__
     is_least = name.endswith("min")
     if x.shape[dim]:
-        own = x.detach().min(dim, True) if is_least else x.detach().max(dim, True)
-        values, indices = own.values, own.indices + where.inputs[0].start[dim]
+        in_block = x.detach().min(dim, True) if is_least else x.detach().max(dim, True)
+        values, indices = in_block.values, in_block.indices + where.inputs[0].start[dim]
     else:
         values = _extreme(x.detach(), (dim,), is_least)
         indices = torch.full(values.shape, where.call.tensors[0].shape[dim], device=x.device)
     blocks = stack_blocks(values, where, axes)
-    found = blocks.amin(0) if is_least else blocks.amax(0)
+    extremes = blocks.amin(0) if is_least else blocks.amax(0)
     # Of equal cells, the first one counts; an empty block has none.
     far = indices.new_full((), where.call.tensors[0].shape[dim])
-    chosen = stack_blocks(indices, where, axes).where(blocks == found, far).amin(0)
+    chosen = stack_blocks(indices, where, axes).where(blocks == extremes, far).amin(0)
     keeps = len(where.outputs[0].shape) == x.dim()
     index = chosen if keeps else chosen.squeeze(dim)
     if name.startswith("arg"):
         return index
     if x.is_floating_point():
-        found = _picked(x, dim, chosen, where, axes)
-    return found if keeps else found.squeeze(dim), index
+        extremes = _pick_cells(x, dim, chosen, where, axes)
+    return extremes if keeps else extremes.squeeze(dim), index
 
 
-def _picked(
+def _pick_cells(
     x: torch.Tensor, dim: int, index: torch.Tensor, where: Where, axes: Sequence[int]
 ) -> torch.Tensor:
     local = index - where.inputs[0].start[dim]
@@ -245,11 +245,11 @@ def _picked(
 
 def _truths(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
     axes = axes_that_split(where, 0, dims_of(where.call))
-    own = call(tensors)
-    number = own.to(torch.uint8)
+    local = call(tensors)
+    number = local.to(torch.uint8)
     is_any = call.function.__name__ == "any"
-    found = largest(number, where, axes) if is_any else 1 - largest(1 - number, where, axes)
-    return found.to(own.dtype)
+    truths = largest(number, where, axes) if is_any else 1 - largest(1 - number, where, axes)
+    return truths.to(local.dtype)
 
 
 def _in_two_steps(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
@@ -265,12 +265,12 @@ def _vector_norm(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> t
     if order == 0:
         return total(call(tensors), where, axes)
     if all(x.shape[d] for d in dims):
-        own = call(tensors)
+        norms = call(tensors)
     else:
         sizes = x.abs()
         wide = sizes.to(call.kwargs.get("dtype") or sizes.dtype)
-        own = sum_over(wide, dims, len(where.outputs[0].shape)) + (torch.inf if order < 0 else 0)
-    return torch.linalg.vector_norm(stack_blocks(own, where, axes), order, 0)
+        norms = sum_over(wide, dims, len(where.outputs[0].shape)) + (torch.inf if order < 0 else 0)
+    return torch.linalg.vector_norm(stack_blocks(norms, where, axes), order, 0)
 
 
 REDUCTIONS = {
@@ -337,5 +337,7 @@ def _frobenius(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> tor
     (x,), keeps = tensors, keeps_dims(call, 3)
     dims = dims_of(where.call.replaced(2, "dim", call.get(2, "dim", (-2, -1))), 2)
     dtype = call.kwargs.get("dtype")
-    own = torch.linalg.vector_norm(x, 2, dims, keeps, dtype=dtype)
-    return torch.linalg.vector_norm(stack_blocks(own, where, axes_that_split(where, 0, dims)), 2, 0)
+    norms = torch.linalg.vector_norm(x, 2, dims, keeps, dtype=dtype)
+    return torch.linalg.vector_norm(
+        stack_blocks(norms, where, axes_that_split(where, 0, dims)), 2, 0
+    )

@@ -105,12 +105,12 @@ class Units:
             if 2 * (self.extent // unit) < max(self.parts, 4):
                 return None
             stops = [(stop + unit // 2) // unit * unit for stop in stops]
-        own = [stop - start for start, stop in pairwise([0, *stops])]
-        made = [length // unit * self.made for length in own]
+        sizes_of_input = [stop - start for start, stop in pairwise([0, *stops])]
+        sizes_of_result = [length // unit * self.made for length in sizes_of_input]
         return SbpSignature(
-            (split(self.dim, own),),
-            (split(self.other, made),),
-            None if self.localize is None else self.localize(self.other, made),
+            (split(self.dim, sizes_of_input),),
+            (split(self.other, sizes_of_result),),
+            None if self.localize is None else self.localize(self.other, sizes_of_result),
             recut=self.signature,
             bind=self.bind,
         )
@@ -154,10 +154,10 @@ def expand(call: Call, parts: int) -> list[SbpSignature]:
 def tile_source(call: Call) -> dict[int, Fetch]:
     """Return the source of each cell of a tiled tensor along the tensor's own dims."""
     shape, times = call.shapes[0], tuple(call.get(1, "dims"))
-    own = ((1,) * (len(shape) - len(times)) + times)[-len(shape) or len(times) :]
+    repeats = ((1,) * (len(shape) - len(times)) + times)[-len(shape) or len(times) :]
     return {
         dim: Fetch([*range(shape[dim])] * n, balanced_cut(shape[dim] * n))
-        for dim, n in enumerate(own)
+        for dim, n in enumerate(repeats)
         if n != 1
     }
 
@@ -179,8 +179,8 @@ def tile(call: Call, parts: int) -> list[SbpSignature]:
 
 def shape_by(function: Function, x: torch.Tensor, args: Any, kwargs: Any) -> Shape:
     """Return the shape of the result of ``function``."""
-    given = [*args, *kwargs.values()]
-    if any(isinstance(one, (torch.dtype, torch.Tensor)) for one in given):
+    arguments = [*args, *kwargs.values()]
+    if any(isinstance(argument, (torch.dtype, torch.Tensor)) for argument in arguments):
         raise NotImplementedError(
             f"{name_of(function)} of a global tensor: an argument is a dtype or a tensor; pass "
             "sizes and dims as numbers, and use x.to(dtype) for another dtype"
@@ -193,7 +193,7 @@ def enter(function: Function, target: Function) -> None:
     """Register ``function`` as ``target``, a function of a tensor and the shape of the result."""
 
     @compose(function)
-    def shaped(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def change_shape(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return target(x, shape_by(function, x, args, kwargs))
 
 
@@ -218,16 +218,18 @@ def expand_as(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 @compose(torch.Tensor.repeat, torch.Tensor.tile)
 def repeat(x: torch.Tensor, *times: Any) -> torch.Tensor:
-    given = times[0] if len(times) == 1 and not isinstance(times[0], int) else times
-    new = max(len(given) - x.dim(), 0)
-    return torch.tile(x.reshape((1,) * new + tuple(x.shape)) if new else x, tuple(given))
+    repeats = times[0] if len(times) == 1 and not isinstance(times[0], int) else times
+    new = max(len(repeats) - x.dim(), 0)
+    return torch.tile(x.reshape((1,) * new + tuple(x.shape)) if new else x, tuple(repeats))
 
 
-def several(dim: int, times: int, sizes: Shape) -> SbpSignature:
+def repeat_signature(dim: int, times: int, sizes: Shape) -> SbpSignature:
     """Return the signature for repeating each cell ``times`` times."""
-    made = [times * size for size in sizes]
+    sizes_of_result = [times * size for size in sizes]
     return SbpSignature(
-        (split(dim, sizes),), (split(dim, made),), recut=partial(several, dim, times)
+        (split(dim, sizes),),
+        (split(dim, sizes_of_result),),
+        recut=partial(repeat_signature, dim, times),
     )
 
 
@@ -244,11 +246,16 @@ def repeat_interleave(call: Call, parts: int) -> list[SbpSignature]:
         return (
             signatures
             if dims != 1
-            else [several(0, times, balanced_cut(call.shapes[0][0])((0,) * parts)), *signatures]
+            else [
+                repeat_signature(0, times, balanced_cut(call.shapes[0][0])((0,) * parts)),
+                *signatures,
+            ]
         )
     for dim in range(dims):
         if dim == along % dims:
-            signatures.append(several(dim, times, balanced_cut(call.shapes[0][dim])((0,) * parts)))
+            signatures.append(
+                repeat_signature(dim, times, balanced_cut(call.shapes[0][dim])((0,) * parts))
+            )
         else:
             signatures.append(SbpSignature((split(dim),), (split(dim),)))
     return signatures

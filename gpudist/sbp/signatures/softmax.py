@@ -16,18 +16,18 @@ from gpudist.sbp.signatures.across import axes_that_split, largest, total
 
 def _dim(call: Call) -> int:
     dims = call.tensors[0].dims
-    given = call.get(1, "dim")
-    if given is None:
+    dim = call.get(1, "dim")
+    if dim is None:
         # torch's default for an omitted dim, which it warns about.
         return 0 if dims in (0, 1, 3) else 1
     most = max(dims, 1)
-    if not -most <= given < most:
+    if not -most <= dim < most:
         # Torch's function does not look at the dim of a meta tensor.
         raise IndexError(
             f"Dimension out of range (expected to be in range of [{-most}, {most - 1}], but got "
-            f"{given})"
+            f"{dim})"
         )
-    return given % most
+    return dim % most
 
 
 @register(*forms("softmax", "log_softmax"), any_cuts=True)
@@ -43,7 +43,7 @@ def _run(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Ten
     axes = axes_that_split(where, 0, (dim,))
     # It comes third in torch.softmax, and fourth in torch.nn.functional.softmax.
     options = (*call.args[2:], *call.kwargs.values())
-    dtype = next((one for one in options if isinstance(one, torch.dtype)), x.dtype)
+    dtype = next((option for option in options if isinstance(option, torch.dtype)), x.dtype)
     x = x.to(torch.promote_types(dtype, torch.float32))
     largest_cells = largest(largest_of_block(x, dim), where, axes)
     is_log = call.function.__name__.endswith("log_softmax")

@@ -18,10 +18,10 @@ _ONE = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
 
 def _dims(default: int | tuple[int, ...] | None, call: Call) -> tuple[int, ...]:
     count = call.tensors[0].dims
-    given, sizes = call.get(2, "dim", default), call.get(1, "s")
-    if given is None:
-        given = range(count - len(sizes), count) if sizes is not None else range(count)
-    return tuple(d % count for d in ((given,) if isinstance(given, int) else given))
+    dim, sizes = call.get(2, "dim", default), call.get(1, "s")
+    if dim is None:
+        dim = range(count - len(sizes), count) if sizes is not None else range(count)
+    return tuple(d % count for d in ((dim,) if isinstance(dim, int) else dim))
 
 
 # Number of dims in a function's name, and the dims that it transforms by default.

@@ -94,13 +94,13 @@ def _channels(
         signatures.append(_whole_groups(call, groups // parts, groups_at))
     if groups == 1 and weight.shape[outputs] >= parts:
         biases = (split(0),) * has_bias
-        one = (broadcast, split(outputs), *biases), (split(1),)
-        signatures.append(SbpSignature(*one, cuts="all", takes_empty=False))
+        ends = (broadcast, split(outputs), *biases), (split(1),)
+        signatures.append(SbpSignature(*ends, cuts="all", takes_empty=False))
     if groups == 1 and weight.shape[inputs] >= parts:
-        one = (split(1), split(inputs), *(partial_sum,) * has_bias), (partial_sum,)
+        ends = (split(1), split(inputs), *(partial_sum,) * has_bias), (partial_sum,)
         # A bias is in terms where a plan splits the weight. To leave the result in terms costs more
         # than to move an input with split channels.
-        signatures.append(SbpSignature(*one, cuts="all", takes_empty=False, only_unboxed=has_bias))
+        signatures.append(SbpSignature(*ends, cuts="all", takes_empty=False, only_unboxed=has_bias))
     return signatures
 
 
