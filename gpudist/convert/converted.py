@@ -56,7 +56,7 @@ class Converted:
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Copies share P_x, which comes first and cannot be pickled: its error says what to save.
         make, args, *state = super().__reduce_ex__(protocol)
-        return _remade, (self.P_x, make, args), *state
+        return _remake, (self.P_x, make, args), *state
 
 
 _UNTRACED = (
@@ -65,7 +65,7 @@ _UNTRACED = (
 )
 
 
-def _remade(P_x: CartesianPartition, make: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+def _remake(P_x: CartesianPartition, make: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     return make(*args)
 
 
@@ -208,7 +208,7 @@ def convert(
     return network
 
 
-def undone(network: Any) -> Any:
+def undo_conversion(network: Any) -> Any:
     """Revert a converted network to its original class, in place."""
     del network.__dict__[_CONVERSION]
     network.__class__ = type(network).__mro__[2]

@@ -26,7 +26,7 @@ from gpudist.convert.network_plan import NetworkPlan
 from gpudist.convert.parameters import unlisted_leaves
 from gpudist.errors import ConversionError, GpudistError
 from gpudist.geometry.blocks import Decomposition
-from gpudist.sbp.call_cache import nothing_remembered
+from gpudist.sbp.call_cache import without_cache
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.scope import Record, Scope
 from gpudist.transport.dry import META, DryTransport, Posting, Traffic, posting_of
@@ -104,15 +104,15 @@ def plan_of(
     posting = posting_of(P_x.transport) if isinstance(P_x, CartesianPartition) else "host"
     found: NetworkPlan | None = None
     for rank in chosen:
-        one = _planned(
+        one = _plan_for_rank(
             network, grid, posting, shapes, rank, plan or NetworkPlan(), method, inputs or {}, named
         )
-        found = one if found is None else _added(found, one)
+        found = one if found is None else _add_sent_bytes(found, one)
     assert found is not None
     return found
 
 
-def _added(a: NetworkPlan, b: NetworkPlan) -> NetworkPlan:
+def _add_sent_bytes(a: NetworkPlan, b: NetworkPlan) -> NetworkPlan:
     rows = [
         one._replace(sent_bytes=one.sent_bytes + other.sent_bytes)
         for one, other in zip(a.rows, b.rows, strict=True)
@@ -120,7 +120,7 @@ def _added(a: NetworkPlan, b: NetworkPlan) -> NetworkPlan:
     return replace(a, rows=rows)
 
 
-def _planned(
+def _plan_for_rank(
     network: nn.Module,
     grid: tuple[int, ...],
     posting: Posting,
@@ -141,7 +141,7 @@ def _planned(
     record = conversion_of(made).scope.record = Record(lambda: counter.sent_bytes)
     try:
         with (
-            nothing_remembered(),
+            without_cache(),
             values,
             torch.device(META),
             torch.no_grad(),
@@ -185,23 +185,23 @@ class _DryConversion(Conversion):
 
     def __call__(self, network: nn.Module, function: Any, args: Any, kwargs: Any) -> Any:
         @functools.wraps(function)
-        def knowing(*args: Any, **kwargs: Any) -> Any:
+        def call_with_values(*args: Any, **kwargs: Any) -> Any:
             # Enter the mode again, so that it handles global tensors before the interception does.
             with self.values:
                 return function(*args, **kwargs)
 
-        return super().__call__(network, knowing, args, kwargs)
+        return super().__call__(network, call_with_values, args, kwargs)
 
     def require_pins(self, scope: Scope) -> None:
-        missed = [] if scope.pins is None else scope.pins.missed(scope.calls)
+        missed = [] if scope.pins is None else scope.pins.unreached(scope.calls)
         if missed:
             raise ConversionError(
                 f"plan_of: layouts that are not used: {'; '.join(missed)}; the function column of "
                 "a plan without them has the names"
             )
 
-    def entered(self, function: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        entered, others = super().entered(function, args, kwargs)
+    def enter_arguments(self, function: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        entered, others = super().enter_arguments(function, args, kwargs)
         name_of = names_by_place(function)
         for name, x in [*((name_of(i), x) for i, x in enumerate(entered)), *others.items()]:
             if isinstance(x, GlobalTensor) and name in self.given:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpudist.convert.block_checkpoints import recomputed
+from gpudist.convert.block_checkpoints import recomputing_class
 from gpudist.convert.blocks_in_state_dict import keep_blocks
 from gpudist.convert.network_plan import NetworkPlan, Shape, workers_of
 from gpudist.errors import ConversionError
@@ -51,7 +51,7 @@ def follow(
             f"plan: the network has no modules {missing}; its modules are "
             f"{[path for path in modules if path]}"
         )
-    placed = [_placed(pin, P_x) for pin in plan.layouts]
+    placed = [_place_pin(pin, P_x) for pin in plan.layouts]
     by_path: dict[str, list[PlacedPin]] = {}
     for one in placed:
         if not one.pin.function:
@@ -61,7 +61,7 @@ def follow(
         modules[path].register_forward_pre_hook(hook.before, with_kwargs=True)
         modules[path].register_forward_hook(hook.after, with_kwargs=True)
     for path in plan.recomputed:
-        modules[path].__class__ = recomputed(type(modules[path]), by_plan=True)
+        modules[path].__class__ = recomputing_class(type(modules[path]), by_plan=True)
     dims = {path: _weight_dims(path, modules, shape) for path, shape in plan.weights.items()}
     weights = [
         SplitWeight(path, modules[path], shape, dims[path], P_x)
@@ -73,7 +73,7 @@ def follow(
 _ROOMS = (torch, torch.Tensor, torch.nn.functional, torch.special, torch.linalg, torch.fft)
 
 
-def _placed(pin: Pin, P_x: CartesianPartition) -> PlacedPin:
+def _place_pin(pin: Pin, P_x: CartesianPartition) -> PlacedPin:
     """Return a pin with its workers.
 
     Raises:

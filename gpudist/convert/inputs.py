@@ -96,7 +96,7 @@ class Entrance:
         if kind == "whole":
             return x
         if kind == "split":
-            return self._cut(name, x)
+            return self._split_whole(name, x)
         layout = self._layout(name, number, kind, x)
         if name not in self.inputs and not is_first:
             self._require_cut(name, layout)
@@ -113,7 +113,7 @@ class Entrance:
             self._specs[name, number] = layout, how
         return wrap(GlobalTensor, local, how)
 
-    def _cut(self, name: str, x: torch.Tensor) -> GlobalTensor:
+    def _split_whole(self, name: str, x: torch.Tensor) -> GlobalTensor:
         """Return a tensor that every worker holds as balanced blocks."""
         if x.dim() != self.P_x.dim:
             raise ShapeError(

@@ -75,7 +75,7 @@ class Conversion:
         self.parameters = Parameters(self.P_x)
         # Specs of inputs that the scope has seen.
         self._specs = Cache[GlobalSpec, bool](1024)
-        self._guarded: list[Any] | None = None
+        self._guards: list[Any] | None = None
 
     def __deepcopy__(self, memo: Any) -> Conversion:
         # Paths and substitutes refer to modules of the original.
@@ -86,12 +86,12 @@ class Conversion:
         made.expects_pins = self.expects_pins
         return made
 
-    def guarded(self, network: torch.nn.Module) -> list[Any]:
+    def guards_of(self, network: torch.nn.Module) -> list[Any]:
         """Return the hooks of the modules that refuse calls from outside the network's methods."""
-        if self._guarded is None:
+        if self._guards is None:
             hooks = [module._forward_pre_hooks for module in modules_of(network)]
-            self._guarded = [one for one in hooks if GUARD in one]
-        return self._guarded
+            self._guards = [one for one in hooks if GUARD in one]
+        return self._guards
 
     def agree(self, network: torch.nn.Module) -> None:
         """Agree at the first call: on equal copies, and on the first rank's seed of random numbers.
@@ -120,7 +120,7 @@ class Conversion:
         self.scope.paths, self.scope.name_of = paths_of(network), names_of(network)
         scope = start_call(self.scope)
         with enter_scope(scope):
-            args, kwargs = self.entered(function, args, kwargs)
+            args, kwargs = self.enter_arguments(function, args, kwargs)
         try:
             with _with_substitutes(network, self, scope), intercept(scope):
                 result = function(*args, **kwargs)
@@ -130,7 +130,7 @@ class Conversion:
             add_note(error, [path_of_error(scope, error), *self.entrance.notes_of(leaves, error)])
             raise
         with enter_scope(scope):
-            left = self.left(result)
+            left = self.leave_results(result)
         self.outputs = without_wait(left)
         if self.expects_pins:
             self.require_pins(scope)
@@ -139,11 +139,11 @@ class Conversion:
     def require_pins(self, scope: Scope) -> None:
         """Warn once, on the first worker, of layouts that no call has got."""
         self.expects_pins = False
-        missed = [] if scope.pins is None else scope.pins.missed(scope.calls)
+        missed = [] if scope.pins is None else scope.pins.unreached(scope.calls)
         if missed and self.P_x.rank == 0:
             warnings.warn(f"plan: layouts that are not used: {'; '.join(missed)}", stacklevel=2)
 
-    def entered(
+    def enter_arguments(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Any]:
         """Return the arguments of a method with blocks converted to global tensors."""
@@ -170,7 +170,7 @@ class Conversion:
                     spec = spec_of(leaf)
                     if spec not in self._specs:
                         self._specs[spec] = True
-                        self.scope.seen(spec.layout, spec.dtype.itemsize)
+                        self.scope.note_block(spec.layout, spec.dtype.itemsize)
                 else:
                     wholes.append((name, leaf))
                 return leaf
@@ -183,7 +183,7 @@ class Conversion:
             self.entrance.warn_unsplit(wholes, self.scope)
         return entered, others
 
-    def left(self, result: Any) -> Any:
+    def leave_results(self, result: Any) -> Any:
         """Return the result with plain tensors converted to copies on every worker."""
 
         # A repeated call has a scope of its own.
@@ -193,7 +193,7 @@ class Conversion:
             if not isinstance(leaf, torch.Tensor) or dataclasses.is_dataclass(leaf):
                 return leaf
             if isinstance(leaf, OuterTensor):
-                leaf = leaf.standing()
+                leaf = leaf.materialize()
             leaf = copy_of(scope, leaf)
             require_copies(scope, "output", [leaf])
             if isinstance(leaf, GlobalTensor):
@@ -268,7 +268,7 @@ def _with_substitutes(
     sharded: set[int] = set()
     if parameters.may_be_replaced():
         modules = modules_of(network)
-        places, sharded = places_in(modules), parameters.sharded(modules)
+        places, sharded = places_in(modules), parameters.identities_of_shards(modules)
         own = list({id(p): p for _, _, p in places if id(p) not in sharded}.values())
         own += parameters.unlisted
         made = zip(own, parameters.substitutes(own), strict=True)
@@ -279,7 +279,7 @@ def _with_substitutes(
     scope.learns = scope.holders is not None and torch.is_grad_enabled() and not sharded
     places = [place for place in places if id(place[2]) in substitutes]
     # Modules without hooks take torch's fast path; within a call, these have nothing to refuse.
-    guarded = [hooks for hooks in conversion.guarded(network) if GUARD in hooks]
+    guarded = [hooks for hooks in conversion.guards_of(network) if GUARD in hooks]
     guards = [hooks.pop(GUARD) for hooks in guarded]
     try:
         for module, name, parameter in places:

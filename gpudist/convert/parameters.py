@@ -153,7 +153,7 @@ class Parameters:
                 set_placements(module, placed)
                 keep_blocks(module)
 
-    def sharded(self, modules: Sequence[nn.Module]) -> set[int]:
+    def identities_of_shards(self, modules: Sequence[nn.Module]) -> set[int]:
         """Return the identities of FSDP2's parameters, and register sums of their gradients.
 
         Each parameter is full on the workers of one network, and sharded over other axes.

@@ -147,7 +147,7 @@ class Compiled:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         conversion = self._conversion
         conversion.agree(self.network)
-        args, kwargs = conversion.entered(self.network.forward, args, kwargs)
+        args, kwargs = conversion.enter_arguments(self.network.forward, args, kwargs)
         leaves, tree = tree_flatten((args, kwargs))
         tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
         key = self._key(leaves, tree)
@@ -160,7 +160,7 @@ class Compiled:
                     "shapes, dtypes, modes or arguments; call the network itself if these change "
                     "often"
                 )
-            self._graphs[key] = self._recorded(leaves, tree)
+            self._graphs[key] = self._record(leaves, tree)
         graph = self._graphs[key]
         found = graph.run(self._state(), [local_of(x) for x in tensors])
         parts = iter(found)
@@ -194,7 +194,7 @@ class Compiled:
         )
         return tuple(facts), str(tree), modes
 
-    def _recorded(self, leaves: Sequence[Any], tree: Any) -> _Graph:
+    def _record(self, leaves: Sequence[Any], tree: Any) -> _Graph:
         """Record the graph of a call, and restore the buffers that the recording modified.
 
         Raises:
@@ -223,7 +223,7 @@ class Compiled:
                 scope.learns = parameters.holders is not None and torch.is_grad_enabled()
                 result = network(*args, **kwargs)
             with enter_scope(scope):
-                outputs, found["tree"] = tree_flatten(self._conversion.left(result))
+                outputs, found["tree"] = tree_flatten(self._conversion.leave_results(result))
             found["others"] = tuple(None if isinstance(y, torch.Tensor) else y for y in outputs)
             ends = [without_terms(y) for y in outputs if isinstance(y, GlobalTensor)]
             specs = map(spec_of, ends)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 
 from gpudist.checks.arguments import checked
-from gpudist.convert.converted import conversion_of, undone
+from gpudist.convert.converted import conversion_of, undo_conversion
 from gpudist.convert.copying import copy_network
 from gpudist.convert.parameters import named_tensors
 from gpudist.errors import ConversionError
@@ -63,7 +63,7 @@ def sequential(distributed: _Network, root: int | None = None) -> _Network | Non
         return None
     made = copy_network(distributed)
     elsewhere = {id(new): old for old, new in conversion_of(made).parameters.kept_elsewhere()}
-    made = undone(made)
+    made = undo_conversion(made)
     blocks = dict(made.named_parameters(remove_duplicate=False))
     tied: dict[int, torch.nn.Parameter] = {}
     for name, whole in wholes.items():

@@ -77,7 +77,7 @@ class Call:
         """Return whether an argument is given at ``position`` or as ``name``."""
         return position < len(self.args) or name in self.kwargs
 
-    def replaced(self, position: int, name: str, value: Any) -> Call:
+    def with_argument(self, position: int, name: str, value: Any) -> Call:
         """Return the call with one argument set to ``value``, whether it was given or not."""
         if position < len(self.args):
             args = (*self.args[:position], value, *self.args[position + 1 :])
@@ -89,7 +89,7 @@ class Call:
         return replace(self, args=args)
 
     @property
-    def widened(self) -> Call:
+    def in_single_precision(self) -> Call:
         """The call of the tensors in single precision, or better, without autocast."""
         wide = [Spec(s.shape, torch.float32 if s.dtype in LOW else s.dtype) for s in self.tensors]
         return replace(self, tensors=tuple(wide), autocast=None)
@@ -105,7 +105,7 @@ class Call:
         return self.function(*args, **fill_slots(self.kwargs, tensors))
 
     @property
-    def ready(self) -> Compute:
+    def as_function(self) -> Compute:
         """The call as a function of the tensors; faster if no tensor is within a list or tuple."""
         function, args, kwargs = self.function, self.args, self.kwargs
         places = [i for i, one in enumerate(args) if isinstance(one, Slot)]

@@ -143,17 +143,17 @@ def with_copies(
         return None
     is_changed = False
 
-    def passed(x: Any) -> Any:
+    def substitute(x: Any) -> Any:
         nonlocal is_changed
         copy = copy_of(scope, x) if is_global or id(x) in scope.substitutes else x
         is_changed |= copy is not x
         return copy
 
-    found = map_tree(args, passed), map_tree(kwargs, passed)
+    found = map_tree(args, substitute), map_tree(kwargs, substitute)
     return found if is_changed else None
 
 
-def standing_for(scope: Scope, function: Any, x: torch.Tensor) -> Any:
+def substitute_of(scope: Scope, function: Any, x: torch.Tensor) -> Any:
     """Return the tensor that stands for the plain ``x``, an argument of ``function``, or ``x``.
 
     Raises:

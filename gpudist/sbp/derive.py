@@ -16,7 +16,14 @@ from gpudist.geometry.layout import Layout, NdSbp, partial_sum, share_at_cuts
 from gpudist.nn.autocast import LOW
 from gpudist.sbp.boxing import boxed_bytes, least_bytes
 from gpudist.sbp.call import Call, Spec
-from gpudist.sbp.legal_signatures import Views, block_call, calls_of_blocks, cuts_of, legal, same
+from gpudist.sbp.legal_signatures import (
+    Views,
+    block_call,
+    calls_of_blocks,
+    cuts_of,
+    legal_signatures,
+    signature_of_call,
+)
 from gpudist.sbp.registry import AxisPart, Bind, Rule, SbpSignature, name_of
 
 
@@ -89,7 +96,9 @@ def derive(
             path = _choices.made(key, lambda: _choose(rule, call, layouts, held))
     inputs = zip(*(signature.inputs for signature in path), strict=True)
     outputs = zip(*(signature.outputs for signature in path), strict=True)
-    local, bind, axes = _followed(rule, call, path, first.grid, index or (0,) * len(first.grid))
+    local, bind, axes = _call_of_block(
+        rule, call, path, first.grid, index or (0,) * len(first.grid)
+    )
     return Derivation(
         tuple(
             Layout(first.ranks, first.grid, sbp, shape)
@@ -104,12 +113,12 @@ def derive(
         local,
         bind,
         axes,
-        _moved(call, layouts, path),
+        _boxed_bytes(call, layouts, path),
     )
 
 
 def _choose(rule: Rule, call: Call, layouts: Sequence[Layout], held: int | None) -> _Path:
-    path = _fitting(rule, call, layouts) or _cheapest(rule, call, layouts, held)
+    path = _first_fitting(rule, call, layouts) or _cheapest(rule, call, layouts, held)
     if path is None:
         given = ", ".join(f"{layout.sbp}" for layout in layouts)
         raise ShapeError(
@@ -120,17 +129,19 @@ def _choose(rule: Rule, call: Call, layouts: Sequence[Layout], held: int | None)
     return path
 
 
-def _own(rule: Rule, layouts: Sequence[Layout], axis: int) -> NdSbp | None:
+def _sbp_in_place(rule: Rule, layouts: Sequence[Layout], axis: int) -> NdSbp | None:
     return (layouts[0].sbp[axis],) * 2 if rule.in_place else None
 
 
-def _fitting(rule: Rule, call: Call, layouts: Sequence[Layout]) -> _Path | None:
+def _first_fitting(rule: Rule, call: Call, layouts: Sequence[Layout]) -> _Path | None:
     """Return the first signatures that need no boxing, if there is one for every axis."""
     views: Views = (call,)
     chosen: list[SbpSignature] = []
     for axis, parts in enumerate(layouts[0].grid):
         wanted = tuple(layout.sbp[axis] for layout in layouts)
-        options = legal(rule, views, parts, _own(rule, layouts, axis), cuts_of(wanted), chosen)
+        options = legal_signatures(
+            rule, views, parts, _sbp_in_place(rule, layouts, axis), cuts_of(wanted), chosen
+        )
         fitting = next((option for option in options if option.inputs == wanted), None)
         if fitting is None:
             return None
@@ -151,7 +162,7 @@ def _cheapest(rule: Rule, call: Call, layouts: Sequence[Layout], held: int | Non
     paths = _without_collecting(call, layouts, paths)
     left = [_left_to_sum(call, layouts, path) for path in paths]
     bounds = [
-        _moved(call, layouts, path, least_bytes) + more
+        _boxed_bytes(call, layouts, path, least_bytes) + more
         for path, more in zip(paths, left, strict=True)
     ]
     split_dims = {
@@ -183,7 +194,7 @@ def _cheapest(rule: Rule, call: Call, layouts: Sequence[Layout], held: int | Non
     for i in sorted(range(len(paths)), key=order):
         if best is not None and bounds[i] >= least_price:
             break
-        price = _moved(call, layouts, paths[i]) + left[i]
+        price = _boxed_bytes(call, layouts, paths[i]) + left[i]
         if best is None or price < least_price:
             best, least_price = paths[i], price
     return best
@@ -206,14 +217,16 @@ def _without_collecting(call: Call, layouts: Sequence[Layout], paths: list[_Path
     work and the memory to one worker, here and in all that follows.
     """
     grid = layouts[0].grid
-    given = [_divided(layout.sbp, layout.shape, grid) for layout in layouts]
+    given = [_cells_to_divide(layout.sbp, layout.shape, grid) for layout in layouts]
     divided_axes = [axis for axis in range(len(grid)) if max(cells[axis] for cells in given) > 1]
     shapes = (*call.shapes, *(spec.shape for spec in call.outputs))
     kept: list[_Path] = []
     is_any_busy = False
     for path in paths:
         slots = zip(*((*signature.inputs, *signature.outputs) for signature in path), strict=True)
-        found = [_divided(sbp, shape, grid) for sbp, shape in zip(slots, shapes, strict=True)]
+        found = [
+            _cells_to_divide(sbp, shape, grid) for sbp, shape in zip(slots, shapes, strict=True)
+        ]
         most = [max(cells[axis] for cells in found) for axis in divided_axes]
         is_any_busy |= all(n > 1 for n in most)
         if 1 not in most:
@@ -221,7 +234,7 @@ def _without_collecting(call: Call, layouts: Sequence[Layout], paths: list[_Path
     return kept if is_any_busy else paths
 
 
-def _divided(sbp: NdSbp, shape: tuple[int, ...], grid: tuple[int, ...]) -> list[int]:
+def _cells_to_divide(sbp: NdSbp, shape: tuple[int, ...], grid: tuple[int, ...]) -> list[int]:
     """Return how many cells, or terms, each axis divides among its workers; 0 for copies."""
     found: list[int] = []
     left = list(shape)
@@ -234,7 +247,7 @@ def _divided(sbp: NdSbp, shape: tuple[int, ...], grid: tuple[int, ...]) -> list[
     return found
 
 
-def _moved(
+def _boxed_bytes(
     call: Call,
     layouts: Sequence[Layout],
     path: _Path,
@@ -272,7 +285,9 @@ def _paths(rule: Rule, views: Views, layouts: Sequence[Layout], outer: _Path) ->
         return
     parts = layouts[0].grid[axis]
     given = tuple(layout.sbp[axis] for layout in layouts)
-    for option in legal(rule, views, parts, _own(rule, layouts, axis), cuts_of(given), outer):
+    for option in legal_signatures(
+        rule, views, parts, _sbp_in_place(rule, layouts, axis), cuts_of(given), outer
+    ):
         if option.only_unboxed and option.inputs != given:
             continue
         inner = (
@@ -283,14 +298,14 @@ def _paths(rule: Rule, views: Views, layouts: Sequence[Layout], outer: _Path) ->
         yield from _paths(rule, inner, layouts, (*outer, option))
 
 
-def _followed(
+def _call_of_block(
     rule: Rule, call: Call, path: _Path, grid: tuple[int, ...], index: tuple[int, ...]
 ) -> tuple[Call, Bind | None, tuple[int, ...]]:
     """Return the call of the block at ``index``, and the replacement of its function, if any."""
     bind: Bind | None = None
     axes: list[int] = []
     for axis, (signature, parts) in enumerate(zip(path, grid, strict=True)):
-        own = same(signature, rule, call, parts)
+        own = signature_of_call(signature, rule, call, parts)
         # One worker has all that `run` would ask of others. Random numbers still go by the cells.
         is_alone = own.run is not None and parts == 1 and rule.replicable
         if own.binding is not None and not is_alone:

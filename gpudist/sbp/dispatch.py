@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from gpudist.sbp.global_tensor import GlobalTensor
 
 
-class Noted(NamedTuple):
+class OperatorCall(NamedTuple):
     """Record of an executed operator.
 
     Attributes:
@@ -71,7 +71,7 @@ def dispatch(
     function: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    noted: list[Noted | None] | None = None,
+    operators: list[OperatorCall | None] | None = None,
 ) -> Any:
     """Execute ``function`` by its entry in the table.
 
@@ -83,7 +83,7 @@ def dispatch(
         function: function of torch.
         args: positional arguments.
         kwargs: keyword arguments.
-        noted: list to which each operator is appended that a rule handles, and ``None`` if the
+        operators: list to which each operator is appended that a rule handles, and ``None`` if the
             entry does not support these arguments.
 
     Raises:
@@ -119,12 +119,12 @@ def dispatch(
     try:
         if isinstance(entry, Composite):
             return _composed(kind, entry, function, args, kwargs)
-        return _carry_out(kind, entry, function, args, kwargs, noted)
+        return _carry_out(kind, entry, function, args, kwargs, operators)
     except NotImplementedError as error:
         if scope is None:
             raise
-        if noted is not None:
-            noted.append(None)
+        if operators is not None:
+            operators.append(None)
         return compute_gathered(kind, scope, function, args, kwargs, str(error))
 
 
@@ -199,7 +199,7 @@ def _carry_out(
     function: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    noted: list[Noted | None] | None = None,
+    operators: list[OperatorCall | None] | None = None,
     is_clone: bool = False,
 ) -> Any:
     slots, named, tensors = as_call(function, args, kwargs)
@@ -230,7 +230,7 @@ def _carry_out(
         own = fill_slots(slots, [tensors[0].clone(), *tensors[1:]])
         return tensors[0].copy_(_carry_out(kind, rule, function, own, kwargs, is_clone=True))
     if is_explaining():
-        say(_explained(call, layouts, prepared.derivation))
+        say(_explanation(call, layouts, prepared.derivation))
     record = scope.record if scope is not None else None
     sent = record.sent_bytes() if record is not None else 0
     movements = prepared.movements
@@ -255,8 +255,8 @@ def _carry_out(
                 local[0].add_(follower.view_as(local[0]))
         if is_watched:
             views.propagate_change(tensors[0])
-        if noted is not None:
-            noted.append(Noted(function, call, tensors, prepared, (), False, False))
+        if operators is not None:
+            operators.append(OperatorCall(function, call, tensors, prepared, (), False, False))
         return tensors[0]
     outputs = prepared.derivation.outputs
     is_copy = prepared.derivation.is_copy_of(layouts)
@@ -269,13 +269,15 @@ def _carry_out(
     ]
     if scope is not None:
         for y in wrapped:
-            scope.seen(y.global_layout, y.element_size())
+            scope.note_block(y.global_layout, y.element_size())
     if rule.view:
         places = [None] if len(wrapped) == 1 else range(len(wrapped))
         for place, y in zip(places, wrapped, strict=True):
             views.note(y, function, args, kwargs, call, is_copy, place)
-    if noted is not None:
-        noted.append(Noted(function, call, tensors, prepared, wrapped, rule.view, is_copy))
+    if operators is not None:
+        operators.append(
+            OperatorCall(function, call, tensors, prepared, wrapped, rule.view, is_copy)
+        )
     return fill_slots(prepared.derivation.tree, wrapped)
 
 
@@ -418,7 +420,7 @@ def _view_of_placeholder(base: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return base.reshape(-1)[:0] if base.dtype == y.dtype else y
 
 
-def _explained(call: Call, layouts: Sequence[Layout], derivation: Derivation) -> str:
+def _explanation(call: Call, layouts: Sequence[Layout], derivation: Derivation) -> str:
     inputs = ", ".join(
         f"{given.sbp}" if given == wanted else f"{given.sbp} boxed to {wanted.sbp}"
         for given, wanted in zip(layouts, derivation.inputs, strict=True)

@@ -60,7 +60,7 @@ def from_dtensor(x: DTensor, P_world: Partition | None = None) -> GlobalTensor:
     remedy = "use x.redistribute to make that dim Replicate(), convert, and split again"
     _require_alike(layout, "DTensor's", remedy)
     back = [layout.dual, _gradient_of_dtensor(layout)]
-    return from_part(_waited(x.to_local()), placement, layout, back)
+    return from_part(_wait(x.to_local()), placement, layout, back)
 
 
 @checked()
@@ -199,7 +199,7 @@ def _strides(shape: tuple[int, ...], local: torch.Tensor) -> tuple[int, ...]:
     return tuple(strides)
 
 
-def _waited(local: torch.Tensor) -> torch.Tensor:
+def _wait(local: torch.Tensor) -> torch.Tensor:
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
     # DTensor's own wait would detach the result from the graph.

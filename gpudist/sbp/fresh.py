@@ -56,7 +56,7 @@ class FreshTensors:
         found = self.refs.get(id(x))
         return found is not None and found() is x
 
-    def used(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def note_use(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Forget the arguments of a call; return whether its result is as new as the first one.
 
         If it writes a global tensor to a fresh one, that becomes global.

@@ -31,7 +31,7 @@ def dispatch_functions() -> None:
     """
     base: Any = FunctionBase
     if "apply" not in vars(base):
-        base.apply = classmethod(_dispatched)
+        base.apply = classmethod(_dispatch_apply)
         # Torch's own functions around a module's forward, of which it has no hook.
         torch.nn.modules.module.BackwardHook = METHODS[torch.utils.hooks.BackwardHook]
         checkpoint: Any = torch.utils.checkpoint
@@ -39,7 +39,7 @@ def dispatch_functions() -> None:
         setattr(checkpoint, name, METHODS[getattr(checkpoint, name)])
 
 
-def _dispatched(cls: Any, *args: Any, **kwargs: Any) -> Any:
+def _dispatch_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     # On the path of every function of the process.
     if current_draws() is None and not kwargs and cls.__name__ != "CheckpointFunction":
         for x in args:

@@ -17,7 +17,7 @@ Cuts = frozenset[tuple[int, ...]]
 _NO_CUTS: Cuts = frozenset()
 
 
-def legal(
+def legal_signatures(
     rule: Rule,
     views: Views,
     parts: int,
@@ -108,13 +108,13 @@ def _keys(signatures: Sequence[SbpSignature]) -> set[tuple[NdSbp, NdSbp]]:
 def calls_of_blocks(rule: Rule, views: Views, signature: SbpSignature, parts: int) -> Views:
     found: dict[Any, Call] = {}
     for view, i in product(views, range(parts)):
-        own = same(signature, rule, view, parts)
+        own = signature_of_call(signature, rule, view, parts)
         block = block_call(view, own, AxisPart(parts, i))
         found.setdefault(key_of((block.args, block.kwargs, block.tensors)), block)
     return tuple(found.values())
 
 
-def same(signature: SbpSignature, rule: Rule, call: Call, parts: int) -> SbpSignature:
+def signature_of_call(signature: SbpSignature, rule: Rule, call: Call, parts: int) -> SbpSignature:
     key = (signature.inputs, signature.outputs)
     options = _all(rule, call, parts, cuts_of(signature.inputs))
     return next(option for option in options if (option.inputs, option.outputs) == key)

@@ -258,10 +258,10 @@ def backward_of_all(
     """
     if grad_variables is not None:
         raise TypeError("backward: grad_variables was renamed; pass grad_tensors")
-    ends = _listed(tensors)
+    ends = _as_list(tensors)
     starts = _seeds(ends, grad_tensors)
     if inputs is not None:
-        inputs = [getattr(require_own_graph(one), "_local", one) for one in _listed(inputs)]
+        inputs = [getattr(require_own_graph(one), "_local", one) for one in _as_list(inputs)]
     pairs = [
         (getattr(x, "_local", x), start)
         for x, start in zip(ends, starts, strict=True)
@@ -275,7 +275,7 @@ def backward_of_all(
 
 
 def _seeds(ends: list[Any], gradients: Any) -> list[Any]:
-    given = [None] * len(ends) if gradients is None else _listed(gradients)
+    given = [None] * len(ends) if gradients is None else _as_list(gradients)
     if len(given) != len(ends):
         raise RuntimeError(f"{len(ends)} tensors need as many initial gradients, not {len(given)}")
     return [
@@ -300,8 +300,8 @@ def grad(
     attributes. Within a converted network, the gradient of a plain tensor is summed over the
     workers.
     """
-    ends = _listed(outputs)
-    starts = _listed(inputs)
+    ends = _as_list(outputs)
+    starts = _as_list(inputs)
     scope = current_scope()
     if scope is not None:
         starts = [copy_of(scope, x) for x in starts]
@@ -341,11 +341,11 @@ def l1_loss(*args: Any, **kwargs: Any) -> Any:
     return kind.__torch_function__(function, kinds, args, {**kwargs, "weight": weight})
 
 
-def _listed(tensors: Any) -> list[Any]:
+def _as_list(tensors: Any) -> list[Any]:
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
-def _reshaped_in_place(out_of_place: Callable[..., Any]) -> Callable[..., GlobalTensor]:
+def _reshape_in_place(out_of_place: Callable[..., Any]) -> Callable[..., GlobalTensor]:
     """Return the function that gives its tensor the shape and the part of a view of it."""
 
     def change(x: GlobalTensor, *args: Any, **kwargs: Any) -> GlobalTensor:
@@ -366,7 +366,7 @@ def _reshaped_in_place(out_of_place: Callable[..., Any]) -> Callable[..., Global
 
 
 for _function in (T.unsqueeze, T.squeeze, T.transpose, T.t, T.swapaxes, T.swapdims):
-    entry(getattr(T, f"{_function.__name__}_"))(_reshaped_in_place(_function))
+    entry(getattr(T, f"{_function.__name__}_"))(_reshape_in_place(_function))
 
 
 @entry(torch._make_dual, torch._unpack_dual)  # pyright: ignore

@@ -59,7 +59,7 @@ class OuterTensor(torch.Tensor):
     _placement: Placement
     _kind: type[torch.Tensor]
     # What an in-place function has made of it.
-    _made: torch.Tensor | None
+    _tensor: torch.Tensor | None
     _view: tuple[OuterTensor, Any, Any, Any] | None
 
     @staticmethod
@@ -79,11 +79,11 @@ class OuterTensor(torch.Tensor):
             call: function, positional arguments and keyword arguments.
             view: the tensor that it is a view of, and the function and arguments of the view.
         """
-        first = _called(call, (slice(0, 1),) * len(shape))
+        first = _call_on_slices(call, (slice(0, 1),) * len(shape))
         make: Any = torch.Tensor._make_wrapper_subclass  # pyright: ignore
         x: Any = make(OuterTensor, shape, dtype=first.dtype, device=first.device)
         x._function, x._args, x._kwargs = call
-        x._kind, x._placement, x._made, x._view = kind, placement, None, view
+        x._kind, x._placement, x._tensor, x._view = kind, placement, None, view
         return x
 
     @classmethod
@@ -118,29 +118,29 @@ class OuterTensor(torch.Tensor):
         call = self._function, self._args, self._kwargs
         with torch.no_grad():
             if not torch._C._is_any_autocast_enabled():  # pyright: ignore
-                return _called(call, slices)
+                return _call_on_slices(call, slices)
             with torch.autocast(self.device.type, enabled=False):
-                return _called(call, slices)
+                return _call_on_slices(call, slices)
 
     def whole(self) -> torch.Tensor:
         """Make all cells."""
         return self._cells((slice(None),) * self.dim())
 
     @property
-    def made(self) -> torch.Tensor | None:
+    def materialized(self) -> torch.Tensor | None:
         """Tensor that it stands for since it or its base was changed in place, else ``None``."""
-        if self._made is None and self._view is not None:
+        if self._tensor is None and self._view is not None:
             base, function, args, kwargs = self._view
-            found = base.made
+            found = base.materialized
             if found is not None:
                 # A change may have made it require grad.
                 with torch.set_grad_enabled(found.requires_grad or torch.is_grad_enabled()):
-                    self._made = function(found, *args, **kwargs)
-        return self._made
+                    self._tensor = function(found, *args, **kwargs)
+        return self._tensor
 
-    def standing(self) -> torch.Tensor:
+    def materialize(self) -> torch.Tensor:
         """Make rows, unless a function that changed the tensor has made it before."""
-        made = self.made
+        made = self.materialized
         return self.rows() if made is None else made
 
     def rows(self) -> torch.Tensor:
@@ -153,21 +153,21 @@ class OuterTensor(torch.Tensor):
         local = self.cells(placement.layout(rows, shape), placement.index)
         return wrap(self._kind, local, global_spec(placement, rows, shape, self.dtype))
 
-    def changed(self) -> torch.Tensor:
+    def materialize_for_change(self) -> torch.Tensor:
         """Make the tensor for a function that changes it in place.
 
         From then on it stands for what was made, as do its base and all views of that, which are
         made when they are used: a rank may have freed a view that others still hold.
         """
         if self._view is not None:
-            self._view[0].changed()
-        elif self._made is None:
-            self._made = self.rows()
-        made = self.made
+            self._view[0].materialize_for_change()
+        elif self._tensor is None:
+            self._tensor = self.rows()
+        made = self.materialized
         assert made is not None
         return made
 
-    def viewed(self, function: Any, args: Sequence[Any], kwargs: Any) -> OuterTensor | None:
+    def make_view(self, function: Any, args: Sequence[Any], kwargs: Any) -> OuterTensor | None:
         """Return a view, or ``None`` if it would copy cells or has none."""
         with torch._C.DisableTorchFunction():
             result = function(torch.empty(self.shape, device="meta"), *args, **kwargs)
@@ -176,7 +176,7 @@ class OuterTensor(torch.Tensor):
 
         def view(x: Any) -> Any:
             if isinstance(x, OuterTensor):
-                return x.viewed(function, args, kwargs)
+                return x.make_view(function, args, kwargs)
             return function(x, *args, **kwargs) if isinstance(x, torch.Tensor) and x.dim() else x
 
         try:
@@ -206,7 +206,7 @@ def without_cells(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         with torch._C.DisableTorchFunctionSubclass():
             return function(*args, **kwargs)
     given = [x for x in tensors_in([args, kwargs]) if isinstance(x, OuterTensor)]
-    if any(x.made is not None for x in given):
+    if any(x.materialized is not None for x in given):
         return NotImplemented
     first, found = given[0], None
     is_of_first = bool(args) and args[0] is first
@@ -216,7 +216,7 @@ def without_cells(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         found = first.cast(function, args[1:], kwargs)
     elif is_of_first and function in _VIEWS and len(given) == 1:
         is_basic = function is not T.__getitem__ or _is_basic(args[1])
-        found = first.viewed(function, args[1:], kwargs) if is_basic else None
+        found = first.make_view(function, args[1:], kwargs) if is_basic else None
     return NotImplemented if found is None else found
 
 
@@ -228,7 +228,7 @@ def _is_basic(index: Any) -> bool:
     )
 
 
-def _called(call: tuple[Any, Any, Any], slices: tuple[slice, ...]) -> torch.Tensor:
+def _call_on_slices(call: tuple[Any, Any, Any], slices: tuple[slice, ...]) -> torch.Tensor:
     function, args, kwargs = call
 
     def own(x: Any) -> Any:
@@ -266,8 +266,8 @@ def materialize_in(
         if not isinstance(x, OuterTensor):
             return x
         if is_first and x is args[0]:
-            return x.changed()
-        return x if keeps_read and x.made is None else x.standing()
+            return x.materialize_for_change()
+        return x if keeps_read and x.materialized is None else x.materialize()
 
     return map_tree(args, materialize), map_tree(kwargs, materialize)
 
@@ -294,7 +294,7 @@ def outer(
     if (
         "out" in kwargs
         or changes_in_place(function, kwargs)
-        or any(x.made is not None for x in pending)
+        or any(x.materialized is not None for x in pending)
     ):
         return None
     plain = [x for x in given if not isinstance(x, OuterTensor)]
@@ -309,7 +309,7 @@ def outer(
     if is_recorded() or (is_low and torch._C._is_any_autocast_enabled()):  # pyright: ignore
         return None
 
-    def entered(x: Any) -> Any:
+    def as_input(x: Any) -> Any:
         """Return the input in the result's shape, with memory of its own."""
         if not isinstance(x, torch.Tensor):
             return x
@@ -319,8 +319,8 @@ def outer(
         return once.expand(shape) if x.dim() else once
 
     with torch.no_grad():
-        call = (function, map_tree(args, entered), map_tree(kwargs, entered))
-        first = _called(call, (slice(0, 1),) * len(shape))
+        call = (function, map_tree(args, as_input), map_tree(kwargs, as_input))
+        first = _call_on_slices(call, (slice(0, 1),) * len(shape))
         if type(first) is not torch.Tensor or first.dim() != len(shape):
             return None
         return OuterTensor.of(kind, placement, shape, call)

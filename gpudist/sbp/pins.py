@@ -71,7 +71,7 @@ class PlacedPin:
     placement: Placement
     sbp: NdSbp
 
-    def moved(self, tree: Any) -> Any:
+    def move(self, tree: Any) -> Any:
         """Return ``tree`` with its first global tensor in the pinned layout.
 
         Raises:
@@ -80,11 +80,11 @@ class PlacedPin:
         leaves, how = tree_flatten(tree, is_leaf=lambda x: isinstance(x, torch.Size))
         for i, x in enumerate(leaves):
             if isinstance(x, _PINNED):
-                leaves[i] = self._moved(x)
+                leaves[i] = self._move_tensor(x)
                 return tree if leaves[i] is x else tree_unflatten(leaves, how)
         return tree
 
-    def _moved(self, x: GlobalTensor | OuterTensor) -> torch.Tensor:
+    def _move_tensor(self, x: GlobalTensor | OuterTensor) -> torch.Tensor:
         dims = [attribute.dim for attribute in self.sbp if attribute.dim >= x.dim()]
         if dims or self.pin.dims not in (None, x.dim()):
             raise ConversionError(
@@ -95,7 +95,7 @@ class PlacedPin:
             if all(attribute == broadcast for attribute in self.sbp):
                 return x
             # Further uses of what is not made yet must see what becomes of this tensor in place.
-            base: Any = x.changed()
+            base: Any = x.materialize_for_change()
         else:
             base = x
         target = self.placement.layout(self.sbp, tuple(base.shape))
@@ -151,7 +151,7 @@ class Pins:
                 self.unpinned.add(function)
         return name
 
-    def missed(self, calls: Mapping[tuple[str, str], int]) -> list[str]:
+    def unreached(self, calls: Mapping[tuple[str, str], int]) -> list[str]:
         """Describe each pin that a forward with these calls has not reached.
 
         Args:
@@ -186,20 +186,20 @@ class Pins:
             own = [one for one in pins if one.pin.call in (None, number)]
             inputs = [one for one in own if one.pin.at == "input"]
             for one in inputs:
-                args, kwargs = one.moved((args, kwargs))
-            result = (_holding(compute) if inputs else compute)(args, kwargs)
+                args, kwargs = one.move((args, kwargs))
+            result = (_hold_layout(compute) if inputs else compute)(args, kwargs)
             for one in own:
                 if one.pin.at == "output":
-                    result = one.moved(result)
+                    result = one.move(result)
             return result
         finally:
             self._is_busy = False
 
 
-def _holding(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _hold_layout(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """Return the function with operators that keep the layout of the first global tensor."""
 
-    def holding(args: Any, kwargs: Any) -> Any:
+    def compute_held(args: Any, kwargs: Any) -> Any:
         pinned = (x for x in tensors_in([args, kwargs]) if isinstance(x, _PINNED))
         x = next(pinned, None)
         if not isinstance(x, GlobalTensor):
@@ -216,7 +216,7 @@ def _holding(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
                 y._global_spec = how
         return result
 
-    return holding
+    return compute_held
 
 
 class PinHook:
@@ -230,18 +230,18 @@ class PinHook:
 
     def before(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """Move the first global tensor among the arguments, as a hook before the forward."""
-        return self._moved("input", (args, kwargs))
+        return self._move_tensor("input", (args, kwargs))
 
     def after(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         """Move the first global tensor in the result, as a hook after the forward."""
-        return self._moved("output", output)
+        return self._move_tensor("output", output)
 
-    def _moved(self, at: End, tree: Any) -> Any:
+    def _move_tensor(self, at: End, tree: Any) -> Any:
         scope = current_scope()
         if scope is None:
             return tree
         number = scope.count_call((self.pins[0].pin.path, at))
         for one in self.pins:
             if one.pin.at == at and one.pin.call in (None, number):
-                tree = one.moved(tree)
+                tree = one.move(tree)
         return tree

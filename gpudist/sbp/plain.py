@@ -124,11 +124,14 @@ def with_copies(
     if not plain or placement is None:
         return None
     name = name_of(function)
-    copies = {i: wrap_copies(kind, shared(name, x, placement), placement) for i, x in plain.items()}
+    copies = {
+        i: wrap_copies(kind, share_gradient(name, x, placement), placement)
+        for i, x in plain.items()
+    }
     return tuple(map_tree(tree, lambda x: copies.get(id(x), x)) for tree in (args, kwargs))
 
 
-def shared(name: str, x: torch.Tensor, placement: Placement) -> torch.Tensor:
+def share_gradient(name: str, x: torch.Tensor, placement: Placement) -> torch.Tensor:
     """Return ``x``, whose gradient is then the sum of the gradients on all workers.
 
     Raises:

@@ -108,11 +108,11 @@ def _prepare(
     own = derivation.local
     if placement.partition.size > 1 and own.function in on_parts:
         own = replace(own, function=on_parts[own.function])
-    compute, whole = None if rule.any_float else own.ready, call
+    compute, whole = None if rule.any_float else own.as_function, call
     if derivation.bind is not None and placement.active:
         local, dtypes = derivation.local, [spec.dtype for spec in derivation.results]
         if call.autocast is not None and is_wide(dtypes):
-            local, whole = local.widened, call.widened
+            local, whole = local.in_single_precision, call.in_single_precision
         compute = derivation.bind(local, _where(whole, derivation, placement))
         if call.autocast is not None:
             compute = in_dtypes_of_torch(compute, call.autocast, dtypes)

@@ -154,7 +154,7 @@ class Scope(Draws):
         self.calls[place] = number + 1
         return number
 
-    def seen(self, layout: Layout, itemsize: int) -> None:
+    def note_block(self, layout: Layout, itemsize: int) -> None:
         """Update the largest block by the first worker's block, which every rank can compute."""
         cells = layout.box((0,) * len(layout.grid)).volume * itemsize
         self.largest_block_bytes = max(self.largest_block_bytes, cells)
@@ -191,11 +191,11 @@ class Repeatable:
         self.next: int | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with self.running():
+        with self.run():
             return self.function(*args, **kwargs)
 
     @contextmanager
-    def running(self) -> Iterator[None]:
+    def run(self) -> Iterator[None]:
         """Note the draws of the networks called in this context, or repeat the noted ones."""
         _scopes.repeatable.append(self)
         try:

@@ -120,7 +120,7 @@ def _transform(name: str, x: GlobalTensor, *args: Any, **kwargs: Any) -> Any:
     if not cut or (is_real and not now) or not (now or isinstance(x, Spectrum)):
         return NotImplemented
     later = frozenset(given.extents) - now
-    less = pending.taken(now)
+    less = pending.after_steps(now)
     base = given.over(torch.fft.rfftn if is_real else torch.fft.fftn, less.base, now)
     shape = [base.shape[d] if d in now else given.extents.get(d, n) for d, n in enumerate(x.shape)]
     less = replace(
@@ -129,10 +129,10 @@ def _transform(name: str, x: GlobalTensor, *args: Any, **kwargs: Any) -> Any:
         steps=(*less.steps, (partial(given.over, torch.fft.fftn), later)) if later else less.steps,
         along=less.along | {*given.extents},
     )
-    return _derived(x, less, shape)
+    return _derive_spectrum(x, less, shape)
 
 
-def _derived(x: GlobalTensor, pending: Pending, shape: Sequence[int]) -> Spectrum:
+def _derive_spectrum(x: GlobalTensor, pending: Pending, shape: Sequence[int]) -> Spectrum:
     """Return a spectrum whose gradient does not pass through ``x``, if that is one."""
     base = pending.base
     assert base is not None
@@ -156,7 +156,7 @@ def _inverse(x: GlobalTensor, pending: Pending, given: _Transform, is_real: bool
     if isinstance(x, Spectrum):
         bypass(x)
     early = [d for d in dims if d in split_dims(sbp)]
-    first = pending.taken(split_dims(sbp))
+    first = pending.after_steps(split_dims(sbp))
     y = given.over(torch.fft.ifftn, first.base, early).to_global(sbp=sbp)
     # Zeros along the last dim come last, so that no transform works on them.
     y = first.after(y, first.late - {dims[-1]})
@@ -179,7 +179,7 @@ def _shift(function: Any, x: Spectrum, dim: Any = None) -> Any:
     now = {*dims} - later
     base = shift(pending.base, now) if now else pending.base
     steps = (*pending.steps, (shift, later)) if later else pending.steps
-    return _derived(x, replace(pending, base=base, steps=steps), tuple(x.shape))
+    return _derive_spectrum(x, replace(pending, base=base, steps=steps), tuple(x.shape))
 
 
 # --- Slices --------------------------------------------------------------------------------------
@@ -228,7 +228,9 @@ def _part(x: Spectrum, own: Ranges) -> GlobalTensor:
     cells = [*map(slice_of, own)]
     with views.as_made(base):
         first = [slice(None) if d in pending.late else one for d, one in enumerate(cells)]
-        less = replace(pending, base=base[tuple(first)], parts={}).taken(pending.late - blocked)
+        less = replace(pending, base=base[tuple(first)], parts={}).after_steps(
+            pending.late - blocked
+        )
         then = [slice(None) if d in blocked else one for d, one in enumerate(cells)]
         then = [one if d in pending.late else slice(None) for d, one in enumerate(then)]
         less = replace(less, base=less.base[tuple(then)])  # pyright: ignore

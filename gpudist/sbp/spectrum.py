@@ -71,7 +71,7 @@ class Pending:
             return self.zeros
         return self.base.placement, without(self.base, self.blocked, self.along, self.home)
 
-    def taken(self, dims: Collection[int]) -> Pending:
+    def after_steps(self, dims: Collection[int]) -> Pending:
         """Return what is left after the steps along some dims."""
         own = self.late & {*dims}
         steps = tuple((step, along - own) for step, along in self.steps if along - own)
@@ -84,12 +84,12 @@ class Pending:
             x = step(x, own) if own else x
         return x
 
-    def boxed(self, sbp: NdSbp) -> GlobalTensor:
+    def box_to(self, sbp: NdSbp) -> GlobalTensor:
         """Return the value with attributes ``sbp``, which split none of the dims ``blocked``.
 
         Steps along dims that it splits are taken before the tensor moves, all others after.
         """
-        first = self.taken(split_dims(sbp))
+        first = self.after_steps(split_dims(sbp))
         assert first.base is not None
         return first.after(first.base.to_global(sbp=sbp), first.late)
 
@@ -156,7 +156,7 @@ def compute_spectrum(x: Any) -> Any:
         y = _zeros_in_place_of(x, placement, sbp)
     else:
         with views.as_made(base):
-            y = pending.boxed(sbp)
+            y = pending.box_to(sbp)
             # Other spectra read the base.
             y = y.clone() if y._local is base._local else y
     del x._pending

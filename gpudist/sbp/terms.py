@@ -104,7 +104,7 @@ def _backward(scope: Scope, backward: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _call_in_transform(scope: Scope, call: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
-    given = map(_unwrapped, tensors_in(args))
+    given = map(_unwrap, tensors_in(args))
     if is_users(cls) and torch.is_grad_enabled() and any(x.requires_grad for x in given):
         raise ConversionError(
             f"{where_called(scope)}: {cls.__name__}.apply: within a transform of torch.func, its "
@@ -114,7 +114,7 @@ def _call_in_transform(scope: Scope, call: Any, cls: Any, *args: Any, **kwargs: 
     return call(cls, *args, **kwargs)
 
 
-def _unwrapped(x: torch.Tensor) -> torch.Tensor:
+def _unwrap(x: torch.Tensor) -> torch.Tensor:
     while _is_wrapped(x):
         x = _get_unwrapped(x)
     return x

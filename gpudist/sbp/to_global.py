@@ -139,7 +139,7 @@ def _from_local(
     movement = movement_of(dtype, source, layout, world)
     local = x.view_as(x)
     if movement is not None and _is_one_value(x, placement):
-        local = _one_value(x, source, layout, world)
+        local = _share_value(x, source, layout, world)
     elif movement is not None:
         part = x if world.rank in source.ranks else x.reshape(-1)[:0]
         (local,) = move((movement,), (part,))
@@ -177,7 +177,7 @@ def _is_one_value(x: torch.Tensor, placement: Placement) -> bool:
     return part is None
 
 
-def _one_value(x: torch.Tensor, source: Layout, layout: Layout, world: Partition) -> torch.Tensor:
+def _share_value(x: torch.Tensor, source: Layout, layout: Layout, world: Partition) -> torch.Tensor:
     """Copy ``x`` along axes of copies, from the first rank; its gradient is full on each rank."""
     whole = tuple(
         attribute if attribute == broadcast else attribute.dual for attribute in layout.sbp

@@ -26,7 +26,7 @@ from gpudist.sbp.interception import is_intercepting
 from gpudist.sbp.methods import entry
 from gpudist.sbp.outer import materialize_in
 from gpudist.sbp.placement import Placement
-from gpudist.sbp.plain import shared
+from gpudist.sbp.plain import share_gradient
 from gpudist.sbp.scope import Repeatable, Scope, current_draws, current_scope, where_called
 from gpudist.sbp.terms import is_users
 from gpudist.sbp.to_global import from_part
@@ -151,7 +151,7 @@ def _on_whole(scope: Scope, cls: Any, args: Any, kwargs: Any) -> Any:
         if is_in_network:
             require_copies(scope, f"{cls.__name__}.apply", [x])
         else:
-            x = shared(f"{cls.__name__}.apply", x, placement)
+            x = share_gradient(f"{cls.__name__}.apply", x, placement)
         if not placement.active:
             return x.detach() + x.reshape(-1)[:0].sum()
         layout = placement.copies(tuple(x.shape))

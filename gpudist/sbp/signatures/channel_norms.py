@@ -155,7 +155,7 @@ def _bind(call: Call, where: Where) -> Compute:
     updates = call.function is updating_batch_norm
     eps, dtype = call.args[3:5] if returns_moments else (call.args[6 + (not updates)], None)
     by = bind_normalization(Normalization(dims, eps), where)
-    alone, parameters_at = call.ready, parameters_of(call, 1)
+    alone, parameters_at = call.as_function, parameters_of(call, 1)
     if kernels.never_fit(by, x.shape, x.dtype, where.P.device):
         return alone
     moment_shape = x.shape[:2] if is_instance else x.shape[1:2]

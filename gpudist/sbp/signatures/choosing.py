@@ -55,7 +55,7 @@ def embedding(call: Call, parts: int) -> list[SbpSignature]:
 
 
 def _without_padding(call: Call, part: AxisPart) -> Call:
-    return call.replaced(2, "padding_idx", None)
+    return call.with_argument(2, "padding_idx", None)
 
 
 def _embedding(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:

@@ -68,4 +68,4 @@ def cross(call: Call, parts: int) -> list[SbpSignature]:
 
 
 def _with_dim(dim: int, call: Call, part: AxisPart) -> Call:
-    return call.replaced(2, "dim", dim)
+    return call.with_argument(2, "dim", dim)

@@ -54,7 +54,7 @@ def loss_of_cells(call: Call, parts: int) -> list[SbpSignature]:
 
 def _run(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
     reduction = reduction_of(where.call)
-    loss = call.replaced(99, "reduction", "sum")(tensors)
+    loss = call.with_argument(99, "reduction", "sum")(tensors)
     if reduction == "sum":
         return loss
     weight = call.kwargs.get("weight")

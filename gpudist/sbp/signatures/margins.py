@@ -159,5 +159,5 @@ def loss_of_samples(call: Call, parts: int) -> list[SbpSignature]:
 def _run(call: Call, tensors: Sequence[Tensor], where: Where) -> Tensor:
     if not tensors[0].shape[0]:
         return tensors[0].sum()
-    loss = call.replaced(99, "reduction", "sum")(tensors)
+    loss = call.with_argument(99, "reduction", "sum")(tensors)
     return loss if reduction_of(call) == "sum" else loss / where.call.shapes[0][0]

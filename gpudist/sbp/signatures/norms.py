@@ -105,7 +105,7 @@ def _block_of(dim: int) -> Localize:
         shape = list(call.get(1, "normalized_shape"))
         start, stop = part.cells(shape[dim])
         shape[dim] = stop - start
-        return call.replaced(1, "normalized_shape", shape)
+        return call.with_argument(1, "normalized_shape", shape)
 
     return localize
 
@@ -119,7 +119,7 @@ def _bind_layer(call: Call, where: Where) -> Compute:
         eps = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
     dims = tuple(range(x.dims - len(cells), x.dims))
     by = bind_normalization(Normalization(dims, eps, is_layer, per_channel=False), where)
-    return _bind_norm(by, call, where, call.ready)
+    return _bind_norm(by, call, where, call.as_function)
 
 
 # --- Group norm: over the channels of a group and all features ----------------------------------
@@ -196,7 +196,7 @@ def _bind_groups(call: Call, where: Where) -> Compute:
     # Unlike F.group_norm, torch's own does not require several values per group in the block.
     arguments = call.args[0], by.group_count, call.get(2, "weight"), call.get(3, "bias"), eps
     local = replace(call, function=torch.group_norm, args=arguments, kwargs={})
-    return _bind_norm(by, call, where, local.ready)
+    return _bind_norm(by, call, where, local.as_function)
 
 
 # --- Local response norm: over neighbouring channels --------------------------------------------

@@ -58,7 +58,7 @@ def _padding_signature(
     output_sizes = padded_cut(widths, input_sizes)
 
     def localize(call: Call, part: AxisPart) -> Call:
-        return call.replaced(
+        return call.with_argument(
             1, "pad", _of_block(call, dim, input_sizes, output_sizes, widths[0], part.index)
         )
 

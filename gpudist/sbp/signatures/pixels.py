@@ -202,7 +202,7 @@ def fold(call: Call, parts: int) -> list[SbpSignature]:
 
 def _with_rows(columns: int, dim: int, rows: Sequence[int]) -> Localize:
     def localize(call: Call, part: AxisPart) -> Call:
-        return call.replaced(1, "output_size", (rows[part.index], columns))
+        return call.with_argument(1, "output_size", (rows[part.index], columns))
 
     return localize
 
@@ -229,7 +229,7 @@ def affine_grid(call: Call, parts: int) -> list[SbpSignature]:
 
     def localize(call: Call, part: AxisPart) -> Call:
         start, stop = part.cells(count)
-        return call.replaced(1, "size", [stop - start, *call.get(1, "size")[1:]])
+        return call.with_argument(1, "size", [stop - start, *call.get(1, "size")[1:]])
 
     samples = (split(0),), (split(0),)
     signature = SbpSignature(*samples, localize, cuts="all", takes_empty=False)

@@ -68,7 +68,7 @@ def triangle(call: Call, parts: int) -> list[SbpSignature]:
 
 def _shift_diagonal(dim: int, sign: int, call: Call, part: AxisPart) -> Call:
     start, _ = part.cells(call.shapes[0][dim])
-    return call.replaced(1, "diagonal", call.get(1, "diagonal", 0) + sign * start)
+    return call.with_argument(1, "diagonal", call.get(1, "diagonal", 0) + sign * start)
 
 
 @register(*forms("diagonal"), view=True, any_cuts=True)

@@ -324,7 +324,7 @@ def linalg_norm(
 @register(torch.linalg.matrix_norm, any_cuts=True)
 def matrix_norm(call: Call, parts: int) -> list[SbpSignature]:
     """Split the batch dims; the Frobenius norm splits all dims."""
-    dims = dims_of(call.replaced(2, "dim", call.get(2, "dim", (-2, -1))), 2)
+    dims = dims_of(call.with_argument(2, "dim", call.get(2, "dim", (-2, -1))), 2)
     signatures = splits_of_kept_dims(call, dims, keeps_dims(call, 3))
     return (
         [*signatures, *together(dims, _frobenius)]
@@ -335,7 +335,7 @@ def matrix_norm(call: Call, parts: int) -> list[SbpSignature]:
 
 def _frobenius(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
     (x,), keeps = tensors, keeps_dims(call, 3)
-    dims = dims_of(where.call.replaced(2, "dim", call.get(2, "dim", (-2, -1))), 2)
+    dims = dims_of(where.call.with_argument(2, "dim", call.get(2, "dim", (-2, -1))), 2)
     dtype = call.kwargs.get("dtype")
     norms = torch.linalg.vector_norm(x, 2, dims, keeps, dtype=dtype)
     return torch.linalg.vector_norm(

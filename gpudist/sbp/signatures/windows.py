@@ -108,7 +108,7 @@ def _whole_groups(call: Call, groups: int, groups_at: int) -> SbpSignature:
     parameters = (split(0),) * (len(call.tensors) - 1)
 
     def localize(call: Call, part: AxisPart) -> Call:
-        return call.replaced(groups_at, "groups", groups)
+        return call.with_argument(groups_at, "groups", groups)
 
     return SbpSignature((split(1), *parameters), (split(1),), localize, recut=lambda sizes: None)
 
