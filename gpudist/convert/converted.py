@@ -50,8 +50,8 @@ class Converted:
 
     def extra_repr(self) -> str:
         """Return the text of the original class, followed by the partition of the inputs."""
-        own: Any = super()
-        return ", ".join(filter(None, [own.extra_repr(), f"P_x={self.P_x!r}"]))
+        original: Any = super()
+        return ", ".join(filter(None, [original.extra_repr(), f"P_x={self.P_x!r}"]))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Copies share P_x, which comes first and cannot be pickled: its error says what to save.
@@ -91,13 +91,13 @@ def conversion_of(network: Any) -> Conversion:
     Raises:
         ConversionError: the network was not converted.
     """
-    found = getattr(network, "__dict__", {}).get(_CONVERSION)
-    if found is None:
+    conversion = getattr(network, "__dict__", {}).get(_CONVERSION)
+    if conversion is None:
         raise ConversionError(
             f"{type(network).__name__} is not a converted network; convert it with "
             "gpudist.distribute"
         )
-    return found
+    return conversion
 
 
 @cache
@@ -155,9 +155,9 @@ def names_of_entries(network: torch.nn.Module, methods: Sequence[str]) -> tuple[
                 f"distribute: methods={tuple(methods)}, but {type(network).__name__} has no "
                 f"method {method!r}; name its own methods"
             )
-        for name, one in inspect.signature(function).parameters.items():
+        for name, parameter in inspect.signature(function).parameters.items():
             names.append(name)
-            takes_any |= one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+            takes_any |= parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     return names, takes_any
 
 

@@ -113,17 +113,17 @@ def distribute(
     entries = names_of_entries(network, methods)
     require_known(inputs or {}, *entries)
     require_buffers(network, local_buffers)
-    made = copy_network(network)
-    for own, theirs in zip(made.parameters(), network.parameters(), strict=True):
-        take_hooks(own, theirs)
-    made = made.to(P_x.device)
+    copy = copy_network(network)
+    for new, parameter in zip(copy.parameters(), network.parameters(), strict=True):
+        take_hooks(new, parameter)
+    copy = copy.to(P_x.device)
     if broadcast_parameters:
-        broadcast_copies(made, P_x, local_buffers)
+        broadcast_copies(copy, P_x, local_buffers)
     entrance = Entrance(P_x, inputs or {})
     conversion = Conversion(
         entrance, unknown, gather_limit_bytes, replicate_parameters, local_buffers
     )
-    return convert(made, conversion, methods, plan or NetworkPlan(), network)
+    return convert(copy, conversion, methods, plan or NetworkPlan(), network)
 
 
 def _first_name(network: torch.nn.Module) -> str:

@@ -102,20 +102,20 @@ def plan_of(
             f"to {prod(grid) - 1}"
         )
     posting = posting_of(P_x.transport) if isinstance(P_x, CartesianPartition) else "host"
-    found: NetworkPlan | None = None
+    total: NetworkPlan | None = None
     for rank in chosen:
-        one = _plan_for_rank(
+        plan_of_rank = _plan_for_rank(
             network, grid, posting, shapes, rank, plan or NetworkPlan(), method, inputs or {}, named
         )
-        found = one if found is None else _add_sent_bytes(found, one)
-    assert found is not None
-    return found
+        total = plan_of_rank if total is None else _add_sent_bytes(total, plan_of_rank)
+    assert total is not None
+    return total
 
 
 def _add_sent_bytes(a: NetworkPlan, b: NetworkPlan) -> NetworkPlan:
     rows = [
-        one._replace(sent_bytes=one.sent_bytes + other.sent_bytes)
-        for one, other in zip(a.rows, b.rows, strict=True)
+        row._replace(sent_bytes=row.sent_bytes + other.sent_bytes)
+        for row, other in zip(a.rows, b.rows, strict=True)
     ]
     return replace(a, rows=rows)
 
@@ -137,8 +137,10 @@ def _plan_for_rank(
     require_known(inputs, *names_of_entries(network, [method]))
     whole = _wholes(network, shapes, named or {})
     values = KnownValues()
-    made, given, others = _convert_with_values(network, P_x, whole, plan, values, method, inputs)
-    record = conversion_of(made).scope.record = Record(lambda: counter.sent_bytes)
+    converted, blocks, others = _convert_with_values(
+        network, P_x, whole, plan, values, method, inputs
+    )
+    record = conversion_of(converted).scope.record = Record(lambda: counter.sent_bytes)
     try:
         with (
             without_cache(),
@@ -147,8 +149,8 @@ def _plan_for_rank(
             torch.no_grad(),
             _without_compiling(),
         ):
-            call = made if method == "forward" else getattr(made, method)
-            outputs = call(*given, **others)
+            call = converted if method == "forward" else getattr(converted, method)
+            outputs = call(*blocks, **others)
     except GpudistError:
         raise
     # The user's network may raise any exception.
@@ -176,12 +178,12 @@ class _DryConversion(Conversion):
         self,
         entrance: Entrance,
         values: KnownValues,
-        given: Mapping[str, torch.Tensor],
+        known: Mapping[str, torch.Tensor],
         replicate_parameters: bool,
     ) -> None:
         super().__init__(entrance, "gather", None, replicate_parameters)
         self.has_agreed = True
-        self.values, self.given = values, given
+        self.values, self.given = values, known
 
     def __call__(self, network: nn.Module, function: Any, args: Any, kwargs: Any) -> Any:
         @functools.wraps(function)
@@ -218,11 +220,11 @@ def _values_of(
 
 
 def _place_of(error: Exception) -> str:
-    found = ""
+    place = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         if frame.f_globals.get("__name__", "").partition(".")[0] not in ("torch", "gpudist"):
-            found = f"{frame.f_code.co_filename}, line {line}: "
-    return found
+            place = f"{frame.f_code.co_filename}, line {line}: "
+    return place
 
 
 def convert_dry(
@@ -244,7 +246,7 @@ def convert_dry(
     Returns:
         The converted network, and this rank's blocks of the inputs.
     """
-    made, blocks, _ = _convert_with_values(
+    converted, blocks, _ = _convert_with_values(
         network,
         P_x,
         (list(inputs), {}),
@@ -252,7 +254,7 @@ def convert_dry(
         KnownValues(),
         replicate_parameters=replicate_parameters,
     )
-    return made, blocks
+    return converted, blocks
 
 
 def _convert_with_values(
@@ -271,8 +273,8 @@ def _convert_with_values(
     named = {name: _block(name, x, P_x, kinds) for name, x in whole[1].items()}
     known, entrance = _values_of(whole, name_of), Entrance(P_x, kinds)
     conversion = _DryConversion(entrance, values, known, replicate_parameters)
-    made = convert(without_cells(network), conversion, [method], plan, network)
-    return made, blocks, named
+    converted = convert(without_cells(network), conversion, [method], plan, network)
+    return converted, blocks, named
 
 
 def _wholes(

@@ -53,9 +53,9 @@ def follow(
         )
     placed = [_place_pin(pin, P_x) for pin in plan.layouts]
     by_path: dict[str, list[PlacedPin]] = {}
-    for one in placed:
-        if not one.pin.function:
-            by_path.setdefault(one.pin.path, []).append(one)
+    for placed_pin in placed:
+        if not placed_pin.pin.function:
+            by_path.setdefault(placed_pin.pin.path, []).append(placed_pin)
     for path, pins in by_path.items():
         hook = PinHook(pins)
         modules[path].register_forward_pre_hook(hook.before, with_kwargs=True)
@@ -108,11 +108,12 @@ def _place_pin(pin: Pin, P_x: CartesianPartition) -> PlacedPin:
 
 
 def _refuse_shared(path: str, modules: dict[str, nn.Module]) -> None:
-    own = {id(p) for p in modules[path].parameters(recurse=False)}
+    parameters = {id(p) for p in modules[path].parameters(recurse=False)}
     others = [
         other
         for other, module in modules.items()
-        if module is not modules[path] and any(id(p) in own for p in module._parameters.values())
+        if module is not modules[path]
+        and any(id(p) in parameters for p in module._parameters.values())
     ]
     if others:
         raise ConversionError(
@@ -244,10 +245,12 @@ class SplitWeight:
         x = x.to_global(self.placement, self.input_sbp)
         return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, "input": x})
 
-    def as_global(self, name: str, own: torch.Tensor) -> GlobalTensor:
+    def as_global(self, name: str, cells: torch.Tensor) -> GlobalTensor:
         """Return the parameter, with ``own`` on this worker, on the workers that compute."""
         used = self.used[name]
-        own = own if self.placement.active else own.reshape(-1)[:0]
-        x = wrap(GlobalTensor, own, global_spec(self.placement, used.sbp, used.shape, own.dtype))
+        cells = cells if self.placement.active else cells.reshape(-1)[:0]
+        x = wrap(
+            GlobalTensor, cells, global_spec(self.placement, used.sbp, used.shape, cells.dtype)
+        )
         is_term = name == "bias" and self.bias_sbp != used.sbp
         return x.to_global(sbp=self.bias_sbp) if is_term else x

@@ -62,9 +62,9 @@ class Entrance:
 
     def kind_of(self, name: str, x: torch.Tensor) -> Kind | Sequence[int]:
         """Return the kind of a plain tensor."""
-        given = self.inputs.get(name)
-        if given is not None:
-            return given
+        kind = self.inputs.get(name)
+        if kind is not None:
+            return kind
         is_placeholder = not self.P_x.active and not x.numel()
         return "block" if is_placeholder or x.dim() == self.P_x.dim else "whole"
 
@@ -210,7 +210,7 @@ class Entrance:
         self._has_warned = True
         if self.P_x.rank != 0:
             return
-        name, shape = max(wholes, key=lambda one: len(one[1]))
+        name, shape = max(wholes, key=lambda row: len(row[1]))
         _, file, line = place_of_call(scope)
         warnings.warn_explicit(
             f"no input of the network is a block, so nothing is split and each of "
@@ -247,16 +247,19 @@ _names: WeakKeyDictionary[FunctionType, Callable[[int], str]] = WeakKeyDictionar
 
 def names_by_place(function: Callable[..., Any]) -> Callable[[int], str]:
     """Return a function that maps the position of an argument to its name."""
-    own = getattr(function, "__wrapped__", function)
-    method = own.__func__ if type(own) is MethodType else None
+    original = getattr(function, "__wrapped__", function)
+    method = original.__func__ if type(original) is MethodType else None
     if type(method) is FunctionType and method in _names:
         return _names[method]
     names: list[str] = []
     rest = "args"
-    for name, one in inspect.signature(function).parameters.items():
-        if one.kind is one.VAR_POSITIONAL:
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is parameter.VAR_POSITIONAL:
             rest = name
-        elif one.kind is not one.KEYWORD_ONLY and one.kind is not one.VAR_KEYWORD:
+        elif (
+            parameter.kind is not parameter.KEYWORD_ONLY
+            and parameter.kind is not parameter.VAR_KEYWORD
+        ):
             names.append(name)
 
     def name_of(i: int) -> str:
@@ -272,8 +275,8 @@ def leaves_by_name(
 ) -> list[tuple[str, Any]]:
     """Return the leaves of the arguments of a function, with the names of these arguments."""
     names = names_by_place(function)
-    given = [*((names(i), x) for i, x in enumerate(args)), *kwargs.items()]
-    return [(name, leaf) for name, one in given for leaf in tree_leaves(one)]
+    arguments = [*((names(i), x) for i, x in enumerate(args)), *kwargs.items()]
+    return [(name, leaf) for name, argument in arguments for leaf in tree_leaves(argument)]
 
 
 def add_note(error: Exception, notes: Sequence[str]) -> None:

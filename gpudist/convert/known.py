@@ -73,10 +73,10 @@ class KnownValues(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        given = list(tensors_in([args, kwargs]))
-        known = all(self._is_known(x) for x in given)
-        if func in READS and given and known:
-            if any(isinstance(x, GlobalTensor) for x in given):
+        tensors = list(tensors_in([args, kwargs]))
+        known = all(self._is_known(x) for x in tensors)
+        if func in READS and tensors and known:
+            if any(isinstance(x, GlobalTensor) for x in tensors):
                 # A real run sends messages to read a value from blocks; a dry run has no data to
                 # send.
                 try:
@@ -87,18 +87,18 @@ class KnownValues(TorchFunctionMode):
                     if "meta tensor" not in str(error):
                         raise
             return _of_values(func, args, kwargs)
-        if given and changes_in_place(func, kwargs):
+        if tensors and changes_in_place(func, kwargs):
             return self._write(func, args, kwargs, known)
         result = func(*args, **kwargs)
         if func in _FINITE and not known:
             answer = torch.tensor(_FINITE[func], device="cpu")
             vars(result)[_VALUE] = answer.expand(result.shape)
-        made = list(tensors_in(result))
-        is_small = made and max(y.numel() for y in made) <= _MOST_CELLS
+        results = list(tensors_in(result))
+        is_small = results and max(y.numel() for y in results) <= _MOST_CELLS
         if known and is_small and func not in _DRAW:
             values = _attempt(func, args, kwargs)
             if type(values) is type(result) or isinstance(result, GlobalTensor):
-                for y, value in zip(made, tensors_in(values), strict=False):
+                for y, value in zip(results, tensors_in(values), strict=False):
                     if _may_be_known(y) and y.shape == value.shape:
                         know(y, value)
         return result

@@ -80,17 +80,21 @@ class Conversion:
     def __deepcopy__(self, memo: Any) -> Conversion:
         # Paths and substitutes refer to modules of the original.
         entrance = Entrance(self.P_x, self.entrance.inputs)
-        made = Conversion(entrance, *self.settings, self.replicate_parameters, self.local_buffers)
-        made.parameters = copy.deepcopy(self.parameters, memo)
-        made.plan_text, made.scope.pins = self.plan_text, self.scope.pins
-        made.expects_pins = self.expects_pins
-        return made
+        conversion = Conversion(
+            entrance, *self.settings, self.replicate_parameters, self.local_buffers
+        )
+        conversion.parameters = copy.deepcopy(self.parameters, memo)
+        conversion.plan_text, conversion.scope.pins = self.plan_text, self.scope.pins
+        conversion.expects_pins = self.expects_pins
+        return conversion
 
     def guards_of(self, network: torch.nn.Module) -> list[Any]:
         """Return the hooks of the modules that refuse calls from outside the network's methods."""
         if self._guards is None:
             hooks = [module._forward_pre_hooks for module in modules_of(network)]
-            self._guards = [one for one in hooks if GUARD in one]
+            self._guards = [
+                hooks_of_module for hooks_of_module in hooks if GUARD in hooks_of_module
+            ]
         return self._guards
 
     def agree(self, network: torch.nn.Module) -> None:
@@ -154,7 +158,7 @@ class Conversion:
         def enter(name: str, x: Any) -> Any:
             number = -1
 
-            def one(leaf: Any) -> Any:
+            def enter_leaf(leaf: Any) -> Any:
                 nonlocal blocks, number
                 if not isinstance(leaf, torch.Tensor):
                     return leaf
@@ -175,7 +179,11 @@ class Conversion:
                     wholes.append((name, leaf))
                 return leaf
 
-            return one(x) if isinstance(x, torch.Tensor) else tree_map(one, x, is_leaf=_is_size)
+            return (
+                enter_leaf(x)
+                if isinstance(x, torch.Tensor)
+                else tree_map(enter_leaf, x, is_leaf=_is_size)
+            )
 
         entered = tuple(enter(names(i), x) for i, x in enumerate(args))
         others = {name: enter(name, x) for name, x in kwargs.items()}
@@ -210,14 +218,14 @@ def paths_of(network: torch.nn.Module) -> Callable[[], dict[int, str]]:
 
     The function does not keep the network, which keeps the function.
     """
-    weak, found = ref(network), dict[int, str]()
+    weak, by_id = ref(network), dict[int, str]()
 
     def paths() -> dict[int, str]:
-        if not found:
+        if not by_id:
             network = weak()
             modules = () if network is None else network.named_modules()
-            found.update((id(module), path) for path, module in modules)
-        return found
+            by_id.update((id(module), path) for path, module in modules)
+        return by_id
 
     return paths
 
@@ -227,8 +235,8 @@ def names_of(network: torch.nn.Module) -> Callable[[torch.Tensor, Any], str]:
     weak = ref(network)
 
     def name_of(x: torch.Tensor, copy: Any) -> str:
-        found = weak()
-        for name, parameter in () if found is None else found.named_parameters():
+        network_now = weak()
+        for name, parameter in () if network_now is None else network_now.named_parameters():
             if parameter is x or parameter is copy:
                 return repr(name)
         return f"of shape {list(x.shape)} that the network does not list"
@@ -269,10 +277,10 @@ def _with_substitutes(
     if parameters.may_be_replaced():
         modules = modules_of(network)
         places, sharded = places_in(modules), parameters.identities_of_shards(modules)
-        own = list({id(p): p for _, _, p in places if id(p) not in sharded}.values())
-        own += parameters.unlisted
-        made = zip(own, parameters.substitutes(own), strict=True)
-        substitutes = {id(p): copy for p, copy in made if copy is not p}
+        parameters_in_use = list({id(p): p for _, _, p in places if id(p) not in sharded}.values())
+        parameters_in_use += parameters.unlisted
+        pairs = zip(parameters_in_use, parameters.substitutes(parameters_in_use), strict=True)
+        substitutes = {id(p): copy for p, copy in pairs if copy is not p}
     scope.substitutes = {**parameters.aliases, **substitutes}
     # FSDP2 sums the gradients of its parameters, which it makes during the call.
     scope.holders, scope.further, scope.leaves = parameters.holders, [], {}
@@ -314,11 +322,11 @@ def places_in(modules: Sequence[torch.nn.Module]) -> list[tuple[torch.nn.Module,
 
 def modules_of(network: torch.nn.Module) -> list[torch.nn.Module]:
     """Return ``list(network.modules())``, without a generator for each module."""
-    found: dict[int, torch.nn.Module] = {}
+    by_id: dict[int, torch.nn.Module] = {}
     left: list[torch.nn.Module | None] = [network]
     while left:
         module = left.pop()
-        if module is not None and id(module) not in found:
-            found[id(module)] = module
+        if module is not None and id(module) not in by_id:
+            by_id[id(module)] = module
             left += reversed(module._modules.values())
-    return list(found.values())
+    return list(by_id.values())

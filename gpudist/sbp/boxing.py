@@ -61,8 +61,8 @@ def _bind(P_world: Partition, dtype: torch.dtype, source: Layout, target: Layout
     members = tuple(sorted({*source.ranks, *target.ranks}))
     P_all = P_world.create_partition_inclusive(members)
     label = f"boxing of {list(source.shape)}, {source.sbp} -> {target.sbp}"
-    own = plan(source, target, P_world.rank, members)
-    return bind(own, P_all, label, dtype, (0,), dtype)
+    plan_of_rank = plan(source, target, P_world.rank, members)
+    return bind(plan_of_rank, P_all, label, dtype, (0,), dtype)
 
 
 def boxed_bytes(source: Layout, target: Layout, dtype: torch.dtype) -> int:
@@ -105,8 +105,8 @@ class _DeclaredBackward(torch.autograd.Function):
 def _move_along(x: torch.Tensor, movements: Sequence[Movement]) -> torch.Tensor:
     for movement in movements:
         # A rank that has a block but takes no part in this movement passes a placeholder.
-        given = x if tuple(x.shape) == movement.input_shape else x.reshape(-1)[:0]
-        (x,) = move((movement,), (given,))
+        part = x if tuple(x.shape) == movement.input_shape else x.reshape(-1)[:0]
+        (x,) = move((movement,), (part,))
     return x
 
 

@@ -105,9 +105,9 @@ def call_cached(
     matched = _key_of(kind, function, args, kwargs)
     if matched is None:
         scope = current_scope()
-        given = None if scope is None else with_copies(scope, function, args, kwargs)
-        if given is not None:
-            return call_cached(kind, function, *given)
+        replaced = None if scope is None else with_copies(scope, function, args, kwargs)
+        if replaced is not None:
+            return call_cached(kind, function, *replaced)
         if scope is not None:
             require_copies(scope, function, (*args, *kwargs.values()))
         return _dispatch_and_list(kind, function, args, kwargs)[0]
@@ -147,9 +147,9 @@ def call_cached(
         result = function(local[0], *args[1:], **kwargs)
     else:
         parts = iter(local)
-        own = [next(parts) if isinstance(x, torch.Tensor) else x for x in args]
+        positional = [next(parts) if isinstance(x, torch.Tensor) else x for x in args]
         named = {k: next(parts) if isinstance(x, torch.Tensor) else x for k, x in kwargs.items()}
-        result = function(*own, **named)
+        result = function(*positional, **named)
     if spec is not None:
         if type(result) is list or type(result) is tuple:
             (result,) = result
@@ -163,16 +163,16 @@ def call_cached(
         if _thread.open:
             _thread.open[-1].append(operator._replace(inputs=_tensors(args, kwargs), results=[y]))
         return y
-    found = [
+    outputs = [
         wrap(kind, y, _of_dtype(spec, y.dtype))
         for y, spec in zip(result if specs else (), specs, strict=True)
     ]
     if operator.is_view:
-        for place, y in enumerate(found):
+        for place, y in enumerate(outputs):
             views.note(y, function, args, kwargs, operator.call, operator.is_copy, place)
     if _thread.open:
-        _thread.open[-1].append(operator._replace(inputs=_tensors(args, kwargs), results=found))
-    return holder(found) if specs else args[0]
+        _thread.open[-1].append(operator._replace(inputs=_tensors(args, kwargs), results=outputs))
+    return holder(outputs) if specs else args[0]
 
 
 def _must_check_change(kind: type[GlobalTensor], changed: Any) -> bool:
@@ -201,12 +201,12 @@ def _key_of(
     first: GlobalSpec | None = None
     scope: Scope | None = None
     replacing: Scope | None = None
-    for given in (args, kwargs.values()) if kwargs else (args,):
-        for x in given:
+    for arguments in (args, kwargs.values()) if kwargs else (args,):
+        for x in arguments:
             type_of = type(x)
             if type_of is kind:
                 spec = x._global_spec
-                if first is None and given is args:
+                if first is None and arguments is args:
                     first = spec
                 key.append(spec)
                 local.append(x._local)
@@ -223,7 +223,7 @@ def _key_of(
                 if part is None:
                     return None
                 key.append(part)
-                if first is None and given is args:
+                if first is None and arguments is args:
                     first = next((y._global_spec for y in x if type(y) is kind), None)
             elif type_of in _PLAIN:
                 scope = scope or current_scope()
@@ -233,9 +233,9 @@ def _key_of(
                 elif id(x) in scope.substitutes or (
                     scope.learns and (type_of is _Plain or x.is_leaf)
                 ):
-                    own = substitute_of(scope, function, x)
-                    if own is not x:
-                        x, replacing = own, scope
+                    substitute = substitute_of(scope, function, x)
+                    if substitute is not x:
+                        x, replacing = substitute, scope
                         if type(x) not in _PLAIN:
                             return None
                 key += (x.shape, x.dtype)
@@ -338,12 +338,12 @@ def _single(
     is_counted = function is operator.function or draws > 0
     if isinstance(entry, Rule) and not (entry.replicable or (entry.draws_anew and is_counted)):
         return None
-    given = _tensors(args, kwargs)
+    tensors = _tensors(args, kwargs)
     order = None
-    if len(given) != len(operator.inputs) or any(
-        a is not b for a, b in zip(given, operator.inputs, strict=True)
+    if len(tensors) != len(operator.inputs) or any(
+        a is not b for a, b in zip(tensors, operator.inputs, strict=True)
     ):
-        order = _order_of(placement, operator, given)
+        order = _order_of(placement, operator, tensors)
         if order is None:
             return None
     is_one = isinstance(result, torch.Tensor)
@@ -355,7 +355,9 @@ def _single(
     elif result is not args[0]:
         return None
     compute = operator.prepared.compute
-    if compute is None and (function is not operator.function or len(given) < len(operator.inputs)):
+    if compute is None and (
+        function is not operator.function or len(tensors) < len(operator.inputs)
+    ):
         compute = operator.prepared.derivation.with_arguments(operator.call).local.as_function
     if operator.call.autocast != placement.autocast:
         # Within the composite, autocast was off.
@@ -371,13 +373,13 @@ def _single(
 
 
 def _order_of(
-    placement: Placement, operator: OperatorCall, given: Sequence[torch.Tensor]
+    placement: Placement, operator: OperatorCall, tensors: Sequence[torch.Tensor]
 ) -> Callable[[Sequence[Any]], Sequence[Any]] | None:
     # A tensor in two places may be two in another call with the same key, and a composite may do
     # something else where other workers have no part of the tensors.
-    places = {id(x): i for i, x in enumerate(given)}
+    places = {id(x): i for i, x in enumerate(tensors)}
     numbers = [places.get(id(x)) for x in operator.inputs]
-    is_known = len(places) == len(given) and None not in numbers and len(numbers) > 1
+    is_known = len(places) == len(tensors) and None not in numbers and len(numbers) > 1
     is_everywhere = placement.partition.size == placement.partition.world.size
     return itemgetter(*numbers) if is_known and is_everywhere else None
 
@@ -391,8 +393,8 @@ def _composite(
         return None
     if _any_autocast() or "out" in kwargs:
         return None
-    own, named = bind_arguments(function, args, kwargs)
-    if own is not args or list(named) != list(kwargs):
+    bound, named = bind_arguments(function, args, kwargs)
+    if bound is not args or list(named) != list(kwargs):
         return None
     # Outside of networks, calls of plain tensors with dims are not cached.
     is_cached = all([type(x) is kind or x.dim() > 0 for x in _tensors(args, kwargs)])
@@ -405,10 +407,10 @@ def _holds_any_number(results: Any) -> bool:
 
 
 def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     for x in (*args, *kwargs.values()):
         if isinstance(x, torch.Tensor):
-            found.append(x)
+            tensors.append(x)
         elif type(x) in (tuple, list):
-            found += [y for y in x if isinstance(y, torch.Tensor)]
-    return found
+            tensors += [y for y in x if isinstance(y, torch.Tensor)]
+    return tensors

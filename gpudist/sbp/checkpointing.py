@@ -57,14 +57,14 @@ def _resume_draws(fn: Any, scope: Draws, specs: Sequence[GlobalSpec | None]) -> 
     autocast = same_autocast()
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        own = specs[len(specs) - len(args) :]
-        given = [
+        specs_of_args = specs[len(specs) - len(args) :]
+        tensors = [
             x if spec is None else wrap(GlobalTensor, x, spec)
-            for x, spec in zip(args, own, strict=True)
+            for x, spec in zip(args, specs_of_args, strict=True)
         ]
         if current_draws() is scope and scope.draws == draws:
-            return fn(*given, **kwargs)
+            return fn(*tensors, **kwargs)
         with autocast(), intercept(resume(scope, draws, calls)):
-            return fn(*given, **kwargs)
+            return fn(*tensors, **kwargs)
 
     return run

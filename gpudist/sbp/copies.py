@@ -70,20 +70,20 @@ def copy_of(scope: Scope, x: Any) -> Any:
     Raises:
         ConversionError: ``x`` was computed from parameters before the network was copied.
     """
-    found = scope.substitutes.get(id(x))
-    if isinstance(found, Alias):
-        if found.tensor() is not x:
+    substitute = scope.substitutes.get(id(x))
+    if isinstance(substitute, Alias):
+        if substitute.tensor() is not x:
             return x
-        if found.own is None:
+        if substitute.own is None:
             raise ConversionError(
-                f"{where_called(scope)}: {found.name} was computed from parameters before "
+                f"{where_called(scope)}: {substitute.name} was computed from parameters before "
                 "gpudist.distribute copied the network, so it would neither follow them nor pass "
                 "on their gradients; compute it in the forward, or detach it before distribute"
             )
-        if found.name:
-            scope.followed.add(found.name)
-        return scope.substitutes.get(id(found.own), found.own)
-    if found is None and is_new(scope, x):
+        if substitute.name:
+            scope.followed.add(substitute.name)
+        return scope.substitutes.get(id(substitute.own), substitute.own)
+    if substitute is None and is_new(scope, x):
         if is_recorded() and not is_immediate(x):
             raise ConversionError(
                 f"{where_called(scope)}: compiled: a parameter of shape {list(x.shape)} is not "
@@ -92,11 +92,11 @@ def copy_of(scope: Scope, x: Any) -> Any:
             )
         # The reference prevents another tensor from having the identity.
         scope.further.append(x)
-        (found,) = copies_of([x], [scope.holders])
-        scope.substitutes[id(x)] = found
-    if found is None:
+        (substitute,) = copies_of([x], [scope.holders])
+        scope.substitutes[id(x)] = substitute
+    if substitute is None:
         note_leaf(scope, x)
-    return x if found is None else found
+    return x if substitute is None else substitute
 
 
 def note_leaf(scope: Scope, x: Any) -> None:
@@ -149,8 +149,8 @@ def with_copies(
         is_changed |= copy is not x
         return copy
 
-    found = map_tree(args, substitute), map_tree(kwargs, substitute)
-    return found if is_changed else None
+    arguments = map_tree(args, substitute), map_tree(kwargs, substitute)
+    return arguments if is_changed else None
 
 
 def substitute_of(scope: Scope, function: Any, x: torch.Tensor) -> Any:
@@ -159,10 +159,10 @@ def substitute_of(scope: Scope, function: Any, x: torch.Tensor) -> Any:
     Raises:
         ConversionError: ``x`` was computed from a parameter instead of from its copy.
     """
-    found = scope.substitutes.get(id(x))
-    if isinstance(found, T):
-        return found
-    if found is not None or (x.is_leaf and x.requires_grad):
+    substitute = scope.substitutes.get(id(x))
+    if isinstance(substitute, T):
+        return substitute
+    if substitute is not None or (x.is_leaf and x.requires_grad):
         return copy_of(scope, x)
     require_copies(scope, function, (x,))
     return x
@@ -208,9 +208,9 @@ def leaves_of(x: torch.Tensor) -> Iterator[torch.Tensor]:
     if x.grad_fn is None:
         yield x
         return
-    found: list[Any] = [x.grad_fn]
-    for node in found:
-        if len(found) > _MOST_NODES:
+    nodes: list[Any] = [x.grad_fn]
+    for node in nodes:
+        if len(nodes) > _MOST_NODES:
             return
         # Nodes of torch's own functions have no such class. Others may be copies, or move global
         # tensors, whose graphs have blocks.
@@ -220,5 +220,5 @@ def leaves_of(x: torch.Tensor) -> Iterator[torch.Tensor]:
         elif hasattr(node, "variable"):
             yield node.variable
         for source, _ in node.next_functions:
-            if source is not None and source not in found:
-                found.append(source)
+            if source is not None and source not in nodes:
+                nodes.append(source)

@@ -120,9 +120,9 @@ def derive(
 def _choose(rule: Rule, call: Call, layouts: Sequence[Layout], held: int | None) -> _Path:
     path = _first_fitting(rule, call, layouts) or _cheapest(rule, call, layouts, held)
     if path is None:
-        given = ", ".join(f"{layout.sbp}" for layout in layouts)
+        layouts_text = ", ".join(f"{layout.sbp}" for layout in layouts)
         raise ShapeError(
-            f"{name_of(call.function)}: no signature fits inputs {given} of shapes "
+            f"{name_of(call.function)}: no signature fits inputs {layouts_text} of shapes "
             f"{list(map(list, call.shapes))}, also after boxing; compute on the whole tensor, "
             "x.full_tensor(), or on blocks, x.to_local()"
         )
@@ -177,7 +177,7 @@ def _cheapest(rule: Rule, call: Call, layouts: Sequence[Layout], held: int | Non
         which layers on channels would have to sum or collect.
         """
         path = paths[i]
-        own = {
+        dims = {
             attribute.dim
             for signature in path
             for attribute in signature.inputs
@@ -187,7 +187,7 @@ def _cheapest(rule: Rule, call: Call, layouts: Sequence[Layout], held: int | Non
         whole = sum(not attribute.is_split for sbp in results for attribute in sbp)
         pairs = zip(results, call.outputs, strict=True)
         cuts = [share_at_cuts(sbp, spec.shape, layouts[0].grid) for sbp, spec in pairs]
-        others = own - split_dims
+        others = dims - split_dims
         far = sum(min(abs(a - b) for b in split_dims) for a in others) if split_dims else 0
         return bounds[i], whole, len(others), far * rule.view, max(cuts, default=0.0)
 
@@ -205,8 +205,10 @@ def _departures(layouts: Sequence[Layout], held: int, path: _Path) -> tuple[bool
     wanted = list(zip(*(signature.inputs for signature in path), strict=True))
     sbp, dims = layouts[held].sbp, len(layouts[held].shape)
     ends = list(zip(layouts, wanted, strict=True))
-    others = sum(one != sbp for layout, one in ends if len(layout.shape) == dims)
-    terms = sum(partial_sum in one and partial_sum not in layout.sbp for layout, one in ends)
+    others = sum(sbp_on_path != sbp for layout, sbp_on_path in ends if len(layout.shape) == dims)
+    terms = sum(
+        partial_sum in sbp_on_path and partial_sum not in layout.sbp for layout, sbp_on_path in ends
+    )
     return wanted[held] != sbp, others, terms
 
 
@@ -217,17 +219,19 @@ def _without_collecting(call: Call, layouts: Sequence[Layout], paths: list[_Path
     work and the memory to one worker, here and in all that follows.
     """
     grid = layouts[0].grid
-    given = [_cells_to_divide(layout.sbp, layout.shape, grid) for layout in layouts]
-    divided_axes = [axis for axis in range(len(grid)) if max(cells[axis] for cells in given) > 1]
+    cells_of_inputs = [_cells_to_divide(layout.sbp, layout.shape, grid) for layout in layouts]
+    divided_axes = [
+        axis for axis in range(len(grid)) if max(cells[axis] for cells in cells_of_inputs) > 1
+    ]
     shapes = (*call.shapes, *(spec.shape for spec in call.outputs))
     kept: list[_Path] = []
     is_any_busy = False
     for path in paths:
         slots = zip(*((*signature.inputs, *signature.outputs) for signature in path), strict=True)
-        found = [
+        cells_on_path = [
             _cells_to_divide(sbp, shape, grid) for sbp, shape in zip(slots, shapes, strict=True)
         ]
-        most = [max(cells[axis] for cells in found) for axis in divided_axes]
+        most = [max(cells[axis] for cells in cells_on_path) for axis in divided_axes]
         is_any_busy |= all(n > 1 for n in most)
         if 1 not in most:
             kept.append(path)
@@ -236,15 +240,15 @@ def _without_collecting(call: Call, layouts: Sequence[Layout], paths: list[_Path
 
 def _cells_to_divide(sbp: NdSbp, shape: tuple[int, ...], grid: tuple[int, ...]) -> list[int]:
     """Return how many cells, or terms, each axis divides among its workers; 0 for copies."""
-    found: list[int] = []
+    counts: list[int] = []
     left = list(shape)
     for attribute, parts in zip(sbp, grid, strict=True):
         if attribute.is_split:
-            found.append(left[attribute.dim])
+            counts.append(left[attribute.dim])
             left[attribute.dim] = -(-left[attribute.dim] // parts)
         else:
-            found.append(parts if attribute == partial_sum else 0)
-    return found
+            counts.append(parts if attribute == partial_sum else 0)
+    return counts
 
 
 def _boxed_bytes(
@@ -263,12 +267,12 @@ def _boxed_bytes(
 def _left_to_sum(call: Call, layouts: Sequence[Layout], path: _Path) -> int:
     """Return the bytes of sums over partial results, which this choice leaves for later."""
     wanted = zip(*(signature.inputs for signature in path), strict=True)
-    found = 0
+    count = 0
     for layout, spec, sbp in zip(layouts, call.tensors, wanted, strict=True):
         ends = zip(layout.sbp, sbp, layout.grid, strict=True)
         terms = prod(n for a, b, n in ends if b == partial_sum and a != partial_sum)
-        found += (terms - 1) * prod(layout.shape) * _dtype_of_price(spec.dtype).itemsize
-    return found
+        count += (terms - 1) * prod(layout.shape) * _dtype_of_price(spec.dtype).itemsize
+    return count
 
 
 # 16-bit numbers cost as much as float32. Otherwise autocast, under which a residual is in float32
@@ -284,11 +288,11 @@ def _paths(rule: Rule, views: Views, layouts: Sequence[Layout], outer: _Path) ->
         yield outer
         return
     parts = layouts[0].grid[axis]
-    given = tuple(layout.sbp[axis] for layout in layouts)
+    present = tuple(layout.sbp[axis] for layout in layouts)
     for option in legal_signatures(
-        rule, views, parts, _sbp_in_place(rule, layouts, axis), cuts_of(given), outer
+        rule, views, parts, _sbp_in_place(rule, layouts, axis), cuts_of(present), outer
     ):
-        if option.only_unboxed and option.inputs != given:
+        if option.only_unboxed and option.inputs != present:
             continue
         inner = (
             calls_of_blocks(rule, views, option, parts)
@@ -305,11 +309,11 @@ def _call_of_block(
     bind: Bind | None = None
     axes: list[int] = []
     for axis, (signature, parts) in enumerate(zip(path, grid, strict=True)):
-        own = signature_of_call(signature, rule, call, parts)
+        signature_of_block = signature_of_call(signature, rule, call, parts)
         # One worker has all that `run` would ask of others. Random numbers still go by the cells.
-        is_alone = own.run is not None and parts == 1 and rule.replicable
-        if own.binding is not None and not is_alone:
-            bind = own.binding
+        is_alone = signature_of_block.run is not None and parts == 1 and rule.replicable
+        if signature_of_block.binding is not None and not is_alone:
+            bind = signature_of_block.binding
             axes.append(axis)
-        call = block_call(call, own, AxisPart(parts, index[axis]))
+        call = block_call(call, signature_of_block, AxisPart(parts, index[axis]))
     return call, bind, tuple(axes)

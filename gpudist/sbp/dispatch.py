@@ -113,9 +113,9 @@ def dispatch(
     if kwargs.get("out") is not None:
         return _into(function, args, **kwargs)
     if scope is not None and function in ELEMENTWISE:
-        found = _outer_of_copies(kind, function, args, kwargs)
-        if found is not None:
-            return found
+        pending = _outer_of_copies(kind, function, args, kwargs)
+        if pending is not None:
+            return pending
     try:
         if isinstance(entry, Composite):
             return _composed(kind, entry, function, args, kwargs)
@@ -171,16 +171,18 @@ def _outer_of_copies(
     kind: type[GlobalTensor], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Return the result of copies that is to be made later, or ``None``."""
-    given = [x for x in tensors_in([args, kwargs]) if isinstance(x, kind)]
-    P = given[0].placement.partition
+    copies = [x for x in tensors_in([args, kwargs]) if isinstance(x, kind)]
+    P = copies[0].placement.partition
     # Ranks outside the placement have no copies, and decide alike.
-    if P.size < P.world.size or not all(x.is_copy_everywhere for x in given):
+    if P.size < P.world.size or not all(x.is_copy_everywhere for x in copies):
         return None
 
     def local(x: Any) -> Any:
         return x._local if isinstance(x, kind) else x
 
-    return outer(kind, given[0].placement, function, map_tree(args, local), map_tree(kwargs, local))
+    return outer(
+        kind, copies[0].placement, function, map_tree(args, local), map_tree(kwargs, local)
+    )
 
 
 def _into(function: Any, args: tuple[Any, ...], out: Any, **kwargs: Any) -> Any:
@@ -227,8 +229,8 @@ def _carry_out(
         if not rule.in_place or function is torch.Tensor.copy_:
             raise
         # In-place functions cannot box their first tensor, but can box a clone of it.
-        own = fill_slots(slots, [tensors[0].clone(), *tensors[1:]])
-        return tensors[0].copy_(_carry_out(kind, rule, function, own, kwargs, is_clone=True))
+        arguments = fill_slots(slots, [tensors[0].clone(), *tensors[1:]])
+        return tensors[0].copy_(_carry_out(kind, rule, function, arguments, kwargs, is_clone=True))
     if is_explaining():
         say(_explanation(call, layouts, prepared.derivation))
     record = scope.record if scope is not None else None
@@ -290,13 +292,13 @@ def _on_one_placement(
     first one that is not a copy on each rank. Numbers, which are tensors without dims, are moved;
     within a network whose plan moves tensors, all are.
     """
-    given = [x for x in tensors if isinstance(x, kind)]
-    first = given[0]
+    global_tensors = [x for x in tensors if isinstance(x, kind)]
+    first = global_tensors[0]
     is_target = in_place and first is tensors[0]
-    if not is_target and any(x.placement is not first.placement for x in given):
-        first = next((x for x in given if x.dim() and not x.is_copy_everywhere), first)
-        first = next(filter(is_held, given), first)
-    found: list[Any] = []
+    if not is_target and any(x.placement is not first.placement for x in global_tensors):
+        first = next((x for x in global_tensors if x.dim() and not x.is_copy_everywhere), first)
+        first = next(filter(is_held, global_tensors), first)
+    converted: list[Any] = []
     for x in tensors:
         if isinstance(x, kind) and x.placement is not first.placement:
             same = on_axes_of(x, first.placement)
@@ -305,8 +307,8 @@ def _on_one_placement(
                 copies = (broadcast,) * first.placement.axes
                 same = x.to_global(first.placement, first.sbp if is_alike else copies)
             x = x if same is None else same
-        found.append(x)
-    return found
+        converted.append(x)
+    return converted
 
 
 # Split a full tensor only if each worker gets at least this many cells of each dim.
@@ -356,7 +358,7 @@ def _common_placement(
     and the same value on all ranks; those that require grad are global by now.
     """
     placements = [x.placement for x in tensors if isinstance(x, kind)]
-    other = next((one for one in placements if one != placements[0]), None)
+    other = next((placement for placement in placements if placement != placements[0]), None)
     if other is not None:
         raise PartitionError(
             f"{name_of(function)}: tensors are on {placements[0]!r} and on {other!r}; move one to "
@@ -422,8 +424,8 @@ def _view_of_placeholder(base: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def _explanation(call: Call, layouts: Sequence[Layout], derivation: Derivation) -> str:
     inputs = ", ".join(
-        f"{given.sbp}" if given == wanted else f"{given.sbp} boxed to {wanted.sbp}"
-        for given, wanted in zip(layouts, derivation.inputs, strict=True)
+        f"{before.sbp}" if before == after else f"{before.sbp} boxed to {after.sbp}"
+        for before, after in zip(layouts, derivation.inputs, strict=True)
     )
     outputs = ", ".join(f"{layout.sbp}" for layout in derivation.outputs)
     return f"{name_of(call.function)}: {inputs} -> {outputs}; {derivation.bytes} bytes boxed"

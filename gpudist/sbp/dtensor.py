@@ -105,20 +105,20 @@ def _attributes(placements: Sequence[words.Placement]) -> NdSbp:
     """Return the attributes for DTensor's placements, one per mesh dim."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
-    found: list[Sbp] = []
-    for one in placements:
-        if type(one) is Shard:
-            found.append(split(one.dim))
-        elif isinstance(one, Replicate):
-            found.append(broadcast)
-        elif isinstance(one, Partial) and one.reduce_op == "sum":
-            found.append(partial_sum)
+    attributes: list[Sbp] = []
+    for placement in placements:
+        if type(placement) is Shard:
+            attributes.append(split(placement.dim))
+        elif isinstance(placement, Replicate):
+            attributes.append(broadcast)
+        elif isinstance(placement, Partial) and placement.reduce_op == "sum":
+            attributes.append(partial_sum)
         else:
             raise PartitionError(
-                f"from_dtensor: {one} is not supported; the placements must be Shard(dim), "
+                f"from_dtensor: {placement} is not supported; the placements must be Shard(dim), "
                 "Replicate() or Partial('sum'): use x.redistribute first"
             )
-    return tuple(found)
+    return tuple(attributes)
 
 
 def _placements(sbp: NdSbp) -> list[words.Placement]:
@@ -135,7 +135,7 @@ def _gradient_of_dtensor(layout: Layout) -> Layout:
 
 def _in_chunks(layout: Layout) -> Layout:
     """Return the layout with the blocks of ``torch.chunk``, as far as ``sizes`` express them."""
-    found: list[Sbp] = []
+    attributes: list[Sbp] = []
     blocks = [{extent} for extent in layout.shape]
     for attribute, parts in zip(layout.sbp, layout.grid, strict=True):
         if attribute.is_split:
@@ -144,10 +144,10 @@ def _in_chunks(layout: Layout) -> Layout:
                 (extent,) = cut
                 ends = [_chunk_of(extent, parts, i) for i in range(parts)]
                 attribute = split(attribute.dim, [stop - start for start, stop in ends])
-            made = [attribute.blocks(extent, parts) for extent in cut]
-            blocks[attribute.dim] = {each.length(i) for each in made for i in range(parts)}
-        found.append(attribute)
-    return layout.with_sbp(tuple(found))
+            cuts = [attribute.blocks(extent, parts) for extent in cut]
+            blocks[attribute.dim] = {each.length(i) for each in cuts for i in range(parts)}
+        attributes.append(attribute)
+    return layout.with_sbp(tuple(attributes))
 
 
 def _first_unlike(layout: Layout) -> int | None:

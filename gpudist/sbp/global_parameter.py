@@ -117,9 +117,9 @@ class GlobalParameter(GlobalTensor):
         """Return another parameter with this one's layout, whose part on this rank is ``cells``."""
         spec = self._global_spec
         spec = global_spec(spec.placement, spec.sbp, spec.shape, cells.dtype)
-        made = GlobalParameter.of(cells, self.placed, spec, self._local.requires_grad)
-        made.broadcast = self.broadcast
-        return made
+        parameter = GlobalParameter.of(cells, self.placed, spec, self._local.requires_grad)
+        parameter.broadcast = self.broadcast
+        return parameter
 
 
 def block_of(x: torch.Tensor, placed: ParameterPlacement | None = None) -> torch.Tensor:
@@ -190,9 +190,9 @@ def replacement(
         P_x: all workers of the network.
     """
     spec = _shared_spec(placed, P_x, parameter.dtype)
-    made = GlobalParameter.of(cells, placed, spec, parameter.requires_grad)
-    take_hooks(made, parameter)
-    return made
+    new = GlobalParameter.of(cells, placed, spec, parameter.requires_grad)
+    take_hooks(new, parameter)
+    return new
 
 
 def take_hooks(x: torch.Tensor, parameter: torch.Tensor) -> None:

@@ -89,9 +89,9 @@ class _Interception(Drawing):
         if pins is None or not name:
             return self._compute(func, types, args, kwargs)
 
-        def compute(given: Any, named: Any) -> Any:
-            if given is not args or named is not kwargs:
-                return self._compute(func, _types_in(given, named), given, named)
+        def compute(positional: Any, named: Any) -> Any:
+            if positional is not args or named is not kwargs:
+                return self._compute(func, _types_in(positional, named), positional, named)
             if types in _OPERANDS and func in _operators:
                 return call_cached(GlobalTensor, func, args, kwargs)
             return self._compute(func, types, args, kwargs)
@@ -105,26 +105,26 @@ class _Interception(Drawing):
         if GlobalTensor in types or Spectrum in types:
             return self._of_global(func, types, args, kwargs)
         if OuterTensor in types:
-            found = without_cells(func, args, kwargs)
-            if found is not NotImplemented:
-                return found
+            answer = without_cells(func, args, kwargs)
+            if answer is not NotImplemented:
+                return answer
             args, kwargs = materialize_in(func, args, kwargs)
             if any(isinstance(x, GlobalTensor) for x in tensors_in([args, kwargs])):
                 return func(*args, **kwargs)
         if needs_copies(self.scope, (*args, *kwargs.values()), False):
-            given = with_copies(self.scope, func, args, kwargs, False)
-            if given is not None:
-                result = self.__torch_function__(func, types, *given)
+            replaced = with_copies(self.scope, func, args, kwargs, False)
+            if replaced is not None:
+                result = self.__torch_function__(func, types, *replaced)
                 # What changes a parameter in place returns the parameter.
-                return args[0] if args and result is given[0][0] else result
+                return args[0] if args and result is replaced[0][0] else result
         if func in OF_GRADIENTS and self.scope.placement.partition.size > 1:
             return OF_GRADIENTS[func](self.scope, func, *args, **kwargs)
         if func is torch.zeros:
-            found = zeros(self.scope, *args, **kwargs)
-            return func(*args, **kwargs) if found is NotImplemented else found
+            answer = zeros(self.scope, *args, **kwargs)
+            return func(*args, **kwargs) if answer is NotImplemented else answer
         if func in ELEMENTWISE:
-            found = outer(GlobalTensor, self.scope.placement, func, args, kwargs)
-            return func(*args, **kwargs) if found is None else found
+            answer = outer(GlobalTensor, self.scope.placement, func, args, kwargs)
+            return func(*args, **kwargs) if answer is None else answer
         if not (types or func in OF_GRADIENTS or func in FACTORIES or func in DRAWING):
             _plain_functions.add(func)
         return self.draw(func, args, kwargs)
@@ -153,7 +153,7 @@ _active_modes: Any = torch.overrides._get_current_function_mode_stack
 
 def is_intercepting(scope: Scope) -> bool:
     """Return whether functions called on this thread are handled by ``scope``."""
-    return any(isinstance(one, _Interception) and one.scope is scope for one in _active_modes())
+    return any(isinstance(mode, _Interception) and mode.scope is scope for mode in _active_modes())
 
 
 _register_parameter: Callable[..., None] = _modules.Module.register_parameter

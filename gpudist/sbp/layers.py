@@ -67,7 +67,7 @@ def _call(layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     specs = _output_specs(layer, args, kwargs, tensors, outputs)
     needs_grad = any(x.requires_grad for x in (*tensors, *layer.parameters()))
     wrapped = iter(
-        [_wrap_output(y, one, needs_grad) for y, one in zip(outputs, specs, strict=True)]
+        [_wrap_output(y, spec, needs_grad) for y, spec in zip(outputs, specs, strict=True)]
     )
     return map_tree(results, lambda leaf: next(wrapped))
 
@@ -89,7 +89,7 @@ def _require_blocks(name: str, layer: Any, x: torch.Tensor, number: int) -> None
     key = _require_blocks, P, is_target
     if key in spec.calls:
         return
-    shape, given = spec.shape, spec.layout
+    shape, layout = spec.shape, spec.layout
     if is_target and 0 < x.dim() == P.dim - 1:
         # A target of class indices has no dim of classes.
         sbp = (split(0), broadcast, *(split(axis - 1) for axis in range(2, P.dim)))
@@ -101,7 +101,7 @@ def _require_blocks(name: str, layer: Any, x: torch.Tensor, number: int) -> None
         )
     else:
         needed = _blocks_of(P, shape, x.dim() - P.dim)
-    if given != needed and (given.count("partial_sum") > 1 or given.boxes != needed.boxes):
+    if layout != needed and (layout.count("partial_sum") > 1 or layout.boxes != needed.boxes):
         raise PartitionError(
             f"{name}: a tensor of shape {list(shape)} is {x.sbp} on {x.placement!r}, but the layer "
             f"needs the blocks of P_x: {needed.sbp} on {Placement.of(P)!r}; move it there with "

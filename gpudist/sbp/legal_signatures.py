@@ -21,7 +21,7 @@ def legal_signatures(
     rule: Rule,
     views: Views,
     parts: int,
-    own: NdSbp | None = None,
+    in_place: NdSbp | None = None,
     cuts: Cuts = _NO_CUTS,
     outer: Sequence[SbpSignature] = (),
 ) -> list[SbpSignature]:
@@ -39,7 +39,7 @@ def legal_signatures(
     others = [_keys(_all(rule, view, parts, cuts)) for view in views[1:]]
     for signature in _all(rule, views[0], parts, cuts):
         key = (signature.inputs, signature.outputs)
-        fixed = own is None or (signature.inputs[0], signature.outputs[0]) == own
+        fixed = in_place is None or (signature.inputs[0], signature.outputs[0]) == in_place
         if fixed and _may_nest(signature, outer) and all(key in keys for keys in others):
             signatures.append(signature)
     return signatures
@@ -63,7 +63,10 @@ def _split_dims(signature: SbpSignature) -> set[tuple[int, int]]:
 def _all(rule: Rule, call: Call, parts: int, cuts: Cuts = _NO_CUTS) -> list[SbpSignature]:
     if cuts and rule.any_cuts:
         signatures = _all(rule, call, parts)
-        return [*signatures, *(cut for one in signatures for cut in _as_cut(one, call, cuts))]
+        return [
+            *signatures,
+            *(cut for signature in signatures for cut in _as_cut(signature, call, cuts)),
+        ]
     if parts in call.memo:
         return call.memo[parts]
     signatures = call.memo[parts] = list(rule.derive(call, parts))
@@ -106,12 +109,12 @@ def _keys(signatures: Sequence[SbpSignature]) -> set[tuple[NdSbp, NdSbp]]:
 
 
 def calls_of_blocks(rule: Rule, views: Views, signature: SbpSignature, parts: int) -> Views:
-    found: dict[Any, Call] = {}
+    blocks: dict[Any, Call] = {}
     for view, i in product(views, range(parts)):
-        own = signature_of_call(signature, rule, view, parts)
-        block = block_call(view, own, AxisPart(parts, i))
-        found.setdefault(key_of((block.args, block.kwargs, block.tensors)), block)
-    return tuple(found.values())
+        own_signature = signature_of_call(signature, rule, view, parts)
+        block = block_call(view, own_signature, AxisPart(parts, i))
+        blocks.setdefault(key_of((block.args, block.kwargs, block.tensors)), block)
+    return tuple(blocks.values())
 
 
 def signature_of_call(signature: SbpSignature, rule: Rule, call: Call, parts: int) -> SbpSignature:

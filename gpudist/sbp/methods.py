@@ -145,9 +145,11 @@ def register_hook(x: GlobalTensor, hook: Callable[[GlobalTensor], GlobalTensor |
         if gradient is None:
             # The leaf is a parameter that a call of its network has not used.
             return None
-        given = gradient_of(x, gradient)
-        changed = hook(given)
-        return None if changed is None else changed.to_global(x.placement, given.sbp)._local
+        global_gradient = gradient_of(x, gradient)
+        changed = hook(global_gradient)
+        return (
+            None if changed is None else changed.to_global(x.placement, global_gradient.sbp)._local
+        )
 
     return require_own_graph(x)._local.register_hook(local_hook)
 
@@ -157,9 +159,9 @@ def register_post_accumulate_grad_hook(x: GlobalTensor, hook: Callable[[Any], No
     weak = ref(x)  # The part must not keep the tensor, which keeps the part.
 
     def local_hook(_: torch.Tensor) -> None:
-        found = weak()
-        if found is not None:
-            hook(found)
+        leaf = weak()
+        if leaf is not None:
+            hook(leaf)
 
     return x._local.register_post_accumulate_grad_hook(local_hook)
 
@@ -219,8 +221,8 @@ def seed(x: GlobalTensor, gradient: torch.Tensor | None) -> torch.Tensor:
         )
         return torch.full_like(x._local.detach(), float(is_first))
     if hasattr(gradient, "_local"):
-        given: Any = gradient
-        return box(given._local, given.global_layout, target, world)
+        global_gradient: Any = gradient
+        return box(global_gradient._local, global_gradient.global_layout, target, world)
     if tuple(gradient.shape) != tuple(x.shape):
         raise RuntimeError(
             f"backward: the gradient has shape {list(gradient.shape)}, but the tensor has global "
@@ -261,7 +263,7 @@ def backward_of_all(
     ends = _as_list(tensors)
     starts = _seeds(ends, grad_tensors)
     if inputs is not None:
-        inputs = [getattr(require_own_graph(one), "_local", one) for one in _as_list(inputs)]
+        inputs = [getattr(require_own_graph(leaf), "_local", leaf) for leaf in _as_list(inputs)]
     pairs = [
         (getattr(x, "_local", x), start)
         for x, start in zip(ends, starts, strict=True)
@@ -275,12 +277,12 @@ def backward_of_all(
 
 
 def _seeds(ends: list[Any], gradients: Any) -> list[Any]:
-    given = [None] * len(ends) if gradients is None else _as_list(gradients)
-    if len(given) != len(ends):
-        raise RuntimeError(f"{len(ends)} tensors need as many initial gradients, not {len(given)}")
+    starts = [None] * len(ends) if gradients is None else _as_list(gradients)
+    if len(starts) != len(ends):
+        raise RuntimeError(f"{len(ends)} tensors need as many initial gradients, not {len(starts)}")
     return [
-        seed(end, one) if hasattr(end, "_local") else one
-        for end, one in zip(ends, given, strict=True)
+        seed(end, start) if hasattr(end, "_local") else start
+        for end, start in zip(ends, starts, strict=True)
     ]
 
 
@@ -306,7 +308,7 @@ def grad(
     if scope is not None:
         starts = [copy_of(scope, x) for x in starts]
     seeds = _seeds(ends, grad_outputs)
-    found = torch.autograd.grad(
+    gradients = torch.autograd.grad(
         [getattr(end, "_local", end) for end in ends],
         [getattr(require_own_graph(start), "_local", start) for start in starts],
         seeds, retain_graph, create_graph, allow_unused=allow_unused, **others,
@@ -323,7 +325,7 @@ def grad(
         terms = first._wrap(g, first.placement, (partial_sum,) * first.placement.axes, g.shape)
         return terms.to_global(sbp=(broadcast,) * first.placement.axes)
 
-    return tuple(whole(x, g) for x, g in zip(starts, found, strict=True))
+    return tuple(whole(x, g) for x, g in zip(starts, gradients, strict=True))
 
 
 @entry(torch.nn.functional.l1_loss)

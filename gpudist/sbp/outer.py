@@ -90,9 +90,9 @@ class OuterTensor(torch.Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        found = without_cells(func, args, kwargs or {})
-        if found is not NotImplemented:
-            return found
+        result = without_cells(func, args, kwargs or {})
+        if result is not NotImplemented:
+            return result
         args, kwargs = materialize_in(func, args, kwargs or {})
         return func(*args, **kwargs)
 
@@ -131,17 +131,17 @@ class OuterTensor(torch.Tensor):
         """Tensor that it stands for since it or its base was changed in place, else ``None``."""
         if self._tensor is None and self._view is not None:
             base, function, args, kwargs = self._view
-            found = base.materialized
-            if found is not None:
+            base_tensor = base.materialized
+            if base_tensor is not None:
                 # A change may have made it require grad.
-                with torch.set_grad_enabled(found.requires_grad or torch.is_grad_enabled()):
-                    self._tensor = function(found, *args, **kwargs)
+                with torch.set_grad_enabled(base_tensor.requires_grad or torch.is_grad_enabled()):
+                    self._tensor = function(base_tensor, *args, **kwargs)
         return self._tensor
 
     def materialize(self) -> torch.Tensor:
         """Make rows, unless a function that changed the tensor has made it before."""
-        made = self.materialized
-        return self.rows() if made is None else made
+        tensor = self.materialized
+        return self.rows() if tensor is None else tensor
 
     def rows(self) -> torch.Tensor:
         """Make a tensor in blocks of the dim before the last one, as of queries, or all cells."""
@@ -163,9 +163,9 @@ class OuterTensor(torch.Tensor):
             self._view[0].materialize_for_change()
         elif self._tensor is None:
             self._tensor = self.rows()
-        made = self.materialized
-        assert made is not None
-        return made
+        tensor = self.materialized
+        assert tensor is not None
+        return tensor
 
     def make_view(self, function: Any, args: Sequence[Any], kwargs: Any) -> OuterTensor | None:
         """Return a view, or ``None`` if it would copy cells or has none."""
@@ -184,16 +184,16 @@ class OuterTensor(torch.Tensor):
         except RuntimeError:
             # A view of dims that the inputs repeat.
             return None
-        shape, own = tuple(result.shape), (self, function, args, kwargs)
-        return OuterTensor.of(self._kind, self._placement, shape, call, own)
+        shape, own_view = tuple(result.shape), (self, function, args, kwargs)
+        return OuterTensor.of(self._kind, self._placement, shape, call, own_view)
 
     def cast(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the tensor in another dtype, or ``self`` if it has that dtype."""
         dtypes = map_tree(args, lambda x: x.dtype if isinstance(x, torch.Tensor) else x)
         function = T.to if function is T.type_as else function
-        found = outer(self._kind, self._placement, function, (self, *dtypes), kwargs)
-        is_same = found is not None and (found.dtype, found.device) == (self.dtype, self.device)
-        return self if is_same and not kwargs.get("copy") else found
+        result = outer(self._kind, self._placement, function, (self, *dtypes), kwargs)
+        is_same = result is not None and (result.dtype, result.device) == (self.dtype, self.device)
+        return self if is_same and not kwargs.get("copy") else result
 
 
 def without_cells(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -205,38 +205,38 @@ def without_cells(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if function in _ANSWERS:
         with torch._C.DisableTorchFunctionSubclass():
             return function(*args, **kwargs)
-    given = [x for x in tensors_in([args, kwargs]) if isinstance(x, OuterTensor)]
-    if any(x.materialized is not None for x in given):
+    pending = [x for x in tensors_in([args, kwargs]) if isinstance(x, OuterTensor)]
+    if any(x.materialized is not None for x in pending):
         return NotImplemented
-    first, found = given[0], None
+    first, result = pending[0], None
     is_of_first = bool(args) and args[0] is first
     if function in ELEMENTWISE:
-        found = outer(first._kind, first._placement, function, args, kwargs)
+        result = outer(first._kind, first._placement, function, args, kwargs)
     elif is_of_first and function in CASTS:
-        found = first.cast(function, args[1:], kwargs)
-    elif is_of_first and function in _VIEWS and len(given) == 1:
+        result = first.cast(function, args[1:], kwargs)
+    elif is_of_first and function in _VIEWS and len(pending) == 1:
         is_basic = function is not T.__getitem__ or _is_basic(args[1])
-        found = first.make_view(function, args[1:], kwargs) if is_basic else None
-    return NotImplemented if found is None else found
+        result = first.make_view(function, args[1:], kwargs) if is_basic else None
+    return NotImplemented if result is None else result
 
 
 def _is_basic(index: Any) -> bool:
-    given = index if isinstance(index, tuple) else (index,)
+    entries = index if isinstance(index, tuple) else (index,)
     return all(
-        one is None or one is Ellipsis or isinstance(one, slice) or type(one) is int
-        for one in given
+        entry is None or entry is Ellipsis or isinstance(entry, slice) or type(entry) is int
+        for entry in entries
     )
 
 
 def _call_on_slices(call: tuple[Any, Any, Any], slices: tuple[slice, ...]) -> torch.Tensor:
     function, args, kwargs = call
 
-    def own(x: Any) -> Any:
+    def part(x: Any) -> Any:
         if isinstance(x, OuterTensor):
             return x._cells(slices)
         return x[slices] if isinstance(x, torch.Tensor) and x.dim() else x
 
-    return function(*map_tree(args, own), **map_tree(kwargs, own))
+    return function(*map_tree(args, part), **map_tree(kwargs, part))
 
 
 def changes_in_place(function: Any, kwargs: dict[str, Any]) -> bool:
@@ -287,9 +287,9 @@ def outer(
         ``None`` if every worker is to compute the whole result: it is small, it is not much larger
         than its inputs, or an input requires grad.
     """
-    given = list(tensors_in([args, kwargs]))
-    pending = [x for x in given if isinstance(x, OuterTensor)]
-    if not pending and len(given) == 1 and 0 not in given[0].stride():
+    tensors = list(tensors_in([args, kwargs]))
+    pending = [x for x in tensors if isinstance(x, OuterTensor)]
+    if not pending and len(tensors) == 1 and 0 not in tensors[0].stride():
         return None
     if (
         "out" in kwargs
@@ -297,15 +297,15 @@ def outer(
         or any(x.materialized is not None for x in pending)
     ):
         return None
-    plain = [x for x in given if not isinstance(x, OuterTensor)]
+    plain = [x for x in tensors if not isinstance(x, OuterTensor)]
     if any(type(x) is not torch.Tensor or x.requires_grad for x in plain):
         return None
-    shape = _broadcast_shape(given)
+    shape = _broadcast_shape(tensors)
     cells = prod(shape)
     if cells < FEWEST_CELLS or cells < _TIMES * sum(map(_cells_in_memory, plain)):
         return None
     # Autocast leaves elementwise functions of other dtypes as they are.
-    is_low = any(x.dtype in (torch.float16, torch.bfloat16) for x in given)
+    is_low = any(x.dtype in (torch.float16, torch.bfloat16) for x in tensors)
     if is_recorded() or (is_low and torch._C._is_any_autocast_enabled()):  # pyright: ignore
         return None
 
@@ -326,9 +326,9 @@ def outer(
         return OuterTensor.of(kind, placement, shape, call)
 
 
-def _broadcast_shape(given: Sequence[torch.Tensor]) -> tuple[int, ...]:
+def _broadcast_shape(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
     try:
-        return tuple(torch.broadcast_shapes(*(x.shape for x in given)))
+        return tuple(torch.broadcast_shapes(*(x.shape for x in tensors)))
     except RuntimeError:
         return ()  # The function itself says what does not fit.
 

@@ -105,14 +105,14 @@ class PlacedPin:
         def make() -> GlobalTensor:
             return base.to_global(self.placement, self.sbp)
 
-        made = make()
+        moved = make()
         scope = current_scope()
         if scope is not None:
             scope.moves += 1
         # In torch, what the network changes in place here is the tensor itself.
         vars(base)["_has_views"] = True
-        views.link(made, views.EmulatedView(base, make, base.copy_, True))
-        return made
+        views.link(moved, views.EmulatedView(base, make, base.copy_, True))
+        return moved
 
 
 class Pins:
@@ -126,11 +126,11 @@ class Pins:
     """
 
     def __init__(self, pins: Sequence[PlacedPin]) -> None:
-        self._all = [one.pin for one in pins]
+        self._all = [placed.pin for placed in pins]
         self._by_place: dict[tuple[str, str], list[PlacedPin]] = {}
-        for one in pins:
-            if one.pin.function:
-                self._by_place.setdefault((one.pin.path, one.pin.function), []).append(one)
+        for placed in pins:
+            if placed.pin.function:
+                self._by_place.setdefault((placed.pin.path, placed.pin.function), []).append(placed)
         self._names: dict[Any, str] = {}
         self.unpinned = set[Any]()
         self._is_busy = False
@@ -157,7 +157,7 @@ class Pins:
         Args:
             calls: number of calls by path and function, or ``"input"`` and ``"output"``.
         """
-        found: list[str] = []
+        texts: list[str] = []
         for pin in self._all:
             count = calls.get((pin.path, pin.function or pin.at), 0)
             if count > (pin.call or 0):
@@ -165,12 +165,12 @@ class Pins:
             others = [path or "the network" for path, name in calls if name == pin.function]
             if count:
                 last = f"call {count - 1}" if count > 1 else "call 0"
-                found.append(f"{pin}: the last in a forward is {last}")
+                texts.append(f"{pin}: the last in a forward is {last}")
             elif others:
-                found.append(f"{pin}: {pin.function} is called by {', '.join(others[:3])}")
+                texts.append(f"{pin}: {pin.function} is called by {', '.join(others[:3])}")
             else:
-                found.append(f"{pin}: the forward does not call it")
-        return found
+                texts.append(f"{pin}: the forward does not call it")
+        return texts
 
     def around(
         self, scope: Scope, name: str, args: Any, kwargs: Any, compute: Callable[[Any, Any], Any]
@@ -183,14 +183,14 @@ class Pins:
             pins = self._by_place.get(place)
             if pins is None:
                 return compute(args, kwargs)
-            own = [one for one in pins if one.pin.call in (None, number)]
-            inputs = [one for one in own if one.pin.at == "input"]
-            for one in inputs:
-                args, kwargs = one.move((args, kwargs))
+            placed = [pin for pin in pins if pin.pin.call in (None, number)]
+            inputs = [pin for pin in placed if pin.pin.at == "input"]
+            for pin in inputs:
+                args, kwargs = pin.move((args, kwargs))
             result = (_hold_layout(compute) if inputs else compute)(args, kwargs)
-            for one in own:
-                if one.pin.at == "output":
-                    result = one.move(result)
+            for pin in placed:
+                if pin.pin.at == "output":
+                    result = pin.move(result)
             return result
         finally:
             self._is_busy = False
@@ -241,7 +241,7 @@ class PinHook:
         if scope is None:
             return tree
         number = scope.count_call((self.pins[0].pin.path, at))
-        for one in self.pins:
-            if one.pin.at == at and one.pin.call in (None, number):
-                tree = one.move(tree)
+        for placed in self.pins:
+            if placed.pin.at == at and placed.pin.call in (None, number):
+                tree = placed.move(tree)
         return tree

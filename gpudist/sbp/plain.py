@@ -92,13 +92,18 @@ def origins_of(x: torch.Tensor, placement: Placement) -> Origins:
 
 
 def _border_of(node: Node) -> Border | None:
-    found, placement = border_of(node), node.metadata.get(_MARK)
+    border, placement = border_of(node), node.metadata.get(_MARK)
     if placement is not None:
         return Border("to_local", "dual", "dual", frozenset(placement.partition.ranks))
-    if found is None and type(node).__name__ == "_CopyBackward":
-        ranks = {r for one in node.replicated if one.holders is not None for r in one.holders.ranks}
-        found = Border("the parameters of a network", "invariant", "dual", frozenset(ranks))
-    return found
+    if border is None and type(node).__name__ == "_CopyBackward":
+        ranks = {
+            r
+            for copies in node.replicated
+            if copies.holders is not None
+            for r in copies.holders.ranks
+        }
+        border = Border("the parameters of a network", "invariant", "dual", frozenset(ranks))
+    return border
 
 
 def with_copies(

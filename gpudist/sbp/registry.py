@@ -278,18 +278,18 @@ def forms(*names: str, in_place: bool = False) -> list[Function]:
     Raises:
         AttributeError: torch has no function of that name.
     """
-    found: list[Function] = []
+    functions: list[Function] = []
     for name in names:
         is_operator = name.startswith("__")
         if in_place:
             name = f"__i{name[2:]}" if is_operator else f"{name}_"
         # Modules have comparisons of their own.
         modules = () if is_operator else (torch, torch.nn.functional, torch.special)
-        here = [getattr(room, name) for room in (torch.Tensor, *modules) if hasattr(room, name)]
-        if not (here or in_place):
+        of_name = [getattr(room, name) for room in (torch.Tensor, *modules) if hasattr(room, name)]
+        if not (of_name or in_place):
             raise AttributeError(f"torch, its tensors, nn.functional and special have no {name!r}")
-        found += here
-    return found
+        functions += of_name
+    return functions
 
 
 def name_of(function: Function) -> str:

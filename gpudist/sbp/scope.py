@@ -240,8 +240,8 @@ def current_draws() -> Draws | None:
 
 def current_scope() -> Scope | None:
     """Return the scope of the converted network that this thread is running, or ``None``."""
-    found = _scopes.open[-1] if _scopes.open else None
-    return found if isinstance(found, Scope) else None
+    draws = _scopes.open[-1] if _scopes.open else None
+    return draws if isinstance(draws, Scope) else None
 
 
 class ScopeEntry(Generic[AnyDraws]):

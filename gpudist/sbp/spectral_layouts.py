@@ -69,8 +69,8 @@ def without(
 
 def _fitting(options: Sequence[list[Sbp]], x: GlobalTensor, shape: tuple[int, ...]) -> list[NdSbp]:
     # Explicit sizes of blocks fit only some.
-    found = [sbp for sbp in product(*options) if not misfit(sbp, x.placement.shape, shape)]
-    return found or [(broadcast,) * len(options)]
+    fitting = [sbp for sbp in product(*options) if not misfit(sbp, x.placement.shape, shape)]
+    return fitting or [(broadcast,) * len(options)]
 
 
 def way_back(

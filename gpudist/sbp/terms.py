@@ -43,7 +43,7 @@ def sums_at_leaves(scope: Scope | None) -> Iterator[None]:
     """Sum the gradients of leaves that a forward made, in a backward within the forward."""
     handles: list[Any] = []
     if scope is not None:
-        leaves = [found() for found in scope.leaves.values()]
+        leaves = [leaf() for leaf in scope.leaves.values()]
         hook = partial(sum_of_terms, scope)
         handles = [x.register_hook(hook) for x in leaves if x is not None]
     try:
@@ -60,11 +60,11 @@ def term_of(scope: Scope, gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _register_hook(scope: Scope, register: Any, x: torch.Tensor, hook: Any) -> Any:
-    found = scope.substitutes.get(id(x))
-    if isinstance(found, Alias) and found.tensor() is x and found.own is not None:
-        return register(found.own, hook)
+    substitute = scope.substitutes.get(id(x))
+    if isinstance(substitute, Alias) and substitute.tensor() is x and substitute.own is not None:
+        return register(substitute.own, hook)
     # The gradient of a parameter is the sum.
-    if register is not T.register_hook or found is not None or not x.requires_grad:
+    if register is not T.register_hook or substitute is not None or not x.requires_grad:
         return register(x, hook)
     if is_recorded():
         raise ConversionError(
@@ -104,8 +104,8 @@ def _backward(scope: Scope, backward: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _call_in_transform(scope: Scope, call: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
-    given = map(_unwrap, tensors_in(args))
-    if is_users(cls) and torch.is_grad_enabled() and any(x.requires_grad for x in given):
+    inputs = map(_unwrap, tensors_in(args))
+    if is_users(cls) and torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
         raise ConversionError(
             f"{where_called(scope)}: {cls.__name__}.apply: within a transform of torch.func, its "
             "backward would receive this worker's term of the gradient of a plain tensor; apply "

@@ -106,18 +106,18 @@ def to_global(
     """
     if isinstance(x, torch.nn.Module):
         return _module_to_global(x, placement, sbp, grad_sbp)
-    scope, given = current_scope(), x
+    scope, tensor = current_scope(), x
     if scope is not None:
-        given = copy_of(scope, x)
-        require_copies(scope, "to_global", [given])
-    if isinstance(given, GlobalTensor):
-        return given.to_global(placement, sbp, grad_sbp=grad_sbp)
+        tensor = copy_of(scope, x)
+        require_copies(scope, "to_global", [tensor])
+    if isinstance(tensor, GlobalTensor):
+        return tensor.to_global(placement, sbp, grad_sbp=grad_sbp)
     if placement is None or sbp is None:
         raise PartitionError(
             "to_global: a plain tensor needs a placement and sbp, such as gpudist.to_global(x, "
             "gpudist.placement.of(P_x), [gpudist.sbp.split(dim), ...]) of this rank's block"
         )
-    return _from_local(given, placement, nd_sbp(sbp, placement.axes), grad_sbp)
+    return _from_local(tensor, placement, nd_sbp(sbp, placement.axes), grad_sbp)
 
 
 def _from_local(
@@ -132,8 +132,8 @@ def _from_local(
     source = layout.first_copies
     world = placement.partition.world
     if grad_sbp is not None:
-        given = placement.layout(nd_sbp(grad_sbp, placement.axes, len(shape)), shape)
-        local = box_both_ways(x, [source, layout], [layout.dual, given], world)
+        gradient_layout = placement.layout(nd_sbp(grad_sbp, placement.axes, len(shape)), shape)
+        local = box_both_ways(x, [source, layout], [layout.dual, gradient_layout], world)
         return GlobalTensor._wrap(local, placement, sbp, shape)
     expect("to_global", "dual", x, placement.partition)
     movement = movement_of(dtype, source, layout, world)
@@ -265,14 +265,14 @@ def _module_to_global(
     grad_sbp: Attributes | None,
 ) -> torch.nn.Module:
     """Convert every parameter and buffer; shared ones stay shared."""
-    made: dict[int, Any] = {}
+    converted: dict[int, Any] = {}
 
     def convert(x: torch.Tensor) -> Any:
-        if id(x) not in made:
+        if id(x) not in converted:
             y = to_global(x.detach(), placement, sbp, grad_sbp=grad_sbp)
             is_parameter = isinstance(x, torch.nn.Parameter)
-            made[id(x)] = torch.nn.Parameter(y, x.requires_grad) if is_parameter else y
-        return made[id(x)]
+            converted[id(x)] = torch.nn.Parameter(y, x.requires_grad) if is_parameter else y
+        return converted[id(x)]
 
     for part in module.modules():
         for tensors in (part._parameters, part._buffers):

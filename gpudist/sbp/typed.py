@@ -23,7 +23,7 @@ def mesh_axes(placement: Placement) -> tuple[Any, ...]:
         PartitionError: ranks along an axis are not evenly spaced, so ``MeshAxis`` cannot hold them.
     """
     MeshAxis, ranks = import_module("spmd_types").MeshAxis, placement.ranks
-    found: list[Any] = []
+    axes: list[Any] = []
     for axis, size in enumerate(placement.shape):
         steps = (ranks.take(range(1, size), axis) - ranks.take(range(size - 1), axis)).flatten()
         distinct = {int(step) for step in steps}
@@ -33,8 +33,8 @@ def mesh_axes(placement: Placement) -> tuple[Any, ...]:
                 "spmd_types supports only evenly spaced ascending ranks; order the ranks so, or "
                 "use x.to_local()"
             )
-        found.append(MeshAxis.of(size, distinct.pop() if distinct else 1))
-    return tuple(found)
+        axes.append(MeshAxis.of(size, distinct.pop() if distinct else 1))
+    return tuple(axes)
 
 
 def exempt_movements() -> None:

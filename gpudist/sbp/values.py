@@ -67,7 +67,7 @@ def text(x: GlobalTensor, **_: object) -> str:
     if index is None:
         return f"{kind}({facts}, no cells on this rank)"
     bounds = x.global_layout.box(index).slices
-    cells = ", ".join(f"{one.start}:{one.stop}" for one in bounds)
+    cells = ", ".join(f"{bound.start}:{bound.stop}" for bound in bounds)
     part = "copy" if x.is_copy_everywhere else "term" if partial_sum in x.sbp else "block"
     cells = "not computed yet" if is_outdated else f"[{cells}]:\n{local.detach()!r}"
     return f"{kind}({facts}, this rank's {part} {cells})"
