@@ -113,7 +113,7 @@ class CapturedStep(Generic[Arguments, Y]):
         leaves, spec = tree_flatten((args, kwargs))
         if self._spec is None:
             device = self._P_world.device
-            self._leaves = [_own(leaf, i, device) for i, leaf in enumerate(leaves)]
+            self._leaves = [_keep_input(leaf, i, device) for i, leaf in enumerate(leaves)]
             self._spec = spec
         else:
             self._take(leaves, spec)
@@ -248,7 +248,7 @@ def capture(
     return CapturedStep(step, P_world, graph, warm_up)
 
 
-def _own(leaf: Any, number: int, device: torch.device) -> Any:
+def _keep_input(leaf: Any, number: int, device: torch.device) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
     if leaf.device.type != device.type:

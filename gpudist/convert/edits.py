@@ -246,7 +246,7 @@ class SplitWeight:
         return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, "input": x})
 
     def as_global(self, name: str, cells: torch.Tensor) -> GlobalTensor:
-        """Return the parameter, with ``own`` on this worker, on the workers that compute."""
+        """Return the parameter, with ``cells`` on this worker, on the workers that compute."""
         used = self.used[name]
         cells = cells if self.placement.active else cells.reshape(-1)[:0]
         x = wrap(

@@ -65,10 +65,10 @@ class Parameters:
         parameters.unlisted = copy.deepcopy(self.unlisted, memo)
         parameters.has_global = self.has_global
         for alias in self.aliases.copy().values():
-            stands_for = copy.deepcopy(alias.own, memo)
-            for tensor in (alias.tensor(), alias.own):
+            substitute = copy.deepcopy(alias.substitute, memo)
+            for tensor in (alias.tensor(), alias.substitute):
                 if tensor is not None:
-                    parameters.follow(tensor, stands_for, alias.name)
+                    parameters.follow(tensor, substitute, alias.name)
         parameters.replace(
             [
                 (copy.deepcopy(old, memo), copy.deepcopy(new, memo))
@@ -77,13 +77,13 @@ class Parameters:
         )
         return parameters
 
-    def follow(self, tensor: torch.Tensor, stands_for: torch.Tensor | None, name: str) -> None:
-        """Let ``own`` stand for ``tensor``, which closures may keep, since they are not copied."""
+    def follow(self, tensor: torch.Tensor, substitute: torch.Tensor | None, name: str) -> None:
+        """Let ``substitute`` stand for ``tensor``, which closures keep: they are not copied."""
         key, aliases = id(tensor), self.aliases
-        aliases[key] = Alias(ref(tensor, lambda _: aliases.pop(key, None)), stands_for, name)
+        aliases[key] = Alias(ref(tensor, lambda _: aliases.pop(key, None)), substitute, name)
 
     def follow_network(self, source: nn.Module, converted: nn.Module) -> None:
-        """Let the parameters and buffers of ``made``, a copy, stand for those of ``source``.
+        """Let the parameters and buffers of ``converted``, a copy, stand for those of ``source``.
 
         Attributes of ``source`` that are computed from parameters have no copy: they are refused
         where the forward uses them.
@@ -91,8 +91,8 @@ class Parameters:
         self.unlisted = list(unlisted_leaves(converted).values())
         theirs = [*named_tensors(source), *unlisted_leaves(source).items()]
         tensors = [*(x for _, x in named_tensors(converted)), *self.unlisted]
-        for (name, x), stands_for in zip(theirs, tensors, strict=True):
-            self.follow(x, stands_for, name)
+        for (name, x), substitute in zip(theirs, tensors, strict=True):
+            self.follow(x, substitute, name)
         parameters = {id(p) for p in source.parameters()}
         modules = zip(source.named_modules(), converted.modules(), strict=True)
         for (path, module), other in modules:
@@ -109,7 +109,7 @@ class Parameters:
         """
         global_ones = {id(old): new for old, new in pairs if old is not new}
         for alias in self.aliases.copy().values():
-            tensor, new = alias.tensor(), global_ones.get(id(alias.own))
+            tensor, new = alias.tensor(), global_ones.get(id(alias.substitute))
             if tensor is not None and new is not None:
                 self.follow(tensor, new, alias.name)
         for old, new in pairs:

@@ -42,14 +42,14 @@ class Alias(NamedTuple):
 
     Attributes:
         tensor: weak reference to the tensor.
-        own: parameter or buffer of the network; ``None`` if the tensor was computed from
+        substitute: parameter or buffer of the network; ``None`` if the tensor was computed from
             parameters before the network was copied.
-        name: name of ``own``, or of the attribute that is the tensor; empty if the network itself
-            keeps the tensor.
+        name: name of ``substitute``, or of the attribute that is the tensor; empty if the network
+            itself keeps the tensor.
     """
 
     tensor: ref[torch.Tensor]
-    own: torch.Tensor | None
+    substitute: torch.Tensor | None
     name: str
 
 
@@ -74,7 +74,7 @@ def copy_of(scope: Scope, x: Any) -> Any:
     if isinstance(substitute, Alias):
         if substitute.tensor() is not x:
             return x
-        if substitute.own is None:
+        if substitute.substitute is None:
             raise ConversionError(
                 f"{where_called(scope)}: {substitute.name} was computed from parameters before "
                 "gpudist.distribute copied the network, so it would neither follow them nor pass "
@@ -82,7 +82,7 @@ def copy_of(scope: Scope, x: Any) -> Any:
             )
         if substitute.name:
             scope.followed.add(substitute.name)
-        return scope.substitutes.get(id(substitute.own), substitute.own)
+        return scope.substitutes.get(id(substitute.substitute), substitute.substitute)
     if substitute is None and is_new(scope, x):
         if is_recorded() and not is_immediate(x):
             raise ConversionError(

@@ -31,7 +31,7 @@ def legal_signatures(
         rule: rule of the operator.
         views: calls on this axis, one for each distinct block.
         parts: number of workers along the axis.
-        own: only attributes allowed for inputs[0] and outputs[0], if the rule is in place.
+        in_place: only attributes allowed for inputs[0] and outputs[0], if the rule is in place.
         cuts: explicit sizes of blocks that inputs have.
         outer: signatures of the outer axes.
     """

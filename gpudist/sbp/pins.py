@@ -183,14 +183,14 @@ class Pins:
             pins = self._by_place.get(place)
             if pins is None:
                 return compute(args, kwargs)
-            placed = [pin for pin in pins if pin.pin.call in (None, number)]
-            inputs = [pin for pin in placed if pin.pin.at == "input"]
-            for pin in inputs:
-                args, kwargs = pin.move((args, kwargs))
+            of_call = [placed for placed in pins if placed.pin.call in (None, number)]
+            inputs = [placed for placed in of_call if placed.pin.at == "input"]
+            for placed in inputs:
+                args, kwargs = placed.move((args, kwargs))
             result = (_hold_layout(compute) if inputs else compute)(args, kwargs)
-            for pin in placed:
-                if pin.pin.at == "output":
-                    result = pin.move(result)
+            for placed in of_call:
+                if placed.pin.at == "output":
+                    result = placed.move(result)
             return result
         finally:
             self._is_busy = False

@@ -231,7 +231,7 @@ def _take(x: Spectrum, index: Any) -> Any:
 
 
 def _part(x: Spectrum, ranges: Ranges) -> GlobalTensor:
-    """Compute the cells ``own``, which include all along the split dims with steps."""
+    """Compute the cells ``ranges``, which include all along the split dims with steps."""
     pending = x._pending
     base, blocked = pending.base, pending.blocked
     assert base is not None

@@ -61,8 +61,12 @@ def term_of(scope: Scope, gradient: torch.Tensor) -> torch.Tensor:
 
 def _register_hook(scope: Scope, register: Any, x: torch.Tensor, hook: Any) -> Any:
     substitute = scope.substitutes.get(id(x))
-    if isinstance(substitute, Alias) and substitute.tensor() is x and substitute.own is not None:
-        return register(substitute.own, hook)
+    if (
+        isinstance(substitute, Alias)
+        and substitute.tensor() is x
+        and substitute.substitute is not None
+    ):
+        return register(substitute.substitute, hook)
     # The gradient of a parameter is the sum.
     if register is not T.register_hook or substitute is not None or not x.requires_grad:
         return register(x, hook)

@@ -55,7 +55,7 @@ def own_cells(taken: range, part: AxisPart, extent: int) -> range:
 def slice_signature(
     dim: int, new: int, taken: range, extent: int, parts: int, sizes: tuple[int, ...] | None = None
 ) -> SbpSignature:
-    """Return the signature for a slice of dim ``own``, which is dim ``new`` of the result."""
+    """Return the signature for a slice of dim ``dim``, which is dim ``new`` of the result."""
 
     def localize(call: Call, part: AxisPart) -> Call:
         cells = own_cells(taken, part, extent)
