@@ -27,11 +27,11 @@ class _BackwardHook(torch.utils.hooks.BackwardHook):
         )
 
     def setup_input_hook(self, args: Any) -> Any:
-        args, self.given = _with_global_gradients(self.module, args)
+        args, self.given = _copies_and_sequence(self.module, args)
         return super().setup_input_hook(args)
 
     def setup_output_hook(self, args: Any) -> Any:
-        args, self.results = _with_global_gradients(self.module, args)
+        args, self.results = _copies_and_sequence(self.module, args)
         return super().setup_output_hook(args)
 
     def _around(self, hook: Any) -> Any:
@@ -50,8 +50,7 @@ class _BackwardHook(torch.utils.hooks.BackwardHook):
         return call
 
 
-def _with_global_gradients(module: torch.nn.Module, args: Any) -> tuple[Any, Sequence[Any]]:
-    """Return the tensors with global copies where the gradients are terms; also as a sequence."""
+def _copies_and_sequence(module: torch.nn.Module, args: Any) -> tuple[Any, Sequence[Any]]:
     scope = current_scope()
     if scope is not None and plain_gradients_are_terms(scope):
         name = f"backward hook of {type(module).__name__}"

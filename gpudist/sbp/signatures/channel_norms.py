@@ -86,8 +86,8 @@ def _normalize_any(
     bias: torch.Tensor | None,
     *options: Any,
 ) -> torch.Tensor:
-    """Call torch's function, which refuses tensors without cells."""
     if not x.numel():
+        # torch's functions refuse it.
         parameters = [parameter.sum() for parameter in (weight, bias) if parameter is not None]
         return x + sum(parameters) if parameters else x.clone()
     return gradient_as_laid_out(norm(x, weight, bias, *options, torch.backends.cudnn.enabled))

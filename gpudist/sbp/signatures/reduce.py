@@ -253,7 +253,6 @@ def _truths(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.
 
 
 def _in_two_steps(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
-    """Reduce each block, then over the blocks."""
     blocks = stack_blocks(call(tensors), where, axes_that_split(where, 0, dims_of(where.call)))
     return call.function(blocks, 0)
 
