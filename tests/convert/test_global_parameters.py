@@ -232,7 +232,7 @@ class _FirstLayer(nn.Sequential):
 @distributed(ranks=3, transports=["loopback"])
 def test_hooks_of_parameters_that_a_call_does_not_use(P_world: Partition) -> None:
     for kind in ("replicated", "one owner", "split"):
-        whole, names = _FirstLayer(*network()), list[str]()
+        whole, names = _FirstLayer(*network().children()), list[str]()
         for name, parameter in whole.named_parameters():
             parameter.register_hook(lambda _, name=name, names=names: names.append(name))
         net = KINDS[kind](P_world, whole)

@@ -50,7 +50,8 @@ def test_softmax(P_world: Partition, function: Any) -> None:
 def test_softmax_of_another_dtype(P_world: Partition) -> None:
     """Also along a split dim, wherever the dtype is among the arguments."""
     x = global_of(X.float(), Placement("cpu", [0, 1], P_world), (S(1),))
-    for function in (F.softmax, F.log_softmax, F.softmin):
+    functions: list[Any] = [F.softmax, F.log_softmax, F.softmin]
+    for function in functions:
         for y in (function(x, 1, dtype=torch.float64), function(x, 1, 3, torch.float64)):
             assert y.dtype == torch.float64
             expected = function(X.float(), 1, dtype=torch.float64)

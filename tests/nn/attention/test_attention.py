@@ -155,7 +155,7 @@ def test_heads_move_in_the_dtype_of_autocast(P_world: Partition) -> None:
 @distributed(ranks=3, transports=["loopback"])
 def test_dtypes_and_values_under_autocast(P_world: Partition) -> None:
     """On 1, 2 or 3 workers, with or without dropout, masks and cells, and outside of ``P_x``."""
-    sdpa = torch.nn.functional.scaled_dot_product_attention
+    sdpa: Any = torch.nn.functional.scaled_dot_product_attention
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
         wholes = [random_like_all((1, 2, 6, 4), seed).to(dtype) for seed in range(3)]
         leaves = [whole.detach().requires_grad_() for whole in wholes]
