@@ -113,7 +113,7 @@ class CapturedStep(Generic[Arguments, Y]):
         leaves, spec = tree_flatten((args, kwargs))
         if self._spec is None:
             device = self._P_world.device
-            self._leaves = [_own(leaf, i, device) for i, leaf in enumerate(leaves)]
+            self._leaves = [_keep_input(leaf, i, device) for i, leaf in enumerate(leaves)]
             self._spec = spec
         else:
             self._take(leaves, spec)
@@ -144,26 +144,26 @@ class CapturedStep(Generic[Arguments, Y]):
                 "a captured step gets the same arguments at every call; call its attribute step "
                 "for others"
             )
-        for i, (own, given) in enumerate(zip(self._leaves, leaves, strict=True)):
-            if not isinstance(own, torch.Tensor):
-                if own is not given and own != given:
+        for i, (kept, leaf) in enumerate(zip(self._leaves, leaves, strict=True)):
+            if not isinstance(kept, torch.Tensor):
+                if kept is not leaf and kept != leaf:
                     raise ShapeError(
-                        f"argument {i} of a captured step is {given!r}, but was {own!r} at the "
+                        f"argument {i} of a captured step is {leaf!r}, but was {kept!r} at the "
                         "first call, and a graph repeats that; pass a tensor"
                     )
-            elif own is not given:
-                if _form(own) != _form(given):
+            elif kept is not leaf:
+                if _form(kept) != _form(leaf):
                     raise ShapeError(
-                        f"argument {i} of a captured step is {_words(given)}, but was "
-                        f"{_words(own)} at the first call; call its attribute step for other "
+                        f"argument {i} of a captured step is {_words(leaf)}, but was "
+                        f"{_words(kept)} at the first call; call its attribute step for other "
                         "inputs, or capture a second step"
                     )
-                own.copy_(given)
+                kept.copy_(leaf)
 
     def _capture(self, graph: _Recorder) -> None:
         """Record the step on all ranks, or raise on all."""
         used: list[torch.optim.Optimizer] = []
-        hook = register_optimizer_step_pre_hook(lambda one, *_: used.append(one))
+        hook = register_optimizer_step_pre_hook(lambda optimizer, *_: used.append(optimizer))
         failure: Exception | None = None
         try:
             self._result = graph.record(self._call)
@@ -182,7 +182,7 @@ class CapturedStep(Generic[Arguments, Y]):
                     "tensor do, and optimizers need capturable=True where they have it; move such "
                     "code out of the step"
                 ) from failure
-        self._numbers = [(one, _hyperparameters_of(one)) for one in used]
+        self._numbers = [(optimizer, _hyperparameters_of(optimizer)) for optimizer in used]
         self.is_captured = True
 
     def _require_same_numbers(self) -> None:
@@ -248,7 +248,7 @@ def capture(
     return CapturedStep(step, P_world, graph, warm_up)
 
 
-def _own(leaf: Any, number: int, device: torch.device) -> Any:
+def _keep_input(leaf: Any, number: int, device: torch.device) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
     if leaf.device.type != device.type:

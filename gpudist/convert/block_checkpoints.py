@@ -30,7 +30,7 @@ def recompute(network: nn.Module) -> nn.Module:
         The same network.
     """
     for block in blocks_of(network).values():
-        block.__class__ = recomputed(type(block))
+        block.__class__ = recomputing_class(type(block))
     return network
 
 
@@ -54,7 +54,7 @@ def blocks_of(network: nn.Module) -> dict[str, nn.Module]:
 
 
 @cache
-def recomputed(kind: type[nn.Module], by_plan: bool = False) -> type[nn.Module]:
+def recomputing_class(kind: type[nn.Module], by_plan: bool = False) -> type[nn.Module]:
     """Return the class of modules of a kind that recompute their forward, by a plan or not."""
     if hasattr(kind, _MARK):
         return kind

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 from gpudist.convert.block_checkpoints import without_plan
 from gpudist.convert.blocks_in_state_dict import drop_hooks
 from gpudist.convert.edits import follow, is_edit
-from gpudist.convert.network import GUARD, Conversion, modules_of, places_of
+from gpudist.convert.network import GUARD, Conversion, modules_of, places_in
 from gpudist.convert.network_plan import NetworkPlan
 from gpudist.convert.parameters import Parameters
 from gpudist.errors import ConversionError
@@ -50,13 +50,13 @@ class Converted:
 
     def extra_repr(self) -> str:
         """Return the text of the original class, followed by the partition of the inputs."""
-        own: Any = super()
-        return ", ".join(filter(None, [own.extra_repr(), f"P_x={self.P_x!r}"]))
+        original: Any = super()
+        return ", ".join(filter(None, [original.extra_repr(), f"P_x={self.P_x!r}"]))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Copies share P_x, which comes first and cannot be pickled: its error says what to save.
         make, args, *state = super().__reduce_ex__(protocol)
-        return _remade, (self.P_x, make, args), *state
+        return _remake, (self.P_x, make, args), *state
 
 
 _UNTRACED = (
@@ -65,7 +65,7 @@ _UNTRACED = (
 )
 
 
-def _remade(P_x: CartesianPartition, make: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+def _remake(P_x: CartesianPartition, make: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     return make(*args)
 
 
@@ -74,11 +74,11 @@ def _partition_of(y: GlobalSpec) -> CartesianPartition:
     shape, P = [1] * len(y.shape), y.placement.partition
     index: list[Any] = []
     order: list[int] = []
-    for axis, one in enumerate(y.sbp):
-        index.append(slice(None) if one.is_split else 0)
-        if one.is_split:
-            shape[one.dim] *= P.shape[axis]
-            order.append(one.dim)
+    for axis, attribute in enumerate(y.sbp):
+        index.append(slice(None) if attribute.is_split else 0)
+        if attribute.is_split:
+            shape[attribute.dim] *= P.shape[axis]
+            order.append(attribute.dim)
     ranks = y.placement.ranks[tuple(index)]
     ranks = ranks.transpose(sorted(range(len(order)), key=order.__getitem__)).flatten()
     members = P.world.create_partition_inclusive(ranks.tolist())
@@ -91,13 +91,13 @@ def conversion_of(network: Any) -> Conversion:
     Raises:
         ConversionError: the network was not converted.
     """
-    found = getattr(network, "__dict__", {}).get(_CONVERSION)
-    if found is None:
+    conversion = getattr(network, "__dict__", {}).get(_CONVERSION)
+    if conversion is None:
         raise ConversionError(
             f"{type(network).__name__} is not a converted network; convert it with "
             "gpudist.distribute"
         )
-    return found
+    return conversion
 
 
 @cache
@@ -155,9 +155,9 @@ def names_of_entries(network: torch.nn.Module, methods: Sequence[str]) -> tuple[
                 f"distribute: methods={tuple(methods)}, but {type(network).__name__} has no "
                 f"method {method!r}; name its own methods"
             )
-        for name, one in inspect.signature(function).parameters.items():
+        for name, parameter in inspect.signature(function).parameters.items():
             names.append(name)
-            takes_any |= one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+            takes_any |= parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     return names, takes_any
 
 
@@ -190,7 +190,7 @@ def convert(
     """
     parameters = conversion.parameters = Parameters(conversion.P_x)
     parameters.follow_network(source, network)
-    before = places_of(network)
+    before = places_in(modules_of(network))
     parameters.split_weights, conversion.scope.pins = follow(plan, network, conversion.P_x)
     is_edited = plan.layouts or plan.weights or plan.recomputed
     conversion.plan_text = plan.to_text() if is_edited else ""
@@ -208,7 +208,7 @@ def convert(
     return network
 
 
-def undone(network: Any) -> Any:
+def undo_conversion(network: Any) -> Any:
     """Revert a converted network to its original class, in place."""
     del network.__dict__[_CONVERSION]
     network.__class__ = type(network).__mro__[2]

@@ -42,15 +42,15 @@ def copies_in(network: nn.Module, excepted: Collection[str] = ()) -> Iterator[Na
         network: converted network, or one to be converted.
         excepted: names of buffers that may differ.
     """
-    placed, found = placements(network), set[int]()
+    placed, seen = placements(network), set[int]()
     modules = list(network.named_modules())
     for kind, (path, module) in product(("_parameters", "_buffers"), modules):
         beyond = getattr(module, "beyond_sequential", ())
         for last, x in getattr(module, kind).items():
             name = f"{path}.{last}" if path else last
-            if x is None or id(x) in found or name in placed or name in excepted or last in beyond:
+            if x is None or id(x) in seen or name in placed or name in excepted or last in beyond:
                 continue
-            found.add(id(x))
+            seen.add(id(x))
             if has_bits(x):
                 yield NamedCopy(name, x)
 
@@ -103,11 +103,11 @@ def _number_of(digest: bytes) -> int:
     return int.from_bytes(digest[:7], "little")
 
 
-def _difference(found: Mapping[int, tuple[str, list[tuple[str, int]]]]) -> PlanMismatch:
+def _difference(by_rank: Mapping[int, tuple[str, list[tuple[str, int]]]]) -> PlanMismatch:
     """Return the error for copies of which each rank has a text and a digest."""
-    tables = [facts for _, facts in found.values()]
-    places = [dict(zip(found, facts, strict=True)) for facts in zip_longest(*tables)]
-    root = min(found)
+    tables = [facts for _, facts in by_rank.values()]
+    places = [dict(zip(by_rank, facts, strict=True)) for facts in zip_longest(*tables)]
+    root = min(by_rank)
     others = [
         {rank: fact for rank, fact in place.items() if fact != place[root]} for place in places
     ]
@@ -115,18 +115,18 @@ def _difference(found: Mapping[int, tuple[str, list[tuple[str, int]]]]) -> PlanM
     theirs, mine = ((places[i][rank] or ["no tensor"])[0] for rank in (other, root))
     if theirs != mine and i == 0:
         return PlanMismatch(
-            f"{found[root][0]}: rank {other} follows {theirs}, but rank {root} {mine}; pass equal "
-            "plans on every worker"
+            f"{by_rank[root][0]}: rank {other} follows {theirs}, but rank {root} {mine}; pass "
+            "equal plans on every worker"
         )
     if theirs != mine:
         return PlanMismatch(
-            f"{found[root][0]}: rank {other} has {theirs}, but rank {root} has {mine}; build the "
+            f"{by_rank[root][0]}: rank {other} has {theirs}, but rank {root} has {mine}; build the "
             "same network on every worker"
         )
     count, ranks = sum(map(bool, others)), sorted(set[int]().union(*others))
     remedy = "; if the buffer may differ, name it in local_buffers"
     return PlanMismatch(
-        f"{found[root][0]}: {mine} of rank {other} differs from that of rank {root}; {count} of "
+        f"{by_rank[root][0]}: {mine} of rank {other} differs from that of rank {root}; {count} of "
         f"{len(places) - 1} tensors differ, on ranks {ranks}. Start with the same values on every "
         "worker: use one seed, load one file, or pass distribute(..., broadcast_parameters=True), "
         f"which sends those of the first worker{remedy if mine.startswith('buffer') else ''}"
@@ -156,8 +156,8 @@ def broadcast_copies(
     if P_x.rank != 0:
         parts = [part[:0] for part in parts]
     with torch.no_grad():
-        found = copies_of_owned(parts, broadcasts)
-        for x, part in zip(copies, found, strict=True):
+        received = copies_of_owned(parts, broadcasts)
+        for x, part in zip(copies, received, strict=True):
             # A part of a bucket need not be aligned to the dtype.
             x.detach().copy_(part.clone().view(x.dtype).view(x.shape))
 

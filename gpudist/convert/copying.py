@@ -31,11 +31,11 @@ def copy_network(network: torch.nn.Module, memo: dict[int, Any] | None = None) -
     memo = memo or {}
     for x in list(_not_leaves(network, set())):
         memo.setdefault(id(x), x.detach().clone())
-    given = memo.copy()
+    initial_memo = memo.copy()
     try:
         return copy.deepcopy(network, memo)
     except Exception as error:
-        where = _place_of_failure(network, given)
+        where = _place_of_failure(network, initial_memo)
         if where is None:
             raise
         raise ConversionError(

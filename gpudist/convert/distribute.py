@@ -16,6 +16,7 @@ from gpudist.convert.inputs import Entrance, Kind, require_known
 from gpudist.convert.network import Conversion
 from gpudist.convert.network_plan import NetworkPlan
 from gpudist.errors import ConversionError
+from gpudist.sbp.global_parameter import take_hooks
 from gpudist.world.partition import CartesianPartition
 from gpudist.world.runtime import process_grid
 
@@ -112,33 +113,17 @@ def distribute(
     entries = names_of_entries(network, methods)
     require_known(inputs or {}, *entries)
     require_buffers(network, local_buffers)
-    made = copy_network(network)
-    for own, theirs in zip(made.parameters(), network.parameters(), strict=True):
-        keep_extras(own, theirs)
-    made = made.to(P_x.device)
+    copy = copy_network(network)
+    for new, parameter in zip(copy.parameters(), network.parameters(), strict=True):
+        take_hooks(new, parameter)
+    copy = copy.to(P_x.device)
     if broadcast_parameters:
-        broadcast_copies(made, P_x, local_buffers)
+        broadcast_copies(copy, P_x, local_buffers)
     entrance = Entrance(P_x, inputs or {})
     conversion = Conversion(
         entrance, unknown, gather_limit_bytes, replicate_parameters, local_buffers
     )
-    return convert(made, conversion, methods, plan or NetworkPlan(), network)
-
-
-def keep_extras(own: torch.Tensor, theirs: torch.Tensor) -> None:
-    """Give a copied parameter the hooks and attributes that copying dropped."""
-    for name, value in vars(theirs).items():
-        vars(own).setdefault(name, value)
-    for hook in (theirs._backward_hooks or {}).values():
-        own.register_hook(_only_with_gradient(hook))
-    for hook in (theirs._post_accumulate_grad_hooks or {}).values():
-        own.register_post_accumulate_grad_hook(hook)
-
-
-def _only_with_gradient(hook: Any) -> Any:
-    # The node that sums the gradients of all parameters passes None for those that a call of the
-    # network does not use.
-    return lambda gradient: None if gradient is None else hook(gradient)
+    return convert(copy, conversion, methods, plan or NetworkPlan(), network)
 
 
 def _first_name(network: torch.nn.Module) -> str:

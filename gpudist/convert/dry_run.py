@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gpudist.checks.arguments import checked
 from gpudist.checks.storage import on_meta
-from gpudist.convert.converted import convert, names_of_entries
+from gpudist.convert.converted import conversion_of, convert, names_of_entries
 from gpudist.convert.copying import copy_network
 from gpudist.convert.inputs import Entrance, names_by_place, require_known
 from gpudist.convert.known import KnownValues, know, know_copy, value_of
@@ -26,7 +26,7 @@ from gpudist.convert.network_plan import NetworkPlan
 from gpudist.convert.parameters import unlisted_leaves
 from gpudist.errors import ConversionError, GpudistError
 from gpudist.geometry.blocks import Decomposition
-from gpudist.sbp.call_cache import nothing_remembered
+from gpudist.sbp.call_cache import without_cache
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.scope import Record, Scope
 from gpudist.transport.dry import META, DryTransport, Posting, Traffic, posting_of
@@ -102,25 +102,25 @@ def plan_of(
             f"to {prod(grid) - 1}"
         )
     posting = posting_of(P_x.transport) if isinstance(P_x, CartesianPartition) else "host"
-    found: NetworkPlan | None = None
+    total: NetworkPlan | None = None
     for rank in chosen:
-        one = _planned(
+        plan_of_rank = _plan_for_rank(
             network, grid, posting, shapes, rank, plan or NetworkPlan(), method, inputs or {}, named
         )
-        found = one if found is None else _added(found, one)
-    assert found is not None
-    return found
+        total = plan_of_rank if total is None else _add_sent_bytes(total, plan_of_rank)
+    assert total is not None
+    return total
 
 
-def _added(a: NetworkPlan, b: NetworkPlan) -> NetworkPlan:
+def _add_sent_bytes(a: NetworkPlan, b: NetworkPlan) -> NetworkPlan:
     rows = [
-        one._replace(sent_bytes=one.sent_bytes + other.sent_bytes)
-        for one, other in zip(a.rows, b.rows, strict=True)
+        row._replace(sent_bytes=row.sent_bytes + other.sent_bytes)
+        for row, other in zip(a.rows, b.rows, strict=True)
     ]
     return replace(a, rows=rows)
 
 
-def _planned(
+def _plan_for_rank(
     network: nn.Module,
     grid: tuple[int, ...],
     posting: Posting,
@@ -136,24 +136,21 @@ def _planned(
     P_x = Partition(wire, range(prod(grid))).create_cartesian_topology_partition(grid)
     require_known(inputs, *names_of_entries(network, [method]))
     whole = _wholes(network, shapes, named or {})
-    name_of = names_by_place(getattr(network, method))
-    kinds = dict(inputs)
-    given = [_block(name_of(i), x, P_x, kinds) for i, x in enumerate(whole[0])]
-    others = {name: _block(name, x, P_x, kinds) for name, x in whole[1].items()}
     values = KnownValues()
-    conversion = _DryConversion(Entrance(P_x, kinds), values, _values_of(whole, name_of))
-    record = conversion.scope.record = Record(lambda: counter.sent_bytes)
-    made = convert(without_cells(network), conversion, [method], plan, network)
+    converted, blocks, others = _convert_with_values(
+        network, P_x, whole, plan, values, method, inputs
+    )
+    record = conversion_of(converted).scope.record = Record(lambda: counter.sent_bytes)
     try:
         with (
-            nothing_remembered(),
+            without_cache(),
             values,
             torch.device(META),
             torch.no_grad(),
             _without_compiling(),
         ):
-            call = made if method == "forward" else getattr(made, method)
-            outputs = call(*given, **others)
+            call = converted if method == "forward" else getattr(converted, method)
+            outputs = call(*blocks, **others)
     except GpudistError:
         raise
     # The user's network may raise any exception.
@@ -181,32 +178,32 @@ class _DryConversion(Conversion):
         self,
         entrance: Entrance,
         values: KnownValues,
-        given: Mapping[str, torch.Tensor],
-        replicate_parameters: bool = True,
+        known: Mapping[str, torch.Tensor],
+        replicate_parameters: bool,
     ) -> None:
         super().__init__(entrance, "gather", None, replicate_parameters)
         self.has_agreed = True
-        self.values, self.given = values, given
+        self.values, self.given = values, known
 
     def __call__(self, network: nn.Module, function: Any, args: Any, kwargs: Any) -> Any:
         @functools.wraps(function)
-        def knowing(*args: Any, **kwargs: Any) -> Any:
+        def call_with_values(*args: Any, **kwargs: Any) -> Any:
             # Enter the mode again, so that it handles global tensors before the interception does.
             with self.values:
                 return function(*args, **kwargs)
 
-        return super().__call__(network, knowing, args, kwargs)
+        return super().__call__(network, call_with_values, args, kwargs)
 
     def require_pins(self, scope: Scope) -> None:
-        missed = [] if scope.pins is None else scope.pins.missed(scope.calls)
+        missed = [] if scope.pins is None else scope.pins.unreached(scope.calls)
         if missed:
             raise ConversionError(
                 f"plan_of: layouts that are not used: {'; '.join(missed)}; the function column of "
                 "a plan without them has the names"
             )
 
-    def entered(self, function: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        entered, others = super().entered(function, args, kwargs)
+    def enter_arguments(self, function: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        entered, others = super().enter_arguments(function, args, kwargs)
         name_of = names_by_place(function)
         for name, x in [*((name_of(i), x) for i, x in enumerate(entered)), *others.items()]:
             if isinstance(x, GlobalTensor) and name in self.given:
@@ -223,11 +220,11 @@ def _values_of(
 
 
 def _place_of(error: Exception) -> str:
-    found = ""
+    place = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         if frame.f_globals.get("__name__", "").partition(".")[0] not in ("torch", "gpudist"):
-            found = f"{frame.f_code.co_filename}, line {line}: "
-    return found
+            place = f"{frame.f_code.co_filename}, line {line}: "
+    return place
 
 
 def convert_dry(
@@ -249,13 +246,35 @@ def convert_dry(
     Returns:
         The converted network, and this rank's blocks of the inputs.
     """
-    made = without_cells(network)
-    name_of = names_by_place(network.forward)
-    kinds: dict[str, Any] = {}
-    blocks = [_block(name_of(i), x, P_x, kinds) for i, x in enumerate(inputs)]
-    given = _values_of((list(inputs), {}), name_of)
-    conversion = _DryConversion(Entrance(P_x, kinds), KnownValues(), given, replicate_parameters)
-    return convert(made, conversion, ["forward"], plan or NetworkPlan(), network), blocks
+    converted, blocks, _ = _convert_with_values(
+        network,
+        P_x,
+        (list(inputs), {}),
+        plan or NetworkPlan(),
+        KnownValues(),
+        replicate_parameters=replicate_parameters,
+    )
+    return converted, blocks
+
+
+def _convert_with_values(
+    network: nn.Module,
+    P_x: CartesianPartition,
+    whole: tuple[list[Any], dict[str, Any]],
+    plan: NetworkPlan,
+    values: KnownValues,
+    method: str = "forward",
+    inputs: Mapping[str, Any] | None = None,
+    replicate_parameters: bool = True,
+) -> tuple[Any, list[Any], dict[str, Any]]:
+    """Convert a copy without data for inputs ``whole``, and return it with their blocks."""
+    kinds, name_of = dict(inputs or {}), names_by_place(getattr(network, method))
+    blocks = [_block(name_of(i), x, P_x, kinds) for i, x in enumerate(whole[0])]
+    named = {name: _block(name, x, P_x, kinds) for name, x in whole[1].items()}
+    known, entrance = _values_of(whole, name_of), Entrance(P_x, kinds)
+    conversion = _DryConversion(entrance, values, known, replicate_parameters)
+    converted = convert(without_cells(network), conversion, [method], plan, network)
+    return converted, blocks, named
 
 
 def _wholes(

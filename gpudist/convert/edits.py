@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpudist.convert.block_checkpoints import recomputed
+from gpudist.convert.block_checkpoints import recomputing_class
 from gpudist.convert.blocks_in_state_dict import keep_blocks
 from gpudist.convert.network_plan import NetworkPlan, Shape, workers_of
 from gpudist.errors import ConversionError
@@ -51,17 +51,17 @@ def follow(
             f"plan: the network has no modules {missing}; its modules are "
             f"{[path for path in modules if path]}"
         )
-    placed = [_placed(pin, P_x) for pin in plan.layouts]
+    placed = [_place_pin(pin, P_x) for pin in plan.layouts]
     by_path: dict[str, list[PlacedPin]] = {}
-    for one in placed:
-        if not one.pin.function:
-            by_path.setdefault(one.pin.path, []).append(one)
+    for placed_pin in placed:
+        if not placed_pin.pin.function:
+            by_path.setdefault(placed_pin.pin.path, []).append(placed_pin)
     for path, pins in by_path.items():
         hook = PinHook(pins)
         modules[path].register_forward_pre_hook(hook.before, with_kwargs=True)
         modules[path].register_forward_hook(hook.after, with_kwargs=True)
     for path in plan.recomputed:
-        modules[path].__class__ = recomputed(type(modules[path]), by_plan=True)
+        modules[path].__class__ = recomputing_class(type(modules[path]), by_plan=True)
     dims = {path: _weight_dims(path, modules, shape) for path, shape in plan.weights.items()}
     weights = [
         SplitWeight(path, modules[path], shape, dims[path], P_x)
@@ -73,7 +73,7 @@ def follow(
 _ROOMS = (torch, torch.Tensor, torch.nn.functional, torch.special, torch.linalg, torch.fft)
 
 
-def _placed(pin: Pin, P_x: CartesianPartition) -> PlacedPin:
+def _place_pin(pin: Pin, P_x: CartesianPartition) -> PlacedPin:
     """Return a pin with its workers.
 
     Raises:
@@ -108,11 +108,12 @@ def _placed(pin: Pin, P_x: CartesianPartition) -> PlacedPin:
 
 
 def _refuse_shared(path: str, modules: dict[str, nn.Module]) -> None:
-    own = {id(p) for p in modules[path].parameters(recurse=False)}
+    parameters = {id(p) for p in modules[path].parameters(recurse=False)}
     others = [
         other
         for other, module in modules.items()
-        if module is not modules[path] and any(id(p) in own for p in module._parameters.values())
+        if module is not modules[path]
+        and any(id(p) in parameters for p in module._parameters.values())
     ]
     if others:
         raise ConversionError(
@@ -244,10 +245,12 @@ class SplitWeight:
         x = x.to_global(self.placement, self.input_sbp)
         return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, "input": x})
 
-    def as_global(self, name: str, own: torch.Tensor) -> GlobalTensor:
-        """Return the parameter, with ``own`` on this worker, on the workers that compute."""
+    def as_global(self, name: str, cells: torch.Tensor) -> GlobalTensor:
+        """Return the parameter, with ``cells`` on this worker, on the workers that compute."""
         used = self.used[name]
-        own = own if self.placement.active else own.reshape(-1)[:0]
-        x = wrap(GlobalTensor, own, global_spec(self.placement, used.sbp, used.shape, own.dtype))
+        cells = cells if self.placement.active else cells.reshape(-1)[:0]
+        x = wrap(
+            GlobalTensor, cells, global_spec(self.placement, used.sbp, used.shape, cells.dtype)
+        )
         is_term = name == "bias" and self.bias_sbp != used.sbp
         return x.to_global(sbp=self.bias_sbp) if is_term else x

@@ -17,7 +17,7 @@ from gpudist.checks.storage import is_about_dtypes
 from gpudist.errors import ConversionError, ShapeError, TransportError
 from gpudist.geometry.layout import broadcast, split
 from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement
-from gpudist.sbp.global_spec import GlobalSpec, global_spec, on_axes_of, wrap
+from gpudist.sbp.global_spec import GlobalSpec, global_spec, on_axes_of, wrap, wrap_copies
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.scope import Scope
@@ -62,9 +62,9 @@ class Entrance:
 
     def kind_of(self, name: str, x: torch.Tensor) -> Kind | Sequence[int]:
         """Return the kind of a plain tensor."""
-        given = self.inputs.get(name)
-        if given is not None:
-            return given
+        kind = self.inputs.get(name)
+        if kind is not None:
+            return kind
         is_placeholder = not self.P_x.active and not x.numel()
         return "block" if is_placeholder or x.dim() == self.P_x.dim else "whole"
 
@@ -96,7 +96,7 @@ class Entrance:
         if kind == "whole":
             return x
         if kind == "split":
-            return self._cut(name, x)
+            return self._split_whole(name, x)
         layout = self._layout(name, number, kind, x)
         if name not in self.inputs and not is_first:
             self._require_cut(name, layout)
@@ -113,18 +113,15 @@ class Entrance:
             self._specs[name, number] = layout, how
         return wrap(GlobalTensor, local, how)
 
-    def _cut(self, name: str, x: torch.Tensor) -> GlobalTensor:
+    def _split_whole(self, name: str, x: torch.Tensor) -> GlobalTensor:
         """Return a tensor that every worker holds as balanced blocks."""
         if x.dim() != self.P_x.dim:
             raise ShapeError(
                 f"input {name!r} has shape {list(x.shape)}; 'split' needs one dim for each of the "
                 f"{self.P_x.dim} axes of P_x, which has the shape {list(self.P_x.shape)}"
             )
-        copies = (broadcast,) * self.placement.axes
-        local = x.view_as(x) if self.P_x.active else x.reshape(-1)[:0]
-        how = global_spec(self.placement, copies, tuple(x.shape), x.dtype)
-        whole = wrap(GlobalTensor, local, how)
-        return whole.to_global(sbp=tuple(split(axis) for axis in self.axes) or copies)
+        whole = wrap_copies(GlobalTensor, x.view_as(x), self.placement)
+        return whole.to_global(sbp=tuple(split(axis) for axis in self.axes) or whole.sbp)
 
     @staticmethod
     def _sizes(blocks: Any) -> list[int]:
@@ -213,7 +210,7 @@ class Entrance:
         self._has_warned = True
         if self.P_x.rank != 0:
             return
-        name, shape = max(wholes, key=lambda one: len(one[1]))
+        name, shape = max(wholes, key=lambda row: len(row[1]))
         _, file, line = place_of_call(scope)
         warnings.warn_explicit(
             f"no input of the network is a block, so nothing is split and each of "
@@ -250,16 +247,19 @@ _names: WeakKeyDictionary[FunctionType, Callable[[int], str]] = WeakKeyDictionar
 
 def names_by_place(function: Callable[..., Any]) -> Callable[[int], str]:
     """Return a function that maps the position of an argument to its name."""
-    own = getattr(function, "__wrapped__", function)
-    method = own.__func__ if type(own) is MethodType else None
+    original = getattr(function, "__wrapped__", function)
+    method = original.__func__ if type(original) is MethodType else None
     if type(method) is FunctionType and method in _names:
         return _names[method]
     names: list[str] = []
     rest = "args"
-    for name, one in inspect.signature(function).parameters.items():
-        if one.kind is one.VAR_POSITIONAL:
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is parameter.VAR_POSITIONAL:
             rest = name
-        elif one.kind is not one.KEYWORD_ONLY and one.kind is not one.VAR_KEYWORD:
+        elif (
+            parameter.kind is not parameter.KEYWORD_ONLY
+            and parameter.kind is not parameter.VAR_KEYWORD
+        ):
             names.append(name)
 
     def name_of(i: int) -> str:
@@ -275,8 +275,8 @@ def leaves_by_name(
 ) -> list[tuple[str, Any]]:
     """Return the leaves of the arguments of a function, with the names of these arguments."""
     names = names_by_place(function)
-    given = [*((names(i), x) for i, x in enumerate(args)), *kwargs.items()]
-    return [(name, leaf) for name, one in given for leaf in tree_leaves(one)]
+    arguments = [*((names(i), x) for i, x in enumerate(args)), *kwargs.items()]
+    return [(name, leaf) for name, argument in arguments for leaf in tree_leaves(argument)]
 
 
 def add_note(error: Exception, notes: Sequence[str]) -> None:

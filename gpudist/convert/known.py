@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from gpudist.errors import GpudistError
 from gpudist.sbp.global_tensor import GlobalTensor
+from gpudist.sbp.outer import changes_in_place
 from gpudist.sbp.trees import map_tree, tensors_in
 
 T = torch.Tensor
@@ -72,10 +73,10 @@ class KnownValues(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        given = list(tensors_in([args, kwargs]))
-        known = all(self._is_known(x) for x in given)
-        if func in READS and given and known:
-            if any(isinstance(x, GlobalTensor) for x in given):
+        tensors = list(tensors_in([args, kwargs]))
+        known = all(self._is_known(x) for x in tensors)
+        if func in READS and tensors and known:
+            if any(isinstance(x, GlobalTensor) for x in tensors):
                 # A real run sends messages to read a value from blocks; a dry run has no data to
                 # send.
                 try:
@@ -86,18 +87,18 @@ class KnownValues(TorchFunctionMode):
                     if "meta tensor" not in str(error):
                         raise
             return _of_values(func, args, kwargs)
-        if given and _writes(func):
+        if tensors and changes_in_place(func, kwargs):
             return self._write(func, args, kwargs, known)
         result = func(*args, **kwargs)
         if func in _FINITE and not known:
             answer = torch.tensor(_FINITE[func], device="cpu")
             vars(result)[_VALUE] = answer.expand(result.shape)
-        made = list(tensors_in(result))
-        is_small = made and max(y.numel() for y in made) <= _MOST_CELLS
+        results = list(tensors_in(result))
+        is_small = results and max(y.numel() for y in results) <= _MOST_CELLS
         if known and is_small and func not in _DRAW:
             values = _attempt(func, args, kwargs)
             if type(values) is type(result) or isinstance(result, GlobalTensor):
-                for y, value in zip(made, tensors_in(values), strict=False):
+                for y, value in zip(results, tensors_in(values), strict=False):
                     if _may_be_known(y) and y.shape == value.shape:
                         know(y, value)
         return result
@@ -137,12 +138,6 @@ def _is_small(value: torch.Tensor) -> bool:
 
 def _may_be_known(x: Any) -> bool:
     return isinstance(x, GlobalTensor) or (type(x) is T and x.is_meta)
-
-
-def _writes(func: Any) -> bool:
-    name = getattr(func, "__name__", "")
-    changes_in_place = name.endswith("_") and not name.endswith("__")
-    return changes_in_place or name in ("__setitem__", "__set__") or name.startswith("__i")
 
 
 def _of_values(func: Any, args: Any, kwargs: Any) -> Any:

@@ -23,7 +23,7 @@ from gpudist.nn.parameters.replication import copies_of
 from gpudist.sbp.copies import copy_of, require_copies
 from gpudist.sbp.functions import dispatch_functions
 from gpudist.sbp.global_parameter import GlobalParameter
-from gpudist.sbp.global_spec import GlobalSpec, global_spec, spec_of, wrap
+from gpudist.sbp.global_spec import GlobalSpec, spec_of, wrap_copies
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.interception import intercept
 from gpudist.sbp.outer import OuterTensor
@@ -75,23 +75,27 @@ class Conversion:
         self.parameters = Parameters(self.P_x)
         # Specs of inputs that the scope has seen.
         self._specs = Cache[GlobalSpec, bool](1024)
-        self._guarded: list[Any] | None = None
+        self._guards: list[Any] | None = None
 
     def __deepcopy__(self, memo: Any) -> Conversion:
         # Paths and substitutes refer to modules of the original.
         entrance = Entrance(self.P_x, self.entrance.inputs)
-        made = Conversion(entrance, *self.settings, self.replicate_parameters, self.local_buffers)
-        made.parameters = copy.deepcopy(self.parameters, memo)
-        made.plan_text, made.scope.pins = self.plan_text, self.scope.pins
-        made.expects_pins = self.expects_pins
-        return made
+        conversion = Conversion(
+            entrance, *self.settings, self.replicate_parameters, self.local_buffers
+        )
+        conversion.parameters = copy.deepcopy(self.parameters, memo)
+        conversion.plan_text, conversion.scope.pins = self.plan_text, self.scope.pins
+        conversion.expects_pins = self.expects_pins
+        return conversion
 
-    def guarded(self, network: torch.nn.Module) -> list[Any]:
+    def guards_of(self, network: torch.nn.Module) -> list[Any]:
         """Return the hooks of the modules that refuse calls from outside the network's methods."""
-        if self._guarded is None:
+        if self._guards is None:
             hooks = [module._forward_pre_hooks for module in modules_of(network)]
-            self._guarded = [one for one in hooks if GUARD in one]
-        return self._guarded
+            self._guards = [
+                hooks_of_module for hooks_of_module in hooks if GUARD in hooks_of_module
+            ]
+        return self._guards
 
     def agree(self, network: torch.nn.Module) -> None:
         """Agree at the first call: on equal copies, and on the first rank's seed of random numbers.
@@ -120,7 +124,7 @@ class Conversion:
         self.scope.paths, self.scope.name_of = paths_of(network), names_of(network)
         scope = start_call(self.scope)
         with enter_scope(scope):
-            args, kwargs = self.entered(function, args, kwargs)
+            args, kwargs = self.enter_arguments(function, args, kwargs)
         try:
             with _with_substitutes(network, self, scope), intercept(scope):
                 result = function(*args, **kwargs)
@@ -130,7 +134,7 @@ class Conversion:
             add_note(error, [path_of_error(scope, error), *self.entrance.notes_of(leaves, error)])
             raise
         with enter_scope(scope):
-            left = self.left(result)
+            left = self.leave_results(result)
         self.outputs = without_wait(left)
         if self.expects_pins:
             self.require_pins(scope)
@@ -139,11 +143,11 @@ class Conversion:
     def require_pins(self, scope: Scope) -> None:
         """Warn once, on the first worker, of layouts that no call has got."""
         self.expects_pins = False
-        missed = [] if scope.pins is None else scope.pins.missed(scope.calls)
+        missed = [] if scope.pins is None else scope.pins.unreached(scope.calls)
         if missed and self.P_x.rank == 0:
             warnings.warn(f"plan: layouts that are not used: {'; '.join(missed)}", stacklevel=2)
 
-    def entered(
+    def enter_arguments(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Any]:
         """Return the arguments of a method with blocks converted to global tensors."""
@@ -154,7 +158,7 @@ class Conversion:
         def enter(name: str, x: Any) -> Any:
             number = -1
 
-            def one(leaf: Any) -> Any:
+            def enter_leaf(leaf: Any) -> Any:
                 nonlocal blocks, number
                 if not isinstance(leaf, torch.Tensor):
                     return leaf
@@ -170,12 +174,16 @@ class Conversion:
                     spec = spec_of(leaf)
                     if spec not in self._specs:
                         self._specs[spec] = True
-                        self.scope.seen(spec.layout, spec.dtype.itemsize)
+                        self.scope.note_block(spec.layout, spec.dtype.itemsize)
                 else:
                     wholes.append((name, leaf))
                 return leaf
 
-            return one(x) if isinstance(x, torch.Tensor) else tree_map(one, x, is_leaf=_is_size)
+            return (
+                enter_leaf(x)
+                if isinstance(x, torch.Tensor)
+                else tree_map(enter_leaf, x, is_leaf=_is_size)
+            )
 
         entered = tuple(enter(names(i), x) for i, x in enumerate(args))
         others = {name: enter(name, x) for name, x in kwargs.items()}
@@ -183,7 +191,7 @@ class Conversion:
             self.entrance.warn_unsplit(wholes, self.scope)
         return entered, others
 
-    def left(self, result: Any) -> Any:
+    def leave_results(self, result: Any) -> Any:
         """Return the result with plain tensors converted to copies on every worker."""
 
         # A repeated call has a scope of its own.
@@ -193,16 +201,12 @@ class Conversion:
             if not isinstance(leaf, torch.Tensor) or dataclasses.is_dataclass(leaf):
                 return leaf
             if isinstance(leaf, OuterTensor):
-                leaf = leaf.standing()
+                leaf = leaf.materialize()
             leaf = copy_of(scope, leaf)
             require_copies(scope, "output", [leaf])
             if isinstance(leaf, GlobalTensor):
                 return without_terms(compute_spectrum(leaf))
-            placement = self.entrance.placement
-            copies = (broadcast,) * placement.axes
-            local = leaf if placement.active else leaf.reshape(-1)[:0]
-            how = global_spec(placement, copies, tuple(leaf.shape), leaf.dtype)
-            return wrap(GlobalTensor, local, how)
+            return wrap_copies(GlobalTensor, leaf, self.entrance.placement)
 
         if isinstance(result, torch.Tensor):
             return leave(result)
@@ -214,14 +218,14 @@ def paths_of(network: torch.nn.Module) -> Callable[[], dict[int, str]]:
 
     The function does not keep the network, which keeps the function.
     """
-    weak, found = ref(network), dict[int, str]()
+    weak, by_id = ref(network), dict[int, str]()
 
     def paths() -> dict[int, str]:
-        if not found:
+        if not by_id:
             network = weak()
             modules = () if network is None else network.named_modules()
-            found.update((id(module), path) for path, module in modules)
-        return found
+            by_id.update((id(module), path) for path, module in modules)
+        return by_id
 
     return paths
 
@@ -231,8 +235,8 @@ def names_of(network: torch.nn.Module) -> Callable[[torch.Tensor, Any], str]:
     weak = ref(network)
 
     def name_of(x: torch.Tensor, copy: Any) -> str:
-        found = weak()
-        for name, parameter in () if found is None else found.named_parameters():
+        network_now = weak()
+        for name, parameter in () if network_now is None else network_now.named_parameters():
             if parameter is x or parameter is copy:
                 return repr(name)
         return f"of shape {list(x.shape)} that the network does not list"
@@ -249,7 +253,9 @@ def without_terms(x: GlobalTensor) -> GlobalTensor:
     """Sum the terms of ``x``, so that only blocks and copies remain."""
     if partial_sum not in x.sbp:
         return x
-    return x.to_global(sbp=tuple(broadcast if one == partial_sum else one for one in x.sbp))
+    return x.to_global(
+        sbp=tuple(broadcast if attribute == partial_sum else attribute for attribute in x.sbp)
+    )
 
 
 def without_wait(outputs: Any) -> Any:
@@ -270,18 +276,18 @@ def _with_substitutes(
     sharded: set[int] = set()
     if parameters.may_be_replaced():
         modules = modules_of(network)
-        places, sharded = _places_in(modules), parameters.sharded(modules)
-        own = list({id(p): p for _, _, p in places if id(p) not in sharded}.values())
-        own += parameters.unlisted
-        made = zip(own, parameters.substitutes(own), strict=True)
-        substitutes = {id(p): copy for p, copy in made if copy is not p}
+        places, sharded = places_in(modules), parameters.identities_of_shards(modules)
+        parameters_in_use = list({id(p): p for _, _, p in places if id(p) not in sharded}.values())
+        parameters_in_use += parameters.unlisted
+        pairs = zip(parameters_in_use, parameters.substitutes(parameters_in_use), strict=True)
+        substitutes = {id(p): copy for p, copy in pairs if copy is not p}
     scope.substitutes = {**parameters.aliases, **substitutes}
     # FSDP2 sums the gradients of its parameters, which it makes during the call.
     scope.holders, scope.further, scope.leaves = parameters.holders, [], {}
     scope.learns = scope.holders is not None and torch.is_grad_enabled() and not sharded
     places = [place for place in places if id(place[2]) in substitutes]
     # Modules without hooks take torch's fast path; within a call, these have nothing to refuse.
-    guarded = [hooks for hooks in conversion.guarded(network) if GUARD in hooks]
+    guarded = [hooks for hooks in conversion.guards_of(network) if GUARD in hooks]
     guards = [hooks.pop(GUARD) for hooks in guarded]
     try:
         for module, name, parameter in places:
@@ -304,14 +310,8 @@ def _with_substitutes(
                 hooks.move_to_end(GUARD, last=False)
 
 
-def places_of(network: torch.nn.Module) -> list[tuple[torch.nn.Module, str, Parameter]]:
+def places_in(modules: Sequence[torch.nn.Module]) -> list[tuple[torch.nn.Module, str, Parameter]]:
     """Return each parameter with the module that lists it and its name there."""
-    return _places_in(modules_of(network))
-
-
-def _places_in(
-    modules: Sequence[torch.nn.Module],
-) -> list[tuple[torch.nn.Module, str, Parameter]]:
     return [
         (module, name, parameter)
         for module in modules
@@ -322,11 +322,11 @@ def _places_in(
 
 def modules_of(network: torch.nn.Module) -> list[torch.nn.Module]:
     """Return ``list(network.modules())``, without a generator for each module."""
-    found: dict[int, torch.nn.Module] = {}
+    by_id: dict[int, torch.nn.Module] = {}
     left: list[torch.nn.Module | None] = [network]
     while left:
         module = left.pop()
-        if module is not None and id(module) not in found:
-            found[id(module)] = module
+        if module is not None and id(module) not in by_id:
+            by_id[id(module)] = module
             left += reversed(module._modules.values())
-    return list(found.values())
+    return list(by_id.values())

@@ -36,11 +36,11 @@ def _short(layouts: str) -> str:
     """
 
     def of(tensor: re.Match[str]) -> str:
-        axes = [_SHORT.get(one[0], one[1]) for one in _ONE.finditer(tensor[0])]
+        axes = [_SHORT.get(layout[0], layout[1]) for layout in _ONE.finditer(tensor[0])]
         return axes[0] if len(set(axes)) == 1 and axes[0] in _SHORT.values() else ",".join(axes)
 
-    found = list(dict.fromkeys(_TENSOR.sub(of, layouts).replace(" as ", "->").split(", ")))
-    return " ".join([one for one in found if one != "copy"] or found)
+    texts = list(dict.fromkeys(_TENSOR.sub(of, layouts).replace(" as ", "->").split(", ")))
+    return " ".join([layout for layout in texts if layout != "copy"] or texts)
 
 
 def cells_of(row: PlanRow) -> tuple[str, ...]:
@@ -149,13 +149,15 @@ class NetworkPlan(Checked):
             ConversionError: ``grid`` and ``sbp`` have different lengths.
         """
         shape = None if grid is None else tuple(grid)
-        given: NdSbp = (sbp,) * (len(shape) if shape else 1) if isinstance(sbp, Sbp) else tuple(sbp)
-        if shape is not None and len(given) != len(shape):
+        attributes: NdSbp = (
+            (sbp,) * (len(shape) if shape else 1) if isinstance(sbp, Sbp) else tuple(sbp)
+        )
+        if shape is not None and len(attributes) != len(shape):
             raise ConversionError(
-                f"layout of {path!r}: sbp has {len(given)} attributes, but the grid "
+                f"layout of {path!r}: sbp has {len(attributes)} attributes, but the grid "
                 f"{list(shape)} has {len(shape)} axes; give one for each axis"
             )
-        self.layouts.append(Pin(path, given, at, call, function, shape))
+        self.layouts.append(Pin(path, attributes, at, call, function, shape))
 
     @checked(ConversionError)
     def repartition(self, path: str, shape: Sequence[int]) -> None:
@@ -207,18 +209,18 @@ class NetworkPlan(Checked):
         layouts = [
             {
                 "path": pin.path, "at": pin.at, "call": pin.call, "function": pin.function,
-                "grid": pin.grid, "dims": pin.dims, "sbp": [_word_of(one) for one in pin.sbp],
+                "grid": pin.grid, "dims": pin.dims, "sbp": [*map(_word_of, pin.sbp)],
             }
             for pin in self.layouts
         ]  # fmt: skip
         edits = {_KIND: 1, "layouts": layouts, "weights": self.weights}
-        found = {
+        more = {
             "notes": self.notes, "grid": self.grid, "recomputed": self.recomputed,
             "stretches": [
-                vars(one) | {"whole": list(one.whole.items())} for one in self.stretches
+                vars(stretch) | {"whole": list(stretch.whole.items())} for stretch in self.stretches
             ],
         }  # fmt: skip
-        return json.dumps(edits | {key: one for key, one in found.items() if one}, indent=1)
+        return json.dumps(edits | {key: value for key, value in more.items() if value}, indent=1)
 
     @classmethod
     def from_text(cls, text: str) -> NetworkPlan:
@@ -234,20 +236,20 @@ class NetworkPlan(Checked):
             ConversionError: the text is not a plan, or of a later version.
         """
         try:
-            found = json.loads(text)
-            if found[_KIND] != 1:
+            facts = json.loads(text)
+            if facts[_KIND] != 1:
                 raise ConversionError(
-                    f"plan: the text is of version {found[_KIND]!r}, and this release reads 1; "
+                    f"plan: the text is of version {facts[_KIND]!r}, and this release reads 1; "
                     "update gpudist"
                 )
-            plan = cls(weights={path: tuple(shape) for path, shape in found["weights"].items()})
-            plan.notes += map(str, found.get("notes", ()))
-            plan.recomputed += map(str, found.get("recomputed", ()))
-            plan.grid = tuple(map(int, found.get("grid", ()))) or None
-            for row in found.get("stretches", ()):
+            plan = cls(weights={path: tuple(shape) for path, shape in facts["weights"].items()})
+            plan.notes += map(str, facts.get("notes", ()))
+            plan.recomputed += map(str, facts.get("recomputed", ()))
+            plan.grid = tuple(map(int, facts.get("grid", ()))) or None
+            for row in facts.get("stretches", ()):
                 whole = {int(axis): bool(is_whole) for axis, is_whole in row["whole"]}
                 plan.stretches.append(Stretch(**(row | {"whole": whole})))
-            for row in found["layouts"]:
+            for row in facts["layouts"]:
                 row["sbp"] = tuple(_sbp_of(word) for word in row["sbp"])
                 row["grid"] = None if row["grid"] is None else tuple(row["grid"])
                 plan.layouts.append(Pin(**row))
@@ -303,10 +305,12 @@ class NetworkPlan(Checked):
         return table
 
 
-def _word_of(one: Sbp) -> Any:
-    if not one.is_split:
-        return one.kind
-    return {"split": one.dim} | ({} if one.sizes is None else {"sizes": one.sizes})
+def _word_of(attribute: Sbp) -> Any:
+    if not attribute.is_split:
+        return attribute.kind
+    return {"split": attribute.dim} | (
+        {} if attribute.sizes is None else {"sizes": attribute.sizes}
+    )
 
 
 def _sbp_of(word: Any) -> Sbp:

@@ -61,40 +61,40 @@ class Parameters:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parameters:
         # Modules are copied before they are converted.
-        made = Parameters(self.P_x, copy.deepcopy(self.split_weights, memo))
-        made.unlisted = copy.deepcopy(self.unlisted, memo)
-        made.has_global = self.has_global
+        parameters = Parameters(self.P_x, copy.deepcopy(self.split_weights, memo))
+        parameters.unlisted = copy.deepcopy(self.unlisted, memo)
+        parameters.has_global = self.has_global
         for alias in self.aliases.copy().values():
-            own = copy.deepcopy(alias.own, memo)
-            for tensor in (alias.tensor(), alias.own):
+            substitute = copy.deepcopy(alias.substitute, memo)
+            for tensor in (alias.tensor(), alias.substitute):
                 if tensor is not None:
-                    made.follow(tensor, own, alias.name)
-        made.replace(
+                    parameters.follow(tensor, substitute, alias.name)
+        parameters.replace(
             [
                 (copy.deepcopy(old, memo), copy.deepcopy(new, memo))
                 for old, new in self.kept_elsewhere()
             ]
         )
-        return made
+        return parameters
 
-    def follow(self, tensor: torch.Tensor, own: torch.Tensor | None, name: str) -> None:
-        """Let ``own`` stand for ``tensor``, which closures may keep, since they are not copied."""
+    def follow(self, tensor: torch.Tensor, substitute: torch.Tensor | None, name: str) -> None:
+        """Let ``substitute`` stand for ``tensor``, which closures keep: they are not copied."""
         key, aliases = id(tensor), self.aliases
-        aliases[key] = Alias(ref(tensor, lambda _: aliases.pop(key, None)), own, name)
+        aliases[key] = Alias(ref(tensor, lambda _: aliases.pop(key, None)), substitute, name)
 
-    def follow_network(self, source: nn.Module, made: nn.Module) -> None:
-        """Let the parameters and buffers of ``made``, a copy, stand for those of ``source``.
+    def follow_network(self, source: nn.Module, converted: nn.Module) -> None:
+        """Let the parameters and buffers of ``converted``, a copy, stand for those of ``source``.
 
         Attributes of ``source`` that are computed from parameters have no copy: they are refused
         where the forward uses them.
         """
-        self.unlisted = list(unlisted_leaves(made).values())
+        self.unlisted = list(unlisted_leaves(converted).values())
         theirs = [*named_tensors(source), *unlisted_leaves(source).items()]
-        own = [*(x for _, x in named_tensors(made)), *self.unlisted]
-        for (name, x), stands_for in zip(theirs, own, strict=True):
-            self.follow(x, stands_for, name)
+        tensors = [*(x for _, x in named_tensors(converted)), *self.unlisted]
+        for (name, x), substitute in zip(theirs, tensors, strict=True):
+            self.follow(x, substitute, name)
         parameters = {id(p) for p in source.parameters()}
-        modules = zip(source.named_modules(), made.modules(), strict=True)
+        modules = zip(source.named_modules(), converted.modules(), strict=True)
         for (path, module), other in modules:
             for name, x in vars(module).items():
                 is_computed = isinstance(x, torch.Tensor) and not x.is_leaf
@@ -109,7 +109,7 @@ class Parameters:
         """
         global_ones = {id(old): new for old, new in pairs if old is not new}
         for alias in self.aliases.copy().values():
-            tensor, new = alias.tensor(), global_ones.get(id(alias.own))
+            tensor, new = alias.tensor(), global_ones.get(id(alias.substitute))
             if tensor is not None and new is not None:
                 self.follow(tensor, new, alias.name)
         for old, new in pairs:
@@ -131,40 +131,40 @@ class Parameters:
             is_replicated: whether every worker holds the others; if not, only the first one does.
         """
         self.has_global = True
-        made: dict[int, GlobalParameter] = {}
+        by_id: dict[int, GlobalParameter] = {}
         for path, module in network.named_modules():
             placed: dict[str, ParameterPlacement] = {}
             for name, parameter in module._parameters.items():
                 if parameter is None or isinstance(parameter, GlobalParameter):
                     continue
                 used = ParameterPlacement.on(self.P_x, parameter.shape)
-                own = used if is_replicated or not parameter.dim() else used.first_copies
-                placed[name] = own
-                if id(parameter) not in made:
+                placement = used if is_replicated or not parameter.dim() else used.first_copies
+                placed[name] = placement
+                if id(parameter) not in by_id:
                     cells = parameter.detach()
-                    cells = cells if own.P.active else cells.new_empty(0)
-                    one = replacement(parameter, cells, own, self.P_x)
-                    one.broadcast = ParameterBroadcast.between(
-                        f"{path}.{name}", own, used, self.P_x
+                    cells = cells if placement.P.active else cells.new_empty(0)
+                    new = replacement(parameter, cells, placement, self.P_x)
+                    new.broadcast = ParameterBroadcast.between(
+                        f"{path}.{name}", placement, used, self.P_x
                     )
-                    made[id(parameter)] = one
-                module._parameters[name] = made[id(parameter)]  # pyright: ignore
+                    by_id[id(parameter)] = new
+                module._parameters[name] = by_id[id(parameter)]  # pyright: ignore
             if placed:
                 set_placements(module, placed)
                 keep_blocks(module)
 
-    def sharded(self, modules: Sequence[nn.Module]) -> set[int]:
+    def identities_of_shards(self, modules: Sequence[nn.Module]) -> set[int]:
         """Return the identities of FSDP2's parameters, and register sums of their gradients.
 
         Each parameter is full on the workers of one network, and sharded over other axes.
         """
-        found: set[int] = set()
+        identities: set[int] = set()
         kind: Any = _if_imported("torch.distributed.fsdp", "FSDPModule")
         if kind is None:
-            return found
+            return identities
         shards: list[Any] = [module for module in modules if isinstance(module, kind)]
         for module in shards:
-            found.update(id(p) for p in module.parameters())
+            identities.update(id(p) for p in module.parameters())
             if module not in self._sharded:
                 self._sharded.add(module)
                 if any(isinstance(p, GlobalParameter) for p in module.parameters()):
@@ -175,7 +175,7 @@ class Parameters:
                     )
                 if self.holders is not None:
                     module.set_all_reduce_hook(partial(_sum_in_place, self.holders))
-        return found
+        return identities
 
     def may_be_replaced(self) -> bool:
         """Return whether :meth:`substitutes` may return other tensors than the parameters.
@@ -205,9 +205,9 @@ class Parameters:
         copies: list[Any] = copies_of_owned(held, broadcasts)
         copies = copies_of(copies, holders)
         blocks = {
-            id(own): (weight, name)
+            id(parameter_of_weight): (weight, name)
             for weight in self.split_weights
-            for name, own in weight.layer.named_parameters(recurse=False)
+            for name, parameter_of_weight in weight.layer.named_parameters(recurse=False)
         }
         for i, parameter in enumerate(parameters):
             if id(parameter) in blocks:
@@ -232,7 +232,7 @@ def unlisted_leaves(network: nn.Module) -> dict[str, torch.Tensor]:
     Searches attributes, lists, tuples, dicts, and modules in these.
     """
     known = {id(x) for x in [*(x for _, x in named_tensors(network)), *network.modules()]}
-    found: dict[str, torch.Tensor] = {}
+    leaves: dict[str, torch.Tensor] = {}
     places = [
         (f"{path}.{name}" if path else name, x)
         for path, module in network.named_modules()
@@ -244,13 +244,13 @@ def unlisted_leaves(network: nn.Module) -> dict[str, torch.Tensor]:
             continue
         known.add(id(x))
         if isinstance(x, torch.Tensor):
-            found[name] = x
+            leaves[name] = x
         elif isinstance(x, nn.Module):
             places += [(f"{name}.{key}", part) for key, part in vars(x).items()]
         else:
             parts: Any = x.items() if isinstance(x, dict) else enumerate(x)
             places += [(f"{name}[{key!r}]", part) for key, part in parts]
-    return found
+    return leaves
 
 
 def _if_imported(room: str, name: str) -> Any:

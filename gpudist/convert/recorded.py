@@ -22,7 +22,7 @@ from gpudist.sbp.global_spec import GlobalSpec, local_of, spec_of, wrap
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.interception import intercept
 from gpudist.sbp.registry import name_of
-from gpudist.sbp.scope import Scope, where_called
+from gpudist.sbp.scope import Scope, enter_scope, where_called
 from gpudist.sbp.trees import tensors_in
 
 _MOST_GRAPHS = 8
@@ -107,8 +107,8 @@ def _depends(args: Any, kwargs: Any) -> bool:
     for x in tensors_in([args, kwargs]):
         if isinstance(x, GlobalTensor):
             return True
-        found: Any = get_proxy_slot(x, mode.tracer, None)
-        nodes += [] if found is None else [found.proxy.node]
+        slot: Any = get_proxy_slot(x, mode.tracer, None)
+        nodes += [] if slot is None else [slot.proxy.node]
     seen = set(nodes)
     while nodes:
         node = nodes.pop()
@@ -147,7 +147,7 @@ class Compiled:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         conversion = self._conversion
         conversion.agree(self.network)
-        args, kwargs = conversion.entered(self.network.forward, args, kwargs)
+        args, kwargs = conversion.enter_arguments(self.network.forward, args, kwargs)
         leaves, tree = tree_flatten((args, kwargs))
         tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
         key = self._key(leaves, tree)
@@ -160,10 +160,10 @@ class Compiled:
                     "shapes, dtypes, modes or arguments; call the network itself if these change "
                     "often"
                 )
-            self._graphs[key] = self._recorded(leaves, tree)
+            self._graphs[key] = self._record(leaves, tree)
         graph = self._graphs[key]
-        found = graph.run(self._state(), [local_of(x) for x in tensors])
-        parts = iter(found)
+        results = graph.run(self._state(), [local_of(x) for x in tensors])
+        parts = iter(results)
         outputs = [
             other if how is None else wrap(GlobalTensor, next(parts), how)
             for other, how in zip(graph.others, graph.specs, strict=True)
@@ -172,8 +172,8 @@ class Compiled:
 
     def _state(self) -> list[torch.Tensor]:
         parameters = self._conversion.parameters
-        own = [*self.network.parameters(), *parameters.unlisted]
-        return [*parameters.substitutes(own), *self.network.buffers()]
+        in_use = [*self.network.parameters(), *parameters.unlisted]
+        return [*parameters.substitutes(in_use), *self.network.buffers()]
 
     def _key(self, leaves: Sequence[Any], tree: Any) -> Any:
         facts: list[Any] = []
@@ -194,7 +194,7 @@ class Compiled:
         )
         return tuple(facts), str(tree), modes
 
-    def _recorded(self, leaves: Sequence[Any], tree: Any) -> _Graph:
+    def _record(self, leaves: Sequence[Any], tree: Any) -> _Graph:
         """Record the graph of a call, and restore the buffers that the recording modified.
 
         Raises:
@@ -202,10 +202,10 @@ class Compiled:
         """
         network, scope = self.network, self._conversion.scope
         scope.paths, scope.name_of = paths_of(network), names_of(network)
-        found: dict[str, Any] = {}
+        facts: dict[str, Any] = {}
 
-        def forward(state: list[torch.Tensor], given: list[torch.Tensor]) -> list[torch.Tensor]:
-            parts = iter(given)
+        def forward(state: list[torch.Tensor], blocks: list[torch.Tensor]) -> list[torch.Tensor]:
+            parts = iter(blocks)
             inputs = [
                 wrap(GlobalTensor, next(parts), spec_of(x))
                 if isinstance(x, GlobalTensor)
@@ -216,26 +216,27 @@ class Compiled:
             ]
             args, kwargs = tree_unflatten(inputs, tree)
             parameters = self._conversion.parameters
-            own = [*network.parameters(), *parameters.unlisted, *network.buffers()]
-            substitutes = {id(x): y for x, y in zip(own, state, strict=True)}
+            in_use = [*network.parameters(), *parameters.unlisted, *network.buffers()]
+            substitutes = {id(x): y for x, y in zip(in_use, state, strict=True)}
             with _standing_for(network, substitutes), intercept(scope), _RefusingMode(scope):
                 scope.substitutes, scope.calls = {**parameters.aliases, **substitutes}, {}
                 scope.learns = parameters.holders is not None and torch.is_grad_enabled()
                 result = network(*args, **kwargs)
-            outputs, found["tree"] = tree_flatten(self._conversion.left(result))
-            found["others"] = tuple(None if isinstance(y, torch.Tensor) else y for y in outputs)
+            with enter_scope(scope):
+                outputs, facts["tree"] = tree_flatten(self._conversion.leave_results(result))
+            facts["others"] = tuple(None if isinstance(y, torch.Tensor) else y for y in outputs)
             ends = [without_terms(y) for y in outputs if isinstance(y, GlobalTensor)]
             specs = map(spec_of, ends)
-            found["specs"] = tuple(
+            facts["specs"] = tuple(
                 next(specs) if isinstance(y, GlobalTensor) else None for y in outputs
             )
             return [local_of(y) for y in ends]
 
         state = self._state()
         buffers = [(b, b.clone()) for b in network.buffers()]
-        given = [local_of(x) for x in leaves if isinstance(x, torch.Tensor)]
+        blocks = [local_of(x) for x in leaves if isinstance(x, torch.Tensor)]
         try:
-            graph = make_fx(forward, tracing_mode="real", pre_dispatch=True)(state, given)
+            graph = make_fx(forward, tracing_mode="real", pre_dispatch=True)(state, blocks)
         finally:
             with torch.no_grad():
                 for buffer, before in buffers:
@@ -244,7 +245,7 @@ class Compiled:
             self._conversion.require_pins(scope)
         _drop_unused(graph)
         run = torch.compile(graph, fullgraph=True, backend=self.backend)
-        return _Graph(run, found["tree"], found["others"], found["specs"])
+        return _Graph(run, facts["tree"], facts["others"], facts["specs"])
 
 
 def _drop_unused(graph: torch.fx.GraphModule) -> None:
@@ -306,7 +307,7 @@ def compiled(
             ``autograd.Function``; the message names the module and the line. Also if more than 8
             kinds occur, or the network was not converted.
     """
-    made = Compiled(network, backend)
+    network_of_graphs = Compiled(network, backend)
     if inputs:
-        made(*inputs)
-    return made
+        network_of_graphs(*inputs)
+    return network_of_graphs

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 
 from gpudist.checks.arguments import checked
-from gpudist.convert.converted import conversion_of, undone
+from gpudist.convert.converted import conversion_of, undo_conversion
 from gpudist.convert.copying import copy_network
 from gpudist.convert.parameters import named_tensors
 from gpudist.errors import ConversionError
@@ -54,28 +54,28 @@ def sequential(distributed: _Network, root: int | None = None) -> _Network | Non
     if not conversion.P_x.active:
         return None
     P_x, placed = conversion.P_x, placements(distributed)
-    own = dict(named_tensors(distributed))
+    tensors = dict(named_tensors(distributed))
     wholes = {
-        name: _whole_of(block_of(own[name].detach(), placed[name]), placed[name], P_x, root)
+        name: _whole_of(block_of(tensors[name].detach(), placed[name]), placed[name], P_x, root)
         for name in placed
     }
     if root is not None and P_x.rank != root:
         return None
-    made = copy_network(distributed)
-    elsewhere = {id(new): old for old, new in conversion_of(made).parameters.kept_elsewhere()}
-    made = undone(made)
-    blocks = dict(made.named_parameters(remove_duplicate=False))
+    network = copy_network(distributed)
+    elsewhere = {id(new): old for old, new in conversion_of(network).parameters.kept_elsewhere()}
+    network = undo_conversion(network)
+    blocks = dict(network.named_parameters(remove_duplicate=False))
     tied: dict[int, torch.nn.Parameter] = {}
     for name, whole in wholes.items():
         path, _, last = name.rpartition(".")
-        layer, block = made.get_submodule(path), blocks[name]
+        layer, block = network.get_submodule(path), blocks[name]
         if id(block) not in tied:
             tied[id(block)] = elsewhere.get(id(block), torch.nn.Parameter(whole))
             tied[id(block)].data = whole
             tied[id(block)].requires_grad_(block.requires_grad)
         layer._parameters[last] = tied[id(block)]
         drop_placements(layer)
-    return made
+    return network
 
 
 def _whole_of(

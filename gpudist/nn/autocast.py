@@ -38,13 +38,13 @@ def autocast_is_on(device: torch.device) -> bool:
 
 
 def product_dtype(x: torch.Tensor) -> torch.dtype:
-    """Return the dtype of torch's convolution of ``x``, or of its product with a weight."""
+    """Return the dtype of torch's convolution of ``x``, its product with a weight, or attention."""
     casts = autocast_is_on(x.device) and x.dtype != torch.float64
     return torch.get_autocast_dtype(autocast_type(x.device)) if casts else x.dtype
 
 
 def in_product_dtype(x: torch.Tensor) -> torch.Tensor:
-    """Return ``x`` as torch's convolution of it reads it: ghosts that move then are 16-bit."""
+    """Return ``x`` as torch's convolution or attention reads it: cells that move are 16-bit."""
     dtype = product_dtype(x)
     return x.to(dtype) if x.dtype != dtype and x.is_floating_point() else x
 

@@ -28,9 +28,11 @@ def bind_arguments(
         args, kwargs = map_tree(args, _number), map_tree(kwargs, _number)
     if not kwargs:
         return args, kwargs
-    kwargs = {_NAMES.get(name, name): one for name, one in kwargs.items()}
+    kwargs = {_NAMES.get(name, name): argument for name, argument in kwargs.items()}
     named = [
-        name for name, one in kwargs.items() if name != "out" and has_any((one,), torch.Tensor)
+        name
+        for name, argument in kwargs.items()
+        if name != "out" and has_any((argument,), torch.Tensor)
     ]
     if not named:
         return args, kwargs
@@ -42,7 +44,7 @@ def bind_arguments(
             moved = names[len(args) : max(order) + 1]
             if all(name in kwargs for name in moved):
                 args = (*args, *[kwargs[name] for name in moved])
-                return args, {n: one for n, one in kwargs.items() if n not in moved}
+                return args, {n: argument for n, argument in kwargs.items() if n not in moved}
     return args, kwargs
 
 
@@ -64,6 +66,6 @@ def _orders(function: Callable[..., Any]) -> list[tuple[str, ...]]:
         return []
     schemas = [getattr(overloads, name)._schema for name in overloads.overloads()]
     return [
-        tuple("input" if a.name == "self" else a.name for a in one.arguments if not a.kwarg_only)
-        for one in schemas
+        tuple("input" if a.name == "self" else a.name for a in schema.arguments if not a.kwarg_only)
+        for schema in schemas
     ]

@@ -27,13 +27,11 @@ class _BackwardHook(torch.utils.hooks.BackwardHook):
         )
 
     def setup_input_hook(self, args: Any) -> Any:
-        args = _with_global_gradients(self.module, args)
-        self.given = tuple(args) if isinstance(args, (tuple, list)) else (args,)
+        args, self.given = _copies_and_sequence(self.module, args)
         return super().setup_input_hook(args)
 
     def setup_output_hook(self, args: Any) -> Any:
-        args = _with_global_gradients(self.module, args)
-        self.results = tuple(args) if isinstance(args, (tuple, list)) else (args,)
+        args, self.results = _copies_and_sequence(self.module, args)
         return super().setup_output_hook(args)
 
     def _around(self, hook: Any) -> Any:
@@ -52,12 +50,12 @@ class _BackwardHook(torch.utils.hooks.BackwardHook):
         return call
 
 
-def _with_global_gradients(module: torch.nn.Module, args: Any) -> Any:
+def _copies_and_sequence(module: torch.nn.Module, args: Any) -> tuple[Any, Sequence[Any]]:
     scope = current_scope()
-    if scope is None or not plain_gradients_are_terms(scope):
-        return args
-    name = f"backward hook of {type(module).__name__}"
-    return map_tree(args, partial(as_global_copies, scope, name))
+    if scope is not None and plain_gradients_are_terms(scope):
+        name = f"backward hook of {type(module).__name__}"
+        args = map_tree(args, partial(as_global_copies, scope, name))
+    return args, args if isinstance(args, (tuple, list)) else (args,)
 
 
 def _global_gradients(gradients: Any, tensors: Sequence[Any]) -> Any:

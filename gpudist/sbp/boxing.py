@@ -52,17 +52,17 @@ def movement_of(
     if len(source.ranks) == 1 and source.ranks == target.ranks:
         # The only block, copy or term is the tensor.
         return None
-    return _bound(P_world, dtype, source, target)
+    return _bind(P_world, dtype, source, target)
 
 
 @cache_in_world
-def _bound(P_world: Partition, dtype: torch.dtype, source: Layout, target: Layout) -> Movement:
+def _bind(P_world: Partition, dtype: torch.dtype, source: Layout, target: Layout) -> Movement:
     assert P_world.rank is not None
     members = tuple(sorted({*source.ranks, *target.ranks}))
     P_all = P_world.create_partition_inclusive(members)
     label = f"boxing of {list(source.shape)}, {source.sbp} -> {target.sbp}"
-    own = plan(source, target, P_world.rank, members)
-    return bind(own, P_all, label, dtype, (0,), dtype)
+    plan_of_rank = plan(source, target, P_world.rank, members)
+    return bind(plan_of_rank, P_all, label, dtype, (0,), dtype)
 
 
 def boxed_bytes(source: Layout, target: Layout, dtype: torch.dtype) -> int:
@@ -84,7 +84,7 @@ class _DeclaredBackward(torch.autograd.Function):
     def forward(
         x: torch.Tensor, there: Sequence[Movement], back: Sequence[Movement]
     ) -> torch.Tensor:
-        return _moved(x, there) if there else x.view_as(x)
+        return _move_along(x, there) if there else x.view_as(x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -99,14 +99,14 @@ class _DeclaredBackward(torch.autograd.Function):
         _ = ctx.saved_tensors
         # A function may return no gradient, on every rank.
         g = gradients[0]
-        return None if g is None else _moved(g, ctx.back), None, None
+        return None if g is None else _move_along(g, ctx.back), None, None
 
 
-def _moved(x: torch.Tensor, movements: Sequence[Movement]) -> torch.Tensor:
+def _move_along(x: torch.Tensor, movements: Sequence[Movement]) -> torch.Tensor:
     for movement in movements:
         # A rank that has a block but takes no part in this movement passes a placeholder.
-        given = x if tuple(x.shape) == movement.input_shape else x.reshape(-1)[:0]
-        (x,) = move((movement,), (given,))
+        part = x if tuple(x.shape) == movement.input_shape else x.reshape(-1)[:0]
+        (x,) = move((movement,), (part,))
     return x
 
 

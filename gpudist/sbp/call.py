@@ -77,7 +77,7 @@ class Call:
         """Return whether an argument is given at ``position`` or as ``name``."""
         return position < len(self.args) or name in self.kwargs
 
-    def replaced(self, position: int, name: str, value: Any) -> Call:
+    def with_argument(self, position: int, name: str, value: Any) -> Call:
         """Return the call with one argument set to ``value``, whether it was given or not."""
         if position < len(self.args):
             args = (*self.args[:position], value, *self.args[position + 1 :])
@@ -89,7 +89,7 @@ class Call:
         return replace(self, args=args)
 
     @property
-    def widened(self) -> Call:
+    def in_single_precision(self) -> Call:
         """The call of the tensors in single precision, or better, without autocast."""
         wide = [Spec(s.shape, torch.float32 if s.dtype in LOW else s.dtype) for s in self.tensors]
         return replace(self, tensors=tuple(wide), autocast=None)
@@ -105,14 +105,14 @@ class Call:
         return self.function(*args, **fill_slots(self.kwargs, tensors))
 
     @property
-    def ready(self) -> Compute:
+    def as_function(self) -> Compute:
         """The call as a function of the tensors; faster if no tensor is within a list or tuple."""
         function, args, kwargs = self.function, self.args, self.kwargs
-        places = [i for i, one in enumerate(args) if isinstance(one, Slot)]
-        names = [name for name, one in kwargs.items() if isinstance(one, Slot)]
+        places = [i for i, argument in enumerate(args) if isinstance(argument, Slot)]
+        names = [name for name, argument in kwargs.items() if isinstance(argument, Slot)]
         count = len(self.tensors)
         first: Any = args[0] if args and isinstance(args[0], (list, tuple)) else ()
-        if len(first) == count and all(isinstance(one, Slot) for one in first):
+        if len(first) == count and all(isinstance(argument, Slot) for argument in first):
             # Tensors within a list, as for cat.
             kind, rest = type(first), args[1:]
             return lambda tensors: function(kind(tensors), *rest, **kwargs)
@@ -124,18 +124,23 @@ class Call:
             _, *options = args
             return lambda tensors: function(tensors[0], *options, **kwargs)
         # All arguments, picked from the tensors, in their order, and the others.
-        given = [*args, *kwargs.values()]
-        others = [one for one in given if not isinstance(one, Slot)]
-        numbers = iter(range(count, len(given)))
-        order = [one.number if isinstance(one, Slot) else next(numbers) for one in given]
+        arguments = [*args, *kwargs.values()]
+        others = [argument for argument in arguments if not isinstance(argument, Slot)]
+        numbers = iter(range(count, len(arguments)))
+        order = [
+            argument.number if isinstance(argument, Slot) else next(numbers)
+            for argument in arguments
+        ]
         pick = itemgetter(*order, *order[:1])
         if not kwargs:
             return lambda tensors: function(*pick((*tensors, *others))[:-1])
-        own, keys = len(args), list(kwargs)
+        count_of_args, keys = len(args), list(kwargs)
 
         def call(tensors: Sequence[torch.Tensor]) -> Any:
             values = pick((*tensors, *others))
-            return function(*values[:own], **dict(zip(keys, values[own:], strict=False)))
+            return function(
+                *values[:count_of_args], **dict(zip(keys, values[count_of_args:], strict=False))
+            )
 
         return call
 

@@ -17,9 +17,9 @@ from gpudist.nn.autocast import in_dtypes_of_torch, is_wide
 from gpudist.sbp import views
 from gpudist.sbp.arguments import bind_arguments
 from gpudist.sbp.call import Compute
-from gpudist.sbp.copies import require_copies, standing_for, with_copies
-from gpudist.sbp.dispatch import Noted, box_inputs, dispatch
-from gpudist.sbp.explain import debug_logs, explained, is_explaining
+from gpudist.sbp.copies import require_copies, substitute_of, with_copies
+from gpudist.sbp.dispatch import OperatorCall, box_inputs, dispatch
+from gpudist.sbp.explain import debug_logs, is_explaining, open_lines
 from gpudist.sbp.global_spec import GlobalSpec, global_spec, make_wrapper, wrap
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.registry import Composite, Rule, signatures
@@ -51,7 +51,7 @@ class _CachedCall(NamedTuple):
         result: spec of the result, if it is a single tensor.
         results: specs of several results; empty if the function modifies its first tensor in place.
         holder: type of the tuple or list of several results.
-        noted: the operator, without tensors.
+        operator: the operator, without tensors.
         order: selects the operator's tensors from those of the call, if their order differs.
         draws: number of random draws that the call counts.
     """
@@ -61,7 +61,7 @@ class _CachedCall(NamedTuple):
     result: GlobalSpec | None
     results: tuple[GlobalSpec, ...]
     holder: Any
-    noted: Noted
+    operator: OperatorCall
     order: Callable[[Sequence[Any]], Sequence[Any]] | None
     draws: int
 
@@ -72,7 +72,7 @@ class _CachedComposite(NamedTuple):
     function: Any
 
 
-class _Notes(threading.local):
+class _ThreadState(threading.local):
     """Per-thread state.
 
     Attributes:
@@ -81,21 +81,21 @@ class _Notes(threading.local):
     """
 
     def __init__(self) -> None:
-        self.open: list[list[Noted | None]] = []
+        self.open: list[list[OperatorCall | None]] = []
         self.anew = 0
 
 
-_notes = _Notes()
+_thread = _ThreadState()
 
 
 @contextmanager
-def nothing_remembered() -> Iterator[None]:
+def without_cache() -> Iterator[None]:
     """Disable the cache within the context: derive every call."""
-    _notes.anew += 1
+    _thread.anew += 1
     try:
         yield
     finally:
-        _notes.anew -= 1
+        _thread.anew -= 1
 
 
 def call_cached(
@@ -105,35 +105,35 @@ def call_cached(
     matched = _key_of(kind, function, args, kwargs)
     if matched is None:
         scope = current_scope()
-        given = None if scope is None else with_copies(scope, function, args, kwargs)
-        if given is not None:
-            return call_cached(kind, function, *given)
+        replaced = None if scope is None else with_copies(scope, function, args, kwargs)
+        if replaced is not None:
+            return call_cached(kind, function, *replaced)
         if scope is not None:
             require_copies(scope, function, (*args, *kwargs.values()))
-        return _noted(kind, function, args, kwargs)[0]
+        return _dispatch_and_list(kind, function, args, kwargs)[0]
     first, key, parts, scope = matched
     local: Sequence[torch.Tensor] = parts
     call: _CachedCall | _CachedComposite | None = first.calls.get(key)
-    is_explained = (explained.get() or debug_logs.get(DEBUG, True)) and is_explaining()
-    if call is None or is_explained or _notes.anew or _transforms_active():
-        return _derived(kind, function, args, kwargs, first, key, scope)
+    is_explained = (open_lines.get() or debug_logs.get(DEBUG, True)) and is_explaining()
+    if call is None or is_explained or _thread.anew or _transforms_active():
+        return _derive(kind, function, args, kwargs, first, key, scope)
     if isinstance(call, _CachedComposite):
         if scope is not None:
-            return _derived(kind, function, args, kwargs, first, key, scope)
+            return _derive(kind, function, args, kwargs, first, key, scope)
         try:
             return call.function(*args, **kwargs)
         except NotImplementedError:
             # Computed on whole tensors instead.
-            return _derived(kind, function, args, kwargs, first, key, scope)
-    movements, compute, spec, specs, holder, noted, order, draws = call
+            return _derive(kind, function, args, kwargs, first, key, scope)
+    movements, compute, spec, specs, holder, operator, order, draws = call
     is_change = spec is None and not specs
     is_shared = is_change and (type(args[0]) is not kind or views.copies_of_memory)
     if is_shared and _must_check_change(kind, args[0]):
-        return _derived(kind, function, args, kwargs, first, key, scope)
+        return _derive(kind, function, args, kwargs, first, key, scope)
     if draws:
         state = current_draws()
         if state is None:
-            return _derived(kind, function, args, kwargs, first, key, scope)
+            return _derive(kind, function, args, kwargs, first, key, scope)
         state.draws += draws
     if order is not None:
         local = order(local)
@@ -147,9 +147,9 @@ def call_cached(
         result = function(local[0], *args[1:], **kwargs)
     else:
         parts = iter(local)
-        own = [next(parts) if isinstance(x, torch.Tensor) else x for x in args]
+        positional = [next(parts) if isinstance(x, torch.Tensor) else x for x in args]
         named = {k: next(parts) if isinstance(x, torch.Tensor) else x for k, x in kwargs.items()}
-        result = function(*own, **named)
+        result = function(*positional, **named)
     if spec is not None:
         if type(result) is list or type(result) is tuple:
             (result,) = result
@@ -158,21 +158,21 @@ def call_cached(
         # As wrapped() does, without its call.
         y: Any = make_wrapper(kind, spec.shape, dtype=spec.dtype, device=result.device)
         y._local, y._global_spec = result, spec
-        if noted.is_view and (noted.is_copy or "_view" in args[0].__dict__):
-            views.note(y, function, args, kwargs, noted.call, noted.is_copy, None)
-        if _notes.open:
-            _notes.open[-1].append(noted._replace(inputs=_tensors(args, kwargs), results=[y]))
+        if operator.is_view and (operator.is_copy or "_view" in args[0].__dict__):
+            views.note(y, function, args, kwargs, operator.call, operator.is_copy, None)
+        if _thread.open:
+            _thread.open[-1].append(operator._replace(inputs=_tensors(args, kwargs), results=[y]))
         return y
-    found = [
+    outputs = [
         wrap(kind, y, _of_dtype(spec, y.dtype))
         for y, spec in zip(result if specs else (), specs, strict=True)
     ]
-    if noted.is_view:
-        for place, y in enumerate(found):
-            views.note(y, function, args, kwargs, noted.call, noted.is_copy, place)
-    if _notes.open:
-        _notes.open[-1].append(noted._replace(inputs=_tensors(args, kwargs), results=found))
-    return holder(found) if specs else args[0]
+    if operator.is_view:
+        for place, y in enumerate(outputs):
+            views.note(y, function, args, kwargs, operator.call, operator.is_copy, place)
+    if _thread.open:
+        _thread.open[-1].append(operator._replace(inputs=_tensors(args, kwargs), results=outputs))
+    return holder(outputs) if specs else args[0]
 
 
 def _must_check_change(kind: type[GlobalTensor], changed: Any) -> bool:
@@ -201,12 +201,12 @@ def _key_of(
     first: GlobalSpec | None = None
     scope: Scope | None = None
     replacing: Scope | None = None
-    for given in (args, kwargs.values()) if kwargs else (args,):
-        for x in given:
+    for arguments in (args, kwargs.values()) if kwargs else (args,):
+        for x in arguments:
             type_of = type(x)
             if type_of is kind:
                 spec = x._global_spec
-                if first is None and given is args:
+                if first is None and arguments is args:
                     first = spec
                 key.append(spec)
                 local.append(x._local)
@@ -223,7 +223,7 @@ def _key_of(
                 if part is None:
                     return None
                 key.append(part)
-                if first is None and given is args:
+                if first is None and arguments is args:
                     first = next((y._global_spec for y in x if type(y) is kind), None)
             elif type_of in _PLAIN:
                 scope = scope or current_scope()
@@ -233,9 +233,9 @@ def _key_of(
                 elif id(x) in scope.substitutes or (
                     scope.learns and (type_of is _Plain or x.is_leaf)
                 ):
-                    own = standing_for(scope, function, x)
-                    if own is not x:
-                        x, replacing = own, scope
+                    substitute = substitute_of(scope, function, x)
+                    if substitute is not x:
+                        x, replacing = substitute, scope
                         if type(x) not in _PLAIN:
                             return None
                 key += (x.shape, x.dtype)
@@ -275,22 +275,22 @@ def _key_of_parts(
     return tuple(key)
 
 
-def _noted(
+def _dispatch_and_list(
     kind: type[GlobalTensor], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, list[Noted | None]]:
+) -> tuple[Any, list[OperatorCall | None]]:
     """Derive a new call, and return its result and the operators it consists of."""
-    notes: list[Noted | None] = []
-    _notes.open.append(notes)
+    operators: list[OperatorCall | None] = []
+    _thread.open.append(operators)
     try:
-        result = dispatch(kind, function, args, kwargs, notes)
+        result = dispatch(kind, function, args, kwargs, operators)
     finally:
-        _notes.open.pop()
-    if _notes.open:
-        _notes.open[-1].extend(notes)
-    return result, notes
+        _thread.open.pop()
+    if _thread.open:
+        _thread.open[-1].extend(operators)
+    return result, operators
 
 
-def _derived(
+def _derive(
     kind: type[GlobalTensor],
     function: Any,
     args: tuple[Any, ...],
@@ -308,12 +308,12 @@ def _derived(
         args, kwargs = with_copies(scope, function, args, kwargs) or (args, kwargs)
     state = current_draws()
     before = 0 if state is None else state.draws
-    result, notes = _noted(kind, function, args, kwargs)
+    result, operators = _dispatch_and_list(kind, function, args, kwargs)
     draws = 0 if state is None else state.draws - before
     call = None
     if first.placement.active:
-        call = _single(first.placement, function, args, kwargs, result, notes, draws)
-    if call is None and scope is None and None not in notes:
+        call = _single(first.placement, function, args, kwargs, result, operators, draws)
+    if call is None and scope is None and None not in operators:
         call = _composite(kind, function, args, kwargs)
     if call is not None:
         first.calls[key] = call
@@ -326,58 +326,60 @@ def _single(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     result: Any,
-    notes: list[Noted | None],
+    operators: list[OperatorCall | None],
     draws: int,
 ) -> _CachedCall | None:
     """Return the call to cache if it is a single operator on its own tensors."""
-    noted = notes[0] if len(notes) == 1 else None
-    if noted is None:
+    operator = operators[0] if len(operators) == 1 else None
+    if operator is None:
         return None
-    entry = signatures[noted.function]
+    entry = signatures[operator.function]
     # A composite counts the draw of its operator.
-    is_counted = function is noted.function or draws > 0
+    is_counted = function is operator.function or draws > 0
     if isinstance(entry, Rule) and not (entry.replicable or (entry.draws_anew and is_counted)):
         return None
-    given = _tensors(args, kwargs)
+    tensors = _tensors(args, kwargs)
     order = None
-    if len(given) != len(noted.inputs) or any(
-        a is not b for a, b in zip(given, noted.inputs, strict=True)
+    if len(tensors) != len(operator.inputs) or any(
+        a is not b for a, b in zip(tensors, operator.inputs, strict=True)
     ):
-        order = _order_of(placement, noted, given)
+        order = _order_of(placement, operator, tensors)
         if order is None:
             return None
     is_one = isinstance(result, torch.Tensor)
     results = (result,) if is_one else result
-    if noted.results:
-        is_all = _holds_any_number(results) and len(results) == len(noted.results)
-        if not is_all or any(a is not b for a, b in zip(results, noted.results, strict=True)):
+    if operator.results:
+        is_all = _holds_any_number(results) and len(results) == len(operator.results)
+        if not is_all or any(a is not b for a, b in zip(results, operator.results, strict=True)):
             return None
     elif result is not args[0]:
         return None
-    compute = noted.prepared.compute
-    if compute is None and (function is not noted.function or len(given) < len(noted.inputs)):
-        compute = noted.prepared.derivation.with_arguments(noted.call).local.ready
-    if noted.call.autocast != placement.autocast:
+    compute = operator.prepared.compute
+    if compute is None and (
+        function is not operator.function or len(tensors) < len(operator.inputs)
+    ):
+        compute = operator.prepared.derivation.with_arguments(operator.call).local.as_function
+    if operator.call.autocast != placement.autocast:
         # Within the composite, autocast was off.
-        dtypes = [y.dtype for y in noted.results]
+        dtypes = [y.dtype for y in operator.results]
         if compute is None or placement.autocast is None or not is_wide(dtypes):
             return None
         compute = in_dtypes_of_torch(compute, placement.autocast, dtypes)
-    specs = tuple([y._global_spec for y in noted.results])
+    specs = tuple([y._global_spec for y in operator.results])
     spec = specs[0] if is_one and specs else None
-    alone = noted._replace(inputs=(), results=())
-    movements, holder = noted.prepared.movements, type(results)
+    alone = operator._replace(inputs=(), results=())
+    movements, holder = operator.prepared.movements, type(results)
     return _CachedCall(movements, compute, spec, specs, holder, alone, order, draws)
 
 
 def _order_of(
-    placement: Placement, noted: Noted, given: Sequence[torch.Tensor]
+    placement: Placement, operator: OperatorCall, tensors: Sequence[torch.Tensor]
 ) -> Callable[[Sequence[Any]], Sequence[Any]] | None:
     # A tensor in two places may be two in another call with the same key, and a composite may do
     # something else where other workers have no part of the tensors.
-    places = {id(x): i for i, x in enumerate(given)}
-    numbers = [places.get(id(x)) for x in noted.inputs]
-    is_known = len(places) == len(given) and None not in numbers and len(numbers) > 1
+    places = {id(x): i for i, x in enumerate(tensors)}
+    numbers = [places.get(id(x)) for x in operator.inputs]
+    is_known = len(places) == len(tensors) and None not in numbers and len(numbers) > 1
     is_everywhere = placement.partition.size == placement.partition.world.size
     return itemgetter(*numbers) if is_known and is_everywhere else None
 
@@ -391,8 +393,8 @@ def _composite(
         return None
     if _any_autocast() or "out" in kwargs:
         return None
-    own, named = bind_arguments(function, args, kwargs)
-    if own is not args or list(named) != list(kwargs):
+    bound, named = bind_arguments(function, args, kwargs)
+    if bound is not args or list(named) != list(kwargs):
         return None
     # Outside of networks, calls of plain tensors with dims are not cached.
     is_cached = all([type(x) is kind or x.dim() > 0 for x in _tensors(args, kwargs)])
@@ -405,10 +407,10 @@ def _holds_any_number(results: Any) -> bool:
 
 
 def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     for x in (*args, *kwargs.values()):
         if isinstance(x, torch.Tensor):
-            found.append(x)
+            tensors.append(x)
         elif type(x) in (tuple, list):
-            found += [y for y in x if isinstance(y, torch.Tensor)]
-    return found
+            tensors += [y for y in x if isinstance(y, torch.Tensor)]
+    return tensors

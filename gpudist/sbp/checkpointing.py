@@ -21,21 +21,21 @@ _checkpoint: Any = torch.utils.checkpoint._checkpoint_without_reentrant_generato
 
 
 @entry(_checkpoint)
-def _checkpointed(fn: Any, *args: Any, **kwargs: Any) -> Any:
+def _checkpoint_global(fn: Any, *args: Any, **kwargs: Any) -> Any:
     draws = current_draws()
     if draws is None:
-        return _repeatable(fn, *args, **kwargs)
+        return _checkpoint_plain(fn, *args, **kwargs)
     for x in tensors_in([args, kwargs]):
         # Else the first call alone would compute it.
         compute_spectrum(x)
     # Torch saves these tensors for backward, and only the parts carry the graph.
     specs = [x._global_spec if isinstance(x, GlobalTensor) else None for x in args]
     parts = [x._local if isinstance(x, GlobalTensor) else x for x in args]
-    repeated = _checkpoint(_resuming(fn, draws, specs), *parts, **kwargs)
-    return _noted(draws, repeated) if isinstance(draws, Scope) else repeated
+    repeated = _checkpoint(_resume_draws(fn, draws, specs), *parts, **kwargs)
+    return _note_checkpoint(draws, repeated) if isinstance(draws, Scope) else repeated
 
 
-def _noted(scope: Scope, checkpoint: Iterator[None]) -> Iterator[None]:
+def _note_checkpoint(scope: Scope, checkpoint: Iterator[None]) -> Iterator[None]:
     outer, scope.checkpoint = scope.checkpoint, scope.checkpoint or checkpoint
     try:
         # The caller runs the function itself while the generator waits.
@@ -44,27 +44,27 @@ def _noted(scope: Scope, checkpoint: Iterator[None]) -> Iterator[None]:
         scope.checkpoint = outer
 
 
-def _repeatable(fn: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
+def _checkpoint_plain(fn: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
     again = Repeatable(fn)
     # The caller runs the function itself while the generator waits.
-    with again.running():
+    with again.run():
         yield from _checkpoint(again, *args, **kwargs)
 
 
-def _resuming(fn: Any, scope: Draws, specs: Sequence[GlobalSpec | None]) -> Any:
+def _resume_draws(fn: Any, scope: Draws, specs: Sequence[GlobalSpec | None]) -> Any:
     draws = scope.draws
     calls = dict(scope.calls) if isinstance(scope, Scope) else None
     autocast = same_autocast()
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        own = specs[len(specs) - len(args) :]
-        given = [
+        specs_of_args = specs[len(specs) - len(args) :]
+        tensors = [
             x if spec is None else wrap(GlobalTensor, x, spec)
-            for x, spec in zip(args, own, strict=True)
+            for x, spec in zip(args, specs_of_args, strict=True)
         ]
         if current_draws() is scope and scope.draws == draws:
-            return fn(*given, **kwargs)
+            return fn(*tensors, **kwargs)
         with autocast(), intercept(resume(scope, draws, calls)):
-            return fn(*given, **kwargs)
+            return fn(*tensors, **kwargs)
 
     return run

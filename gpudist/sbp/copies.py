@@ -19,7 +19,7 @@ from gpudist.exchange.tracing import is_immediate, is_recorded
 from gpudist.nn.parameters.gradient_graph import border_of, ends_search
 from gpudist.nn.parameters.replication import copies_of
 from gpudist.sbp.registry import name_of
-from gpudist.sbp.scope import Scope, place_of_call
+from gpudist.sbp.scope import Scope, where_called
 from gpudist.sbp.trees import map_tree
 
 T = torch.Tensor
@@ -42,14 +42,14 @@ class Alias(NamedTuple):
 
     Attributes:
         tensor: weak reference to the tensor.
-        own: parameter or buffer of the network; ``None`` if the tensor was computed from
+        substitute: parameter or buffer of the network; ``None`` if the tensor was computed from
             parameters before the network was copied.
-        name: name of ``own``, or of the attribute that is the tensor; empty if the network itself
-            keeps the tensor.
+        name: name of ``substitute``, or of the attribute that is the tensor; empty if the network
+            itself keeps the tensor.
     """
 
     tensor: ref[torch.Tensor]
-    own: torch.Tensor | None
+    substitute: torch.Tensor | None
     name: str
 
 
@@ -70,33 +70,33 @@ def copy_of(scope: Scope, x: Any) -> Any:
     Raises:
         ConversionError: ``x`` was computed from parameters before the network was copied.
     """
-    found = scope.substitutes.get(id(x))
-    if isinstance(found, Alias):
-        if found.tensor() is not x:
+    substitute = scope.substitutes.get(id(x))
+    if isinstance(substitute, Alias):
+        if substitute.tensor() is not x:
             return x
-        if found.own is None:
+        if substitute.substitute is None:
             raise ConversionError(
-                f"{where_in(scope)}: {found.name} was computed from parameters before "
+                f"{where_called(scope)}: {substitute.name} was computed from parameters before "
                 "gpudist.distribute copied the network, so it would neither follow them nor pass "
                 "on their gradients; compute it in the forward, or detach it before distribute"
             )
-        if found.name:
-            scope.followed.add(found.name)
-        return scope.substitutes.get(id(found.own), found.own)
-    if found is None and is_new(scope, x):
+        if substitute.name:
+            scope.followed.add(substitute.name)
+        return scope.substitutes.get(id(substitute.substitute), substitute.substitute)
+    if substitute is None and is_new(scope, x):
         if is_recorded() and not is_immediate(x):
             raise ConversionError(
-                f"{where_in(scope)}: compiled: a parameter of shape {list(x.shape)} is not among "
-                "the network's parameters(), so the graph would not follow it; register it as an "
-                "attribute of a module"
+                f"{where_called(scope)}: compiled: a parameter of shape {list(x.shape)} is not "
+                "among the network's parameters(), so the graph would not follow it; register it "
+                "as an attribute of a module"
             )
         # The reference prevents another tensor from having the identity.
         scope.further.append(x)
-        (found,) = copies_of([x], [scope.holders])
-        scope.substitutes[id(x)] = found
-    if found is None:
+        (substitute,) = copies_of([x], [scope.holders])
+        scope.substitutes[id(x)] = substitute
+    if substitute is None:
         note_leaf(scope, x)
-    return x if found is None else found
+    return x if substitute is None else substitute
 
 
 def note_leaf(scope: Scope, x: Any) -> None:
@@ -143,26 +143,26 @@ def with_copies(
         return None
     is_changed = False
 
-    def passed(x: Any) -> Any:
+    def substitute(x: Any) -> Any:
         nonlocal is_changed
         copy = copy_of(scope, x) if is_global or id(x) in scope.substitutes else x
         is_changed |= copy is not x
         return copy
 
-    found = map_tree(args, passed), map_tree(kwargs, passed)
-    return found if is_changed else None
+    arguments = map_tree(args, substitute), map_tree(kwargs, substitute)
+    return arguments if is_changed else None
 
 
-def standing_for(scope: Scope, function: Any, x: torch.Tensor) -> Any:
+def substitute_of(scope: Scope, function: Any, x: torch.Tensor) -> Any:
     """Return the tensor that stands for the plain ``x``, an argument of ``function``, or ``x``.
 
     Raises:
         ConversionError: ``x`` was computed from a parameter instead of from its copy.
     """
-    found = scope.substitutes.get(id(x))
-    if isinstance(found, T):
-        return found
-    if found is not None or (x.is_leaf and x.requires_grad):
+    substitute = scope.substitutes.get(id(x))
+    if isinstance(substitute, T):
+        return substitute
+    if substitute is not None or (x.is_leaf and x.requires_grad):
         return copy_of(scope, x)
     require_copies(scope, function, (x,))
     return x
@@ -194,12 +194,12 @@ def require_copies(scope: Scope, function: Any, parts: Iterable[Any]) -> None:
                 which = scope.name_of(leaf, scope.substitutes.get(id(leaf)))
                 name = function if isinstance(function, str) else name_of(function)
                 raise ConversionError(
-                    f"{where_in(scope)}: {name}: a tensor of shape {list(x.shape)} was computed "
-                    f"from the parameter {which} before this call of the network, or by a function "
-                    "that torch does not dispatch (torch.func, torch.jit, a C++ extension); the "
-                    "parameter would get this worker's part of the gradient only. Compute the "
-                    "tensor in the forward, and pass such functions the attribute of the module "
-                    "that has the parameter; or detach the tensor"
+                    f"{where_called(scope)}: {name}: a tensor of shape {list(x.shape)} was "
+                    f"computed from the parameter {which} before this call of the network, or by "
+                    "a function that torch does not dispatch (torch.func, torch.jit, a C++ "
+                    "extension); the parameter would get this worker's part of the gradient only. "
+                    "Compute the tensor in the forward, and pass such functions the attribute of "
+                    "the module that has the parameter; or detach the tensor"
                 )
 
 
@@ -208,9 +208,9 @@ def leaves_of(x: torch.Tensor) -> Iterator[torch.Tensor]:
     if x.grad_fn is None:
         yield x
         return
-    found: list[Any] = [x.grad_fn]
-    for node in found:
-        if len(found) > _MOST_NODES:
+    nodes: list[Any] = [x.grad_fn]
+    for node in nodes:
+        if len(nodes) > _MOST_NODES:
             return
         # Nodes of torch's own functions have no such class. Others may be copies, or move global
         # tensors, whose graphs have blocks.
@@ -220,11 +220,5 @@ def leaves_of(x: torch.Tensor) -> Iterator[torch.Tensor]:
         elif hasattr(node, "variable"):
             yield node.variable
         for source, _ in node.next_functions:
-            if source is not None and source not in found:
-                found.append(source)
-
-
-def where_in(scope: Scope) -> str:
-    """Return the calling module with the file and line of the call, for an error."""
-    path, file, line = place_of_call(scope)
-    return f"{path or 'the network'} ({file}, line {line})" if file else path or "the network"
+            if source is not None and source not in nodes:
+                nodes.append(source)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from threading import RLock
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -16,7 +16,14 @@ from gpudist.geometry.layout import Layout, NdSbp, partial_sum, share_at_cuts
 from gpudist.nn.autocast import LOW
 from gpudist.sbp.boxing import boxed_bytes, least_bytes
 from gpudist.sbp.call import Call, Spec
-from gpudist.sbp.legal_signatures import Views, block_call, calls_of_blocks, cuts_of, legal, same
+from gpudist.sbp.legal_signatures import (
+    Views,
+    block_call,
+    calls_of_blocks,
+    cuts_of,
+    legal_signatures,
+    signature_of_call,
+)
 from gpudist.sbp.registry import AxisPart, Bind, Rule, SbpSignature, name_of
 
 
@@ -53,20 +60,10 @@ class Derivation:
         return replace(self, local=replace(self.local, args=call.args, kwargs=call.kwargs))
 
 
-class _Choice(NamedTuple):
-    """One signature per axis, outer axis first.
-
-    Attributes:
-        signatures: signature of each axis.
-        price: bytes moved by boxings, plus bytes of the sums that are left for later.
-    """
-
-    signatures: tuple[SbpSignature, ...]
-    price: int
-
-
+# One signature per axis, outer axis first.
+_Path = tuple[SbpSignature, ...]
 # Shared by threads that are ranks of one world, so that each choice is computed once.
-_choices = Cache[object, _Choice](4096)
+_choices = Cache[object, _Path](4096)
 _choosing = RLock()
 
 
@@ -93,13 +90,15 @@ def derive(
     """
     first = layouts[0]
     if key is None:
-        choice = _choose(rule, call, layouts, held)
+        path = _choose(rule, call, layouts, held)
     else:
         with _choosing:
-            choice = _choices.made(key, lambda: _choose(rule, call, layouts, held))
-    inputs = zip(*(signature.inputs for signature in choice.signatures), strict=True)
-    outputs = zip(*(signature.outputs for signature in choice.signatures), strict=True)
-    local, bind, axes = _followed(rule, call, choice, first.grid, index or (0,) * len(first.grid))
+            path = _choices.made(key, lambda: _choose(rule, call, layouts, held))
+    inputs = zip(*(signature.inputs for signature in path), strict=True)
+    outputs = zip(*(signature.outputs for signature in path), strict=True)
+    local, bind, axes = _call_of_block(
+        rule, call, path, first.grid, index or (0,) * len(first.grid)
+    )
     return Derivation(
         tuple(
             Layout(first.ranks, first.grid, sbp, shape)
@@ -114,46 +113,47 @@ def derive(
         local,
         bind,
         axes,
-        _moved(call, layouts, choice.signatures),
+        _boxed_bytes(call, layouts, path),
     )
 
 
-def _choose(rule: Rule, call: Call, layouts: Sequence[Layout], held: int | None) -> _Choice:
-    choice = _fitting(rule, call, layouts) or _cheapest(rule, call, layouts, held)
-    if choice is None:
-        given = ", ".join(f"{layout.sbp}" for layout in layouts)
+def _choose(rule: Rule, call: Call, layouts: Sequence[Layout], held: int | None) -> _Path:
+    path = _first_fitting(rule, call, layouts) or _cheapest(rule, call, layouts, held)
+    if path is None:
+        layouts_text = ", ".join(f"{layout.sbp}" for layout in layouts)
         raise ShapeError(
-            f"{name_of(call.function)}: no signature fits inputs {given} of shapes "
+            f"{name_of(call.function)}: no signature fits inputs {layouts_text} of shapes "
             f"{list(map(list, call.shapes))}, also after boxing; compute on the whole tensor, "
             "x.full_tensor(), or on blocks, x.to_local()"
         )
-    return choice
+    return path
 
 
-def _own(rule: Rule, layouts: Sequence[Layout], axis: int) -> NdSbp | None:
+def _sbp_in_place(rule: Rule, layouts: Sequence[Layout], axis: int) -> NdSbp | None:
     return (layouts[0].sbp[axis],) * 2 if rule.in_place else None
 
 
-def _fitting(rule: Rule, call: Call, layouts: Sequence[Layout]) -> _Choice | None:
+def _first_fitting(rule: Rule, call: Call, layouts: Sequence[Layout]) -> _Path | None:
     """Return the first signatures that need no boxing, if there is one for every axis."""
     views: Views = (call,)
     chosen: list[SbpSignature] = []
     for axis, parts in enumerate(layouts[0].grid):
         wanted = tuple(layout.sbp[axis] for layout in layouts)
-        options = legal(rule, views, parts, _own(rule, layouts, axis), cuts_of(wanted), chosen)
+        options = legal_signatures(
+            rule, views, parts, _sbp_in_place(rule, layouts, axis), cuts_of(wanted), chosen
+        )
         fitting = next((option for option in options if option.inputs == wanted), None)
         if fitting is None:
             return None
         chosen.append(fitting)
         views = calls_of_blocks(rule, views, fitting, parts)
-    return _Choice(tuple(chosen), 0)
+    return tuple(chosen)
 
 
-def _cheapest(
-    rule: Rule, call: Call, layouts: Sequence[Layout], held: int | None
-) -> _Choice | None:
+def _cheapest(rule: Rule, call: Call, layouts: Sequence[Layout], held: int | None) -> _Path | None:
     """Return the choice that moves the fewest bytes, counting sums that it leaves for later."""
-    best: _Choice | None = None
+    best: _Path | None = None
+    least_price = 0
     paths = list(_paths(rule, (call,), layouts, ()))
     if held is not None:
         departures = [_departures(layouts, held, path) for path in paths]
@@ -162,10 +162,12 @@ def _cheapest(
     paths = _without_collecting(call, layouts, paths)
     left = [_left_to_sum(call, layouts, path) for path in paths]
     bounds = [
-        _moved(call, layouts, path, least_bytes) + more
+        _boxed_bytes(call, layouts, path, least_bytes) + more
         for path, more in zip(paths, left, strict=True)
     ]
-    split_dims = {one.dim for layout in layouts for one in layout.sbp if one.is_split}
+    split_dims = {
+        attribute.dim for layout in layouts for attribute in layout.sbp if attribute.is_split
+    }
 
     def order(i: int) -> tuple[int, int, int, int, float]:
         """Order by the bound; among equals, split results, keep the inputs' dims, cut long ones.
@@ -175,77 +177,84 @@ def _cheapest(
         which layers on channels would have to sum or collect.
         """
         path = paths[i]
-        own = {one.dim for signature in path for one in signature.inputs if one.is_split}
-        results = list(zip(*(one.outputs for one in path), strict=True))
-        whole = sum(not one.is_split for sbp in results for one in sbp)
+        dims = {
+            attribute.dim
+            for signature in path
+            for attribute in signature.inputs
+            if attribute.is_split
+        }
+        results = list(zip(*(signature.outputs for signature in path), strict=True))
+        whole = sum(not attribute.is_split for sbp in results for attribute in sbp)
         pairs = zip(results, call.outputs, strict=True)
         cuts = [share_at_cuts(sbp, spec.shape, layouts[0].grid) for sbp, spec in pairs]
-        others = own - split_dims
+        others = dims - split_dims
         far = sum(min(abs(a - b) for b in split_dims) for a in others) if split_dims else 0
         return bounds[i], whole, len(others), far * rule.view, max(cuts, default=0.0)
 
     for i in sorted(range(len(paths)), key=order):
-        if best is not None and bounds[i] >= best.price:
+        if best is not None and bounds[i] >= least_price:
             break
-        price = _moved(call, layouts, paths[i]) + left[i]
-        if best is None or price < best.price:
-            best = _Choice(paths[i], price)
+        price = _boxed_bytes(call, layouts, paths[i]) + left[i]
+        if best is None or price < least_price:
+            best, least_price = paths[i], price
     return best
 
 
-def _departures(
-    layouts: Sequence[Layout], held: int, path: tuple[SbpSignature, ...]
-) -> tuple[bool, int, int]:
+def _departures(layouts: Sequence[Layout], held: int, path: _Path) -> tuple[bool, int, int]:
     # Tensors with other numbers of dims, such as a bias, may be blocks or copies, but not terms.
     wanted = list(zip(*(signature.inputs for signature in path), strict=True))
     sbp, dims = layouts[held].sbp, len(layouts[held].shape)
     ends = list(zip(layouts, wanted, strict=True))
-    others = sum(one != sbp for layout, one in ends if len(layout.shape) == dims)
-    terms = sum(partial_sum in one and partial_sum not in layout.sbp for layout, one in ends)
+    others = sum(sbp_on_path != sbp for layout, sbp_on_path in ends if len(layout.shape) == dims)
+    terms = sum(
+        partial_sum in sbp_on_path and partial_sum not in layout.sbp for layout, sbp_on_path in ends
+    )
     return wanted[held] != sbp, others, terms
 
 
-def _without_collecting(
-    call: Call, layouts: Sequence[Layout], paths: list[tuple[SbpSignature, ...]]
-) -> list[tuple[SbpSignature, ...]]:
+def _without_collecting(call: Call, layouts: Sequence[Layout], paths: list[_Path]) -> list[_Path]:
     """Drop the choices that collect blocks on one worker, if others keep all axes busy.
 
     To split a dim of one cell, such as a batch of one sample, moves few bytes. But it leaves the
     work and the memory to one worker, here and in all that follows.
     """
     grid = layouts[0].grid
-    given = [_divided(layout.sbp, layout.shape, grid) for layout in layouts]
-    divided_axes = [axis for axis in range(len(grid)) if max(cells[axis] for cells in given) > 1]
+    cells_of_inputs = [_cells_to_divide(layout.sbp, layout.shape, grid) for layout in layouts]
+    divided_axes = [
+        axis for axis in range(len(grid)) if max(cells[axis] for cells in cells_of_inputs) > 1
+    ]
     shapes = (*call.shapes, *(spec.shape for spec in call.outputs))
-    kept: list[tuple[SbpSignature, ...]] = []
+    kept: list[_Path] = []
     is_any_busy = False
     for path in paths:
-        slots = zip(*((*one.inputs, *one.outputs) for one in path), strict=True)
-        found = [_divided(sbp, shape, grid) for sbp, shape in zip(slots, shapes, strict=True)]
-        most = [max(cells[axis] for cells in found) for axis in divided_axes]
+        slots = zip(*((*signature.inputs, *signature.outputs) for signature in path), strict=True)
+        cells_on_path = [
+            _cells_to_divide(sbp, shape, grid) for sbp, shape in zip(slots, shapes, strict=True)
+        ]
+        most = [max(cells[axis] for cells in cells_on_path) for axis in divided_axes]
         is_any_busy |= all(n > 1 for n in most)
         if 1 not in most:
             kept.append(path)
     return kept if is_any_busy else paths
 
 
-def _divided(sbp: NdSbp, shape: tuple[int, ...], grid: tuple[int, ...]) -> list[int]:
+def _cells_to_divide(sbp: NdSbp, shape: tuple[int, ...], grid: tuple[int, ...]) -> list[int]:
     """Return how many cells, or terms, each axis divides among its workers; 0 for copies."""
-    found: list[int] = []
+    counts: list[int] = []
     left = list(shape)
-    for one, parts in zip(sbp, grid, strict=True):
-        if one.is_split:
-            found.append(left[one.dim])
-            left[one.dim] = -(-left[one.dim] // parts)
+    for attribute, parts in zip(sbp, grid, strict=True):
+        if attribute.is_split:
+            counts.append(left[attribute.dim])
+            left[attribute.dim] = -(-left[attribute.dim] // parts)
         else:
-            found.append(parts if one == partial_sum else 0)
-    return found
+            counts.append(parts if attribute == partial_sum else 0)
+    return counts
 
 
-def _moved(
+def _boxed_bytes(
     call: Call,
     layouts: Sequence[Layout],
-    path: tuple[SbpSignature, ...],
+    path: _Path,
     price: Callable[[Layout, Layout, torch.dtype], int] = boxed_bytes,
 ) -> int:
     wanted = zip(*(signature.inputs for signature in path), strict=True)
@@ -255,15 +264,15 @@ def _moved(
     )
 
 
-def _left_to_sum(call: Call, layouts: Sequence[Layout], path: tuple[SbpSignature, ...]) -> int:
+def _left_to_sum(call: Call, layouts: Sequence[Layout], path: _Path) -> int:
     """Return the bytes of sums over partial results, which this choice leaves for later."""
     wanted = zip(*(signature.inputs for signature in path), strict=True)
-    found = 0
+    count = 0
     for layout, spec, sbp in zip(layouts, call.tensors, wanted, strict=True):
         ends = zip(layout.sbp, sbp, layout.grid, strict=True)
         terms = prod(n for a, b, n in ends if b == partial_sum and a != partial_sum)
-        found += (terms - 1) * prod(layout.shape) * _dtype_of_price(spec.dtype).itemsize
-    return found
+        count += (terms - 1) * prod(layout.shape) * _dtype_of_price(spec.dtype).itemsize
+    return count
 
 
 # 16-bit numbers cost as much as float32. Otherwise autocast, under which a residual is in float32
@@ -272,18 +281,18 @@ def _dtype_of_price(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in LOW else dtype
 
 
-def _paths(
-    rule: Rule, views: Views, layouts: Sequence[Layout], outer: tuple[SbpSignature, ...]
-) -> Iterator[tuple[SbpSignature, ...]]:
+def _paths(rule: Rule, views: Views, layouts: Sequence[Layout], outer: _Path) -> Iterator[_Path]:
     """Return every choice of one signature per axis that starts with ``outer``."""
     axis = len(outer)
     if axis == len(layouts[0].grid):
         yield outer
         return
     parts = layouts[0].grid[axis]
-    given = tuple(layout.sbp[axis] for layout in layouts)
-    for option in legal(rule, views, parts, _own(rule, layouts, axis), cuts_of(given), outer):
-        if option.only_unboxed and option.inputs != given:
+    present = tuple(layout.sbp[axis] for layout in layouts)
+    for option in legal_signatures(
+        rule, views, parts, _sbp_in_place(rule, layouts, axis), cuts_of(present), outer
+    ):
+        if option.only_unboxed and option.inputs != present:
             continue
         inner = (
             calls_of_blocks(rule, views, option, parts)
@@ -293,18 +302,18 @@ def _paths(
         yield from _paths(rule, inner, layouts, (*outer, option))
 
 
-def _followed(
-    rule: Rule, call: Call, choice: _Choice, grid: tuple[int, ...], index: tuple[int, ...]
+def _call_of_block(
+    rule: Rule, call: Call, path: _Path, grid: tuple[int, ...], index: tuple[int, ...]
 ) -> tuple[Call, Bind | None, tuple[int, ...]]:
     """Return the call of the block at ``index``, and the replacement of its function, if any."""
     bind: Bind | None = None
     axes: list[int] = []
-    for axis, (signature, parts) in enumerate(zip(choice.signatures, grid, strict=True)):
-        own = same(signature, rule, call, parts)
+    for axis, (signature, parts) in enumerate(zip(path, grid, strict=True)):
+        signature_of_block = signature_of_call(signature, rule, call, parts)
         # One worker has all that `run` would ask of others. Random numbers still go by the cells.
-        is_alone = own.run is not None and parts == 1 and rule.replicable
-        if own.binding is not None and not is_alone:
-            bind = own.binding
+        is_alone = signature_of_block.run is not None and parts == 1 and rule.replicable
+        if signature_of_block.binding is not None and not is_alone:
+            bind = signature_of_block.binding
             axes.append(axis)
-        call = block_call(call, own, AxisPart(parts, index[axis]))
+        call = block_call(call, signature_of_block, AxisPart(parts, index[axis]))
     return call, bind, tuple(axes)

@@ -22,7 +22,7 @@ from gpudist.sbp.call import Call, Spec, as_call, fill_slots, key_of
 from gpudist.sbp.derive import Derivation
 from gpudist.sbp.explain import is_explaining, say
 from gpudist.sbp.global_spec import is_held, on_axes_of
-from gpudist.sbp.outer import OuterTensor, materialize_in, outer, writable
+from gpudist.sbp.outer import OuterTensor, changes_in_place, materialize_in, outer
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.plain import with_copies
 from gpudist.sbp.prepared_call import (
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from gpudist.sbp.global_tensor import GlobalTensor
 
 
-class Noted(NamedTuple):
+class OperatorCall(NamedTuple):
     """Record of an executed operator.
 
     Attributes:
@@ -71,7 +71,7 @@ def dispatch(
     function: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    noted: list[Noted | None] | None = None,
+    operators: list[OperatorCall | None] | None = None,
 ) -> Any:
     """Execute ``function`` by its entry in the table.
 
@@ -83,7 +83,7 @@ def dispatch(
         function: function of torch.
         args: positional arguments.
         kwargs: keyword arguments.
-        noted: list to which each operator is appended that a rule handles, and ``None`` if the
+        operators: list to which each operator is appended that a rule handles, and ``None`` if the
             entry does not support these arguments.
 
     Raises:
@@ -101,7 +101,7 @@ def dispatch(
         if copies is not None:
             args, kwargs = copies
             return function(*args, **kwargs)
-    args, kwargs = (materialize_in if scope is None else writable)(function, args, kwargs)
+    args, kwargs = materialize_in(function, args, kwargs, keeps_read=scope is not None)
     if entry is None:
         if scope is not None:
             return compute_gathered(kind, scope, function, args, kwargs)
@@ -113,18 +113,18 @@ def dispatch(
     if kwargs.get("out") is not None:
         return _into(function, args, **kwargs)
     if scope is not None and function in ELEMENTWISE:
-        found = _outer_of_copies(kind, function, args, kwargs)
-        if found is not None:
-            return found
+        pending = _outer_of_copies(kind, function, args, kwargs)
+        if pending is not None:
+            return pending
     try:
         if isinstance(entry, Composite):
             return _composed(kind, entry, function, args, kwargs)
-        return _carry_out(kind, entry, function, args, kwargs, noted)
+        return _carry_out(kind, entry, function, args, kwargs, operators)
     except NotImplementedError as error:
         if scope is None:
             raise
-        if noted is not None:
-            noted.append(None)
+        if operators is not None:
+            operators.append(None)
         return compute_gathered(kind, scope, function, args, kwargs, str(error))
 
 
@@ -145,7 +145,7 @@ def _composed(
     slots, named, tensors = as_call(function, args, kwargs)
     placement = next(x.placement for x in tensors if isinstance(x, kind))
     dtypes: list[torch.dtype] = []
-    if placement.autocast is not None and not _is_in_place(function):
+    if placement.autocast is not None and not changes_in_place(function, kwargs):
         specs = tuple(Spec(tuple(x.shape), x.dtype) for x in tensors)
         call = Call(function, slots, named, specs, placement.autocast)
         with suppress(TypeError):
@@ -167,25 +167,22 @@ def _dtypes_of(call: Call) -> list[torch.dtype]:
         return []  # The composite says what does not fit.
 
 
-def _is_in_place(function: Any) -> bool:
-    name = getattr(function, "__name__", "")
-    return name.endswith("_") and not name.endswith("__")
-
-
 def _outer_of_copies(
     kind: type[GlobalTensor], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Return the result of copies that is to be made later, or ``None``."""
-    given = [x for x in tensors_in([args, kwargs]) if isinstance(x, kind)]
-    P = given[0].placement.partition
+    copies = [x for x in tensors_in([args, kwargs]) if isinstance(x, kind)]
+    P = copies[0].placement.partition
     # Ranks outside the placement have no copies, and decide alike.
-    if P.size < P.world.size or not all(x.is_copy_everywhere for x in given):
+    if P.size < P.world.size or not all(x.is_copy_everywhere for x in copies):
         return None
 
     def local(x: Any) -> Any:
         return x._local if isinstance(x, kind) else x
 
-    return outer(kind, given[0].placement, function, map_tree(args, local), map_tree(kwargs, local))
+    return outer(
+        kind, copies[0].placement, function, map_tree(args, local), map_tree(kwargs, local)
+    )
 
 
 def _into(function: Any, args: tuple[Any, ...], out: Any, **kwargs: Any) -> Any:
@@ -204,7 +201,7 @@ def _carry_out(
     function: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    noted: list[Noted | None] | None = None,
+    operators: list[OperatorCall | None] | None = None,
     is_clone: bool = False,
 ) -> Any:
     slots, named, tensors = as_call(function, args, kwargs)
@@ -232,10 +229,10 @@ def _carry_out(
         if not rule.in_place or function is torch.Tensor.copy_:
             raise
         # In-place functions cannot box their first tensor, but can box a clone of it.
-        own = fill_slots(slots, [tensors[0].clone(), *tensors[1:]])
-        return tensors[0].copy_(_carry_out(kind, rule, function, own, kwargs, is_clone=True))
+        arguments = fill_slots(slots, [tensors[0].clone(), *tensors[1:]])
+        return tensors[0].copy_(_carry_out(kind, rule, function, arguments, kwargs, is_clone=True))
     if is_explaining():
-        say(_explained(call, layouts, prepared.derivation))
+        say(_explanation(call, layouts, prepared.derivation))
     record = scope.record if scope is not None else None
     sent = record.sent_bytes() if record is not None else 0
     movements = prepared.movements
@@ -260,8 +257,8 @@ def _carry_out(
                 local[0].add_(follower.view_as(local[0]))
         if is_watched:
             views.propagate_change(tensors[0])
-        if noted is not None:
-            noted.append(Noted(function, call, tensors, prepared, (), False, False))
+        if operators is not None:
+            operators.append(OperatorCall(function, call, tensors, prepared, (), False, False))
         return tensors[0]
     outputs = prepared.derivation.outputs
     is_copy = prepared.derivation.is_copy_of(layouts)
@@ -274,13 +271,15 @@ def _carry_out(
     ]
     if scope is not None:
         for y in wrapped:
-            scope.seen(y.global_layout, y.element_size())
+            scope.note_block(y.global_layout, y.element_size())
     if rule.view:
         places = [None] if len(wrapped) == 1 else range(len(wrapped))
         for place, y in zip(places, wrapped, strict=True):
             views.note(y, function, args, kwargs, call, is_copy, place)
-    if noted is not None:
-        noted.append(Noted(function, call, tensors, prepared, wrapped, rule.view, is_copy))
+    if operators is not None:
+        operators.append(
+            OperatorCall(function, call, tensors, prepared, wrapped, rule.view, is_copy)
+        )
     return fill_slots(prepared.derivation.tree, wrapped)
 
 
@@ -293,13 +292,13 @@ def _on_one_placement(
     first one that is not a copy on each rank. Numbers, which are tensors without dims, are moved;
     within a network whose plan moves tensors, all are.
     """
-    given = [x for x in tensors if isinstance(x, kind)]
-    first = given[0]
+    global_tensors = [x for x in tensors if isinstance(x, kind)]
+    first = global_tensors[0]
     is_target = in_place and first is tensors[0]
-    if not is_target and any(x.placement is not first.placement for x in given):
-        first = next((x for x in given if x.dim() and not x.is_copy_everywhere), first)
-        first = next(filter(is_held, given), first)
-    found: list[Any] = []
+    if not is_target and any(x.placement is not first.placement for x in global_tensors):
+        first = next((x for x in global_tensors if x.dim() and not x.is_copy_everywhere), first)
+        first = next(filter(is_held, global_tensors), first)
+    converted: list[Any] = []
     for x in tensors:
         if isinstance(x, kind) and x.placement is not first.placement:
             same = on_axes_of(x, first.placement)
@@ -308,8 +307,8 @@ def _on_one_placement(
                 copies = (broadcast,) * first.placement.axes
                 same = x.to_global(first.placement, first.sbp if is_alike else copies)
             x = x if same is None else same
-        found.append(x)
-    return found
+        converted.append(x)
+    return converted
 
 
 # Split a full tensor only if each worker gets at least this many cells of each dim.
@@ -335,7 +334,7 @@ def _cut(kind: type[GlobalTensor], scope: Scope, tensors: Sequence[torch.Tensor]
     if not pairs or any(shape[d] < _FEWEST_CELLS * n for d, n in pairs if d > 1):
         return x
     home = tuple(split(d) for d, _ in pairs)
-    is_thin = all(one.is_split and one.dim > 1 for one in x.sbp) and (
+    is_thin = all(attribute.is_split and attribute.dim > 1 for attribute in x.sbp) and (
         share_at_cuts(x.sbp, shape, grid) >= _FEWER_CELLS * share_at_cuts(home, shape, grid)
     )
     if not (x.is_copy_everywhere or is_thin):
@@ -359,7 +358,7 @@ def _common_placement(
     and the same value on all ranks; those that require grad are global by now.
     """
     placements = [x.placement for x in tensors if isinstance(x, kind)]
-    other = next((one for one in placements if one != placements[0]), None)
+    other = next((placement for placement in placements if placement != placements[0]), None)
     if other is not None:
         raise PartitionError(
             f"{name_of(function)}: tensors are on {placements[0]!r} and on {other!r}; move one to "
@@ -423,10 +422,10 @@ def _view_of_placeholder(base: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return base.reshape(-1)[:0] if base.dtype == y.dtype else y
 
 
-def _explained(call: Call, layouts: Sequence[Layout], derivation: Derivation) -> str:
+def _explanation(call: Call, layouts: Sequence[Layout], derivation: Derivation) -> str:
     inputs = ", ".join(
-        f"{given.sbp}" if given == wanted else f"{given.sbp} boxed to {wanted.sbp}"
-        for given, wanted in zip(layouts, derivation.inputs, strict=True)
+        f"{before.sbp}" if before == after else f"{before.sbp} boxed to {after.sbp}"
+        for before, after in zip(layouts, derivation.inputs, strict=True)
     )
     outputs = ", ".join(f"{layout.sbp}" for layout in derivation.outputs)
     return f"{name_of(call.function)}: {inputs} -> {outputs}; {derivation.bytes} bytes boxed"

@@ -62,9 +62,9 @@ class Drawing(TorchFunctionMode):
         kwargs = kwargs or {}
         # A converted network that is called within has numbers of its own.
         is_own = current_draws() is self.draws
-        return self.drawn(func, args, kwargs) if is_own else func(*args, **kwargs)
+        return self.draw(func, args, kwargs) if is_own else func(*args, **kwargs)
 
-    def drawn(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def draw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function of plain tensors."""
         if kwargs.get("generator") is not None:
             return func(*args, **kwargs)
@@ -79,10 +79,10 @@ class Drawing(TorchFunctionMode):
         if func in DRAWS:
             return func(*args, **{**kwargs, "generator": self._generator(args, kwargs)})
         if func in WITHOUT_INDEX and may_draw(func, args):
-            return self.whole(func, args, kwargs)
+            return self.call_whole(func, args, kwargs)
         return func(*args, **kwargs)
 
-    def whole(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def call_whole(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call a function with torch's generators at a state that all workers have."""
         with torch.random.fork_rng():
             torch.manual_seed(self.draws.number())

@@ -60,7 +60,7 @@ def from_dtensor(x: DTensor, P_world: Partition | None = None) -> GlobalTensor:
     remedy = "use x.redistribute to make that dim Replicate(), convert, and split again"
     _require_alike(layout, "DTensor's", remedy)
     back = [layout.dual, _gradient_of_dtensor(layout)]
-    return from_part(_waited(x.to_local()), placement, layout, back)
+    return from_part(_wait(x.to_local()), placement, layout, back)
 
 
 @checked()
@@ -105,49 +105,49 @@ def _attributes(placements: Sequence[words.Placement]) -> NdSbp:
     """Return the attributes for DTensor's placements, one per mesh dim."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
-    found: list[Sbp] = []
-    for one in placements:
-        if type(one) is Shard:
-            found.append(split(one.dim))
-        elif isinstance(one, Replicate):
-            found.append(broadcast)
-        elif isinstance(one, Partial) and one.reduce_op == "sum":
-            found.append(partial_sum)
+    attributes: list[Sbp] = []
+    for placement in placements:
+        if type(placement) is Shard:
+            attributes.append(split(placement.dim))
+        elif isinstance(placement, Replicate):
+            attributes.append(broadcast)
+        elif isinstance(placement, Partial) and placement.reduce_op == "sum":
+            attributes.append(partial_sum)
         else:
             raise PartitionError(
-                f"from_dtensor: {one} is not supported; the placements must be Shard(dim), "
+                f"from_dtensor: {placement} is not supported; the placements must be Shard(dim), "
                 "Replicate() or Partial('sum'): use x.redistribute first"
             )
-    return tuple(found)
+    return tuple(attributes)
 
 
 def _placements(sbp: NdSbp) -> list[words.Placement]:
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     others = {broadcast: Replicate(), partial_sum: Partial("sum")}
-    return [Shard(one.dim) if one.is_split else others[one] for one in sbp]
+    return [Shard(attribute.dim) if attribute.is_split else others[attribute] for attribute in sbp]
 
 
 def _gradient_of_dtensor(layout: Layout) -> Layout:
-    sbp = tuple(one if one.is_split else broadcast for one in layout.sbp)
+    sbp = tuple(attribute if attribute.is_split else broadcast for attribute in layout.sbp)
     return layout.with_sbp(sbp)
 
 
 def _in_chunks(layout: Layout) -> Layout:
     """Return the layout with the blocks of ``torch.chunk``, as far as ``sizes`` express them."""
-    found: list[Sbp] = []
+    attributes: list[Sbp] = []
     blocks = [{extent} for extent in layout.shape]
-    for one, parts in zip(layout.sbp, layout.grid, strict=True):
-        if one.is_split:
-            one, cut = split(one.dim), blocks[one.dim]
+    for attribute, parts in zip(layout.sbp, layout.grid, strict=True):
+        if attribute.is_split:
+            attribute, cut = split(attribute.dim), blocks[attribute.dim]
             if len(cut) == 1:
                 (extent,) = cut
                 ends = [_chunk_of(extent, parts, i) for i in range(parts)]
-                one = split(one.dim, [stop - start for start, stop in ends])
-            made = [one.blocks(extent, parts) for extent in cut]
-            blocks[one.dim] = {each.length(i) for each in made for i in range(parts)}
-        found.append(one)
-    return layout.with_sbp(tuple(found))
+                attribute = split(attribute.dim, [stop - start for start, stop in ends])
+            cuts = [attribute.blocks(extent, parts) for extent in cut]
+            blocks[attribute.dim] = {each.length(i) for each in cuts for i in range(parts)}
+        attributes.append(attribute)
+    return layout.with_sbp(tuple(attributes))
 
 
 def _first_unlike(layout: Layout) -> int | None:
@@ -174,11 +174,11 @@ def _require_alike(layout: Layout, whose: str, remedy: str) -> None:
 def _chunk(layout: Layout, index: tuple[int, ...]) -> Box:
     """Return the cells that the rank at ``index`` of a DTensor holds, as cut by torch.chunk."""
     start, stop = [0] * len(layout.shape), list(layout.shape)
-    for one, parts, i in zip(layout.sbp, layout.grid, index, strict=True):
-        if one.is_split:
-            low = start[one.dim]
-            first, end = _chunk_of(stop[one.dim] - low, parts, i)
-            start[one.dim], stop[one.dim] = low + first, low + end
+    for attribute, parts, i in zip(layout.sbp, layout.grid, index, strict=True):
+        if attribute.is_split:
+            low = start[attribute.dim]
+            first, end = _chunk_of(stop[attribute.dim] - low, parts, i)
+            start[attribute.dim], stop[attribute.dim] = low + first, low + end
     return Box(tuple(start), tuple(stop))
 
 
@@ -199,7 +199,7 @@ def _strides(shape: tuple[int, ...], local: torch.Tensor) -> tuple[int, ...]:
     return tuple(strides)
 
 
-def _waited(local: torch.Tensor) -> torch.Tensor:
+def _wait(local: torch.Tensor) -> torch.Tensor:
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
     # DTensor's own wait would detach the result from the graph.

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 logger = logging.getLogger("gpudist.sbp")
 # What the logger found before for each level. An empty cache is unknown.
 debug_logs: dict[int, bool] = logger._cache  # pyright: ignore
-explained: ContextVar[tuple[list[str], ...]] = ContextVar("explained", default=())
+open_lines: ContextVar[tuple[list[str], ...]] = ContextVar("open_lines", default=())
 
 
 @contextmanager
@@ -22,23 +22,23 @@ def explain() -> Iterator[list[str]]:
     DEBUG.
     """
     lines: list[str] = []
-    token = explained.set((*explained.get(), lines))
+    token = open_lines.set((*open_lines.get(), lines))
     try:
         yield lines
     finally:
-        explained.reset(token)
+        open_lines.reset(token)
 
 
 def is_explaining() -> bool:
     """Return whether any context or logger collects the lines.
 
-    It is false if ``explained`` is empty and ``debug_logs`` says so.
+    It is false if ``open_lines`` is empty and ``debug_logs`` says so.
     """
-    return bool(explained.get()) or logger.isEnabledFor(logging.DEBUG)
+    return bool(open_lines.get()) or logger.isEnabledFor(logging.DEBUG)
 
 
 def say(line: str) -> None:
     """Append a line to every open collection, and log it."""
     logger.debug(line)
-    for lines in explained.get():
+    for lines in open_lines.get():
         lines.append(line)

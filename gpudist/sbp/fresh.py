@@ -18,7 +18,6 @@ from gpudist.exchange.tracing import is_recorded
 from gpudist.geometry.layout import NdSbp, broadcast, split
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.outer import CASTS
-from gpudist.sbp.placement import Placement
 from gpudist.sbp.signatures.factories import block
 from gpudist.sbp.signatures.slicing import index_by_dim
 
@@ -54,10 +53,10 @@ class FreshTensors:
             self.refs[id(x)] = ref(x)
 
     def has(self, x: Any) -> bool:
-        found = self.refs.get(id(x))
-        return found is not None and found() is x
+        reference = self.refs.get(id(x))
+        return reference is not None and reference() is x
 
-    def used(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def note_use(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Forget the arguments of a call; return whether its result is as new as the first one.
 
         If it writes a global tensor to a fresh one, that becomes global.
@@ -75,8 +74,8 @@ class FreshTensors:
             self._forget(kwargs.values())
         return is_cast
 
-    def _forget(self, given: Iterable[Any]) -> None:
-        for x in given:
+    def _forget(self, tree: Iterable[Any]) -> None:
+        for x in tree:
             if isinstance(x, (list, tuple)):
                 self._forget(x)
             elif isinstance(x, dict):
@@ -91,23 +90,20 @@ def _split_for(y: Any, index: Any, value: GlobalTensor) -> None:
         return
     if y.requires_grad or y.is_inference() != torch.is_inference_mode_enabled():
         return
-    if isinstance(y, GlobalTensor) and not _includes(y.placement, value.placement):
+    ranks = value.placement.partition.ranks
+    if isinstance(y, GlobalTensor) and not {*ranks} <= {*y.placement.partition.ranks}:
         return
     sbp = _attributes(tuple(y.shape), index, value)
     if sbp is None or _references(getattr(y, "_local", y)) != _ALONE:
         return
-    made: Any = block(value, getattr(y, "_local", y), sbp, tuple(y.shape))
+    split_tensor: Any = block(value, getattr(y, "_local", y), sbp, tuple(y.shape))
     if isinstance(y, GlobalTensor):
-        y._local, y._global_spec = made._local, made._global_spec
+        y._local, y._global_spec = split_tensor._local, split_tensor._global_spec
         return
     try:
-        torch.utils.swap_tensors(y, made)
+        torch.utils.swap_tensors(y, split_tensor)
     except RuntimeError:
         return  # Something else refers to the tensor.
-
-
-def _includes(placement: Placement, other: Placement) -> bool:
-    return set(other.partition.ranks) <= set(placement.partition.ranks)
 
 
 def _attributes(shape: tuple[int, ...], index: Any, value: GlobalTensor) -> NdSbp | None:
@@ -116,28 +112,28 @@ def _attributes(shape: tuple[int, ...], index: Any, value: GlobalTensor) -> NdSb
         by_dim = index_by_dim(index, len(shape))
     except NotImplementedError:
         return None
-    if sum(one is not None for one in by_dim) != len(shape):
+    if sum(entry is not None for entry in by_dim) != len(shape):
         return None
     # Dims of ``y[index]``: the dim of ``y``, ``None`` for a new one, and the extent.
     cells: list[tuple[int | None, int]] = []
     dim = 0
-    for one in by_dim:
-        if one is None:
+    for entry in by_dim:
+        if entry is None:
             cells.append((None, 1))
             continue
-        if isinstance(one, slice):
-            cells.append((dim, len(range(*one.indices(shape[dim])))))
+        if isinstance(entry, slice):
+            cells.append((dim, len(range(*entry.indices(shape[dim])))))
         dim += 1
     # Torch aligns the last dims; further leading ones have one cell.
     cells = [*[(None, 1)] * (value.dim() - len(cells)), *cells][-value.dim() or len(cells) :]
     if any(n not in (1, extent) for n, (_, extent) in zip(value.shape, cells, strict=True)):
         return None
 
-    def attribute(one: Any) -> Any:
-        own, extent = cells[one.dim] if one.is_split else (None, 0)
-        if own is None or value.shape[one.dim] != extent:
+    def attribute_of_y(attribute: Any) -> Any:
+        dim_of_y, extent = cells[attribute.dim] if attribute.is_split else (None, 0)
+        if dim_of_y is None or value.shape[attribute.dim] != extent:
             return broadcast
-        return split(own, one.sizes) if extent == shape[own] else split(own)
+        return split(dim_of_y, attribute.sizes) if extent == shape[dim_of_y] else split(dim_of_y)
 
-    sbp = tuple(map(attribute, value.sbp))
-    return sbp if any(one.is_split for one in sbp) else None
+    sbp = tuple(map(attribute_of_y, value.sbp))
+    return sbp if any(attribute.is_split for attribute in sbp) else None

@@ -16,7 +16,7 @@ import torch.utils.checkpoint
 from gpudist.errors import ConversionError
 from gpudist.exchange.autograd import FunctionBase
 from gpudist.sbp.methods import METHODS
-from gpudist.sbp.scope import has_draws
+from gpudist.sbp.scope import current_draws
 
 _above: Any = super
 # Types of arguments and results that neither are global tensors nor contain them.
@@ -31,7 +31,7 @@ def dispatch_functions() -> None:
     """
     base: Any = FunctionBase
     if "apply" not in vars(base):
-        base.apply = classmethod(_dispatched)
+        base.apply = classmethod(_dispatch_apply)
         # Torch's own functions around a module's forward, of which it has no hook.
         torch.nn.modules.module.BackwardHook = METHODS[torch.utils.hooks.BackwardHook]
         checkpoint: Any = torch.utils.checkpoint
@@ -39,9 +39,9 @@ def dispatch_functions() -> None:
         setattr(checkpoint, name, METHODS[getattr(checkpoint, name)])
 
 
-def _dispatched(cls: Any, *args: Any, **kwargs: Any) -> Any:
+def _dispatch_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     # On the path of every function of the process.
-    if not (has_draws() or kwargs or cls.__name__ == "CheckpointFunction"):
+    if current_draws() is None and not kwargs and cls.__name__ != "CheckpointFunction":
         for x in args:
             if type(x) not in _PLAIN and _has_global(x):
                 break

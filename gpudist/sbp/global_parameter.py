@@ -117,9 +117,9 @@ class GlobalParameter(GlobalTensor):
         """Return another parameter with this one's layout, whose part on this rank is ``cells``."""
         spec = self._global_spec
         spec = global_spec(spec.placement, spec.sbp, spec.shape, cells.dtype)
-        made = GlobalParameter.of(cells, self.placed, spec, self._local.requires_grad)
-        made.broadcast = self.broadcast
-        return made
+        parameter = GlobalParameter.of(cells, self.placed, spec, self._local.requires_grad)
+        parameter.broadcast = self.broadcast
+        return parameter
 
 
 def block_of(x: torch.Tensor, placed: ParameterPlacement | None = None) -> torch.Tensor:
@@ -158,7 +158,7 @@ def _shared_spec(
     """
     members = P_x.world.create_partition_inclusive(list(P_x.ranks))
     placement = Placement.of(members.create_cartesian_topology_partition((P_x.size,)))
-    P, dims = placed.P, {one.dim for one in placed.sbp if one.is_split}
+    P, dims = placed.P, {attribute.dim for attribute in placed.sbp if attribute.is_split}
     if placed.copies == P_x.size:
         sbp = broadcast
     elif len(dims) < 2 and placed.copies == 1 and P.ranks == P_x.ranks[: P.size]:
@@ -190,14 +190,25 @@ def replacement(
         P_x: all workers of the network.
     """
     spec = _shared_spec(placed, P_x, parameter.dtype)
-    made = GlobalParameter.of(cells, placed, spec, parameter.requires_grad)
+    new = GlobalParameter.of(cells, placed, spec, parameter.requires_grad)
+    take_hooks(new, parameter)
+    return new
+
+
+def take_hooks(x: torch.Tensor, parameter: torch.Tensor) -> None:
+    """Give ``x``, which is to replace a parameter, its hooks, and the attributes that it lacks."""
     for name, value in vars(parameter).items():
-        vars(made).setdefault(name, value)
+        vars(x).setdefault(name, value)
     for hook in (parameter._backward_hooks or {}).values():
-        made.register_hook(hook)
+        x.register_hook(_only_with_gradient(hook))
     for hook in (parameter._post_accumulate_grad_hooks or {}).values():
-        made.register_post_accumulate_grad_hook(hook)
-    return made
+        x.register_post_accumulate_grad_hook(hook)
+
+
+def _only_with_gradient(hook: Any) -> Any:
+    # The node that sums the gradients of all parameters passes None for those that a call of the
+    # network does not use.
+    return lambda gradient: None if gradient is None else hook(gradient)
 
 
 @cache

@@ -69,9 +69,9 @@ def global_spec(
 ) -> GlobalSpec:
     """Return the shared object for this spec."""
     remembered: Any = placement.partition.wire.remembered
-    found = cache_of(remembered, "global_specs", 8192)
+    specs = cache_of(remembered, "global_specs", 8192)
     key = (placement, sbp, shape, dtype)
-    return found.made(key, lambda: GlobalSpec(placement, sbp, shape, dtype))
+    return specs.made(key, lambda: GlobalSpec(placement, sbp, shape, dtype))
 
 
 make_wrapper: Any = torch.Tensor._make_wrapper_subclass  # pyright: ignore
@@ -118,13 +118,13 @@ def on_axes_of(x: _Wrapper, placement: Placement) -> _Wrapper | None:
         return x
     if placement.partition.ranks != how.placement.partition.ranks:
         return None
-    if all(one == broadcast for one in how.sbp):
+    if all(attribute == broadcast for attribute in how.sbp):
         copies = (broadcast,) * placement.axes
         return wrap(type(x), local_of(x), global_spec(placement, copies, how.shape, how.dtype))
-    several = [[n for n in one.shape if n > 1] for one in (placement, how.placement)]
+    several = [[n for n in P.shape if n > 1] for P in (placement, how.placement)]
     if several[0] != several[1]:
         return None
     pairs = zip(how.placement.shape, how.sbp, strict=True)
-    own = iter([one for n, one in pairs if n > 1])
-    sbp = tuple(next(own) if n > 1 else broadcast for n in placement.shape)
+    attributes = iter([attribute for n, attribute in pairs if n > 1])
+    sbp = tuple(next(attributes) if n > 1 else broadcast for n in placement.shape)
     return wrap(type(x), local_of(x), global_spec(placement, sbp, how.shape, how.dtype))

@@ -134,7 +134,7 @@ class GlobalTensor(torch.Tensor):
     @property
     def is_copy_everywhere(self) -> bool:
         """Whether each rank of the placement holds the full tensor."""
-        return all(one == broadcast for one in self._global_spec.sbp)
+        return all(attribute == broadcast for attribute in self._global_spec.sbp)
 
     @untraced(UNTRACED)
     @checked()
@@ -201,13 +201,13 @@ class GlobalTensor(torch.Tensor):
         """
         if grad_sbp is None:
             return mark_part(self._local.view_as(self._local), self.placement)
-        given = self.placement.layout(
+        layout = self.placement.layout(
             nd_sbp(grad_sbp, self.placement.axes, self.dim()), tuple(self.shape)
         )
-        back = [given, self.global_layout.dual]
+        back = [layout, self.global_layout.dual]
         world = self.placement.partition.world
         local = box_both_ways(self._local, [self.global_layout], back, world)
-        is_one_value = self.is_copy_everywhere and given == self.global_layout
+        is_one_value = self.is_copy_everywhere and layout == self.global_layout
         return local if is_one_value else mark_part(local, self.placement)
 
     @untraced(UNTRACED)

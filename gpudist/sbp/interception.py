@@ -37,17 +37,17 @@ _OPERANDS = {_GLOBAL, (GlobalTensor, torch.Tensor), (torch.Tensor, GlobalTensor)
 _operators: set[Any] = set()
 # Functions called so far that nothing here replaces where all tensors are plain, such as the sum
 # with which batch norm counts its batches.
-_of_plain: set[Any] = set()
+_plain_functions: set[Any] = set()
 
 
-class _Intercepted(Drawing):
+class _Interception(Drawing):
     def __init__(self, scope: Scope) -> None:
         super().__init__(scope)
         self.scope = scope
         self.fresh = FreshTensors()
         # A network called within another one hides calls from the other one's mode.
         for outer_mode in _active_modes():
-            if isinstance(outer_mode, _Intercepted):
+            if isinstance(outer_mode, _Interception):
                 outer_mode.fresh.refs.clear()
 
     def __torch_function__(
@@ -64,14 +64,14 @@ class _Intercepted(Drawing):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         is_plain = is_plain and not (types or kwargs)
-        if is_plain and func in _of_plain and not needs_copies(self.scope, args, False):
+        if is_plain and func in _plain_functions and not needs_copies(self.scope, args, False):
             return func(*args)
         is_pinned = pins is not None and pins.name_if_pinned(func) != ""
         is_fresh = func in FACTORIES and "out" not in kwargs and current_scope() is self.scope
         # A prescribed layout is not changed.
         is_fresh = is_fresh and not is_pinned
         if self.fresh.refs and func not in METADATA:
-            is_fresh = self.fresh.used(func, args, kwargs) or is_fresh
+            is_fresh = self.fresh.note_use(func, args, kwargs) or is_fresh
         if not is_fresh:
             if not (func in METHODS or func in METADATA or func in WITHOUT_INDEX):
                 if func not in FACTORIES:
@@ -88,49 +88,47 @@ class _Intercepted(Drawing):
         pins = self.scope.pins
         name = "" if pins is None else pins.name_if_pinned(func)
         if pins is None or not name:
-            return self._computed(func, types, args, kwargs)
+            return self._compute(func, types, args, kwargs)
 
-        def compute(given: Any, named: Any) -> Any:
-            if given is not args or named is not kwargs:
-                return self._computed(func, _types_in(given, named), given, named)
+        def compute(positional: Any, named: Any) -> Any:
+            if positional is not args or named is not kwargs:
+                return self._compute(func, _types_in(positional, named), positional, named)
             if types in _OPERANDS and func in _operators:
                 return call_cached(GlobalTensor, func, args, kwargs)
-            return self._computed(func, types, args, kwargs)
+            return self._compute(func, types, args, kwargs)
 
         return pins.around(self.scope, name, args, kwargs, compute)
 
-    def _computed(
-        self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _compute(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if GlobalParameter in types:
             with self:
                 return GlobalParameter.__torch_function__(func, types, args, kwargs)
         if GlobalTensor in types or Spectrum in types:
             return self._of_global(func, types, args, kwargs)
         if OuterTensor in types:
-            found = without_cells(func, args, kwargs)
-            if found is not NotImplemented:
-                return found
+            answer = without_cells(func, args, kwargs)
+            if answer is not NotImplemented:
+                return answer
             args, kwargs = materialize_in(func, args, kwargs)
             if any(isinstance(x, GlobalTensor) for x in tensors_in([args, kwargs])):
                 return func(*args, **kwargs)
         if needs_copies(self.scope, (*args, *kwargs.values()), False):
-            given = with_copies(self.scope, func, args, kwargs, False)
-            if given is not None:
-                result = self.__torch_function__(func, types, *given)
+            replaced = with_copies(self.scope, func, args, kwargs, False)
+            if replaced is not None:
+                result = self.__torch_function__(func, types, *replaced)
                 # What changes a parameter in place returns the parameter.
-                return args[0] if args and result is given[0][0] else result
+                return args[0] if args and result is replaced[0][0] else result
         if func in OF_GRADIENTS and self.scope.placement.partition.size > 1:
             return OF_GRADIENTS[func](self.scope, func, *args, **kwargs)
         if func is torch.zeros:
-            found = zeros(self.scope, *args, **kwargs)
-            return func(*args, **kwargs) if found is None else found
+            answer = zeros(self.scope, *args, **kwargs)
+            return func(*args, **kwargs) if answer is NotImplemented else answer
         if func in ELEMENTWISE:
-            found = outer(GlobalTensor, self.scope.placement, func, args, kwargs)
-            return func(*args, **kwargs) if found is None else found
+            answer = outer(GlobalTensor, self.scope.placement, func, args, kwargs)
+            return func(*args, **kwargs) if answer is None else answer
         if not (types or func in OF_GRADIENTS or func in FACTORIES or func in DRAWING):
-            _of_plain.add(func)
-        return self.drawn(func, args, kwargs)
+            _plain_functions.add(func)
+        return self.draw(func, args, kwargs)
 
     def _of_global(
         self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -142,7 +140,7 @@ class _Intercepted(Drawing):
         def call(*args: Any, **kwargs: Any) -> Any:
             return kind.__torch_function__(func, types, args, kwargs)
 
-        return self.whole(call, args, kwargs)
+        return self.call_whole(call, args, kwargs)
 
 
 def _types_in(args: Any, kwargs: Any) -> set[type]:
@@ -156,7 +154,7 @@ _active_modes: Any = torch.overrides._get_current_function_mode_stack
 
 def is_intercepting(scope: Scope) -> bool:
     """Return whether functions called on this thread are handled by ``scope``."""
-    return any(isinstance(one, _Intercepted) and one.scope is scope for one in _active_modes())
+    return any(isinstance(mode, _Interception) and mode.scope is scope for mode in _active_modes())
 
 
 _register_parameter: Callable[..., None] = _modules.Module.register_parameter
@@ -174,7 +172,7 @@ def _register_copies_too(self: Any, name: str, param: Any) -> None:
         copy_of(scope, param)
 
 
-class _Recorded(_Intercepted):
+class _RecordingInterception(_Interception):
     """Mode that notes for the rows of a plan which function the forward calls."""
 
     def __torch_function__(
@@ -196,7 +194,7 @@ def intercept(scope: AnyDraws) -> Iterator[AnyDraws]:
     if not isinstance(scope, Scope):
         mode = Drawing(scope)
     else:
-        mode = (_Intercepted if scope.record is None else _Recorded)(scope)
+        mode = (_Interception if scope.record is None else _RecordingInterception)(scope)
     register_copies()
     if isinstance(scope, Scope) and scope.placement.type != "meta":
         with enter_scope(scope), mode:

@@ -66,7 +66,9 @@ def _call(layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     outputs = list(tensors_in(results))
     specs = _output_specs(layer, args, kwargs, tensors, outputs)
     needs_grad = any(x.requires_grad for x in (*tensors, *layer.parameters()))
-    wrapped = iter([_wrapped(y, one, needs_grad) for y, one in zip(outputs, specs, strict=True)])
+    wrapped = iter(
+        [_wrap_output(y, spec, needs_grad) for y, spec in zip(outputs, specs, strict=True)]
+    )
     return map_tree(results, lambda leaf: next(wrapped))
 
 
@@ -87,7 +89,7 @@ def _require_blocks(name: str, layer: Any, x: torch.Tensor, number: int) -> None
     key = _require_blocks, P, is_target
     if key in spec.calls:
         return
-    shape, given = spec.shape, spec.layout
+    shape, layout = spec.shape, spec.layout
     if is_target and 0 < x.dim() == P.dim - 1:
         # A target of class indices has no dim of classes.
         sbp = (split(0), broadcast, *(split(axis - 1) for axis in range(2, P.dim)))
@@ -99,7 +101,7 @@ def _require_blocks(name: str, layer: Any, x: torch.Tensor, number: int) -> None
         )
     else:
         needed = _blocks_of(P, shape, x.dim() - P.dim)
-    if given != needed and (given.count("partial_sum") > 1 or given.boxes != needed.boxes):
+    if layout != needed and (layout.count("partial_sum") > 1 or layout.boxes != needed.boxes):
         raise PartitionError(
             f"{name}: a tensor of shape {list(shape)} is {x.sbp} on {x.placement!r}, but the layer "
             f"needs the blocks of P_x: {needed.sbp} on {Placement.of(P)!r}; move it there with "
@@ -113,7 +115,7 @@ def _block(x: GlobalTensor) -> torch.Tensor:
     return local if x.placement.active or not x.dim() else local.reshape(x.shape[0] or 1, 0)
 
 
-def _wrapped(y: torch.Tensor, spec: GlobalSpec, needs_grad: bool) -> GlobalTensor:
+def _wrap_output(y: torch.Tensor, spec: GlobalSpec, needs_grad: bool) -> GlobalTensor:
     if not spec.placement.active:
         y = y.reshape(-1)[:0].to(spec.dtype)
         # A worker outside the layer gets its own input back, which may have no graph.
@@ -133,10 +135,10 @@ def _output_specs(
     remembered = cache_of(vars(layer), "_output_specs")
     others = map_tree([args, kwargs], lambda x: None if isinstance(x, torch.Tensor) else x)
     key = tuple(x.global_layout for x in tensors), key_of(others), len(outputs)
-    return remembered.made(key, lambda: [_agreed(layer, tensors[0], y) for y in outputs])
+    return remembered.made(key, lambda: [_agree_on_output(layer, tensors[0], y) for y in outputs])
 
 
-def _agreed(layer: Any, x: GlobalTensor, y: torch.Tensor) -> GlobalSpec:
+def _agree_on_output(layer: Any, x: GlobalTensor, y: torch.Tensor) -> GlobalSpec:
     P_y = getattr(layer, "P_y", layer.P_x)
     # The partitions have no axes for these leading dims; an embedding adds a last dim.
     first = x.dim() - layer.P_x.dim
@@ -165,6 +167,6 @@ def _loss(layer: DistributedLoss, loss: torch.Tensor, tensors: Sequence[Any]) ->
                 "of a global tensor; use 'sum' or 'mean', or a P_x that does not split the classes"
             )
         spec = global_spec(placement, last.sbp, tuple(last.shape), loss.dtype)
-        return _wrapped(loss, spec, any(x.requires_grad for x in tensors))
+        return _wrap_output(loss, spec, any(x.requires_grad for x in tensors))
     copies = placement.copies(())
     return from_part(loss, placement, copies, [copies.dual, copies])

@@ -17,11 +17,11 @@ Cuts = frozenset[tuple[int, ...]]
 _NO_CUTS: Cuts = frozenset()
 
 
-def legal(
+def legal_signatures(
     rule: Rule,
     views: Views,
     parts: int,
-    own: NdSbp | None = None,
+    in_place: NdSbp | None = None,
     cuts: Cuts = _NO_CUTS,
     outer: Sequence[SbpSignature] = (),
 ) -> list[SbpSignature]:
@@ -31,18 +31,18 @@ def legal(
         rule: rule of the operator.
         views: calls on this axis, one for each distinct block.
         parts: number of workers along the axis.
-        own: only attributes allowed for inputs[0] and outputs[0], if the rule is in place.
+        in_place: only attributes allowed for inputs[0] and outputs[0], if the rule is in place.
         cuts: explicit sizes of blocks that inputs have.
         outer: signatures of the outer axes.
     """
-    found: list[SbpSignature] = []
+    signatures: list[SbpSignature] = []
     others = [_keys(_all(rule, view, parts, cuts)) for view in views[1:]]
     for signature in _all(rule, views[0], parts, cuts):
         key = (signature.inputs, signature.outputs)
-        fixed = own is None or (signature.inputs[0], signature.outputs[0]) == own
+        fixed = in_place is None or (signature.inputs[0], signature.outputs[0]) == in_place
         if fixed and _may_nest(signature, outer) and all(key in keys for keys in others):
-            found.append(signature)
-    return found
+            signatures.append(signature)
+    return signatures
 
 
 def _may_nest(signature: SbpSignature, outer: Sequence[SbpSignature]) -> bool:
@@ -53,23 +53,30 @@ def _may_nest(signature: SbpSignature, outer: Sequence[SbpSignature]) -> bool:
 
 
 def _split_dims(signature: SbpSignature) -> set[tuple[int, int]]:
-    return {(slot, one.dim) for slot, one in enumerate(signature.inputs) if one.is_split}
+    return {
+        (slot, attribute.dim)
+        for slot, attribute in enumerate(signature.inputs)
+        if attribute.is_split
+    }
 
 
 def _all(rule: Rule, call: Call, parts: int, cuts: Cuts = _NO_CUTS) -> list[SbpSignature]:
     if cuts and rule.any_cuts:
-        found = _all(rule, call, parts)
-        return [*found, *(cut for one in found for cut in _as_cut(one, call, cuts))]
+        signatures = _all(rule, call, parts)
+        return [
+            *signatures,
+            *(cut for signature in signatures for cut in _as_cut(signature, call, cuts)),
+        ]
     if parts in call.memo:
         return call.memo[parts]
-    found = call.memo[parts] = list(rule.derive(call, parts))
+    signatures = call.memo[parts] = list(rule.derive(call, parts))
     if rule.replicable:
         # Some functions of torch raise on empty blocks.
-        results = len(found[0].outputs) if found else len(call.outputs)
+        results = len(signatures[0].outputs) if signatures else len(call.outputs)
         copies = (broadcast,) * len(call.tensors), (broadcast,) * results
-        if copies not in _keys(found):
-            found.append(SbpSignature(*copies))
-    return found
+        if copies not in _keys(signatures):
+            signatures.append(SbpSignature(*copies))
+    return signatures
 
 
 def _as_cut(signature: SbpSignature, call: Call, cuts: Cuts) -> Iterator[SbpSignature]:
@@ -90,11 +97,11 @@ def _as_cut(signature: SbpSignature, call: Call, cuts: Cuts) -> Iterator[SbpSign
 
 def _split_extents(sbp: NdSbp, tensors: Sequence[Spec]) -> set[int]:
     pairs = zip(sbp, tensors, strict=True)
-    return {spec.shape[one.dim] for one, spec in pairs if one.is_split}
+    return {spec.shape[attribute.dim] for attribute, spec in pairs if attribute.is_split}
 
 
 def cuts_of(attributes: Iterable[Sbp]) -> Cuts:
-    return frozenset(one.sizes for one in attributes if one.sizes is not None)
+    return frozenset(attribute.sizes for attribute in attributes if attribute.sizes is not None)
 
 
 def _keys(signatures: Sequence[SbpSignature]) -> set[tuple[NdSbp, NdSbp]]:
@@ -102,15 +109,15 @@ def _keys(signatures: Sequence[SbpSignature]) -> set[tuple[NdSbp, NdSbp]]:
 
 
 def calls_of_blocks(rule: Rule, views: Views, signature: SbpSignature, parts: int) -> Views:
-    found: dict[Any, Call] = {}
+    blocks: dict[Any, Call] = {}
     for view, i in product(views, range(parts)):
-        own = same(signature, rule, view, parts)
-        block = block_call(view, own, AxisPart(parts, i))
-        found.setdefault(key_of((block.args, block.kwargs, block.tensors)), block)
-    return tuple(found.values())
+        own_signature = signature_of_call(signature, rule, view, parts)
+        block = block_call(view, own_signature, AxisPart(parts, i))
+        blocks.setdefault(key_of((block.args, block.kwargs, block.tensors)), block)
+    return tuple(blocks.values())
 
 
-def same(signature: SbpSignature, rule: Rule, call: Call, parts: int) -> SbpSignature:
+def signature_of_call(signature: SbpSignature, rule: Rule, call: Call, parts: int) -> SbpSignature:
     key = (signature.inputs, signature.outputs)
     options = _all(rule, call, parts, cuts_of(signature.inputs))
     return next(option for option in options if (option.inputs, option.outputs) == key)
@@ -121,15 +128,17 @@ def block_call(call: Call, signature: SbpSignature, part: AxisPart) -> Call:
     key = (signature.inputs, signature.outputs, part)
     if key in call.memo:
         return call.memo[key]
-    sizes = next((one.sizes for one in signature.inputs if one.sizes is not None), None)
+    sizes = next(
+        (attribute.sizes for attribute in signature.inputs if attribute.sizes is not None), None
+    )
     part = replace(part, sizes=sizes)
     local = signature.localize(call, part) if signature.localize is not None else call
     shapes: list[tuple[int, ...]] = []
-    for one, shape in zip(signature.inputs, call.shapes, strict=True):
+    for attribute, shape in zip(signature.inputs, call.shapes, strict=True):
         extents = list(shape)
-        if one.is_split:
-            start, stop = one.blocks(shape[one.dim], part.parts).block(part.index)
-            extents[one.dim] = stop - start
+        if attribute.is_split:
+            start, stop = attribute.blocks(shape[attribute.dim], part.parts).block(part.index)
+            extents[attribute.dim] = stop - start
         shapes.append(tuple(extents))
     block = call.memo[key] = local.with_shapes(shapes)
     return block

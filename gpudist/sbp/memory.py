@@ -45,8 +45,8 @@ def _leaf_of(x: GlobalTensor, local: torch.Tensor) -> GlobalTensor:
 @entry(T.__array__)
 def as_array(x: GlobalTensor, dtype: Any = None) -> np.ndarray[Any, Any]:
     """Gather the full tensor on each rank as a NumPy array. Collective over the placement."""
-    found = x.numpy()
-    return found if dtype is None else found.astype(dtype, copy=False)
+    array = x.numpy()
+    return array if dtype is None else array.astype(dtype, copy=False)
 
 
 @entry(T.__array_wrap__)

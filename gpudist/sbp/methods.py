@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -53,30 +54,18 @@ def entry(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]
     return enter
 
 
-@entry(T.grad_fn.__get__)  # pyright: ignore
-def grad_fn(x: GlobalTensor, *_: object) -> Any:
-    return x._local.grad_fn
+def _attribute_of_part(name: str, x: GlobalTensor, *_: object) -> Any:
+    return getattr(x._local, name)
 
 
-@entry(T.is_leaf.__get__)  # pyright: ignore
-def is_leaf(x: GlobalTensor, *_: object) -> bool:
-    return x._local.is_leaf
+for _name in ("grad_fn", "is_leaf", "retains_grad", "_version"):
+    entry(getattr(T, _name).__get__)(partial(_attribute_of_part, _name))
 
 
 @entry(T.requires_grad.__get__)  # pyright: ignore
 def requires_grad(x: GlobalTensor, *_: object) -> bool:
     source: Any = views.source_of(x)
     return source._local.requires_grad
-
-
-@entry(T.retains_grad.__get__)  # pyright: ignore
-def retains_grad(x: GlobalTensor, *_: object) -> bool:
-    return x._local.retains_grad
-
-
-@entry(T._version.__get__)  # pyright: ignore
-def version(x: GlobalTensor, *_: object) -> int:
-    return x._local._version
 
 
 @entry(T.data_ptr)
@@ -152,10 +141,15 @@ def retain_grad(x: GlobalTensor) -> None:
 def register_hook(x: GlobalTensor, hook: Callable[[GlobalTensor], GlobalTensor | None]) -> Any:
     """Register a hook that receives, and may return, a global gradient."""
 
-    def local_hook(gradient: torch.Tensor) -> torch.Tensor | None:
-        given = gradient_of(x, gradient)
-        changed = hook(given)
-        return None if changed is None else changed.to_global(x.placement, given.sbp)._local
+    def local_hook(gradient: torch.Tensor | None) -> torch.Tensor | None:
+        if gradient is None:
+            # The leaf is a parameter that a call of its network has not used.
+            return None
+        global_gradient = gradient_of(x, gradient)
+        changed = hook(global_gradient)
+        return (
+            None if changed is None else changed.to_global(x.placement, global_gradient.sbp)._local
+        )
 
     return require_own_graph(x)._local.register_hook(local_hook)
 
@@ -165,9 +159,9 @@ def register_post_accumulate_grad_hook(x: GlobalTensor, hook: Callable[[Any], No
     weak = ref(x)  # The part must not keep the tensor, which keeps the part.
 
     def local_hook(_: torch.Tensor) -> None:
-        found = weak()
-        if found is not None:
-            hook(found)
+        leaf = weak()
+        if leaf is not None:
+            hook(leaf)
 
     return x._local.register_post_accumulate_grad_hook(local_hook)
 
@@ -222,11 +216,13 @@ def seed(x: GlobalTensor, gradient: torch.Tensor | None) -> torch.Tensor:
         if x.numel() != 1:
             raise RuntimeError("grad can be implicitly created only for scalar outputs")
         index = x.placement.index or ()
-        is_first = not any(i for i, one in zip(index, x.sbp, strict=False) if one == broadcast)
+        is_first = not any(
+            i for i, attribute in zip(index, x.sbp, strict=False) if attribute == broadcast
+        )
         return torch.full_like(x._local.detach(), float(is_first))
     if hasattr(gradient, "_local"):
-        given: Any = gradient
-        return box(given._local, given.global_layout, target, world)
+        global_gradient: Any = gradient
+        return box(global_gradient._local, global_gradient.global_layout, target, world)
     if tuple(gradient.shape) != tuple(x.shape):
         raise RuntimeError(
             f"backward: the gradient has shape {list(gradient.shape)}, but the tensor has global "
@@ -264,10 +260,10 @@ def backward_of_all(
     """
     if grad_variables is not None:
         raise TypeError("backward: grad_variables was renamed; pass grad_tensors")
-    ends = _listed(tensors)
+    ends = _as_list(tensors)
     starts = _seeds(ends, grad_tensors)
     if inputs is not None:
-        inputs = [getattr(require_own_graph(one), "_local", one) for one in _listed(inputs)]
+        inputs = [getattr(require_own_graph(leaf), "_local", leaf) for leaf in _as_list(inputs)]
     pairs = [
         (getattr(x, "_local", x), start)
         for x, start in zip(ends, starts, strict=True)
@@ -281,12 +277,12 @@ def backward_of_all(
 
 
 def _seeds(ends: list[Any], gradients: Any) -> list[Any]:
-    given = [None] * len(ends) if gradients is None else _listed(gradients)
-    if len(given) != len(ends):
-        raise RuntimeError(f"{len(ends)} tensors need as many initial gradients, not {len(given)}")
+    starts = [None] * len(ends) if gradients is None else _as_list(gradients)
+    if len(starts) != len(ends):
+        raise RuntimeError(f"{len(ends)} tensors need as many initial gradients, not {len(starts)}")
     return [
-        seed(end, one) if hasattr(end, "_local") else one
-        for end, one in zip(ends, given, strict=True)
+        seed(end, start) if hasattr(end, "_local") else start
+        for end, start in zip(ends, starts, strict=True)
     ]
 
 
@@ -306,13 +302,13 @@ def grad(
     attributes. Within a converted network, the gradient of a plain tensor is summed over the
     workers.
     """
-    ends = _listed(outputs)
-    starts = _listed(inputs)
+    ends = _as_list(outputs)
+    starts = _as_list(inputs)
     scope = current_scope()
     if scope is not None:
         starts = [copy_of(scope, x) for x in starts]
     seeds = _seeds(ends, grad_outputs)
-    found = torch.autograd.grad(
+    gradients = torch.autograd.grad(
         [getattr(end, "_local", end) for end in ends],
         [getattr(require_own_graph(start), "_local", start) for start in starts],
         seeds, retain_graph, create_graph, allow_unused=allow_unused, **others,
@@ -329,7 +325,7 @@ def grad(
         terms = first._wrap(g, first.placement, (partial_sum,) * first.placement.axes, g.shape)
         return terms.to_global(sbp=(broadcast,) * first.placement.axes)
 
-    return tuple(whole(x, g) for x, g in zip(starts, found, strict=True))
+    return tuple(whole(x, g) for x, g in zip(starts, gradients, strict=True))
 
 
 @entry(torch.nn.functional.l1_loss)
@@ -347,11 +343,11 @@ def l1_loss(*args: Any, **kwargs: Any) -> Any:
     return kind.__torch_function__(function, kinds, args, {**kwargs, "weight": weight})
 
 
-def _listed(tensors: Any) -> list[Any]:
+def _as_list(tensors: Any) -> list[Any]:
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
-def _reshaped_in_place(out_of_place: Callable[..., Any]) -> Callable[..., GlobalTensor]:
+def _reshape_in_place(out_of_place: Callable[..., Any]) -> Callable[..., GlobalTensor]:
     """Return the function that gives its tensor the shape and the part of a view of it."""
 
     def change(x: GlobalTensor, *args: Any, **kwargs: Any) -> GlobalTensor:
@@ -372,7 +368,7 @@ def _reshaped_in_place(out_of_place: Callable[..., Any]) -> Callable[..., Global
 
 
 for _function in (T.unsqueeze, T.squeeze, T.transpose, T.t, T.swapaxes, T.swapdims):
-    entry(getattr(T, f"{_function.__name__}_"))(_reshaped_in_place(_function))
+    entry(getattr(T, f"{_function.__name__}_"))(_reshape_in_place(_function))
 
 
 @entry(torch._make_dual, torch._unpack_dual)  # pyright: ignore

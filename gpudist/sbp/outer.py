@@ -42,7 +42,8 @@ CASTS = {
     T.to, T.type_as, T.float, T.double, T.half, T.bfloat16, T.bool, T.int, T.long,
 }  # fmt: skip
 _IN_NAME = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__idiv__", "__itruediv__",
-            "__iand__", "__ior__", "__ixor__", "__ifloordiv__", "__imod__", "__ipow__")  # fmt: skip
+            "__iand__", "__ior__", "__ixor__", "__ifloordiv__", "__imod__", "__ipow__",
+            "__ilshift__", "__irshift__")  # fmt: skip
 
 
 class OuterTensor(torch.Tensor):
@@ -58,7 +59,7 @@ class OuterTensor(torch.Tensor):
     _placement: Placement
     _kind: type[torch.Tensor]
     # What an in-place function has made of it.
-    _made: torch.Tensor | None
+    _tensor: torch.Tensor | None
     _view: tuple[OuterTensor, Any, Any, Any] | None
 
     @staticmethod
@@ -78,20 +79,20 @@ class OuterTensor(torch.Tensor):
             call: function, positional arguments and keyword arguments.
             view: the tensor that it is a view of, and the function and arguments of the view.
         """
-        first = _called(call, (slice(0, 1),) * len(shape))
+        first = _call_on_slices(call, (slice(0, 1),) * len(shape))
         make: Any = torch.Tensor._make_wrapper_subclass  # pyright: ignore
         x: Any = make(OuterTensor, shape, dtype=first.dtype, device=first.device)
         x._function, x._args, x._kwargs = call
-        x._kind, x._placement, x._made, x._view = kind, placement, None, view
+        x._kind, x._placement, x._tensor, x._view = kind, placement, None, view
         return x
 
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        found = without_cells(func, args, kwargs or {})
-        if found is not NotImplemented:
-            return found
+        result = without_cells(func, args, kwargs or {})
+        if result is not NotImplemented:
+            return result
         args, kwargs = materialize_in(func, args, kwargs or {})
         return func(*args, **kwargs)
 
@@ -117,30 +118,30 @@ class OuterTensor(torch.Tensor):
         call = self._function, self._args, self._kwargs
         with torch.no_grad():
             if not torch._C._is_any_autocast_enabled():  # pyright: ignore
-                return _called(call, slices)
+                return _call_on_slices(call, slices)
             with torch.autocast(self.device.type, enabled=False):
-                return _called(call, slices)
+                return _call_on_slices(call, slices)
 
     def whole(self) -> torch.Tensor:
         """Make all cells."""
         return self._cells((slice(None),) * self.dim())
 
     @property
-    def made(self) -> torch.Tensor | None:
+    def materialized(self) -> torch.Tensor | None:
         """Tensor that it stands for since it or its base was changed in place, else ``None``."""
-        if self._made is None and self._view is not None:
+        if self._tensor is None and self._view is not None:
             base, function, args, kwargs = self._view
-            found = base.made
-            if found is not None:
+            base_tensor = base.materialized
+            if base_tensor is not None:
                 # A change may have made it require grad.
-                with torch.set_grad_enabled(found.requires_grad or torch.is_grad_enabled()):
-                    self._made = function(found, *args, **kwargs)
-        return self._made
+                with torch.set_grad_enabled(base_tensor.requires_grad or torch.is_grad_enabled()):
+                    self._tensor = function(base_tensor, *args, **kwargs)
+        return self._tensor
 
-    def standing(self) -> torch.Tensor:
+    def materialize(self) -> torch.Tensor:
         """Make rows, unless a function that changed the tensor has made it before."""
-        made = self.made
-        return self.rows() if made is None else made
+        tensor = self.materialized
+        return self.rows() if tensor is None else tensor
 
     def rows(self) -> torch.Tensor:
         """Make a tensor in blocks of the dim before the last one, as of queries, or all cells."""
@@ -152,21 +153,21 @@ class OuterTensor(torch.Tensor):
         local = self.cells(placement.layout(rows, shape), placement.index)
         return wrap(self._kind, local, global_spec(placement, rows, shape, self.dtype))
 
-    def changed(self) -> torch.Tensor:
+    def materialize_for_change(self) -> torch.Tensor:
         """Make the tensor for a function that changes it in place.
 
         From then on it stands for what was made, as do its base and all views of that, which are
         made when they are used: a rank may have freed a view that others still hold.
         """
         if self._view is not None:
-            self._view[0].changed()
-        elif self._made is None:
-            self._made = self.rows()
-        made = self.made
-        assert made is not None
-        return made
+            self._view[0].materialize_for_change()
+        elif self._tensor is None:
+            self._tensor = self.rows()
+        tensor = self.materialized
+        assert tensor is not None
+        return tensor
 
-    def viewed(self, function: Any, args: Sequence[Any], kwargs: Any) -> OuterTensor | None:
+    def make_view(self, function: Any, args: Sequence[Any], kwargs: Any) -> OuterTensor | None:
         """Return a view, or ``None`` if it would copy cells or has none."""
         with torch._C.DisableTorchFunction():
             result = function(torch.empty(self.shape, device="meta"), *args, **kwargs)
@@ -175,7 +176,7 @@ class OuterTensor(torch.Tensor):
 
         def view(x: Any) -> Any:
             if isinstance(x, OuterTensor):
-                return x.viewed(function, args, kwargs)
+                return x.make_view(function, args, kwargs)
             return function(x, *args, **kwargs) if isinstance(x, torch.Tensor) and x.dim() else x
 
         try:
@@ -183,16 +184,16 @@ class OuterTensor(torch.Tensor):
         except RuntimeError:
             # A view of dims that the inputs repeat.
             return None
-        shape, own = tuple(result.shape), (self, function, args, kwargs)
-        return OuterTensor.of(self._kind, self._placement, shape, call, own)
+        shape, own_view = tuple(result.shape), (self, function, args, kwargs)
+        return OuterTensor.of(self._kind, self._placement, shape, call, own_view)
 
     def cast(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the tensor in another dtype, or ``self`` if it has that dtype."""
         dtypes = map_tree(args, lambda x: x.dtype if isinstance(x, torch.Tensor) else x)
         function = T.to if function is T.type_as else function
-        found = outer(self._kind, self._placement, function, (self, *dtypes), kwargs)
-        is_same = found is not None and (found.dtype, found.device) == (self.dtype, self.device)
-        return self if is_same and not kwargs.get("copy") else found
+        result = outer(self._kind, self._placement, function, (self, *dtypes), kwargs)
+        is_same = result is not None and (result.dtype, result.device) == (self.dtype, self.device)
+        return self if is_same and not kwargs.get("copy") else result
 
 
 def without_cells(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -204,38 +205,38 @@ def without_cells(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if function in _ANSWERS:
         with torch._C.DisableTorchFunctionSubclass():
             return function(*args, **kwargs)
-    given = [x for x in tensors_in([args, kwargs]) if isinstance(x, OuterTensor)]
-    if any(x.made is not None for x in given):
+    pending = [x for x in tensors_in([args, kwargs]) if isinstance(x, OuterTensor)]
+    if any(x.materialized is not None for x in pending):
         return NotImplemented
-    first, found = given[0], None
+    first, result = pending[0], None
     is_of_first = bool(args) and args[0] is first
     if function in ELEMENTWISE:
-        found = outer(first._kind, first._placement, function, args, kwargs)
+        result = outer(first._kind, first._placement, function, args, kwargs)
     elif is_of_first and function in CASTS:
-        found = first.cast(function, args[1:], kwargs)
-    elif is_of_first and function in _VIEWS and len(given) == 1:
+        result = first.cast(function, args[1:], kwargs)
+    elif is_of_first and function in _VIEWS and len(pending) == 1:
         is_basic = function is not T.__getitem__ or _is_basic(args[1])
-        found = first.viewed(function, args[1:], kwargs) if is_basic else None
-    return NotImplemented if found is None else found
+        result = first.make_view(function, args[1:], kwargs) if is_basic else None
+    return NotImplemented if result is None else result
 
 
 def _is_basic(index: Any) -> bool:
-    given = index if isinstance(index, tuple) else (index,)
+    entries = index if isinstance(index, tuple) else (index,)
     return all(
-        one is None or one is Ellipsis or isinstance(one, slice) or type(one) is int
-        for one in given
+        entry is None or entry is Ellipsis or isinstance(entry, slice) or type(entry) is int
+        for entry in entries
     )
 
 
-def _called(call: tuple[Any, Any, Any], slices: tuple[slice, ...]) -> torch.Tensor:
+def _call_on_slices(call: tuple[Any, Any, Any], slices: tuple[slice, ...]) -> torch.Tensor:
     function, args, kwargs = call
 
-    def own(x: Any) -> Any:
+    def part(x: Any) -> Any:
         if isinstance(x, OuterTensor):
             return x._cells(slices)
         return x[slices] if isinstance(x, torch.Tensor) and x.dim() else x
 
-    return function(*map_tree(args, own), **map_tree(kwargs, own))
+    return function(*map_tree(args, part), **map_tree(kwargs, part))
 
 
 def changes_in_place(function: Any, kwargs: dict[str, Any]) -> bool:
@@ -245,38 +246,30 @@ def changes_in_place(function: Any, kwargs: dict[str, Any]) -> bool:
     return is_named or bool(kwargs.get("inplace")) or name == "__set__"
 
 
-def materialize_in(function: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+def materialize_in(
+    function: Any, args: Any, kwargs: dict[str, Any], keeps_read: bool = False
+) -> tuple[Any, Any]:
     """Return the arguments with blocks of rows in place of tensors that are not made yet.
 
     A tensor that ``function`` changes in place stands for its blocks from then on.
+
+    Args:
+        function, args, kwargs: call of a function of torch.
+        keeps_read: whether tensors that ``function`` only reads remain as they are, if neither they
+            nor their bases have been changed before.
     """
     if not has_any((*args, *kwargs.values()), OuterTensor):
         return args, kwargs
     is_first = changes_in_place(function, kwargs)
 
-    def made(x: Any) -> Any:
-        if not isinstance(x, OuterTensor):
-            return x
-        return x.changed() if is_first and x is args[0] else x.standing()
-
-    return map_tree(args, made), map_tree(kwargs, made)
-
-
-def writable(function: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """Return the arguments of an operator, in which only tensors that are read are not made yet."""
-    if not has_any((*args, *kwargs.values()), OuterTensor):
-        return args, kwargs
-    is_first = changes_in_place(function, kwargs)
-
-    def current(x: Any) -> Any:
+    def materialize(x: Any) -> Any:
         if not isinstance(x, OuterTensor):
             return x
         if is_first and x is args[0]:
-            return x.changed()
-        made = x.made
-        return x if made is None else made
+            return x.materialize_for_change()
+        return x if keeps_read and x.materialized is None else x.materialize()
 
-    return map_tree(args, current), map_tree(kwargs, current)
+    return map_tree(args, materialize), map_tree(kwargs, materialize)
 
 
 def outer(
@@ -294,29 +287,29 @@ def outer(
         ``None`` if every worker is to compute the whole result: it is small, it is not much larger
         than its inputs, or an input requires grad.
     """
-    given = list(tensors_in([args, kwargs]))
-    pending = [x for x in given if isinstance(x, OuterTensor)]
-    if not pending and len(given) == 1 and 0 not in given[0].stride():
+    tensors = list(tensors_in([args, kwargs]))
+    pending = [x for x in tensors if isinstance(x, OuterTensor)]
+    if not pending and len(tensors) == 1 and 0 not in tensors[0].stride():
         return None
     if (
         "out" in kwargs
         or changes_in_place(function, kwargs)
-        or any(x.made is not None for x in pending)
+        or any(x.materialized is not None for x in pending)
     ):
         return None
-    plain = [x for x in given if not isinstance(x, OuterTensor)]
+    plain = [x for x in tensors if not isinstance(x, OuterTensor)]
     if any(type(x) is not torch.Tensor or x.requires_grad for x in plain):
         return None
-    shape = _broadcast_shape(given)
+    shape = _broadcast_shape(tensors)
     cells = prod(shape)
     if cells < FEWEST_CELLS or cells < _TIMES * sum(map(_cells_in_memory, plain)):
         return None
     # Autocast leaves elementwise functions of other dtypes as they are.
-    is_low = any(x.dtype in (torch.float16, torch.bfloat16) for x in given)
+    is_low = any(x.dtype in (torch.float16, torch.bfloat16) for x in tensors)
     if is_recorded() or (is_low and torch._C._is_any_autocast_enabled()):  # pyright: ignore
         return None
 
-    def entered(x: Any) -> Any:
+    def as_input(x: Any) -> Any:
         """Return the input in the result's shape, with memory of its own."""
         if not isinstance(x, torch.Tensor):
             return x
@@ -326,16 +319,16 @@ def outer(
         return once.expand(shape) if x.dim() else once
 
     with torch.no_grad():
-        call = (function, map_tree(args, entered), map_tree(kwargs, entered))
-        first = _called(call, (slice(0, 1),) * len(shape))
+        call = (function, map_tree(args, as_input), map_tree(kwargs, as_input))
+        first = _call_on_slices(call, (slice(0, 1),) * len(shape))
         if type(first) is not torch.Tensor or first.dim() != len(shape):
             return None
         return OuterTensor.of(kind, placement, shape, call)
 
 
-def _broadcast_shape(given: Sequence[torch.Tensor]) -> tuple[int, ...]:
+def _broadcast_shape(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
     try:
-        return tuple(torch.broadcast_shapes(*(x.shape for x in given)))
+        return tuple(torch.broadcast_shapes(*(x.shape for x in tensors)))
     except RuntimeError:
         return ()  # The function itself says what does not fit.
 

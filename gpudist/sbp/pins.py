@@ -78,35 +78,35 @@ class PlacedPin:
         default_factory=Cache, compare=False, repr=False
     )
 
-    def moved(self, tree: Any) -> Any:
+    def move(self, tree: Any) -> Any:
         """Return ``tree`` with its first global tensor in the pinned layout.
 
         Raises:
             ConversionError: the tensor does not have the dims that the pin splits.
         """
         if isinstance(tree, _PINNED):
-            return self._moved(tree)
+            return self._move_tensor(tree)
         leaves, how = tree_flatten(tree, is_leaf=lambda x: isinstance(x, torch.Size))
         for i, x in enumerate(leaves):
             if isinstance(x, _PINNED):
-                leaves[i] = self._moved(x)
+                leaves[i] = self._move_tensor(x)
                 return tree if leaves[i] is x else tree_unflatten(leaves, how)
         return tree
 
-    def moved_among(self, args: Any, kwargs: Any) -> Any:
+    def move_among(self, args: Any, kwargs: Any) -> Any:
         """Return arguments with their first global tensor in the pinned layout."""
         if args and isinstance(args[0], _PINNED):
-            return (self._moved(args[0]), *args[1:]), kwargs
-        return self.moved((args, kwargs))
+            return (self._move_tensor(args[0]), *args[1:]), kwargs
+        return self.move((args, kwargs))
 
-    def _moved(self, x: GlobalTensor | OuterTensor) -> torch.Tensor:
+    def _move_tensor(self, x: GlobalTensor | OuterTensor) -> torch.Tensor:
         base: Any = x
         if isinstance(x, OuterTensor):
             self._require_dims(tuple(x.shape))
-            if all(one == broadcast for one in self.sbp):
+            if all(attribute == broadcast for attribute in self.sbp):
                 return x
             # Further uses of what is not made yet must see what becomes of this tensor in place.
-            base = x.changed()
+            base = x.materialize_for_change()
         source = spec_of(base)
         # The same object if the tensor need not move.
         target = self._targets.made(source, lambda: self._spec_if_moved(source))
@@ -123,14 +123,14 @@ class PlacedPin:
                 local = box(base._local, source.layout, target.layout, world)
                 return wrap(GlobalTensor, local, target)
 
-        made = make()
+        moved = make()
         scope = current_scope()
         if scope is not None:
             scope.moves += 1
         # In torch, what the network changes in place here is the tensor itself.
         vars(base)["_has_views"] = True
-        views.link(made, views.EmulatedView(base, make, base.copy_, True))
-        return made
+        views.link(moved, views.EmulatedView(base, make, base.copy_, True))
+        return moved
 
     def _spec_if_moved(self, source: GlobalSpec) -> GlobalSpec:
         self._require_dims(source.shape)
@@ -139,7 +139,7 @@ class PlacedPin:
         return source if is_there else target
 
     def _require_dims(self, shape: tuple[int, ...]) -> None:
-        dims = [one.dim for one in self.sbp if one.dim >= len(shape)]
+        dims = [attribute.dim for attribute in self.sbp if attribute.dim >= len(shape)]
         if dims or self.pin.dims not in (None, len(shape)):
             raise ConversionError(
                 f"plan: {self.pin}, but the {self.pin.at} has shape {list(shape)}; "
@@ -158,11 +158,11 @@ class Pins:
     """
 
     def __init__(self, pins: Sequence[PlacedPin]) -> None:
-        self._all = [one.pin for one in pins]
+        self._all = [placed.pin for placed in pins]
         self._by_place: dict[tuple[str, str], list[PlacedPin]] = {}
-        for one in pins:
-            if one.pin.function:
-                self._by_place.setdefault((one.pin.path, one.pin.function), []).append(one)
+        for placed in pins:
+            if placed.pin.function:
+                self._by_place.setdefault((placed.pin.path, placed.pin.function), []).append(placed)
         self._names: dict[Any, str] = {}
         self.unpinned = set[Any]()
         self._is_busy = False
@@ -195,13 +195,13 @@ class Pins:
         scope.count_call(place)
         return True
 
-    def missed(self, calls: Mapping[tuple[str, str], int]) -> list[str]:
+    def unreached(self, calls: Mapping[tuple[str, str], int]) -> list[str]:
         """Describe each pin that a forward with these calls has not reached.
 
         Args:
             calls: number of calls by path and function, or ``"input"`` and ``"output"``.
         """
-        found: list[str] = []
+        texts: list[str] = []
         for pin in self._all:
             count = calls.get((pin.path, pin.function or pin.at), 0)
             if count > (pin.call or 0):
@@ -209,12 +209,12 @@ class Pins:
             others = [path or "the network" for path, name in calls if name == pin.function]
             if count:
                 last = f"call {count - 1}" if count > 1 else "call 0"
-                found.append(f"{pin}: the last in a forward is {last}")
+                texts.append(f"{pin}: the last in a forward is {last}")
             elif others:
-                found.append(f"{pin}: {pin.function} is called by {', '.join(others[:3])}")
+                texts.append(f"{pin}: {pin.function} is called by {', '.join(others[:3])}")
             else:
-                found.append(f"{pin}: the forward does not call it")
-        return found
+                texts.append(f"{pin}: the forward does not call it")
+        return texts
 
     def around(
         self, scope: Scope, name: str, args: Any, kwargs: Any, compute: Callable[[Any, Any], Any]
@@ -227,23 +227,23 @@ class Pins:
             pins = self._by_place.get(place)
             if pins is None:
                 return compute(args, kwargs)
-            own = [one for one in pins if one.pin.call in (None, number)]
-            inputs = [one for one in own if one.pin.at == "input"]
-            for one in inputs:
-                args, kwargs = one.moved_among(args, kwargs)
-            result = (_holding(compute) if inputs else compute)(args, kwargs)
-            for one in own:
-                if one.pin.at == "output":
-                    result = one.moved(result)
+            of_call = [placed for placed in pins if placed.pin.call in (None, number)]
+            inputs = [placed for placed in of_call if placed.pin.at == "input"]
+            for placed in inputs:
+                args, kwargs = placed.move_among(args, kwargs)
+            result = (_hold_layout(compute) if inputs else compute)(args, kwargs)
+            for placed in of_call:
+                if placed.pin.at == "output":
+                    result = placed.move(result)
             return result
         finally:
             self._is_busy = False
 
 
-def _holding(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _hold_layout(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """Return the function with operators that keep the layout of the first global tensor."""
 
-    def holding(args: Any, kwargs: Any) -> Any:
+    def compute_held(args: Any, kwargs: Any) -> Any:
         pinned = (x for x in tensors_in([args, kwargs]) if isinstance(x, _PINNED))
         x = next(pinned, None)
         if not isinstance(x, GlobalTensor):
@@ -260,7 +260,7 @@ def _holding(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
                 y._global_spec = how
         return result
 
-    return holding
+    return compute_held
 
 
 class PinHook:
@@ -274,14 +274,14 @@ class PinHook:
 
     def before(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """Move the first global tensor among the arguments, as a hook before the forward."""
-        for one in self._pins_of_next_call("input"):
-            args, kwargs = one.moved_among(args, kwargs)
+        for placed in self._pins_of_next_call("input"):
+            args, kwargs = placed.move_among(args, kwargs)
         return args, kwargs
 
     def after(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         """Move the first global tensor in the result, as a hook after the forward."""
-        for one in self._pins_of_next_call("output"):
-            output = one.moved(output)
+        for placed in self._pins_of_next_call("output"):
+            output = placed.move(output)
         return output
 
     def _pins_of_next_call(self, at: End) -> list[PlacedPin]:
@@ -289,4 +289,7 @@ class PinHook:
         if scope is None:
             return []
         number = scope.count_call((self.pins[0].pin.path, at))
-        return [one for one in self.pins if one.pin.at == at and one.pin.call in (None, number)]
+        return [
+            placed for placed in self.pins
+            if placed.pin.at == at and placed.pin.call in (None, number)
+        ]  # fmt: skip

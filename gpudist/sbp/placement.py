@@ -100,12 +100,12 @@ class Placement(Checked):
             PartitionError: torch's process group is not initialized, or numbers its ranks
                 differently.
         """
-        own = self.partition.world.rank
-        if not dist.is_initialized() or dist.get_rank() != own:
+        rank = self.partition.world.rank
+        if not dist.is_initialized() or dist.get_rank() != rank:
             raise PartitionError(
                 "to_mesh: torch's process group is missing or numbers the ranks differently; "
                 "call torch.distributed.init_process_group with the ranks of this world, in "
-                f"which this process has rank {own}"
+                f"which this process has rank {rank}"
             )
         return DeviceMesh(self.type, self.ranks, mesh_dim_names=tuple(names) if names else None)
 

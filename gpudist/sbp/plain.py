@@ -92,13 +92,18 @@ def origins_of(x: torch.Tensor, placement: Placement) -> Origins:
 
 
 def _border_of(node: Node) -> Border | None:
-    found, placement = border_of(node), node.metadata.get(_MARK)
+    border, placement = border_of(node), node.metadata.get(_MARK)
     if placement is not None:
         return Border("to_local", "dual", "dual", frozenset(placement.partition.ranks))
-    if found is None and type(node).__name__ == "_CopyBackward":
-        ranks = {r for one in node.replicated if one.holders is not None for r in one.holders.ranks}
-        found = Border("the parameters of a network", "invariant", "dual", frozenset(ranks))
-    return found
+    if border is None and type(node).__name__ == "_CopyBackward":
+        ranks = {
+            r
+            for copies in node.replicated
+            if copies.holders is not None
+            for r in copies.holders.ranks
+        }
+        border = Border("the parameters of a network", "invariant", "dual", frozenset(ranks))
+    return border
 
 
 def with_copies(
@@ -124,18 +129,14 @@ def with_copies(
     if not plain or placement is None:
         return None
     name = name_of(function)
-    copies = {i: as_copies(kind, name, x, placement) for i, x in plain.items()}
+    copies = {
+        i: wrap_copies(kind, share_gradient(name, x, placement), placement)
+        for i, x in plain.items()
+    }
     return tuple(map_tree(tree, lambda x: copies.get(id(x), x)) for tree in (args, kwargs))
 
 
-def as_copies(
-    kind: type[GlobalTensor], name: str, x: torch.Tensor, placement: Placement
-) -> GlobalTensor:
-    """Return the global tensor whose copies are ``x``, with its full gradient on every worker."""
-    return wrap_copies(kind, shared(name, x, placement), placement)
-
-
-def shared(name: str, x: torch.Tensor, placement: Placement) -> torch.Tensor:
+def share_gradient(name: str, x: torch.Tensor, placement: Placement) -> torch.Tensor:
     """Return ``x``, whose gradient is then the sum of the gradients on all workers.
 
     Raises:

@@ -56,8 +56,8 @@ class PreparedCall:
         """Return the local results of ``call``; its floats may differ from the prepared ones."""
         derivation = self.derivation
         if not self.placement.active:
-            given = () if call.function in _WITHOUT_GRADIENT else local
-            return [placeholder(local[0], given, spec) for spec in derivation.results]
+            inputs = () if call.function in _WITHOUT_GRADIENT else local
+            return [placeholder(local[0], inputs, spec) for spec in derivation.results]
         compute = self.compute or derivation.with_arguments(call).local
         results = list(tensors_in(compute(local)))
         ends = zip(results, derivation.outputs, self._shapes, strict=bool(derivation.outputs))
@@ -75,14 +75,14 @@ def prepare(
     rule: Rule, call: Call, layouts: tuple[Layout, ...], placement: Placement, held: int | None
 ) -> PreparedCall:
     remembered: Any = placement.partition.wire.remembered
-    found = cache_of(remembered, "derivations", 4096)
+    calls = cache_of(remembered, "derivations", 4096)
     try:
         arguments = key_of((call.args, call.kwargs), rule.any_float)
         low = call.autocast and torch.get_autocast_dtype(call.autocast)
         key = (call.function, arguments, call.tensors, layouts, rule, low, held)
     except TypeError:
         return _prepare(rule, call, layouts, placement, held)
-    return found.made(key, lambda: _prepare(rule, call, layouts, placement, held, key))
+    return calls.made(key, lambda: _prepare(rule, call, layouts, placement, held, key))
 
 
 def _prepare(
@@ -105,18 +105,18 @@ def _prepare(
         for i, (spec, source, target) in enumerate(ends)
         if (movement := movement_of(spec.dtype, source, target, world)) is not None
     }
-    own = derivation.local
-    if placement.partition.size > 1 and own.function in on_parts:
-        own = replace(own, function=on_parts[own.function])
-    compute, whole = None if rule.any_float else own.ready, call
+    local_call = derivation.local
+    if placement.partition.size > 1 and local_call.function in on_parts:
+        local_call = replace(local_call, function=on_parts[local_call.function])
+    compute, whole = None if rule.any_float else local_call.as_function, call
     if derivation.bind is not None and placement.active:
         local, dtypes = derivation.local, [spec.dtype for spec in derivation.results]
         if call.autocast is not None and is_wide(dtypes):
-            local, whole = local.widened, call.widened
+            local, whole = local.in_single_precision, call.in_single_precision
         compute = derivation.bind(local, _where(whole, derivation, placement))
         if call.autocast is not None:
             compute = in_dtypes_of_torch(compute, call.autocast, dtypes)
-        if any(one.has_empty_blocks for one in (*derivation.inputs, *derivation.outputs)):
+        if any(layout.has_empty_blocks for layout in (*derivation.inputs, *derivation.outputs)):
             compute = in_one_order(compute)
     return PreparedCall(derivation, movements, placement, compute)
 
@@ -130,11 +130,11 @@ def name_call(error: Exception, call: Call) -> None:
     path = place_of_call(scope)[0] if scope is not None else ""
     where = f"{path!r}, {name_of(call.function)}" if path else name_of(call.function)
     dtypes = {str(spec.dtype) for spec in call.tensors}
-    given = " and ".join(
+    tensors_text = " and ".join(
         f"{list(spec.shape)}{f' of {spec.dtype}' if len(dtypes) > 1 else ''}"
         for spec in call.tensors
     )
-    text = f"{where} of tensors of shapes {given}: {error.args[0]}"
+    text = f"{where} of tensors of shapes {tensors_text}: {error.args[0]}"
     remedy = dtype_remedy([spec.dtype for spec in call.tensors]) if is_about_dtypes(error) else ""
     error.args = (f"{text}; {remedy}" if remedy else text,)
 
@@ -163,12 +163,12 @@ def _where(call: Call, derivation: Derivation, placement: Placement) -> Where:
     )
 
 
-def placeholder(like: torch.Tensor, given: Sequence[torch.Tensor], spec: Spec) -> torch.Tensor:
+def placeholder(like: torch.Tensor, inputs: Sequence[torch.Tensor], spec: Spec) -> torch.Tensor:
     """Return an empty output with the graph of its inputs, for ranks outside the placement."""
     output = like.new_empty(0, dtype=spec.dtype)
     if not (spec.dtype.is_floating_point or spec.dtype.is_complex):
         return output
-    for x in given:
+    for x in inputs:
         if x.requires_grad and torch.is_grad_enabled():
             output = output + x.reshape(-1)[:0].to(spec.dtype)
     return output

@@ -142,10 +142,10 @@ class Where:
         box, shape = self.inputs[slot], self.call.shapes[slot]
         dims = [Blocks(stop - start, 1) for start, stop in zip(box.start, box.stop, strict=True)]
         axis_of: dict[int, int] = {}
-        for axis, (one, parts) in enumerate(zip(self.sbps[slot], self.P.shape, strict=True)):
-            if one.is_split and parts > 1:
-                axis_of[one.dim] = axis
-                dims[one.dim] = one.blocks(shape[one.dim], parts)
+        for axis, (attribute, parts) in enumerate(zip(self.sbps[slot], self.P.shape, strict=True)):
+            if attribute.is_split and parts > 1:
+                axis_of[attribute.dim] = axis
+                dims[attribute.dim] = attribute.blocks(shape[attribute.dim], parts)
         order = [axis_of[dim] for dim in sorted(axis_of)]
         rest = [axis for axis in range(self.P.dim) if axis not in order]
         ranks = np.asarray(self.P.ranks).reshape(self.P.shape).transpose(order + rest).flatten()
@@ -185,7 +185,10 @@ class SbpSignature:
         """Return the signature with these sizes of blocks, by ``cuts``."""
 
         def with_sizes(sbp: NdSbp) -> NdSbp:
-            return tuple(split(one.dim, sizes) if one.is_split else one for one in sbp)
+            return tuple(
+                split(attribute.dim, sizes) if attribute.is_split else attribute
+                for attribute in sbp
+            )
 
         outputs = self.outputs if self.cuts == "inputs" else with_sizes(self.outputs)
         return replace(self, inputs=with_sizes(self.inputs), outputs=outputs)
@@ -275,18 +278,18 @@ def forms(*names: str, in_place: bool = False) -> list[Function]:
     Raises:
         AttributeError: torch has no function of that name.
     """
-    found: list[Function] = []
+    functions: list[Function] = []
     for name in names:
         is_operator = name.startswith("__")
         if in_place:
             name = f"__i{name[2:]}" if is_operator else f"{name}_"
         # Modules have comparisons of their own.
         modules = () if is_operator else (torch, torch.nn.functional, torch.special)
-        here = [getattr(room, name) for room in (torch.Tensor, *modules) if hasattr(room, name)]
-        if not (here or in_place):
+        of_name = [getattr(room, name) for room in (torch.Tensor, *modules) if hasattr(room, name)]
+        if not (of_name or in_place):
             raise AttributeError(f"torch, its tensors, nn.functional and special have no {name!r}")
-        found += here
-    return found
+        functions += of_name
+    return functions
 
 
 def name_of(function: Function) -> str:

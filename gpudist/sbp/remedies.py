@@ -37,9 +37,9 @@ def remedy_of(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> s
 
 def _twin(function: Any, name: str) -> Any:
     # Modules of torch have functions of the same name, such as torch.nn.functional.embedding.
-    found = (getattr(room, name, None) for room in _ROOMS)
+    candidates = (getattr(room, name, None) for room in _ROOMS)
     known = (signatures, METHODS, METADATA)
-    return next((f for f in found if f is not function and any(f in k for k in known)), None)
+    return next((f for f in candidates if f is not function and any(f in k for k in known)), None)
 
 
 def can_have_rule(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

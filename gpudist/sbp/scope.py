@@ -154,7 +154,7 @@ class Scope(Draws):
         self.calls[place] = number + 1
         return number
 
-    def seen(self, layout: Layout, itemsize: int) -> None:
+    def note_block(self, layout: Layout, itemsize: int) -> None:
         """Update the largest block by the first worker's block, which every rank can compute."""
         cells = layout.box((0,) * len(layout.grid)).volume * itemsize
         self.largest_block_bytes = max(self.largest_block_bytes, cells)
@@ -191,11 +191,11 @@ class Repeatable:
         self.next: int | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with self.running():
+        with self.run():
             return self.function(*args, **kwargs)
 
     @contextmanager
-    def running(self) -> Iterator[None]:
+    def run(self) -> Iterator[None]:
         """Note the draws of the networks called in this context, or repeat the noted ones."""
         _scopes.repeatable.append(self)
         try:
@@ -238,15 +238,10 @@ def current_draws() -> Draws | None:
     return _scopes.open[-1] if _scopes.open else None
 
 
-def has_draws() -> bool:
-    """Return whether :func:`current_draws` is not ``None``."""
-    return bool(_scopes.open)
-
-
 def current_scope() -> Scope | None:
     """Return the scope of the converted network that this thread is running, or ``None``."""
-    found = _scopes.open[-1] if _scopes.open else None
-    return found if isinstance(found, Scope) else None
+    draws = _scopes.open[-1] if _scopes.open else None
+    return draws if isinstance(draws, Scope) else None
 
 
 class ScopeEntry(Generic[AnyDraws]):
@@ -302,7 +297,7 @@ def where_called(scope: Scope) -> str:
     """Return the calling module with the file and line of the call, for a message."""
     path, file, line = place_of_call(scope)
     room = "outside of a network" if current_scope() is None else "the network"
-    return f"{path or room} ({file}, line {line})"
+    return f"{path or room} ({file}, line {line})" if file else path or room
 
 
 def path_of_error(scope: Scope, error: Exception) -> str:

@@ -24,7 +24,7 @@ from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.methods import entry
 from gpudist.sbp.scope import Scope, current_scope
 from gpudist.sbp.signatures.slicing import index_by_dim
-from gpudist.sbp.spectral_layouts import WayBack, home_of, split_dims, split_dims_of, without
+from gpudist.sbp.spectral_layouts import home_of, split_dims, split_dims_of, way_back, without
 from gpudist.sbp.spectrum import (
     STEPS,
     Pending,
@@ -50,9 +50,13 @@ class _Transform(NamedTuple):
 
     def over(self, function: Any, x: Any, dims: Collection[int]) -> Any:
         """Apply ``function`` over some of the dims, which are whole, by its rule."""
-        own = [d for d in self.extents if d in dims]
-        sizes = [self.extents[d] for d in own]
-        return call_cached(GlobalTensor, function, (x, sizes, own, self.norm), {}) if own else x
+        own_dims = [d for d in self.extents if d in dims]
+        sizes = [self.extents[d] for d in own_dims]
+        return (
+            call_cached(GlobalTensor, function, (x, sizes, own_dims, self.norm), {})
+            if own_dims
+            else x
+        )
 
 
 def _read(name: str, x: T, s: Any = None, dim: Any = None, norm: Any = None, **more: Any) -> Any:
@@ -67,7 +71,7 @@ def _read(name: str, x: T, s: Any = None, dim: Any = None, norm: Any = None, **m
         dim = (-2, -1)
     if dim is None and not name.endswith("n"):
         dim = -1
-    s, dim = ([one] if hasattr(one, "__index__") else one for one in (s, dim))
+    s, dim = ([argument] if hasattr(argument, "__index__") else argument for argument in (s, dim))
     if dim is None:
         dim = range(x.dim()) if s is None else range(-len(s), 0)
     dims = [d % x.dim() for d in dim if -x.dim() <= d < x.dim()]
@@ -77,7 +81,7 @@ def _read(name: str, x: T, s: Any = None, dim: Any = None, norm: Any = None, **m
     if name.startswith("irfft"):
         sizes[-1] = 2 * (sizes[-1] - 1)
     if s is not None:
-        sizes = [n if own == -1 else own for n, own in zip(sizes, s, strict=True)]
+        sizes = [n if size == -1 else size for n, size in zip(sizes, s, strict=True)]
     return _Transform(dict(zip(dims, sizes, strict=True)), norm) if min(sizes) > 0 else None
 
 
@@ -100,39 +104,43 @@ def _transform(name: str, x: GlobalTensor, *args: Any, **kwargs: Any) -> Any:
     home = None if base is None else home_of(x)
     if base is None or home is None or base.is_copy_everywhere:
         return NotImplemented
-    given: _Transform | None = _read(name, x, *args, **kwargs)
-    if given is None:
+    transform: _Transform | None = _read(name, x, *args, **kwargs)
+    if transform is None:
         return NotImplemented
     pending = pending or Pending(home, x)
     if name.startswith("i"):
         is_real = name.startswith("irfft")
-        return _inverse(x, pending, given, is_real) if x.is_complex() else NotImplemented
-    *_, last = given.extents
+        return _inverse(x, pending, transform, is_real) if x.is_complex() else NotImplemented
+    *_, last = transform.extents
     is_real = name.startswith("rfft")
     if is_real == x.is_complex() or x.dtype == torch.complex32:
         return NotImplemented
-    cut = split_dims_of(base) & {*given.extents}
+    cut = split_dims_of(base) & {*transform.extents}
     if is_real and last in cut and len(cut) > 1:
-        sbp = without(base, frozenset({last}), frozenset(given.extents))
+        sbp = without(base, frozenset({last}), frozenset(transform.extents))
         pending = replace(pending, base=base.to_global(sbp=sbp))
-        cut = split_dims(sbp) & {*given.extents}
-    now = {last} - cut if is_real else {*given.extents} - cut
+        cut = split_dims(sbp) & {*transform.extents}
+    now = {last} - cut if is_real else {*transform.extents} - cut
     if not cut or (is_real and not now) or not (now or isinstance(x, Spectrum)):
         return NotImplemented
-    later = frozenset(given.extents) - now
-    less = pending.taken(now)
-    base = given.over(torch.fft.rfftn if is_real else torch.fft.fftn, less.base, now)
-    shape = [base.shape[d] if d in now else given.extents.get(d, n) for d, n in enumerate(x.shape)]
+    later = frozenset(transform.extents) - now
+    less = pending.after_steps(now)
+    base = transform.over(torch.fft.rfftn if is_real else torch.fft.fftn, less.base, now)
+    shape = [
+        base.shape[d] if d in now else transform.extents.get(d, n) for d, n in enumerate(x.shape)
+    ]
     less = replace(
         less,
         base=base,
-        steps=(*less.steps, (partial(given.over, torch.fft.fftn), later)) if later else less.steps,
-        along=less.along | {*given.extents},
+        steps=(*less.steps, (partial(transform.over, torch.fft.fftn), later))
+        if later
+        else less.steps,
+        along=less.along | {*transform.extents},
     )
-    return _derived(x, less, shape)
+    return _derive_spectrum(x, less, shape)
 
 
-def _derived(x: GlobalTensor, pending: Pending, shape: Sequence[int]) -> Spectrum:
+def _derive_spectrum(x: GlobalTensor, pending: Pending, shape: Sequence[int]) -> Spectrum:
     """Return a spectrum whose gradient does not pass through ``x``, if that is one."""
     base = pending.base
     assert base is not None
@@ -144,25 +152,27 @@ def _derived(x: GlobalTensor, pending: Pending, shape: Sequence[int]) -> Spectru
     return new_spectrum(pending, shape, base.dtype, base.device)
 
 
-def _inverse(x: GlobalTensor, pending: Pending, given: _Transform, is_real: bool) -> Any:
-    base, dims = pending.base, [*given.extents]
+def _inverse(x: GlobalTensor, pending: Pending, transform: _Transform, is_real: bool) -> Any:
+    base, dims = pending.base, [*transform.extents]
     assert base is not None
-    shape = tuple([given.extents.get(d, n) for d, n in enumerate(x.shape)])
+    shape = tuple([transform.extents.get(d, n) for d, n in enumerate(x.shape)])
     last = dims[-1] if is_real else -1
     late = pending.late | {*dims} - {last}
-    sbp = WayBack(late, shape, last, pending.home).end(base)
+    sbp = way_back(base, late, shape, last, pending.home)
     if sbp == base.sbp and not pending.late:
         return NotImplemented
     if isinstance(x, Spectrum):
         bypass(x)
     early = [d for d in dims if d in split_dims(sbp)]
-    first = pending.taken(split_dims(sbp))
-    y = given.over(torch.fft.ifftn, first.base, early).to_global(sbp=sbp)
+    first = pending.after_steps(split_dims(sbp))
+    y = transform.over(torch.fft.ifftn, first.base, early).to_global(sbp=sbp)
     # Zeros along the last dim come last, so that no transform works on them.
     y = first.after(y, first.late - {dims[-1]})
-    y = given.over(torch.fft.ifftn, y, {*dims[:-1]} - {*early})
+    y = transform.over(torch.fft.ifftn, y, {*dims[:-1]} - {*early})
     y = first.after(y, first.late & {dims[-1]})
-    return given.over(torch.fft.irfftn if is_real else torch.fft.ifftn, y, {dims[-1]} - {*early})
+    return transform.over(
+        torch.fft.irfftn if is_real else torch.fft.ifftn, y, {dims[-1]} - {*early}
+    )
 
 
 def _shift(function: Any, x: Spectrum, dim: Any = None) -> Any:
@@ -179,7 +189,7 @@ def _shift(function: Any, x: Spectrum, dim: Any = None) -> Any:
     now = {*dims} - later
     base = shift(pending.base, now) if now else pending.base
     steps = (*pending.steps, (shift, later)) if later else pending.steps
-    return _derived(x, replace(pending, base=base, steps=steps), tuple(x.shape))
+    return _derive_spectrum(x, replace(pending, base=base, steps=steps), tuple(x.shape))
 
 
 # --- Slices --------------------------------------------------------------------------------------
@@ -191,10 +201,10 @@ def _ranges(x: T, index: Any) -> Ranges | None:
         by_dim = index_by_dim(index, x.dim())
     except NotImplementedError:
         return None
-    if len(by_dim) != x.dim() or not all(isinstance(one, slice) for one in by_dim):
+    if len(by_dim) != x.dim() or not all(isinstance(cells, slice) for cells in by_dim):
         return None
-    found = tuple(range(*one.indices(n)) for one, n in zip(by_dim, x.shape, strict=True))
-    return found if all(found) else None
+    ranges = tuple(range(*cells.indices(n)) for cells, n in zip(by_dim, x.shape, strict=True))
+    return ranges if all(ranges) else None
 
 
 def _take(x: Spectrum, index: Any) -> Any:
@@ -206,13 +216,13 @@ def _take(x: Spectrum, index: Any) -> Any:
     if not pending.late or pending.around is not None or ranges is None or x._changed is not None:
         return NotImplemented
     blocked = pending.blocked
-    own = tuple(range(n) if d in blocked else ranges[d] for d, n in enumerate(x.shape))
-    if own == tuple(map(range, x.shape)):
+    own_ranges = tuple(range(n) if d in blocked else ranges[d] for d, n in enumerate(x.shape))
+    if own_ranges == tuple(map(range, x.shape)):
         return NotImplemented
     bypass(x)
-    part = pending.parts.get(own)
+    part = pending.parts.get(own_ranges)
     if part is None:
-        part = pending.parts[own] = _part(x, own)
+        part = pending.parts[own_ranges] = _part(x, own_ranges)
     rest = [slice_of(r) if d in blocked else slice(None) for d, r in enumerate(ranges)]
     taken = part[tuple(rest)]
     # Its changes must reach other slices, even after the network has dropped ``x``.
@@ -220,19 +230,29 @@ def _take(x: Spectrum, index: Any) -> Any:
     return taken
 
 
-def _part(x: Spectrum, own: Ranges) -> GlobalTensor:
-    """Compute the cells ``own``, which include all along the split dims with steps."""
+def _part(x: Spectrum, ranges: Ranges) -> GlobalTensor:
+    """Compute the cells ``ranges``, which include all along the split dims with steps."""
     pending = x._pending
     base, blocked = pending.base, pending.blocked
     assert base is not None
-    cells = [*map(slice_of, own)]
+    cells = [*map(slice_of, ranges)]
     with views.as_made(base):
-        first = [slice(None) if d in pending.late else one for d, one in enumerate(cells)]
-        less = replace(pending, base=base[tuple(first)], parts={}).taken(pending.late - blocked)
-        then = [slice(None) if d in blocked else one for d, one in enumerate(cells)]
-        then = [one if d in pending.late else slice(None) for d, one in enumerate(then)]
+        first = [
+            slice(None) if d in pending.late else cells_of_dim
+            for d, cells_of_dim in enumerate(cells)
+        ]
+        less = replace(pending, base=base[tuple(first)], parts={}).after_steps(
+            pending.late - blocked
+        )
+        then = [
+            slice(None) if d in blocked else cells_of_dim for d, cells_of_dim in enumerate(cells)
+        ]
+        then = [
+            cells_of_dim if d in pending.late else slice(None)
+            for d, cells_of_dim in enumerate(then)
+        ]
         less = replace(less, base=less.base[tuple(then)])  # pyright: ignore
-    part = compute_spectrum(new_spectrum(less, tuple(map(len, own)), x.dtype, x.device))
+    part = compute_spectrum(new_spectrum(less, tuple(map(len, ranges)), x.dtype, x.device))
     weak, sbp = ref(x), part.sbp
 
     def make() -> T:
@@ -241,7 +261,7 @@ def _part(x: Spectrum, own: Ranges) -> GlobalTensor:
     def write(changed: T) -> None:
         whole = weak()
         if whole is not None:
-            note_change(whole, own)
+            note_change(whole, ranges)
 
     # Once ``x`` has cells, which may change, the part is linked to it.
     views.link(part, views.EmulatedView(base, make, write, True))
@@ -259,26 +279,26 @@ def _assign(x: Spectrum, index: Any, value: Any) -> Any:
     base = pending.base
     if tuple(map(len, ranges)) != tuple(value.shape):
         return NotImplemented
-    if any(one.step != 1 for one in ranges) or value.is_copy_everywhere:
+    if any(kept.step != 1 for kept in ranges) or value.is_copy_everywhere:
         return NotImplemented
     if value.placement != pending.layout[0]:
         return NotImplemented
     if base is None:
-        around = {d: one for d, one in enumerate(ranges) if len(one) < x.shape[d]}
+        around = {d: kept for d, kept in enumerate(ranges) if len(kept) < x.shape[d]}
         if partial_sum in value.sbp:
             value = value.to_global(sbp=without(value, frozenset(), frozenset(around)))
-        made = value.to(x.dtype)
-        made = made.clone() if made is value else made
+        modes = value.to(x.dtype)
+        modes = modes.clone() if modes is value else modes
     else:
-        around = {d: one for d, one in pending.around.items() if one == ranges[d]}
+        around = {d: kept for d, kept in pending.around.items() if kept == ranges[d]}
         filled = pending.around.keys() - around.keys()
         is_cut = base._local.requires_grad and not torch.is_grad_enabled()
         if is_cut or filled & split_dims_of(base):
             return NotImplemented
-        made = pending.after(base, filled) if filled else base.clone()
-        made[tuple([slice(None) if d in around else slice_of(r) for d, r in enumerate(ranges)])] = (
-            value
-        )
+        modes = pending.after(base, filled) if filled else base.clone()
+        modes[
+            tuple([slice(None) if d in around else slice_of(r) for d, r in enumerate(ranges)])
+        ] = value
 
     def pad(t: Any, dims: Collection[int]) -> Any:
         widths: list[int] = []
@@ -289,33 +309,33 @@ def _assign(x: Spectrum, index: Any, value: Any) -> Any:
 
     x_shape = tuple(x.shape)
     steps = ((pad, frozenset(around)),) if around else ()
-    x._pending = replace(pending, base=made, around=around, steps=steps, zeros=None)
+    x._pending = replace(pending, base=modes, around=around, steps=steps, zeros=None)
     return None
 
 
 # --- Zeros ---------------------------------------------------------------------------------------
 
 
-def zeros(scope: Scope, *size: Any, **options: Any) -> Spectrum | None:
+def zeros(scope: Scope, *size: Any, **options: Any) -> Any:
     """Return complex zeros without cells for ``torch.zeros(*size, **options)``.
 
-    Returns ``None`` if torch is to make them.
+    Returns ``NotImplemented`` if torch is to make them.
     """
     dtype = options.get("dtype")
     if dtype is None or not dtype.is_complex or not {*options} <= {"dtype", "device", "size"}:
-        return None
-    given = options.get("size", size[0] if len(size) == 1 else size)
+        return NotImplemented
+    shape = options.get("size", size[0] if len(size) == 1 else size)
     device = torch.empty(0, dtype=dtype, device=options.get("device")).device
-    if isinstance(given, int) or device.type not in (scope.placement.type, "meta"):
-        return None
-    return _zeros(scope, (broadcast,) * scope.placement.axes, given, dtype, device)
+    if isinstance(shape, int) or device.type not in (scope.placement.type, "meta"):
+        return NotImplemented
+    return _zeros(scope, (broadcast,) * scope.placement.axes, shape, dtype, device)
 
 
 def _zeros(
     scope: Scope, sbp: NdSbp, shape: Sequence[int], dtype: torch.dtype, device: torch.device
-) -> Spectrum | None:
+) -> Any:
     if len(shape) != scope.dims or not scope.home:
-        return None
+        return NotImplemented
     home = tuple(map(split, scope.home))
     pending = Pending(home, None, zeros=(scope.placement, sbp), around={})
     return new_spectrum(pending, tuple(map(int, shape)), dtype, device)
@@ -327,16 +347,14 @@ def _zeros_like(x: GlobalTensor, **options: Any) -> Any:
         return NotImplemented
     if home_of(x) is None:
         return NotImplemented
-    found = _zeros(scope, x.sbp, tuple(x.shape), dtype, x.device)
-    return NotImplemented if found is None else found
+    return _zeros(scope, x.sbp, tuple(x.shape), dtype, x.device)
 
 
 def _new_zeros(x: GlobalTensor, *size: Any, **options: Any) -> Any:
     scope, dtype = current_scope(), options.get("dtype") or x.dtype
     if scope is None:
         return NotImplemented
-    found = zeros(scope, *size, **{"device": x.device, **options, "dtype": dtype})
-    return NotImplemented if found is None else found
+    return zeros(scope, *size, **{"device": x.device, **options, "dtype": dtype})
 
 
 def _text(x: Spectrum, *_: object, **__: object) -> str:
@@ -354,7 +372,7 @@ STEPS |= {
     T.__setitem__: _assign,
     T.requires_grad.__get__: _requires_grad,  # pyright: ignore
     **dict.fromkeys((T.__repr__, T.__str__, T.__format__), _text),
-    **{one: partial(_shift, one) for one in (torch.fft.fftshift, torch.fft.ifftshift)},
+    **{shift: partial(_shift, shift) for shift in (torch.fft.fftshift, torch.fft.ifftshift)},
 }
 
 
@@ -364,11 +382,13 @@ def _enter(function: Any, step: Callable[..., Any]) -> None:
 
     @entry(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        found = NotImplemented
+        result = NotImplemented
         if current_scope() is not None and args and isinstance(args[0], GlobalTensor):
-            found = step(*args, **kwargs)
+            result = step(*args, **kwargs)
         return (
-            call_cached(GlobalTensor, function, args, kwargs) if found is NotImplemented else found
+            call_cached(GlobalTensor, function, args, kwargs)
+            if result is NotImplemented
+            else result
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpudist.cache import cache_of
 from gpudist.geometry.layout import Layout, NdSbp, Sbp, broadcast, misfit, partial_sum, split
@@ -22,7 +22,7 @@ def home_of(x: GlobalTensor) -> NdSbp | None:
 
 
 def split_dims(sbp: NdSbp) -> set[int]:
-    return {one.dim for one in sbp if one.is_split}
+    return {attribute.dim for attribute in sbp if attribute.is_split}
 
 
 def split_dims_of(x: GlobalTensor | None) -> set[int]:
@@ -47,9 +47,9 @@ def without(
     def choose() -> NdSbp:
         others = [split(d) for d in range(x.dim()) if d not in whole] or [broadcast]
         options: list[list[Sbp]] = []
-        for axis, one in enumerate(x.sbp):
-            if one != partial_sum and one.dim not in whole:
-                options.append([one])
+        for axis, attribute in enumerate(x.sbp):
+            if attribute != partial_sum and attribute.dim not in whole:
+                options.append([attribute])
             elif home is not None and home[axis].dim not in whole:
                 options.append([home[axis]])
             else:
@@ -58,7 +58,7 @@ def without(
         def price(sbp: NdSbp) -> tuple[int, ...]:
             layout = x.global_layout.with_sbp(sbp)
             cells = [box.volume for box in layout.boxes.values()]
-            channels = sum(one.dim > 0 and one.dim not in along for one in sbp)
+            channels = sum(attribute.dim > 0 and attribute.dim not in along for attribute in sbp)
             moved = boxed_bytes(x.global_layout, layout, x.dtype)
             return cells.count(0), channels, moved, max(cells)
 
@@ -69,58 +69,44 @@ def without(
 
 def _fitting(options: Sequence[list[Sbp]], x: GlobalTensor, shape: tuple[int, ...]) -> list[NdSbp]:
     # Explicit sizes of blocks fit only some.
-    found = [sbp for sbp in product(*options) if not misfit(sbp, x.placement.shape, shape)]
-    return found or [(broadcast,) * len(options)]
+    fitting = [sbp for sbp in product(*options) if not misfit(sbp, x.placement.shape, shape)]
+    return fitting or [(broadcast,) * len(options)]
 
 
-class WayBack(NamedTuple):
-    """An inverse transform.
+def way_back(
+    x: GlobalTensor, late: frozenset[int], shape: tuple[int, ...], last: int, home: NdSbp
+) -> NdSbp:
+    """Return the attributes of the result of an inverse transform of modes ``x``.
 
-    Attributes:
+    Dims that they split are transformed before the tensor moves. They leave no worker without
+    cells, and move the fewest bytes, counting those from the result to ``home``.
+
+    Args:
+        x: modes.
         late: dims to transform, or to take steps along.
         shape: shape of the result.
         last: dim that becomes real, after all others are transformed; -1 if there is none.
         home: attributes of the network's inputs.
     """
 
-    late: frozenset[int]
-    shape: tuple[int, ...]
-    last: int
-    home: NdSbp
-
-    def end(self, x: GlobalTensor) -> NdSbp:
-        """Return the attributes of the result for modes ``x``.
-
-        Dims that they split are transformed before the tensor moves. They leave no worker without
-        cells, and move the fewest bytes, counting those from the result to ``home``.
-        """
-
-        def choose() -> NdSbp:
-            return min(_fitting(self._options(x), x, self.shape), key=self._price(x))
-
-        return _choice(x, self, choose)
-
-    def _options(self, x: GlobalTensor) -> list[list[Sbp]]:
-        whole = (self.late & split_dims_of(x)) | {self.last}
+    def choose() -> NdSbp:
+        whole = (late & split_dims_of(x)) | {last}
         splits = [split(d) for d in range(x.dim()) if d not in whole]
-        found: list[list[Sbp]] = []
-        for own, home in zip(x.sbp, self.home, strict=True):
-            others = [*splits, broadcast] if home.dim in whole else [home]
-            kept = [] if own.is_split and own.dim in whole else [own]
-            found.append([*kept, *others] if own.is_split else [*others, *kept])
-        return found
+        options: list[list[Sbp]] = []
+        for attribute, at_home in zip(x.sbp, home, strict=True):
+            others = [*splits, broadcast] if at_home.dim in whole else [at_home]
+            kept = [] if attribute.is_split and attribute.dim in whole else [attribute]
+            options.append([*kept, *others] if attribute.is_split else [*others, *kept])
+        return min(_fitting(options, x, shape), key=price)
 
-    def _price(self, x: GlobalTensor) -> Callable[[NdSbp], tuple[int, int]]:
-        given = x.global_layout
+    def price(sbp: NdSbp) -> tuple[int, int]:
+        early = late & split_dims(sbp)
+        ranks, grid = x.global_layout.ranks, x.global_layout.grid
+        moved = tuple([shape[d] if d in early else n for d, n in enumerate(x.shape)])
+        source, result = Layout(ranks, grid, x.sbp, moved), Layout(ranks, grid, sbp, shape)
+        idle = sum(not box.volume for box in result.boxes.values())
+        left = boxed_bytes(result, result.with_sbp(home), x.dtype)
+        left = left if last < 0 else left // 2
+        return idle, boxed_bytes(source, source.with_sbp(sbp), x.dtype) + left
 
-        def price(sbp: NdSbp) -> tuple[int, int]:
-            early = self.late & split_dims(sbp)
-            moved = [self.shape[d] if d in early else n for d, n in enumerate(x.shape)]
-            source = Layout(given.ranks, given.grid, x.sbp, tuple(moved))
-            result = Layout(given.ranks, given.grid, sbp, self.shape)
-            idle = sum(not box.volume for box in result.boxes.values())
-            left = boxed_bytes(result, result.with_sbp(self.home), x.dtype)
-            left = left if self.last < 0 else left // 2
-            return idle, boxed_bytes(source, source.with_sbp(sbp), x.dtype) + left
-
-        return price
+    return _choice(x, (late, shape, last, home), choose)

@@ -71,25 +71,25 @@ class Pending:
             return self.zeros
         return self.base.placement, without(self.base, self.blocked, self.along, self.home)
 
-    def taken(self, dims: Collection[int]) -> Pending:
+    def after_steps(self, dims: Collection[int]) -> Pending:
         """Return what is left after the steps along some dims."""
-        own = self.late & {*dims}
-        steps = tuple((step, along - own) for step, along in self.steps if along - own)
-        return replace(self, base=self.after(self.base, own), steps=steps)
+        due = self.late & {*dims}
+        steps = tuple((step, along - due) for step, along in self.steps if along - due)
+        return replace(self, base=self.after(self.base, due), steps=steps)
 
     def after(self, x: Any, dims: Collection[int]) -> Any:
         """Return ``x`` after the steps along some dims."""
         for step, along in self.steps:
-            own = along & {*dims}
-            x = step(x, own) if own else x
+            due = along & {*dims}
+            x = step(x, due) if due else x
         return x
 
-    def boxed(self, sbp: NdSbp) -> GlobalTensor:
+    def box_to(self, sbp: NdSbp) -> GlobalTensor:
         """Return the value with attributes ``sbp``, which split none of the dims ``blocked``.
 
         Steps along dims that it splits are taken before the tensor moves, all others after.
         """
-        first = self.taken(split_dims(sbp))
+        first = self.after_steps(split_dims(sbp))
         assert first.base is not None
         return first.after(first.base.to_global(sbp=sbp), first.late)
 
@@ -120,9 +120,9 @@ class Spectrum(GlobalTensor):
         kwargs = kwargs or {}
         step = STEPS.get(func)
         if step is not None and args and isinstance(args[0], Spectrum):
-            found = step(*args, **kwargs)
-            if found is not NotImplemented:
-                return found
+            result = step(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
         if func not in METADATA:
             for x in tensors_in([args, kwargs]):
                 compute_spectrum(x)
@@ -138,9 +138,9 @@ class Spectrum(GlobalTensor):
 
 
 def new_spectrum(pending: Pending, shape: Sequence[int], dtype: Any, device: Any) -> Spectrum:
-    made = _make(Spectrum, tuple(shape), dtype=dtype, device=device)
-    made._pending = pending
-    return made
+    spectrum = _make(Spectrum, tuple(shape), dtype=dtype, device=device)
+    spectrum._pending = pending
+    return spectrum
 
 
 def compute_spectrum(x: Any) -> Any:
@@ -156,7 +156,7 @@ def compute_spectrum(x: Any) -> Any:
         y = _zeros_in_place_of(x, placement, sbp)
     else:
         with views.as_made(base):
-            y = pending.boxed(sbp)
+            y = pending.box_to(sbp)
             # Other spectra read the base.
             y = y.clone() if y._local is base._local else y
     del x._pending
@@ -182,9 +182,9 @@ def note_change(x: Spectrum, ranges: Ranges) -> None:
 
 def _zeros_in_place_of(x: T, placement: Placement, sbp: NdSbp) -> GlobalTensor:
     shape, index = tuple(x.shape), placement.index
-    own = (0,) if index is None else placement.layout(sbp, shape).box(index).shape
+    local_shape = (0,) if index is None else placement.layout(sbp, shape).box(index).shape
     # Not ``torch.zeros``, which a converted network intercepts.
-    local = torch.empty(own, dtype=x.dtype, device=x.device).zero_()
+    local = torch.empty(local_shape, dtype=x.dtype, device=x.device).zero_()
     return GlobalTensor._wrap(local, placement, sbp, shape)
 
 

@@ -18,8 +18,8 @@ from torch._functorch.autograd_function import custom_function_call
 from gpudist.errors import ConversionError
 from gpudist.exchange.tracing import is_recorded
 from gpudist.sbp.boxing import box
-from gpudist.sbp.copies import Alias, where_in
-from gpudist.sbp.scope import Scope
+from gpudist.sbp.copies import Alias
+from gpudist.sbp.scope import Scope, where_called
 from gpudist.sbp.trees import tensors_in
 
 T = torch.Tensor
@@ -43,7 +43,7 @@ def sums_at_leaves(scope: Scope | None) -> Iterator[None]:
     """Sum the gradients of leaves that a forward made, in a backward within the forward."""
     handles: list[Any] = []
     if scope is not None:
-        leaves = [found() for found in scope.leaves.values()]
+        leaves = [leaf() for leaf in scope.leaves.values()]
         hook = partial(sum_of_terms, scope)
         handles = [x.register_hook(hook) for x in leaves if x is not None]
     try:
@@ -60,16 +60,20 @@ def term_of(scope: Scope, gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _register_hook(scope: Scope, register: Any, x: torch.Tensor, hook: Any) -> Any:
-    found = scope.substitutes.get(id(x))
-    if isinstance(found, Alias) and found.tensor() is x and found.own is not None:
-        return register(found.own, hook)
+    substitute = scope.substitutes.get(id(x))
+    if (
+        isinstance(substitute, Alias)
+        and substitute.tensor() is x
+        and substitute.substitute is not None
+    ):
+        return register(substitute.substitute, hook)
     # The gradient of a parameter is the sum.
-    if register is not T.register_hook or found is not None or not x.requires_grad:
+    if register is not T.register_hook or substitute is not None or not x.requires_grad:
         return register(x, hook)
     if is_recorded():
         raise ConversionError(
-            f"{where_in(scope)}: register_hook: compiled: a recorded graph has no hooks; compute "
-            "the gradient by functions of torch, or call the network itself"
+            f"{where_called(scope)}: register_hook: compiled: a recorded graph has no hooks; "
+            "compute the gradient by functions of torch, or call the network itself"
         )
 
     def with_sum(gradient: torch.Tensor) -> torch.Tensor | None:
@@ -88,8 +92,9 @@ def _register_hook(scope: Scope, register: Any, x: torch.Tensor, hook: Any) -> A
 def _retain_grad(scope: Scope, retain: Any, x: torch.Tensor) -> None:
     if x.requires_grad and not x.is_leaf and all(x is not y for y in scope.substitutes.values()):
         raise ConversionError(
-            f"{where_in(scope)}: retain_grad: the grad of a plain tensor of shape {list(x.shape)} "
-            "would be this worker's term; x.register_hook(hook) calls hook with the full gradient"
+            f"{where_called(scope)}: retain_grad: the grad of a plain tensor of shape "
+            f"{list(x.shape)} would be this worker's term; x.register_hook(hook) calls hook with "
+            "the full gradient"
         )
     retain(x)
 
@@ -103,17 +108,17 @@ def _backward(scope: Scope, backward: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _call_in_transform(scope: Scope, call: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
-    given = map(_unwrapped, tensors_in(args))
-    if is_users(cls) and torch.is_grad_enabled() and any(x.requires_grad for x in given):
+    inputs = map(_unwrap, tensors_in(args))
+    if is_users(cls) and torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
         raise ConversionError(
-            f"{where_in(scope)}: {cls.__name__}.apply: within a transform of torch.func, its "
+            f"{where_called(scope)}: {cls.__name__}.apply: within a transform of torch.func, its "
             "backward would receive this worker's term of the gradient of a plain tensor; apply "
             "it outside of the transform, or detach its inputs"
         )
     return call(cls, *args, **kwargs)
 
 
-def _unwrapped(x: torch.Tensor) -> torch.Tensor:
+def _unwrap(x: torch.Tensor) -> torch.Tensor:
     while _is_wrapped(x):
         x = _get_unwrapped(x)
     return x

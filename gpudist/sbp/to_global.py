@@ -106,18 +106,18 @@ def to_global(
     """
     if isinstance(x, torch.nn.Module):
         return _module_to_global(x, placement, sbp, grad_sbp)
-    scope, given = current_scope(), x
+    scope, tensor = current_scope(), x
     if scope is not None:
-        given = copy_of(scope, x)
-        require_copies(scope, "to_global", [given])
-    if isinstance(given, GlobalTensor):
-        return given.to_global(placement, sbp, grad_sbp=grad_sbp)
+        tensor = copy_of(scope, x)
+        require_copies(scope, "to_global", [tensor])
+    if isinstance(tensor, GlobalTensor):
+        return tensor.to_global(placement, sbp, grad_sbp=grad_sbp)
     if placement is None or sbp is None:
         raise PartitionError(
             "to_global: a plain tensor needs a placement and sbp, such as gpudist.to_global(x, "
             "gpudist.placement.of(P_x), [gpudist.sbp.split(dim), ...]) of this rank's block"
         )
-    return _from_local(given, placement, nd_sbp(sbp, placement.axes), grad_sbp)
+    return _from_local(tensor, placement, nd_sbp(sbp, placement.axes), grad_sbp)
 
 
 def _from_local(
@@ -132,14 +132,14 @@ def _from_local(
     source = layout.first_copies
     world = placement.partition.world
     if grad_sbp is not None:
-        given = placement.layout(nd_sbp(grad_sbp, placement.axes, len(shape)), shape)
-        local = box_both_ways(x, [source, layout], [layout.dual, given], world)
+        gradient_layout = placement.layout(nd_sbp(grad_sbp, placement.axes, len(shape)), shape)
+        local = box_both_ways(x, [source, layout], [layout.dual, gradient_layout], world)
         return GlobalTensor._wrap(local, placement, sbp, shape)
     expect("to_global", "dual", x, placement.partition)
     movement = movement_of(dtype, source, layout, world)
     local = x.view_as(x)
     if movement is not None and _is_one_value(x, placement):
-        local = _one_value(x, source, layout, world)
+        local = _share_value(x, source, layout, world)
     elif movement is not None:
         part = x if world.rank in source.ranks else x.reshape(-1)[:0]
         (local,) = move((movement,), (part,))
@@ -177,9 +177,11 @@ def _is_one_value(x: torch.Tensor, placement: Placement) -> bool:
     return part is None
 
 
-def _one_value(x: torch.Tensor, source: Layout, layout: Layout, world: Partition) -> torch.Tensor:
+def _share_value(x: torch.Tensor, source: Layout, layout: Layout, world: Partition) -> torch.Tensor:
     """Copy ``x`` along axes of copies, from the first rank; its gradient is full on each rank."""
-    whole = tuple(one if one == broadcast else one.dual for one in layout.sbp)
+    whole = tuple(
+        attribute if attribute == broadcast else attribute.dual for attribute in layout.sbp
+    )
     there = movement_of(x.dtype, source, layout, world)
     back = movement_of(x.dtype, layout.dual, layout.with_sbp(whole), world)
     assert there is not None and back is not None
@@ -237,7 +239,7 @@ def _global_shape(
     extents = list(shapes[0])
     indices = [index_of(i, placement.shape) for i in range(len(shapes))]
     for dim in range(len(extents)):
-        axes = [axis for axis, one in enumerate(sbp) if one.dim == dim]
+        axes = [axis for axis, attribute in enumerate(sbp) if attribute.dim == dim]
         extents[dim] = sum(
             shape[dim]
             for shape, index in zip(shapes, indices, strict=True)
@@ -263,23 +265,19 @@ def _module_to_global(
     grad_sbp: Attributes | None,
 ) -> torch.nn.Module:
     """Convert every parameter and buffer; shared ones stay shared."""
-    made: dict[int, torch.Tensor] = {}
+    converted: dict[int, Any] = {}
 
-    def changed(x: torch.Tensor) -> GlobalTensor:
-        return to_global(x.detach(), placement, sbp, grad_sbp=grad_sbp)
+    def convert(x: torch.Tensor) -> Any:
+        if id(x) not in converted:
+            y = to_global(x.detach(), placement, sbp, grad_sbp=grad_sbp)
+            is_parameter = isinstance(x, torch.nn.Parameter)
+            converted[id(x)] = torch.nn.Parameter(y, x.requires_grad) if is_parameter else y
+        return converted[id(x)]
 
     for part in module.modules():
-        for name, parameter in part._parameters.items():
-            if parameter is not None:
-                if id(parameter) not in made:
-                    made[id(parameter)] = torch.nn.Parameter(
-                        changed(parameter), parameter.requires_grad
-                    )
-                part._parameters[name] = made[id(parameter)]  # type: ignore[assignment]
-        for name, buffer in part._buffers.items():
-            if buffer is not None:
-                made.setdefault(id(buffer), changed(buffer))
-                part._buffers[name] = made[id(buffer)]
+        for tensors in (part._parameters, part._buffers):
+            for name, x in tensors.items():
+                tensors[name] = None if x is None else convert(x)
     return module
 
 

@@ -10,7 +10,6 @@ import torch
 from gpudist.checks.arguments import checked
 from gpudist.errors import PartitionError
 from gpudist.exchange.autograd import move
-from gpudist.geometry.layout import NdSbp
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.ops.operator import Operator
 from gpudist.sbp.global_tensor import GlobalTensor
@@ -24,7 +23,7 @@ def mesh_axes(placement: Placement) -> tuple[Any, ...]:
         PartitionError: ranks along an axis are not evenly spaced, so ``MeshAxis`` cannot hold them.
     """
     MeshAxis, ranks = import_module("spmd_types").MeshAxis, placement.ranks
-    found: list[Any] = []
+    axes: list[Any] = []
     for axis, size in enumerate(placement.shape):
         steps = (ranks.take(range(1, size), axis) - ranks.take(range(size - 1), axis)).flatten()
         distinct = {int(step) for step in steps}
@@ -34,8 +33,8 @@ def mesh_axes(placement: Placement) -> tuple[Any, ...]:
                 "spmd_types supports only evenly spaced ascending ranks; order the ranks so, or "
                 "use x.to_local()"
             )
-        found.append(MeshAxis.of(size, distinct.pop() if distinct else 1))
-    return tuple(found)
+        axes.append(MeshAxis.of(size, distinct.pop() if distinct else 1))
+    return tuple(axes)
 
 
 def exempt_movements() -> None:
@@ -66,25 +65,13 @@ def to_typed_local(x: GlobalTensor) -> torch.Tensor:
         local = x.to_local()
     if not x.placement.active:
         return local
-    axes = mesh_axes(x.placement)
+    ends = list(zip(mesh_axes(x.placement), x.sbp, x.placement.shape, strict=True))
     words = {"broadcast": types.R, "partial_sum": types.P, "split": types.V}
-    local_types = {
-        axis: words[one.kind]
-        for axis, one, size in zip(axes, x.sbp, x.placement.shape, strict=True)
-        if size > 1
-    }
-    dims = _split_dims(x.sbp, x.placement.shape, axes, x.dim())
+    local_types = {axis: words[attribute.kind] for axis, attribute, size in ends if size > 1}
+    dims = [
+        tuple(axis for axis, attribute, size in ends if attribute.dim == dim and size > 1) or None
+        for dim in range(x.dim())
+    ]
     if not any(dims):
         return types.assert_type(local, local_types)
     return types.assert_type(local, local_types, partition_spec=types.PartitionSpec(*dims))
-
-
-def _split_dims(
-    sbp: NdSbp, grid: tuple[int, ...], axes: tuple[Any, ...], dims: int
-) -> list[tuple[Any, ...] | None]:
-    found: list[tuple[Any, ...] | None] = []
-    for dim in range(dims):
-        along = zip(axes, sbp, grid, strict=True)
-        own = tuple(axis for axis, one, size in along if one.dim == dim and size > 1)
-        found.append(own or None)
-    return found

@@ -42,8 +42,8 @@ def compute_gathered(
         ConversionError: on every rank alike, if the scope does not allow gathering, or the inputs
             exceed its limit.
     """
-    given: list[Any] = list(dict.fromkeys(tensors_in([args, kwargs])))
-    split = [x for x in given if isinstance(x, kind) and not x.is_copy_everywhere]
+    inputs: list[Any] = list(dict.fromkeys(tensors_in([args, kwargs])))
+    split = [x for x in inputs if isinstance(x, kind) and not x.is_copy_everywhere]
     register = partial(can_have_rule, function, args, kwargs)
     settle(scope, name_of(function), split, reason, register)
     record = scope.record
@@ -55,9 +55,9 @@ def compute_gathered(
         else x.whole()
         if isinstance(x, OuterTensor)
         else x
-        for x in given
+        for x in inputs
     }
-    versions = {id(x): wholes[id(x)]._version for x in given}
+    versions = {id(x): wholes[id(x)]._version for x in inputs}
 
     def of(leaf: Any) -> Any:
         return wholes.get(id(leaf), leaf) if isinstance(leaf, torch.Tensor) else leaf
@@ -65,12 +65,12 @@ def compute_gathered(
     try:
         result = function(*map_tree(args, of), **map_tree(kwargs, of))
     except NotImplementedError as error:
-        remedy = dtype_remedy([x.dtype for x in given]) if is_about_dtypes(error) else ""
+        remedy = dtype_remedy([x.dtype for x in inputs]) if is_about_dtypes(error) else ""
         if remedy:
             error.args = (f"{name_of(function)}: {error}; {remedy}",)
         raise
-    originals = {id(wholes[id(x)]): x for x in given}
-    for x in given:
+    originals = {id(wholes[id(x)]): x for x in inputs}
+    for x in inputs:
         whole = wholes[id(x)]
         if whole._version == versions[id(x)] or not isinstance(x, kind):
             continue
@@ -80,7 +80,7 @@ def compute_gathered(
             views.require_writable(name_of(function), x)
             views.propagate_change(x)
     like = max(split, key=lambda x: x.numel(), default=None)
-    like = next((x for x in given if isinstance(x, kind) and is_held(x)), like)
+    like = next((x for x in inputs if isinstance(x, kind) and is_held(x)), like)
 
     def back(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or isinstance(leaf, kind):
@@ -91,16 +91,16 @@ def compute_gathered(
 
     results = map_tree(result, back)
     if record is not None:
-        found = list(tensors_in(results))
+        outputs = list(tensors_in(results))
         # The row also counts the movements made for this function.
         del record.rows[rows:]
         record.add(
             PlanRow(
                 place_of_call(scope)[0],
                 name_of(function),
-                ", ".join(str(x.sbp) for x in given if isinstance(x, kind)),
-                ", ".join(str(x.sbp) for x in found if isinstance(x, kind)),
-                sum(x.numel() for x in found),
+                ", ".join(str(x.sbp) for x in inputs if isinstance(x, kind)),
+                ", ".join(str(x.sbp) for x in outputs if isinstance(x, kind)),
+                sum(x.numel() for x in outputs),
                 record.sent_bytes() - sent,
                 bool(split),
                 True,
@@ -113,14 +113,10 @@ def cut_like(y: GlobalTensor, like: GlobalTensor | None) -> GlobalTensor:
     """Split the replicated ``y`` like ``like``, if the dims to split have the same extents."""
     if like is None or y.dim() != like.dim() or like.global_layout.count("partial_sum") > 1:
         return y
-    dims = [one.dim for one in like.sbp if one.is_split]
+    dims = [attribute.dim for attribute in like.sbp if attribute.is_split]
     if any(y.shape[d] != like.shape[d] for d in dims):
         return y
     return y.to_global(like.placement, like.sbp)
-
-
-def _workers(x: GlobalTensor) -> int:
-    return prod(x.placement.shape)
 
 
 def _whole(x: GlobalTensor, scope: Scope) -> torch.Tensor:
@@ -169,7 +165,7 @@ def settle(
     moved = sum(
         boxed_bytes(x.global_layout, x.placement.copies(tuple(x.shape)), x.dtype) for x in split
     )
-    workers = _workers(split[0])
+    workers = split[0].placement.partition.size
     where = f"{where_called(scope)}: {name}"
     if scope.unknown == "refuse":
         raise ConversionError(

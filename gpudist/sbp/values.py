@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,34 +36,20 @@ def _value(x: GlobalTensor) -> torch.Tensor:
     return x.full_tensor().detach()
 
 
-@entry(T.item)
-def item(x: GlobalTensor) -> Any:
-    return _value(x).item()
+def _convert_value(convert: Callable[[torch.Tensor], Any], x: GlobalTensor) -> Any:
+    return convert(_value(x))
 
 
-@entry(T.tolist)
-def tolist(x: GlobalTensor) -> Any:
-    return _value(x).tolist()
-
-
-@entry(T.__bool__, T.__nonzero__, T.is_nonzero, torch.is_nonzero)  # pyright: ignore
-def as_bool(x: GlobalTensor) -> bool:
-    return bool(_value(x))
-
-
-@entry(T.__float__)
-def as_float(x: GlobalTensor) -> float:
-    return float(_value(x))
-
-
-@entry(T.__complex__)
-def as_complex(x: GlobalTensor) -> complex:
-    return complex(x.full_tensor().detach())
-
-
-@entry(T.__int__, T.__index__, T.__long__)  # pyright: ignore
-def as_int(x: GlobalTensor) -> int:
-    return int(_value(x))
+_CONVERSIONS: dict[Callable[[torch.Tensor], Any], tuple[Any, ...]] = {
+    T.item: (T.item,),
+    T.tolist: (T.tolist,),
+    bool: (T.__bool__, T.__nonzero__, T.is_nonzero, torch.is_nonzero),  # pyright: ignore
+    float: (T.__float__,),
+    complex: (T.__complex__,),
+    int: (T.__int__, T.__index__, T.__long__),  # pyright: ignore
+}
+for _convert, _functions in _CONVERSIONS.items():
+    entry(*_functions)(partial(_convert_value, _convert))
 
 
 @entry(T.__repr__, T.__str__)
@@ -79,7 +67,7 @@ def text(x: GlobalTensor, **_: object) -> str:
     if index is None:
         return f"{kind}({facts}, no cells on this rank)"
     bounds = x.global_layout.box(index).slices
-    cells = ", ".join(f"{one.start}:{one.stop}" for one in bounds)
+    cells = ", ".join(f"{bound.start}:{bound.stop}" for bound in bounds)
     part = "copy" if x.is_copy_everywhere else "term" if partial_sum in x.sbp else "block"
     cells = "not computed yet" if is_outdated else f"[{cells}]:\n{local.detach()!r}"
     return f"{kind}({facts}, this rank's {part} {cells})"
@@ -87,4 +75,4 @@ def text(x: GlobalTensor, **_: object) -> str:
 
 @entry(T.__format__)
 def format_tensor(x: GlobalTensor, spec: str) -> str:
-    return format(item(x), spec) if spec and x.dim() == 0 else text(x)
+    return format(_value(x).item(), spec) if spec and x.dim() == 0 else text(x)

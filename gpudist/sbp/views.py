@@ -81,8 +81,8 @@ def note(
         return
 
     def make() -> torch.Tensor:
-        made = function(*args, **kwargs)
-        return made if place is None else made[place]
+        result = function(*args, **kwargs)
+        return result if place is None else result[place]
 
     if is_copy and _memory(y) == _memory(base):
         # They may share memory on this rank alone, for example on the rank that holds the only
@@ -100,7 +100,7 @@ def link(y: torch.Tensor, view: EmulatedView) -> None:
         return
     if before is not None:
         watched = copies_of_memory.get(_memory(before.base), [])
-        watched[:] = [one for one in watched if one() is not y]
+        watched[:] = [reference for reference in watched if reference() is not y]
     _watch(_memory(view.base), y)
 
 
@@ -113,11 +113,11 @@ def _writer(base: Any, call: Call) -> Callable[[torch.Tensor], object] | None:
 
 
 def _watch(memory: int, y: Any) -> None:
-    def forget(one: ReferenceType[Any]) -> None:
-        found = copies_of_memory.get(memory, [])
-        if one in found:
-            found.remove(one)
-        if not found:
+    def forget(reference: ReferenceType[Any]) -> None:
+        references = copies_of_memory.get(memory, [])
+        if reference in references:
+            references.remove(reference)
+        if not references:
             copies_of_memory.pop(memory, None)
 
     copies_of_memory.setdefault(memory, []).append(ref(y, forget))
@@ -175,8 +175,8 @@ def propagate_change(x: Any) -> None:
 
 def _outdate_views(memory: int, but: Any) -> None:
     """Outdate the emulated views of this memory that have memory of their own."""
-    for one in copies_of_memory.pop(memory, []):
-        y = one()
+    for reference in copies_of_memory.pop(memory, []):
+        y = reference()
         view = None if y is None else view_of(y)
         if view is None:
             continue
@@ -191,8 +191,8 @@ def outdate(y: Any) -> None:
     local = vars(y).pop("_local", None)
     if local is None:
         return
-    for one in copies_of_memory.pop(local.untyped_storage()._cdata, []):
-        other = one()
+    for reference in copies_of_memory.pop(local.untyped_storage()._cdata, []):
+        other = reference()
         if other is not None:
             outdate(other)
 
@@ -207,11 +207,11 @@ def renew(y: Any) -> torch.Tensor:
     view = view_of(y)
     assert view is not None
     with as_made(view.base):
-        made: Any = view.make()
+        result: Any = view.make()
         # To compute a spectrum links its parts to it.
         view = view_of(y) or view
-        is_alias = view.is_copy and _memory(made) == _memory(view.base)
-        local = made._local.clone() if is_alias else made._local
+        is_alias = view.is_copy and _memory(result) == _memory(view.base)
+        local = result._local.clone() if is_alias else result._local
     vars(y)["_local"] = local
     _watch(_memory(view.base), y)
     return local

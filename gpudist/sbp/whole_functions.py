@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
+from gpudist.cache import cache_of
 from gpudist.errors import ConversionError
 from gpudist.exchange.tracing import is_traced
 from gpudist.geometry.layout import broadcast
@@ -25,7 +26,7 @@ from gpudist.sbp.interception import is_intercepting
 from gpudist.sbp.methods import entry
 from gpudist.sbp.outer import materialize_in
 from gpudist.sbp.placement import Placement
-from gpudist.sbp.plain import shared
+from gpudist.sbp.plain import share_gradient
 from gpudist.sbp.scope import Repeatable, Scope, current_draws, current_scope, where_called
 from gpudist.sbp.terms import is_users
 from gpudist.sbp.to_global import from_part
@@ -45,35 +46,35 @@ def apply_function(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     scope = current_scope()
     name = cls.__name__
     args, kwargs = materialize_in(cls, args, kwargs)
-    own = _global_in(args, kwargs)
-    if name == "CheckpointFunction" and (own or current_draws() is not None):
+    global_tensors = _global_in(args, kwargs)
+    if name == "CheckpointFunction" and (global_tensors or current_draws() is not None):
         run, preserve, *inputs = args
         return torch.utils.checkpoint.checkpoint(
             run, *inputs, use_reentrant=False, preserve_rng_state=preserve
         )
     if scope is not None and name not in _KEEPING:
-        args, kwargs = with_copies(scope, cls, args, kwargs, bool(own)) or (args, kwargs)
-        own = _global_in(args, kwargs)
+        args, kwargs = with_copies(scope, cls, args, kwargs, bool(global_tensors)) or (args, kwargs)
+        global_tensors = _global_in(args, kwargs)
         if is_traced() and _want_gradient([args, kwargs]):
             raise ConversionError(
                 f"{where_called(scope)}: {name}.apply: a recorded graph cannot call the backward "
                 "of a function; compute with torch's functions, call the network without "
                 "gradients, or call it outside of gpudist.compiled"
             )
-        if not own and _backward_gets_terms(scope, cls, args):
+        if not global_tensors and _backward_gets_terms(scope, cls, args):
             convert = partial(as_global_copies, scope, f"{name}.apply")
             args, kwargs = map_tree(args, convert), map_tree(kwargs, convert)
-            own = _global_in(args, kwargs)
+            global_tensors = _global_in(args, kwargs)
     if name == "CheckpointFunction":
         args = (Repeatable(args[0]), *args[1:])
-    if not own or name in _KEEPING:
+    if not global_tensors or name in _KEEPING:
         return apply_to_plain(cls, args, kwargs)
     if name in _IDENTITIES:
         return _identity(cls, args)
     if scope is None and not _want_gradient([args, kwargs]):
         # Torch calls the forward without gradients, on operators with rules.
         return apply_to_plain(cls, args, kwargs)
-    scope = scope or _scope_outside_of_networks(own[0].placement)
+    scope = scope or _scope_outside_of_networks(global_tensors[0].placement)
     return _on_whole(scope, cls, args, kwargs)
 
 
@@ -106,40 +107,37 @@ def as_global_copies(scope: Scope, name: str, x: Any) -> Any:
     return wrap_copies(GlobalTensor, x, scope.placement)
 
 
-def _want_gradient(given: Any) -> bool:
-    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors_in(given))
+def _want_gradient(tree: Any) -> bool:
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors_in(tree))
 
 
 def _scope_outside_of_networks(placement: Placement) -> Scope:
-    remembered: dict[Any, Any] = placement.partition.wire.remembered
-    key = "functions outside of a network", placement
-    if key not in remembered:
-        remembered[key] = Scope(placement, gather_limit_bytes=sys.maxsize)
-    return remembered[key]
+    scopes = cache_of(placement.partition.wire.remembered, "functions outside of a network")
+    return scopes.made(placement, lambda: Scope(placement, gather_limit_bytes=sys.maxsize))
 
 
 def _identity(cls: Any, args: Sequence[Any]) -> Any:
-    given: list[Any] = [x._local if isinstance(x, GlobalTensor) else x for x in args]
-    if cls.__name__ == "_DDPSink" and given[0]().find_unused_parameters:
+    parts: list[Any] = [x._local if isinstance(x, GlobalTensor) else x for x in args]
+    if cls.__name__ == "_DDPSink" and parts[0]().find_unused_parameters:
         # Only the parts have the graph in which the reducer looks for unused parameters.
-        network = given[0]()
+        network = parts[0]()
         if network.require_forward_param_sync and not network.static_graph:
-            network.reducer.prepare_for_backward([x for x in given[1:] if isinstance(x, T)])
-    found = apply_to_plain(cls, given, {})
-    found = found if isinstance(found, tuple) else (found,)
-    ends = zip(args[len(args) - len(found) :], found, strict=True)
+            network.reducer.prepare_for_backward([x for x in parts[1:] if isinstance(x, T)])
+    results = apply_to_plain(cls, parts, {})
+    results = results if isinstance(results, tuple) else (results,)
+    ends = zip(args[len(args) - len(results) :], results, strict=True)
     return tuple([x.like(y) if isinstance(x, GlobalTensor) else y for x, y in ends])
 
 
 def _on_whole(scope: Scope, cls: Any, args: Any, kwargs: Any) -> Any:
     """Apply a function to full tensors; its backward receives full gradients."""
-    given: list[Any] = list({id(x): x for x in tensors_in([args, kwargs])}.values())
-    own = [x for x in given if isinstance(x, GlobalTensor)]
-    split = [x for x in own if not x.is_copy_everywhere]
+    tensors: list[Any] = list({id(x): x for x in tensors_in([args, kwargs])}.values())
+    global_tensors = [x for x in tensors if isinstance(x, GlobalTensor)]
+    split = [x for x in global_tensors if not x.is_copy_everywhere]
     settle(
         scope, f"{cls.__name__}.apply", split, "an autograd.Function has no rule for blocks", bool
     )
-    placement = own[0].placement
+    placement = global_tensors[0].placement
     world, copies = placement.partition.world, (broadcast,) * placement.axes
     is_in_network = current_scope() is not None
 
@@ -153,14 +151,14 @@ def _on_whole(scope: Scope, cls: Any, args: Any, kwargs: Any) -> Any:
         if is_in_network:
             require_copies(scope, f"{cls.__name__}.apply", [x])
         else:
-            x = shared(f"{cls.__name__}.apply", x, placement)
+            x = share_gradient(f"{cls.__name__}.apply", x, placement)
         if not placement.active:
             return x.detach() + x.reshape(-1)[:0].sum()
         layout = placement.copies(tuple(x.shape))
         return box_both_ways(x, [layout], [layout, layout.dual], world)
 
-    wholes = {id(x): once(x) for x in given}
-    versions = [wholes[id(x)]._version for x in own]
+    wholes = {id(x): once(x) for x in tensors}
+    versions = [wholes[id(x)]._version for x in global_tensors]
     scope.applying += 1
     try:
         result = apply_to_plain(
@@ -170,7 +168,7 @@ def _on_whole(scope: Scope, cls: Any, args: Any, kwargs: Any) -> Any:
         )
     finally:
         scope.applying -= 1
-        if [wholes[id(x)]._version for x in own] != versions:
+        if [wholes[id(x)]._version for x in global_tensors] != versions:
             raise ConversionError(
                 f"{cls.__name__}.apply: the function changes an input in place, which is a copy of "
                 "the tensor; return a new tensor"

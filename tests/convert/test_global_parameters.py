@@ -222,3 +222,20 @@ def test_steps_run_as_many_kernels_as_on_blocks(P_world: Partition, way: str) ->
     assert counts[0] == counts[1]
     # On GPUs, the default is foreach.
     assert all(type(p) in _foreach_supported_types for p in net.parameters())
+
+
+class _FirstLayer(nn.Sequential):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return self[0](input)
+
+
+@distributed(ranks=3, transports=["loopback"])
+def test_hooks_of_parameters_that_a_call_does_not_use(P_world: Partition) -> None:
+    for kind in ("replicated", "one owner", "split"):
+        whole, names = _FirstLayer(*network().children()), list[str]()
+        for name, parameter in whole.named_parameters():
+            parameter.register_hook(lambda _, name=name, names=names: names.append(name))
+        net = KINDS[kind](P_world, whole)
+        net(torch.ones(1, 2, 6, dtype=torch.float64)).sum().backward()
+        assert sorted(names) == ["0.bias", "0.weight"]
+        assert net[2].weight.grad is None

@@ -17,7 +17,7 @@ import gpudist
 from benchmarks.resnet import ResNet18
 from gpudist import ConversionError, Plan, distribute, plan_of
 from gpudist.sbp import broadcast
-from gpudist.sbp.call_cache import nothing_remembered
+from gpudist.sbp.call_cache import without_cache
 from gpudist.sbp.methods import METHODS
 from gpudist.sbp.scope import PlanRow, Record
 from gpudist.world.partition import Partition
@@ -129,7 +129,7 @@ def test_rows_and_bytes_are_those_of_a_run(P_world: Partition, name: str) -> Non
     with torch.no_grad():
         net(block)
         record = net._gpudist_conversion.scope.record = Record(lambda: sent_bytes(P_world))
-        with nothing_remembered():
+        with without_cache():
             net(block)
         net._gpudist_conversion.scope.record = None
         before = sent_bytes(P_world)

@@ -63,7 +63,7 @@ def test_plans_themselves_are_right(plan: Any) -> None:
 
 
 def test_gradients_counted_by_every_worker() -> None:
-    moved = PlacedPin._moved
+    moved = PlacedPin._move_tensor
 
     def counted(self: PlacedPin, x: Any) -> Any:
         y: Any = moved(self, x)
@@ -71,7 +71,7 @@ def test_gradients_counted_by_every_worker() -> None:
             y._local.register_hook(lambda gradient: gradient * WORKERS)
         return y
 
-    with patch.object(PlacedPin, "_moved", counted):
+    with patch.object(PlacedPin, "_move_tensor", counted):
         verdict = verdict_on(copies())
     assert verdict.how == "wrong" and "gradient of parameter down.weight" in verdict.text
 

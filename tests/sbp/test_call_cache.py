@@ -54,7 +54,7 @@ def test_composites_are_not_called_again(
         F.batch_norm(x, *moments, weight, bias, True)
     (found,) = [v for k, v in x._global_spec.calls.items() if k[0] is F.batch_norm]
     assert isinstance(found, _CachedCall) and found.order is not None
-    assert found.noted.function is channel_norms.updating_batch_norm
+    assert found.operator.function is channel_norms.updating_batch_norm
 
 
 @pytest.mark.parametrize("p", [0.5, 1.0])

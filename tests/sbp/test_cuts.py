@@ -21,7 +21,7 @@ from gpudist.sbp import Placement, Sbp, explain, to_global
 from gpudist.sbp.registry import Rule, name_of, signatures
 from gpudist.sbp.signatures.attention_with_dropout import dropping_attention
 from gpudist.sbp.signatures.channel_norms import updating_batch_norm
-from gpudist.sbp.signatures.dropout import dropped
+from gpudist.sbp.signatures.dropout import drop_cells
 from gpudist.sbp.trees import map_tree, tensors_in
 from gpudist.testing import assert_adjoint
 from gpudist.world.partition import Partition
@@ -71,7 +71,7 @@ EVERY = [function for function, entry in signatures.items() if getattr(entry, "a
 # Functions with uninitialized values, with other dropped cells than torch's, with keyword
 # arguments, and one that changes the running moments it is given.
 OTHERS = (
-    torch.empty_like, dropped, dropping_attention, torch.stft, torch.Tensor.stft,
+    torch.empty_like, drop_cells, dropping_attention, torch.stft, torch.Tensor.stft,
     torch.linalg.solve_triangular, updating_batch_norm,
 )  # fmt: skip
 for function in OTHERS:

@@ -46,6 +46,19 @@ def test_softmax(P_world: Partition, function: Any) -> None:
         function(x, dim=3)
 
 
+@distributed(ranks=2, transports=("loopback",))
+def test_softmax_of_another_dtype(P_world: Partition) -> None:
+    """Also along a split dim, wherever the dtype is among the arguments."""
+    x = global_of(X.float(), Placement("cpu", [0, 1], P_world), (S(1),))
+    functions: list[Any] = [F.softmax, F.log_softmax, F.softmin]
+    for function in functions:
+        for y in (function(x, 1, dtype=torch.float64), function(x, 1, 3, torch.float64)):
+            assert y.dtype == torch.float64
+            expected = function(X.float(), 1, dtype=torch.float64)
+            torch.testing.assert_close(y.full_tensor(), expected, rtol=1e-12, atol=1e-12)
+    assert torch.softmax(x, 1, torch.float64).dtype == torch.float64
+
+
 # The types of torch 2.13 have no weight.
 L1: Any = F.l1_loss
 LOSSES: dict[str, tuple[Any, list[torch.Tensor], list[Row]]] = {

@@ -69,7 +69,7 @@ def padded(x: Any, rows: int) -> Any:
 def derive_padded(call: Call, parts: int) -> list[SbpSignature]:
     def localize(call: Call, part: AxisPart) -> Call:
         rows = call.args[1]
-        return call.replaced(1, "rows", rows // part.parts + (part.index < rows % part.parts))
+        return call.with_argument(1, "rows", rows // part.parts + (part.index < rows % part.parts))
 
     # Only where all rows are kept is a block of the result made from one block.
     whole = call.args[1] == call.tensors[0].shape[0]

@@ -12,6 +12,7 @@ from gpudist.cache import Cache
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry.blocks import Blocks
 from gpudist.nn.attention.blockwise import AttentionDropout, BlockAttention
+from gpudist.nn.autocast import in_product_dtype
 from gpudist.nn.distributed_module import CheckedModule
 from gpudist.ops.bound import Bound
 from gpudist.ops.shape_agreement import ShapeAgreement, ShapeMode, refuse
@@ -97,11 +98,13 @@ class SequenceAttention(CheckedModule):
             is_causal: overrides the layer's ``is_causal`` for this call.
 
         Returns:
-            Tensor of shape ``[B, H, S_q, D_v]``; zeros for a query that attends to no key.
+            Tensor of shape ``[B, H, S_q, D_v]``; zeros for a query that attends to no key. Under
+            autocast in its dtype, as torch's.
 
         Raises:
             ShapeError: the shapes or dtypes of the tensors do not match.
         """
+        query, key, value = (in_product_dtype(x) for x in (query, key, value))
         if not self.P_x.active:
             if self.dropout is not None:
                 self.dropout.drops(query)

@@ -17,8 +17,10 @@ from gpudist.world.partition import CartesianPartition
 
 def axes_that_split(where: Where, slot: int, dims: Collection[int]) -> list[int]:
     """Return the axes that split one of ``dims`` of the tensor in ``slot`` over several workers."""
-    ones = zip(where.sbps[slot], where.P.shape, strict=True)
-    return [axis for axis, (one, n) in enumerate(ones) if one.dim in dims and n > 1]
+    attributes = zip(where.sbps[slot], where.P.shape, strict=True)
+    return [
+        axis for axis, (attribute, n) in enumerate(attributes) if attribute.dim in dims and n > 1
+    ]
 
 
 def total(x: torch.Tensor, where: Where, axes: Iterable[int]) -> torch.Tensor:
@@ -46,7 +48,7 @@ def stack_blocks(x: torch.Tensor, where: Where, axes: Iterable[int]) -> torch.Te
 
 
 def place(where: Where, axes: Iterable[int]) -> int:
-    """Return the position of this worker's block in the result of ``stacked``."""
+    """Return the position of this worker's block in the result of :func:`stack_blocks`."""
     rank = _workers(where, axes).rank
     assert rank is not None
     return rank
@@ -83,7 +85,7 @@ def in_one_order(compute: Compute) -> Compute:
     of backward follow the order of the graph.
     """
 
-    def ordered(tensors: Sequence[torch.Tensor]) -> Any:
+    def compute_in_order(tensors: Sequence[torch.Tensor]) -> Any:
         learning = [i for i, x in enumerate(tensors) if x.requires_grad]
         if len(learning) < 2 or not torch.is_grad_enabled():
             return compute(tensors)
@@ -92,7 +94,7 @@ def in_one_order(compute: Compute) -> Compute:
             tied[i] = x
         return compute(tied)
 
-    return ordered
+    return compute_in_order
 
 
 def terms(call: Call, *slots: int) -> list[SbpSignature]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from gpudist.geometry.layout import Sbp, broadcast, split
 from gpudist.sbp.call import Call, Compute, Function
 from gpudist.sbp.registry import SbpSignature, Where, compose, forms, register
-from gpudist.sbp.signatures.across import axes_that_split, place, stack_blocks
+from gpudist.sbp.signatures.across import axes_that_split, place, stack_blocks, terms
 from gpudist.sbp.signatures.elementwise import linear_in
 from gpudist.sbp.signatures.reduce import dims_of, splits_of_kept_dims
 
@@ -50,27 +50,27 @@ def without_cells(
 
 def of_others(call: Call, dims: Collection[int]) -> list[SbpSignature]:
     """Return splits of all dims except ``dims``, which the results may keep or drop."""
-    found: list[SbpSignature] = []
+    signatures: list[SbpSignature] = []
     count = call.tensors[0].dims
     for d in range(count):
         if d in dims:
             continue
-        ones: list[Sbp] = []
+        outputs: list[Sbp] = []
         for spec in call.outputs:
             is_kept = spec.dims == count
-            ones.append(split(d if is_kept else d - sum(e < d for e in dims)))
-        found.append(SbpSignature((split(d),), tuple(ones), bind=on_cells))
-    return found
+            outputs.append(split(d if is_kept else d - sum(e < d for e in dims)))
+        signatures.append(SbpSignature((split(d),), tuple(outputs), bind=on_cells))
+    return signatures
 
 
 def _along(position: int, default: int | None) -> Dims:
     """Return a function that reads the dim argument at a position; ``None`` means all cells."""
 
     def dims(call: Call) -> Collection[int] | None:
-        given = call.get(position, "dim", call.kwargs.get("axis", default))
-        if given is None or isinstance(given, bool):
-            return None if given is None else (call.tensors[0].dims - 1,)
-        return ((given % max(call.tensors[0].dims, 1)),)
+        dim = call.get(position, "dim", default)
+        if dim is None or isinstance(dim, bool):
+            return None if dim is None else (call.tensors[0].dims - 1,)
+        return ((dim % max(call.tensors[0].dims, 1)),)
 
     return dims
 
@@ -83,11 +83,14 @@ def enter_along(functions: Sequence[Function], dims: Dims, is_linear: bool = Fal
 
     @register(*functions, any_cuts=True)
     def along(call: Call, parts: int) -> list[SbpSignature]:
-        found = dims(call)
-        if found is None or len(call.tensors) > 1:
+        signatures = dims(call)
+        if signatures is None or len(call.tensors) > 1:
             return []
         shape = call.shapes[0]
-        others = sorted(of_others(call, found), key=lambda one: shape[one.inputs[0].dim] < parts)
+        others = sorted(
+            of_others(call, signatures),
+            key=lambda signature: shape[signature.inputs[0].dim] < parts,
+        )
         return [*others, linear_in(call, (0,))] if is_linear else others
 
 
@@ -106,12 +109,12 @@ def quantile(call: Call, parts: int) -> list[SbpSignature]:
     quantiles = 1 if len(call.tensors) > 1 and call.tensors[1].dims else 0
     # Not by the results: torch rejects blocks without cells.
     keeps = bool(call.get(3, "keepdim", False))
-    found: list[SbpSignature] = []
-    for one in splits_of_kept_dims(call, tuple(dims), keeps):
-        inputs = (*one.inputs, *(broadcast,) * (len(call.tensors) - 1))
-        moved = split(one.outputs[0].dim + quantiles)
-        found.append(SbpSignature(inputs, (moved,), bind=on_cells, cuts="all"))
-    return found
+    signatures: list[SbpSignature] = []
+    for signature in splits_of_kept_dims(call, tuple(dims), keeps):
+        inputs = (*signature.inputs, *(broadcast,) * (len(call.tensors) - 1))
+        moved = split(signature.outputs[0].dim + quantiles)
+        signatures.append(SbpSignature(inputs, (moved,), bind=on_cells, cuts="all"))
+    return signatures
 
 
 @compose(torch.msort, Tensor.msort)
@@ -121,29 +124,42 @@ def msort(input: Tensor) -> Tensor:
 
 @compose(torch.aminmax, Tensor.aminmax)
 def aminmax(input: Tensor, *, dim: int | None = None, keepdim: bool = False) -> Any:
-    given: Any = () if dim is None else dim
-    ends = (torch.amin(input, given, keepdim), torch.amax(input, given, keepdim))
+    dims: Any = () if dim is None else dim
+    ends = (torch.amin(input, dims, keepdim), torch.amax(input, dims, keepdim))
     return torch.return_types.aminmax(ends)  # pyright: ignore
 
 
-@register(*forms("cumprod", "logcumsumexp"), any_cuts=True)
-def running(call: Call, parts: int) -> list[SbpSignature]:
+@register(*forms("cumsum", "cumprod", "logcumsumexp"), any_cuts=True)
+def accumulation(call: Call, parts: int) -> list[SbpSignature]:
     """Split all dims; along the accumulated dim, each block adds the totals of preceding blocks."""
     dims = dims_of(call)
-    found = [SbpSignature((split(d),), (split(d),), run=_running) for d in dims]
-    return [*splits_of_kept_dims(call, dims, True), *found]
+    signatures = [SbpSignature((split(d),), (split(d),), run=_accumulate) for d in dims]
+    is_linear = call.function.__name__ == "cumsum"
+    return [
+        *splits_of_kept_dims(call, dims, True),
+        *signatures,
+        *(terms(call, 0) if is_linear else []),
+    ]
 
 
-def _running(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
-    (dim,), own = dims_of(where.call), call(tensors)
+# Reduction of a block, and combination with that of the preceding blocks.
+_TOTALS: dict[str, tuple[Function, Function]] = {
+    "cumsum": (torch.sum, torch.add),
+    "cumprod": (torch.prod, torch.mul),
+    "logcumsumexp": (torch.logsumexp, torch.logaddexp),
+}
+
+
+def _accumulate(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
+    (dim,), local = dims_of(where.call), call(tensors)
     axes = axes_that_split(where, 0, (dim,))
-    x = tensors[0].to(own.dtype)
-    is_product = call.function.__name__ == "cumprod"
-    ends = x.prod(dim, keepdim=True) if is_product else x.logsumexp(dim, keepdim=True)
-    before = stack_blocks(ends, where, axes)[: place(where, axes)]
-    if is_product:
-        return own * before.prod(0)
-    return torch.logaddexp(own, before.logsumexp(0)) if len(before) else own + 0 * before.sum(0)
+    reduce, combine = _TOTALS[call.function.__name__]
+    totals = reduce(tensors[0].to(local.dtype), dim, keepdim=True)
+    before = stack_blocks(totals, where, axes)[: place(where, axes)]
+    if reduce is torch.logsumexp and not len(before):
+        # The gradient of the logarithm of nothing is not a number; a sum connects the graph.
+        return local + 0 * before.sum(0)
+    return combine(local, reduce(before, 0))
 
 
 # --- Matrices: the last two dims ----------------------------------------------------------------

@@ -44,11 +44,11 @@ def attention(
     if query.is_meta and type(query) is Tensor and query.dim() == 4:
         dtype = product_dtype(query)
         query, key, value = (x.to(dtype) for x in (query, key, value))
-        return _fused(query, key, value, mask, is_causal, scale)
+        return _call_fused_kernel(query, key, value, mask, is_causal, scale)
     return attend(query, key, value, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
-def _fused(
+def _call_fused_kernel(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: Any
 ) -> Tensor:
     """Compute attention without data by a kernel that keeps no weights, as devices have.
@@ -78,29 +78,31 @@ def attention_of_blocks(call: Call, parts: int) -> list[SbpSignature]:
     rows, dims = len(result) - 2, len(result)
     masks = call.shapes[3:]
     scores = (*result[:-1], k[-2])
-    found: list[SbpSignature] = []
+    signatures: list[SbpSignature] = []
     for d in range(rows):
-        ones = [align_attribute(shape[:-2], d, result[:-2]) for shape in (q, k, v)]
+        factors = [align_attribute(shape[:-2], d, result[:-2]) for shape in (q, k, v)]
         if Options.of(call).enable_gqa and d == rows - 1 and k[-3] not in (1, q[-3]):
             # Groups of query heads share keys: a block needs whole groups.
             if k[-3] % parts:
                 continue
-            ones = [split(len(shape) - 3) for shape in (q, k, v)]
-            found.append(_attending(call, ones, masks, d, scores, split(d), keeps_cut=True))
+            factors = [split(len(shape) - 3) for shape in (q, k, v)]
+            signatures.append(
+                _attention_signature(call, factors, masks, d, scores, split(d), keeps_cut=True)
+            )
             continue
-        found.append(_attending(call, ones, masks, d, scores, split(d)))
+        signatures.append(_attention_signature(call, factors, masks, d, scores, split(d)))
     queries: list[Sbp] = [split(len(q) - 2), broadcast, broadcast]
-    found.append(_attending(call, queries, masks, rows, scores, split(rows)))
+    signatures.append(_attention_signature(call, queries, masks, rows, scores, split(rows)))
     if not masks and _swaps(call, parts):
         sequences = tuple(split(len(shape) - 2) for shape in (q, k, v))
-        found.append(SbpSignature(sequences, (split(rows),), bind=_bind, nests=False))
+        signatures.append(SbpSignature(sequences, (split(rows),), bind=_bind, nests=False))
     cells: list[Sbp] = [broadcast, broadcast, split(len(v) - 1)]
     whole = tuple(broadcast for _ in masks)
     values = SbpSignature((*cells, *whole), (split(dims - 1),), bind=_bind, only_unboxed=True)
     terms: list[Sbp] = [broadcast, broadcast, partial_sum]
     # Every worker computes all weights.
-    found += [values, replace(values, inputs=(*terms, *whole), outputs=(partial_sum,))]
-    return found
+    signatures += [values, replace(values, inputs=(*terms, *whole), outputs=(partial_sum,))]
+    return signatures
 
 
 # An all-to-all moves ``1 - 1 / parts`` of each tensor, the result included. A gather moves
@@ -114,7 +116,7 @@ def _swaps(call: Call, parts: int) -> bool:
     return heads and k[-3] >= parts and sum(cells) <= parts * (cells[1] + cells[2])
 
 
-def _swapped(call: Call, where: Where, axis: int) -> Compute:
+def _bind_head_exchange(call: Call, where: Where, axis: int) -> Compute:
     """Bind an all-to-all from blocks of sequences to whole sequences of some heads, and back."""
     line, blocks, shapes = where.P.along([axis]), where.inputs, where.call.shapes
     queries, keys = (
@@ -133,16 +135,16 @@ def _swapped(call: Call, where: Where, axis: int) -> Compute:
     )
 
 
-def _attending(
+def _attention_signature(
     call: Call,
-    ones: Sequence[Sbp],
+    factors: Sequence[Sbp],
     masks: Sequence[tuple[int, ...]],
     d: int,
     scores: tuple[int, ...],
     result: Sbp,
     keeps_cut: bool = False,
 ) -> SbpSignature:
-    inputs = (*ones, *(align_attribute(shape, d, scores) for shape in masks))
+    inputs = (*factors, *(align_attribute(shape, d, scores) for shape in masks))
     recut: Any = (lambda sizes: None) if keeps_cut else None
     return SbpSignature(inputs, (result,), recut=recut, bind=_bind)
 
@@ -152,7 +154,7 @@ def _bind(call: Call, where: Where) -> Compute:
     rows = where.call.tensors[1].dims - 2
     axes = axes_that_split(where, 1, (rows,))
     if axes:
-        return _swapped(call, where, *axes)
+        return _bind_head_exchange(call, where, *axes)
     cells = where.inputs[0]
     start, stop = cells.start[-2], cells.stop[-2]
     options = Options.of(call)

@@ -47,9 +47,9 @@ def dropping_attention(
 @register(dropping_attention, replicable=False, any_cuts=True, draws_anew=True)
 def dropping_attention_of_blocks(call: Call, parts: int) -> list[SbpSignature]:
     """Split like attention without dropout, but for whole sequences of some heads."""
-    found = [one for one in attention_of_blocks(call, parts) if one.nests]
+    signatures = [signature for signature in attention_of_blocks(call, parts) if signature.nests]
     copies = SbpSignature((broadcast,) * len(call.tensors), (broadcast,))
-    return [replace(one, bind=_bind) for one in (*found, copies)]
+    return [replace(signature, bind=_bind) for signature in (*signatures, copies)]
 
 
 def _bind(call: Call, where: Where) -> Compute:
@@ -71,8 +71,8 @@ def _bind(call: Call, where: Where) -> Compute:
 
 def _future_keys(cells: Cells, device: torch.device) -> Tensor:
     rows, keys = cells.box.shape[-2:]
-    ones = torch.ones(rows, keys, dtype=torch.bool, device=device)
-    return ones.triu_(cells.box.start[-2] + 1)
+    mask = torch.ones(rows, keys, dtype=torch.bool, device=device)
+    return mask.triu_(cells.box.start[-2] + 1)
 
 
 def _attend(
@@ -105,8 +105,8 @@ def _attend(
         draw = draw._replace(call=draw.call.clone())  # may change before backward
     scale = 1 / sqrt(q.shape[-1]) if options.scale is None else options.scale
     dropping = _Dropping(scale, options.dropout_p, draw, cells, mask is not None)
-    given = q, k, v, hidden
-    y = apply_handwritten(dropping, *given) if is_eager(*given) else dropping.composed(*given)
+    tensors = q, k, v, hidden
+    y = apply_handwritten(dropping, *tensors) if is_eager(*tensors) else dropping.composed(*tensors)
     return y.view(*batch, *y.shape[-2:])
 
 
@@ -189,15 +189,15 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """Compute attention; with dropout, by way of explicit attention weights."""
     options = Options(is_causal, scale, enable_gqa, dropout_p)
-    given = query, key, value, attn_mask
+    tensors = query, key, value, attn_mask
     if dropout_p == 0:
-        return call_rule(attention, *given, *options)
+        return call_rule(attention, *tensors, *options)
     check_probability(dropout_p)
     if is_causal and attn_mask is not None:
         raise RuntimeError("scaled_dot_product_attention: pass attn_mask or is_causal, not both")
     draws = next_draw()
-    if any(hasattr(x, "placement") for x in given):
-        return call_rule(dropping_attention, *given, *options)
+    if any(hasattr(x, "placement") for x in tensors):
+        return call_rule(dropping_attention, *tensors, *options)
     assert draws is not None
     batch = query.shape[:-2]
     if not enable_gqa:
@@ -206,4 +206,4 @@ def scaled_dot_product_attention(
     cells = Cells(Box.whole(shape), shape)
     hidden = _future_keys(cells, query.device) if is_causal else None
     draw = key_of(draws, query.device)
-    return _attend(*given, hidden, options, cells, draw)
+    return _attend(*tensors, hidden, options, cells, draw)

@@ -31,12 +31,12 @@ def along_last(call: Call, bind: Bind, dims: int, results: int = 1) -> list[SbpS
         dims: number of last dims.
         results: number of results.
     """
-    found: list[SbpSignature] = []
+    signatures: list[SbpSignature] = []
     for dim in range(call.tensors[0].dims):
         leads, both = dim < call.tensors[0].dims - dims, ((split(dim),), (split(dim),) * results)
         cuts: Literal["all", "inputs"] = "all" if leads else "inputs"
-        found.append(SbpSignature(*both, bind=bind, nests=leads, cuts=cuts))
-    return found
+        signatures.append(SbpSignature(*both, bind=bind, nests=leads, cuts=cuts))
+    return signatures
 
 
 def no_samples(where: Where, dims: int) -> Compute:
@@ -59,6 +59,16 @@ def along_last_dims(where: Where, dims: int) -> Where:
     first = len(where.inputs[0].shape) - dims
     axes = axes_that_split(where, 0, range(first, first + dims))
     return replace(where, P=where.P.along(axes))
+
+
+def bind_along_last(
+    dims: int, bind: Callable[[Where], Compute], call: Call, where: Where
+) -> Compute:
+    """Bind a function along the last ``dims``: torch's own if they are whole, else by ``bind``."""
+    if 0 in where.inputs[0].shape[:-dims]:
+        return no_samples(where, dims)
+    where = along_last_dims(where, dims)
+    return call if where.P.size == 1 else bind(where)
 
 
 class LayerAlongLast:

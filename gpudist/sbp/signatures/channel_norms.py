@@ -30,10 +30,9 @@ def batch_norm_and_moments(
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the batch norm of a plain tensor, and mean and unbiased variance of each channel."""
-    on = torch.backends.cudnn.enabled
     mean, variance = (input.new_zeros(input.shape[1], dtype=dtype) for _ in range(2))
-    y = torch.batch_norm(input, weight, bias, mean, variance, True, 1.0, eps, on)
-    return gradient_as_laid_out(y), mean, variance
+    y = updating_batch_norm(input, weight, bias, mean, variance, 1.0, eps)
+    return y, mean, variance
 
 
 def updating_batch_norm(
@@ -72,25 +71,26 @@ def instance_norm_and_moments(
 
 def plain_batch_norm(*args: Any) -> torch.Tensor:
     """Compute ``torch.batch_norm`` without changing the running moments."""
-    if not args[0].numel():
-        return _no_cells(*args[:3])
-    norm: Any = torch.batch_norm
-    return gradient_as_laid_out(norm(*args, torch.backends.cudnn.enabled))
+    return _normalize_any(torch.batch_norm, *args)
 
 
 def plain_instance_norm(*args: Any) -> torch.Tensor:
     """Compute ``torch.instance_norm`` without running moments."""
-    if not args[0].numel():
-        return _no_cells(*args[:3])
-    norm: Any = torch.instance_norm
-    return gradient_as_laid_out(norm(*args, torch.backends.cudnn.enabled))
+    return _normalize_any(torch.instance_norm, *args)
 
 
-def _no_cells(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None
+def _normalize_any(
+    norm: Any,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    *options: Any,
 ) -> torch.Tensor:
-    parameters = [one.sum() for one in (weight, bias) if one is not None]
-    return x + sum(parameters) if parameters else x.clone()
+    if not x.numel():
+        # torch's functions refuse it.
+        parameters = [parameter.sum() for parameter in (weight, bias) if parameter is not None]
+        return x + sum(parameters) if parameters else x.clone()
+    return gradient_as_laid_out(norm(x, weight, bias, *options, torch.backends.cudnn.enabled))
 
 
 INSTANCES = (instance_norm_and_moments, plain_instance_norm)
@@ -131,7 +131,7 @@ def by_channel(call: Call, parts: int) -> list[SbpSignature]:
     """Split all dims; a split of the channels also splits parameters and moments."""
     is_instance = call.function in INSTANCES
     computes = _is_normalized(call)
-    found: list[SbpSignature] = []
+    signatures: list[SbpSignature] = []
     for d in range(call.tensors[0].dims):
         others = split(0) if d == 1 else broadcast
         inputs = (split(d), *(others,) * (len(call.tensors) - 1))
@@ -142,10 +142,10 @@ def by_channel(call: Call, parts: int) -> list[SbpSignature]:
             seen = (moment, moment)
         # torch's functions reject some blocks without cells.
         bind = _bind if computes else None
-        found.append(SbpSignature(inputs, (split(d), *seen), bind=bind))
-    copies = (broadcast,) * len(call.tensors), (broadcast,) * len(found[0].outputs)
-    found.append(SbpSignature(*copies, bind=bind))
-    return found
+        signatures.append(SbpSignature(inputs, (split(d), *seen), bind=bind))
+    copies = (broadcast,) * len(call.tensors), (broadcast,) * len(signatures[0].outputs)
+    signatures.append(SbpSignature(*copies, bind=bind))
+    return signatures
 
 
 def _bind(call: Call, where: Where) -> Compute:
@@ -155,7 +155,7 @@ def _bind(call: Call, where: Where) -> Compute:
     updates = call.function is updating_batch_norm
     eps, dtype = call.args[3:5] if returns_moments else (call.args[6 + (not updates)], None)
     by = bind_normalization(Normalization(dims, eps), where)
-    alone, parameters_at = call.ready, parameters_of(call, 1)
+    alone, parameters_at = call.as_function, parameters_of(call, 1)
     if kernels.never_fit(by, x.shape, x.dtype, where.P.device):
         return alone
     moment_shape = x.shape[:2] if is_instance else x.shape[1:2]
@@ -180,7 +180,7 @@ def _bind(call: Call, where: Where) -> Compute:
             mean, variance = by.moments(totals, shift)
             assert mean is not None
             unbiased = variance * (by.cells / max(by.cells - 1, 1))
-            moments = [one.reshape(moment_shape).to(dtype) for one in (mean, unbiased)]
+            moments = [moment.reshape(moment_shape).to(dtype) for moment in (mean, unbiased)]
         return y, *moments
 
     return compute
@@ -194,7 +194,11 @@ def remember(running: Moments, seen: Sequence[Any], momentum: float) -> None:
         if not hasattr(old, "_local"):
             if (all_workers := _workers_beyond(new)) is not None:
                 new = new.to_global(all_workers, (broadcast,) * all_workers.axes)
-            new = new.full_tensor() if any(one != broadcast for one in new.sbp) else new._local
+            new = (
+                new.full_tensor()
+                if any(attribute != broadcast for attribute in new.sbp)
+                else new._local
+            )
             if new.shape != old.shape:
                 # This rank holds no part of the tensor.
                 continue
@@ -219,8 +223,8 @@ def _update_in_place(input: Any, running: Moments, momentum: float) -> bool:
     partition = input._global_spec.placement.partition
     if len(partition.ranks) < partition.wire.size and _workers_beyond(input) is not None:
         return False
-    for one in input.sbp:
-        if one.dim == 1 or one == partial_sum:
+    for attribute in input.sbp:
+        if attribute.dim == 1 or attribute == partial_sum:
             return False
     for moment in running:
         if type(moment) is not torch.Tensor or moment.dtype not in (torch.float32, torch.float64):
@@ -278,7 +282,7 @@ def instance_norm(
         return call_rule(plain_instance_norm, input, weight, bias, None, None, True, 0.0, eps)
     y, *seen = call_rule(instance_norm_and_moments, input, weight, bias, eps, known.dtype)
     with torch.no_grad():
-        remember(running, [one.mean(0) for one in seen], momentum)
+        remember(running, [moment.mean(0) for moment in seen], momentum)
     return y
 
 

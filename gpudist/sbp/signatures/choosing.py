@@ -55,7 +55,7 @@ def embedding(call: Call, parts: int) -> list[SbpSignature]:
 
 
 def _without_padding(call: Call, part: AxisPart) -> Call:
-    return call.replaced(2, "padding_idx", None)
+    return call.with_argument(2, "padding_idx", None)
 
 
 def _embedding(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
@@ -74,11 +74,11 @@ def embedding_bag(call: Call, parts: int) -> list[SbpSignature]:
             "embedding_bag of global tensors does not support max_norm and sparse; leave them out"
         )
     others = len(call.tensors) - 2
-    found = [SbpSignature((broadcast, split(1), *(broadcast,) * others), (split(1),))]
+    signatures = [SbpSignature((broadcast, split(1), *(broadcast,) * others), (split(1),))]
     if call.tensors[0].dims == 2 and not call.get(5, "scale_grad_by_freq", False):
         bags = SbpSignature((split(0), broadcast, *(split(0),) * others), (split(0),))
-        found.insert(0, bags)
-    return found
+        signatures.insert(0, bags)
+    return signatures
 
 
 @register(*forms("index_select"), any_cuts=True)
@@ -87,7 +87,7 @@ def index_select(call: Call, parts: int) -> list[SbpSignature]:
     dim = call.get(1, "dim") % max(dims, 1)
     rows = [((split(d), broadcast), split(d)) for d in range(dims) if d != dim]
     rows.append(((broadcast, split(0)), split(dim)))
-    return _chosen(call, rows, dim)
+    return _choice_signatures(call, rows, dim)
 
 
 @register(*forms("gather"), any_cuts=True)
@@ -99,20 +99,20 @@ def gather(call: Call, parts: int) -> list[SbpSignature]:
         ((split(d), split(d)), split(d)) for d in range(len(x)) if d != dim and x[d] == index[d]
     ]
     rows.append(((broadcast, split(dim)), split(dim)))
-    return _chosen(call, rows, dim)
+    return _choice_signatures(call, rows, dim)
 
 
-def _chosen(
+def _choice_signatures(
     call: Call, rows: Sequence[tuple[tuple[Sbp, Sbp], Sbp]], dim: int
 ) -> list[SbpSignature]:
     """Return ``rows`` with signatures for a tensor that is split along ``dim`` or is in terms."""
     x = call.tensors[0]
     if not x.dims:
         return []
-    found = [SbpSignature(inputs, (y,)) for inputs, y in rows]
+    signatures = [SbpSignature(inputs, (y,)) for inputs, y in rows]
     if x.dtype != torch.bool:
-        found.append(SbpSignature((split(dim), broadcast), (partial_sum,), run=_choose))
-    return [*found, *terms(call, 0)]
+        signatures.append(SbpSignature((split(dim), broadcast), (partial_sum,), run=_choose))
+    return [*signatures, *terms(call, 0)]
 
 
 def _choose(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
@@ -130,15 +130,15 @@ def scatter_add(call: Call, parts: int) -> list[SbpSignature]:
     """Split any dim of the source; along ``dim`` the results are terms."""
     x, index, source = call.shapes
     dim = call.get(1, "dim") % max(len(x), 1)
-    found: list[SbpSignature] = []
+    signatures: list[SbpSignature] = []
     for d in range(len(x)):
         if index[d] != source[d]:
             continue
         if d != dim and index[d] == x[d]:
-            found.append(SbpSignature((split(d),) * 3, (split(d),)))
+            signatures.append(SbpSignature((split(d),) * 3, (split(d),)))
         if d == dim:
-            found.append(SbpSignature((partial_sum, split(d), split(d)), (partial_sum,)))
-    return [*found, *terms(call, 0, 2)]
+            signatures.append(SbpSignature((partial_sum, split(d), split(d)), (partial_sum,)))
+    return [*signatures, *terms(call, 0, 2)]
 
 
 register(torch.scatter_add, torch.Tensor.scatter_add, any_cuts=True)(scatter_add)

@@ -17,16 +17,16 @@ from gpudist.sbp.signatures.margins import reduce_losses
 
 
 def _slot(call: Call, position: int, name: str) -> int | None:
-    given = call.get(position, name)
-    return given.number if isinstance(given, Slot) else None
+    argument = call.get(position, name)
+    return argument.number if isinstance(argument, Slot) else None
 
 
 def _signature(
     call: Call, x: Sbp, target: Sbp, weight: Sbp, y: Sbp, run: Any = None
 ) -> SbpSignature:
-    given = {_slot(call, 0, "input"): x, _slot(call, 1, "target"): target}
-    given[_slot(call, 2, "weight")] = weight
-    return SbpSignature(tuple(given[i] for i in range(len(call.tensors))), (y,), run=run)
+    by_slot = {_slot(call, 0, "input"): x, _slot(call, 1, "target"): target}
+    by_slot[_slot(call, 2, "weight")] = weight
+    return SbpSignature(tuple(by_slot[i] for i in range(len(call.tensors))), (y,), run=run)
 
 
 @register(F.nll_loss, any_cuts=True)
@@ -38,13 +38,13 @@ def nll_loss(call: Call, parts: int) -> list[SbpSignature]:
     if reduction is None:
         return []
     samples = [d for d in range(x.dims) if d != classes]
-    found: list[SbpSignature] = []
+    signatures: list[SbpSignature] = []
     for target, d in enumerate(samples):
         y = split(target) if reduction == "none" else partial_sum
-        found.append(_signature(call, split(d), split(target), broadcast, y, _run))
-    found.append(_signature(call, split(classes), broadcast, split(0), partial_sum, _run))
-    found.append(_signature(call, partial_sum, broadcast, broadcast, partial_sum))
-    return found
+        signatures.append(_signature(call, split(d), split(target), broadcast, y, _run))
+    signatures.append(_signature(call, split(classes), broadcast, split(0), partial_sum, _run))
+    signatures.append(_signature(call, partial_sum, broadcast, broadcast, partial_sum))
+    return signatures
 
 
 def _run(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
@@ -118,7 +118,7 @@ def cross_entropy(
     logs = F.log_softmax(input, classes)
     if target.is_floating_point():
         target = target * (1 - label_smoothing) + label_smoothing / logs.shape[classes]
-        return _reduced(_of_probabilities(logs, target, weight), None, reduction)
+        return _reduce(_of_probabilities(logs, target, weight), None, reduction)
     options: dict[str, Any] = {"ignore_index": ignore_index}
     loss = F.nll_loss(logs, target, weight, reduction=reduction, **options)
     if not label_smoothing:
@@ -131,7 +131,7 @@ def cross_entropy(
         # A log-probability of -1 for every class gives the weight of each sample, zero if ignored.
         certain, options["reduction"] = -torch.ones_like(logs), "none"
         weights = F.nll_loss(certain, target, weight, **options)
-    smooth = _reduced(smooth, weights, reduction)
+    smooth = _reduce(smooth, weights, reduction)
     return (1 - label_smoothing) * loss + label_smoothing * smooth
 
 
@@ -144,7 +144,7 @@ def _of_probabilities(
     return -(logs * target).sum(classes)
 
 
-def _reduced(losses: torch.Tensor, weights: torch.Tensor | None, reduction: str) -> torch.Tensor:
+def _reduce(losses: torch.Tensor, weights: torch.Tensor | None, reduction: str) -> torch.Tensor:
     if weights is None or reduction != "mean":
         return reduce_losses(losses, reduction)
     return losses.sum() / weights.sum()

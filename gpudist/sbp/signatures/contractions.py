@@ -36,27 +36,31 @@ def names_of(equation: str, dims: tuple[int, ...]) -> tuple[tuple[Names, ...], N
         equation: equation of ``torch.einsum``, with or without ``->``.
         dims: number of dims of each operand.
     """
-    given, arrow, result = equation.replace(" ", "").partition("->")
-    letters = given.replace("...", ".").split(",")
+    operands_text, arrow, result = equation.replace(" ", "").partition("->")
+    letters = operands_text.replace("...", ".").split(",")
     if len(letters) != len(dims):
         raise ShapeError(
             f"einsum({equation!r}): the equation has {len(letters)} operands, but {len(dims)} "
             "tensors are given; pass one tensor for each operand"
         )
-    more = [d - len(one.replace(".", "")) for one, d in zip(letters, dims, strict=True)]
-    dotted = max((n for one, n in zip(letters, more, strict=True) if "." in one), default=0)
+    more = [
+        d - len(letters_of.replace(".", "")) for letters_of, d in zip(letters, dims, strict=True)
+    ]
+    dotted = max(
+        (n for letters_of, n in zip(letters, more, strict=True) if "." in letters_of), default=0
+    )
     if not arrow:
         all_letters = "".join(letters)
         once = sorted({c for c in all_letters if c != "." and all_letters.count(c) == 1})
         result = ("." if dotted else "") + "".join(once)
 
-    def named(one: str, count: int) -> Names:
+    def names_in(letters_of: str, count: int) -> Names:
         # Number the dims of the ellipsis from the last one, since shapes are aligned there.
         dots = [str(i) for i in range(count, 0, -1)]
-        return tuple(name for c in one for name in (dots if c == "." else [c]))
+        return tuple(name for c in letters_of for name in (dots if c == "." else [c]))
 
-    operands = tuple(named(one, n) for one, n in zip(letters, more, strict=True))
-    return operands, named(result.replace("...", "."), dotted)
+    operands = tuple(names_in(letters_of, n) for letters_of, n in zip(letters, more, strict=True))
+    return operands, names_in(result.replace("...", "."), dotted)
 
 
 def linear_in_each(count: int) -> list[SbpSignature]:
@@ -72,7 +76,7 @@ def linear_in_each(count: int) -> list[SbpSignature]:
 def contraction(equation: str, shapes: Sequence[tuple[int, ...]]) -> list[SbpSignature]:
     """Split a named dim in all tensors that have it; if the result lacks it, it is in terms."""
     operands, result = names_of(equation, tuple(map(len, shapes)))
-    found: list[SbpSignature] = []
+    signatures: list[SbpSignature] = []
     for name in dict.fromkeys(chain(result, *operands)):
         if any(names.count(name) > 1 for names in operands):
             continue
@@ -83,8 +87,8 @@ def contraction(equation: str, shapes: Sequence[tuple[int, ...]]) -> list[SbpSig
             for shape, d in zip(shapes, has, strict=True)
         ]
         output = split(result.index(name)) if name in result else partial_sum
-        found.append(SbpSignature(tuple(inputs), (output,)))
-    return [*found, *linear_in_each(len(operands))]
+        signatures.append(SbpSignature(tuple(inputs), (output,)))
+    return [*signatures, *linear_in_each(len(operands))]
 
 
 def product(equation: str, call: Call, parts: int, added: int | None = None) -> list[SbpSignature]:
@@ -93,13 +97,15 @@ def product(equation: str, call: Call, parts: int, added: int | None = None) -> 
         return contraction(equation, call.shapes)
     shape, result = call.shapes[added], call.outputs[0].shape
 
-    def with_added(one: SbpSignature) -> SbpSignature:
-        (output,) = one.outputs
-        own = align_attribute(shape, output.dim, result) if output.is_split else partial_sum
-        return replace(one, inputs=(*one.inputs[:added], own, *one.inputs[added:]))
+    def with_added(signature: SbpSignature) -> SbpSignature:
+        (output,) = signature.outputs
+        attribute = align_attribute(shape, output.dim, result) if output.is_split else partial_sum
+        return replace(
+            signature, inputs=(*signature.inputs[:added], attribute, *signature.inputs[added:])
+        )
 
     factors = [*call.shapes[:added], *call.shapes[added + 1 :]]
-    return [with_added(one) for one in contraction(equation, factors)]
+    return [with_added(signature) for signature in contraction(equation, factors)]
 
 
 for names, equation in PRODUCTS.items():
@@ -160,7 +166,7 @@ def linear(call: Call, parts: int) -> list[SbpSignature]:
 
 
 @compose(Tensor.__rmatmul__)
-def swapped_matmul(right: Tensor, left: Tensor) -> Tensor:
+def matmul_from_the_right(right: Tensor, left: Tensor) -> Tensor:
     return torch.matmul(left, right)
 
 
@@ -208,5 +214,5 @@ def multi_dot(tensors: Sequence[Tensor], *, out: None = None) -> Tensor:
 
 @compose(F.bilinear)
 def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    found = torch.einsum("...i,oij,...j->...o", input1, weight, input2)
-    return found if bias is None else found + bias
+    y = torch.einsum("...i,oij,...j->...o", input1, weight, input2)
+    return y if bias is None else y + bias

@@ -63,9 +63,9 @@ def cross(call: Call, parts: int) -> list[SbpSignature]:
     dim = dim % len(shape)
     # Name the dim explicitly: a block may have three cells along an earlier dim.
     localize = partial(_with_dim, dim)
-    found = (replace(one, localize=localize) for one in splits(call))
-    return [one for one in found if one.outputs[0] != split(dim)]
+    signatures = (replace(signature, localize=localize) for signature in splits(call))
+    return [signature for signature in signatures if signature.outputs[0] != split(dim)]
 
 
 def _with_dim(dim: int, call: Call, part: AxisPart) -> Call:
-    return call.replaced(2, "dim", dim)
+    return call.with_argument(2, "dim", dim)

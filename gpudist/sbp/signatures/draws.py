@@ -32,7 +32,7 @@ def _by_index(x: Any, by: Any, dtype: torch.dtype, draws: Draws) -> Tensor:
     if not hasattr(x, "placement"):
         cells = Cells(Box.whole(x.shape), tuple(x.shape))
         return by(key_of(draws, x.device), cells, dtype, x.device)
-    sbp = tuple(broadcast if one == partial_sum else one for one in x.sbp)
+    sbp = tuple(broadcast if attribute == partial_sum else attribute for attribute in x.sbp)
     shape, placement = tuple(x.shape), x.placement
     if placement.index is None:
         return x._wrap(x._local.new_empty(0, dtype=dtype), placement, sbp, shape)
@@ -56,8 +56,8 @@ def normal_like(x: Any, dtype: torch.dtype | None = None) -> Tensor:
     """Draw from a standard normal distribution, like :func:`uniform_like`."""
     draws, wanted = current_draws(), dtype or x.dtype
     if draws is not None:
-        found = _by_index(x, normal_by_index, wanted, draws)
-        return found * sqrt(0.5) if wanted.is_complex else found
+        drawn = _by_index(x, normal_by_index, wanted, draws)
+        return drawn * sqrt(0.5) if wanted.is_complex else drawn
     return draw_whole(torch.randn_like, False)(x, dtype=wanted)
 
 
@@ -67,46 +67,48 @@ def _is_drawn_whole(x: Any, options: dict[str, Any]) -> bool:
     )
 
 
-def _filled(x: Tensor, values: Tensor) -> Tensor:
+def _fill(x: Tensor, values: Tensor) -> Tensor:
     with torch.set_grad_enabled(torch.is_grad_enabled() and not x.is_leaf):
         return x.copy_(values)
 
 
-def _as_asked(x: Tensor, device: Any = None, requires_grad: bool = False, **_: object) -> Tensor:
+def _with_options(
+    x: Tensor, device: Any = None, requires_grad: bool = False, **_: object
+) -> Tensor:
     x = x if device is None else x.to(device)
     return x.requires_grad_() if requires_grad else x
 
 
 @compose(torch.rand_like)
 def rand_like(input: Tensor, *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
-    return _as_asked(uniform_like(input, dtype), **options)
+    return _with_options(uniform_like(input, dtype), **options)
 
 
 @compose(torch.randn_like)
 def randn_like(input: Tensor, *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
-    return _as_asked(normal_like(input, dtype), **options)
+    return _with_options(normal_like(input, dtype), **options)
 
 
 @compose(Tensor.uniform_)
-def uniform_(x: Tensor, low: float = 0, high: float = 1, **given: Any) -> Tensor:
-    low, high = given.pop("from", low), given.pop("to", high)
-    if _is_drawn_whole(x, given):
-        return draw_whole(Tensor.uniform_, True)(x, low, high, **given)
-    return _filled(x, low + (high - low) * uniform_like(x))
+def uniform_(x: Tensor, low: float = 0, high: float = 1, **options: Any) -> Tensor:
+    low, high = options.pop("from", low), options.pop("to", high)
+    if _is_drawn_whole(x, options):
+        return draw_whole(Tensor.uniform_, True)(x, low, high, **options)
+    return _fill(x, low + (high - low) * uniform_like(x))
 
 
 @compose(Tensor.normal_)
-def normal_(x: Tensor, mean: float = 0, std: float = 1, **given: Any) -> Tensor:
-    if _is_drawn_whole(x, given):
-        return draw_whole(Tensor.normal_, True)(x, mean, std, **given)
-    return _filled(x, mean + std * normal_like(x))
+def normal_(x: Tensor, mean: float = 0, std: float = 1, **options: Any) -> Tensor:
+    if _is_drawn_whole(x, options):
+        return draw_whole(Tensor.normal_, True)(x, mean, std, **options)
+    return _fill(x, mean + std * normal_like(x))
 
 
 @compose(Tensor.exponential_)
-def exponential_(x: Tensor, lambd: float = 1, **given: Any) -> Tensor:
-    if _is_drawn_whole(x, given):
-        return draw_whole(Tensor.exponential_, True)(x, lambd, **given)
-    return _filled(x, -torch.log1p(-uniform_like(x)) / lambd)
+def exponential_(x: Tensor, lambd: float = 1, **options: Any) -> Tensor:
+    if _is_drawn_whole(x, options):
+        return draw_whole(Tensor.exponential_, True)(x, lambd, **options)
+    return _fill(x, -torch.log1p(-uniform_like(x)) / lambd)
 
 
 def _ones(x: Any, probability: Any, dtype: torch.dtype | None = None) -> Tensor:
@@ -126,20 +128,20 @@ def _has_terms(x: Any) -> bool:
 
 
 @compose(torch.bernoulli, Tensor.bernoulli)
-def bernoulli(input: Tensor, p: float | None = None, **given: Any) -> Tensor:
+def bernoulli(input: Tensor, p: float | None = None, **options: Any) -> Tensor:
     """Draw ones with the probabilities of the input, or with probability ``p``."""
-    if given.get("generator") is not None:
+    if options.get("generator") is not None:
         raise NotImplementedError("with a generator, the numbers depend on the order of all cells")
     x = input.detach()
     return _ones(x, x if p is None else p)
 
 
 @compose(Tensor.bernoulli_)
-def bernoulli_(x: Tensor, p: Any = 0.5, **given: Any) -> Tensor:
-    if given.get("generator") is not None:
-        return draw_whole(Tensor.bernoulli_, True)(x, p, **given)
+def bernoulli_(x: Tensor, p: Any = 0.5, **options: Any) -> Tensor:
+    if options.get("generator") is not None:
+        return draw_whole(Tensor.bernoulli_, True)(x, p, **options)
     wide = torch.float64 if not x.is_floating_point() else x.dtype
-    return _filled(x, _ones(x, p, wide))
+    return _fill(x, _ones(x, p, wide))
 
 
 @compose(F.rrelu, torch.rrelu)
@@ -154,8 +156,8 @@ def rrelu(
         slopes: Any = lower + (upper - lower) * uniform_like(input.detach())
     else:
         slopes = (lower + upper) / 2
-    found = torch.where(input >= 0, input, input * slopes)
-    return input.copy_(found) if inplace else found
+    y = torch.where(input >= 0, input, input * slopes)
+    return input.copy_(y) if inplace else y
 
 
 @compose(F.gumbel_softmax)

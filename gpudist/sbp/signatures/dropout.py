@@ -57,21 +57,23 @@ def key_of_draw(P: CartesianPartition, device: torch.device) -> Key:
     return Key(seed, torch.zeros((), dtype=torch.int64, device=device))
 
 
-def dropped(input: Tensor, p: float, leading: int, is_alpha: bool) -> Tensor:
+def drop_cells(input: Tensor, p: float, leading: int, is_alpha: bool) -> Tensor:
     """Placeholder for ``drop_by_index``, which each worker computes on its block."""
     return input.clone()
 
 
-@register(dropped, replicable=False, any_cuts=True, draws_anew=True)
+@register(drop_cells, replicable=False, any_cuts=True, draws_anew=True)
 def dropout_of_blocks(call: Call, parts: int) -> list[SbpSignature]:
     """Keep the attribute of the input, whatever it is."""
-    ones = [*(split(d) for d in range(call.tensors[0].dims)), broadcast]
+    attributes = [*(split(d) for d in range(call.tensors[0].dims)), broadcast]
     if not call.args[3]:
-        ones.append(partial_sum)
-    return [SbpSignature((one,), (one,), bind=_bind_dropped) for one in ones]
+        attributes.append(partial_sum)
+    return [
+        SbpSignature((attribute,), (attribute,), bind=_bind_dropout) for attribute in attributes
+    ]
 
 
-def _bind_dropped(call: Call, where: Where) -> Compute:
+def _bind_dropout(call: Call, where: Where) -> Compute:
     _, p, leading, is_alpha = call.args
     cells = Cells.leading(where.inputs[0], where.call.shapes[0], leading)
 
@@ -96,14 +98,14 @@ def drop(
         return input if inplace else input.clone()
     draws = next_draw()
     if p == 1:
-        found = input * 0.0
+        y = input * 0.0
     elif hasattr(input, "placement"):
-        found = call_rule(dropped, input, p, leading, is_alpha)
+        y = call_rule(drop_cells, input, p, leading, is_alpha)
     else:
         assert draws is not None
         cells = Cells.leading(Box.whole(input.shape), input.shape, leading)
-        found = drop_by_index(input, key_of(draws, input.device), cells, p, is_alpha)
-    return input.copy_(found) if inplace else found
+        y = drop_by_index(input, key_of(draws, input.device), cells, p, is_alpha)
+    return input.copy_(y) if inplace else y
 
 
 def enter_dropout(function: Any, spatial: int | None) -> None:

@@ -23,8 +23,10 @@ ELEMENTWISE: set[Function] = set()
 
 def align_attribute(shape: tuple[int, ...], dim: int, result: tuple[int, ...]) -> Sbp:
     """Return the attribute of an input for which the broadcast result is ``split(dim)``."""
-    own = dim - (len(result) - len(shape))
-    return broadcast if own < 0 or shape[own] != result[dim] else split(own)
+    dim_of_input = dim - (len(result) - len(shape))
+    return (
+        broadcast if dim_of_input < 0 or shape[dim_of_input] != result[dim] else split(dim_of_input)
+    )
 
 
 def splits(call: Call) -> Iterator[SbpSignature]:
@@ -112,28 +114,30 @@ RULES: dict[Derive, str] = {
 
 def _of_single_cells(function: Function, in_place: bool, *args: Any, **kwargs: Any) -> Any:
     """Apply an elementwise function to meta tensors of one cell, which determine the dtypes."""
-    given = list(tensors_in([args, kwargs]))
+    tensors = list(tensors_in([args, kwargs]))
     # torch.broadcast_shapes is not used, because it imports sympy.
-    shape = torch.broadcast_tensors(*given)[0].shape
-    if in_place and shape != given[0].shape:
+    shape = torch.broadcast_tensors(*tensors)[0].shape
+    if in_place and shape != tensors[0].shape:
         return function(*args, **kwargs)
 
     def cell(x: Any) -> Any:
         return torch.ones([1] * x.dim(), dtype=x.dtype) if isinstance(x, torch.Tensor) else x
 
     try:
-        found = function(*map_tree(args, cell), **map_tree(kwargs, cell))
+        results = function(*map_tree(args, cell), **map_tree(kwargs, cell))
     except ZeroDivisionError:
         return function(*args, **kwargs)
-    if found is NotImplemented:
+    if results is NotImplemented:
         # Raised inside torch's comparison, this lets Python ask the other operand.
         raise TypeError(f"{name_of(function)}: an operand is neither a tensor nor a number")
-    return map_tree(found, lambda y: torch.empty(shape, dtype=y.dtype, device="meta"))
+    return map_tree(results, lambda y: torch.empty(shape, dtype=y.dtype, device="meta"))
 
 
 def enter(rule: Derive, functions: Sequence[Function], in_place: bool = False) -> None:
     """Register ``rule`` for elementwise functions, with the dtypes of single cells."""
-    on_meta.update({one: partial(_of_single_cells, one, in_place) for one in functions})
+    on_meta.update(
+        {function: partial(_of_single_cells, function, in_place) for function in functions}
+    )
     register(*functions, in_place=in_place, any_float=True, any_cuts=True)(rule)
     if not in_place:
         ELEMENTWISE.update(functions)

@@ -33,10 +33,10 @@ def convert(x: Tensor, dtype: torch.dtype) -> Tensor:
 @register(convert, any_cuts=True)
 def cast(call: Call, parts: int) -> list[SbpSignature]:
     """Split all dims; linear, except when rounding to integers."""
-    found = list(splits(call))
+    signatures = list(splits(call))
     if torch.promote_types(call.tensors[0].dtype, call.outputs[0].dtype) == call.outputs[0].dtype:
-        found.append(linear_in(call, (0,)))
-    return found
+        signatures.append(linear_in(call, (0,)))
+    return signatures
 
 
 @compose(Tensor.to)
@@ -44,7 +44,7 @@ def to(x: Tensor, *args: Any, copy: bool = False, **kwargs: Any) -> Tensor:
     """Convert to another dtype; the placement determines the device."""
     if args and isinstance(args[0], Tensor):
         args = (args[0].device, args[0].dtype, *args[1:])
-    if len(args) > 1 and all(isinstance(one, bool) for one in args[-2:]):
+    if len(args) > 1 and all(isinstance(argument, bool) for argument in args[-2:]):
         args, copy = args[:-1], args[-1]
     device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)  # pyright: ignore
     if device is not None and device.type != x.device.type:
@@ -62,8 +62,8 @@ def type_of(x: Any, dtype: Any = None, non_blocking: bool = False) -> Any:
     """Return the name of torch's type, or the tensor converted to a dtype or to such a type."""
     if dtype is None:
         return x._local.type()
-    one = torch.empty(0, dtype=x.dtype, device=x.device).type(dtype)
-    return to(x, one.device, one.dtype)
+    example = torch.empty(0, dtype=x.dtype, device=x.device).type(dtype)
+    return to(x, example.device, example.dtype)
 
 
 @compose(Tensor.cpu)
@@ -118,11 +118,6 @@ def copies_of_whole(x: Any, whole: Tensor) -> Tensor:
     return block(x, whole, (broadcast,) * x.placement.axes)
 
 
-def enter_drawn(function: Function, changes_in_place: bool) -> None:
-    """Register a drawing function by :func:`draw_whole`."""
-    compose(function)(draw_whole(function, changes_in_place))
-
-
 def draw_whole(function: Function, changes_in_place: bool) -> Function:
     """Return a function that draws the values of the global tensor, in any layout.
 
@@ -130,38 +125,40 @@ def draw_whole(function: Function, changes_in_place: bool) -> Function:
     on all ranks. Copies replace terms.
     """
 
-    def drawn(tensor: Any, *args: Any, **kwargs: Any) -> Tensor:
-        if any(isinstance(one, Tensor) for one in (*args, *kwargs.values())):
+    def draw(tensor: Any, *args: Any, **kwargs: Any) -> Tensor:
+        if any(isinstance(argument, Tensor) for argument in (*args, *kwargs.values())):
             raise NotImplementedError(
                 f"{name_of(function)} of a global tensor: an argument is a tensor; pass numbers"
             )
         whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
         whole = function(whole, *args, **kwargs)
-        sbp = tuple(broadcast if one == partial_sum else one for one in tensor.sbp)
+        sbp = tuple(
+            broadcast if attribute == partial_sum else attribute for attribute in tensor.sbp
+        )
         if not changes_in_place:
             return block(tensor, whole, sbp)
         with torch.no_grad():
             return tensor.copy_(block(tensor, whole, sbp))
 
-    return drawn
+    return draw
 
 
-enter_drawn(torch.randint_like, False)
+compose(torch.randint_like)(draw_whole(torch.randint_like, False))
 init = torch.nn.init
 for function in (
     *(init.normal_, init.uniform_, init.constant_, init.kaiming_uniform_, init.kaiming_normal_),
 ):
-    enter_drawn(function, True)
+    compose(function)(draw_whole(function, True))
 
 
 def enter_new(function: Function) -> None:
     """Register a function that creates a tensor of a given shape, as copies."""
 
     @compose(function)
-    def made(x: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def create(x: Any, *args: Any, **kwargs: Any) -> Tensor:
         whole = function(torch.empty(0, dtype=x.dtype, device=x.device), *args, **kwargs)
-        own = whole if x.placement.active else whole.new_empty(0)
-        return x._wrap(own, x.placement, (broadcast,) * x.placement.axes, tuple(whole.shape))
+        local = whole if x.placement.active else whole.new_empty(0)
+        return x._wrap(local, x.placement, (broadcast,) * x.placement.axes, tuple(whole.shape))
 
 
 for function in (Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_empty):

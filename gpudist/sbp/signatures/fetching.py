@@ -67,24 +67,24 @@ def fetching(call: Call, parts: int, read: Read, takes_empty: bool = True) -> li
         takes_empty: whether the function accepts blocks without cells.
     """
     fetches = read(call)
-    found: list[SbpSignature] = []
+    signatures: list[SbpSignature] = []
     for dim, extent in enumerate(call.shapes[0]):
         if dim not in fetches:
             others = None if takes_empty else partial(_bind, read)
-            found.append(SbpSignature((split(dim),), (split(dim),), bind=others, cuts="all"))
+            signatures.append(SbpSignature((split(dim),), (split(dim),), bind=others, cuts="all"))
         else:
-            found.append(_fetched(dim, extent, parts, fetches[dim], read))
-    return [*found, SbpSignature((partial_sum,), (partial_sum,))]
+            signatures.append(_fetch_signature(dim, extent, parts, fetches[dim], read))
+    return [*signatures, SbpSignature((partial_sum,), (partial_sum,))]
 
 
-def _fetched(
+def _fetch_signature(
     dim: int, extent: int, parts: int, fetch: Fetch, read: Read, sizes: Sizes | None = None
 ) -> SbpSignature:
-    given = sizes or balanced_cut(extent)((0,) * parts)
+    input_sizes = sizes or balanced_cut(extent)((0,) * parts)
     return SbpSignature(
         (split(dim, sizes),),
-        (split(dim, fetch.cut(given)),),
-        recut=partial(_fetched, dim, extent, parts, fetch, read),
+        (split(dim, fetch.cut(input_sizes)),),
+        recut=partial(_fetch_signature, dim, extent, parts, fetch, read),
         bind=partial(_bind, read),
         nests=False,
     )
@@ -92,7 +92,7 @@ def _fetched(
 
 def _bind(read: Read, call: Call, where: Where) -> Compute:
     fetches = read(where.call)
-    axes = [axis for axis, one in enumerate(where.sbps[0]) if one.dim in fetches]
+    axes = [axis for axis, attribute in enumerate(where.sbps[0]) if attribute.dim in fetches]
     P, inputs = replace(where, P=where.P.along(axes)).cut(0)
     assert P.index is not None
     if P.size == 1 and 0 not in where.inputs[0].shape:
@@ -141,13 +141,13 @@ def _bind_joined(along: int, call: Call, where: Where) -> Compute:
         movements.append(_movement(P, inputs, dims, where, slot))
 
     def compute(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        found = list(tensors)
+        blocks = list(tensors)
         moving = [slot for slot, movement in enumerate(movements) if movement is not None]
         if moving:
-            moved = move([m for m in movements if m is not None], [found[s] for s in moving])
+            moved = move([m for m in movements if m is not None], [blocks[s] for s in moving])
             for slot, x in zip(moving, moved, strict=True):
-                found[slot] = x
-        return torch.cat(found, along)
+                blocks[slot] = x
+        return torch.cat(blocks, along)
 
     return compute
 
@@ -199,13 +199,13 @@ class _Dim:
     def _ranges(self, start: int, stop: int) -> list[Range]:
         if self.cells is None:
             return [(start, stop)] if start < stop else []
-        found: list[Range] = []
+        ranges: list[Range] = []
         for cell in sorted(set(self.cells[start:stop])):
-            if found and found[-1][1] == cell:
-                found[-1] = found[-1][0], cell + 1
+            if ranges and ranges[-1][1] == cell:
+                ranges[-1] = ranges[-1][0], cell + 1
             else:
-                found.append((cell, cell + 1))
-        return found
+                ranges.append((cell, cell + 1))
+        return ranges
 
     @cached_property
     def is_local(self) -> bool:
@@ -219,13 +219,13 @@ class _Dim:
     @cached_property
     def overlaps(self) -> bool:
         """Whether more than one worker needs the same cell."""
-        found: set[int] = set()
+        needed: set[int] = set()
         count = 0
         for index in range(self.inputs.parts):
             for cells in self.needed(index):
-                found.update(range(*cells))
+                needed.update(range(*cells))
                 count += cells[1] - cells[0]
-        return count > len(found)
+        return count > len(needed)
 
     def places(self, index: int, is_fetched: bool) -> list[int]:
         """Return the local positions of the cells that the result's cells are copies of."""
@@ -235,7 +235,7 @@ class _Dim:
         there = {cell: i for i, cell in enumerate(c for r in ranges for c in range(*r))}
         return [there[cell] for cell in self.cells[start:stop]]
 
-    def given(self, needs: int, gives: int) -> list[Range]:
+    def common(self, needs: int, gives: int) -> list[Range]:
         """Return the ranges that one worker needs and another holds."""
         first, last = self.inputs.block(gives)
         common = [(max(a, first), min(b, last)) for a, b in self.needed(needs)]
@@ -245,12 +245,12 @@ class _Dim:
 def _plan(P: CartesianPartition, inputs: Decomposition, dims: Sequence[_Dim]) -> Plan:
     """Return the plan of the boxes that this worker sends, receives and keeps."""
     assert P.index is not None and P.rank is not None
-    index, own = P.index, inputs.block(P.index).start
+    index, offset = P.index, inputs.block(P.index).start
     along = list(enumerate(zip(dims, index, strict=True)))
     workers = [range(dim.inputs.parts) for dim in dims]
-    wanted = [[(j, dim.given(j, i)) for j in workers[d]] for d, (dim, i) in along]
-    gives = [(peer, box.shifted(own)) for peer, box in _boxes(wanted, P.shape)]
-    owned = [[(j, dim.given(i, j)) for j in workers[d]] for d, (dim, i) in along]
+    wanted = [[(j, dim.common(j, i)) for j in workers[d]] for d, (dim, i) in along]
+    gives = [(peer, box.shifted(offset)) for peer, box in _boxes(wanted, P.shape)]
+    owned = [[(j, dim.common(i, j)) for j in workers[d]] for d, (dim, i) in along]
     takes = [(peer, _compact(box, dims, index)) for peer, box in _boxes(owned, P.shape)]
     output_shape = tuple(
         sum(b - a for a, b in dim.needed(i)) for dim, i in zip(dims, index, strict=True)
@@ -264,7 +264,7 @@ def _boxes(
     along: Sequence[Sequence[tuple[int, list[Range]]]], grid: Sequence[int]
 ) -> Iterator[tuple[int, Box]]:
     # In an order that all ranks share.
-    present = [[(i, ranges) for i, ranges in one if ranges] for one in along]
+    present = [[(i, ranges) for i, ranges in choices if ranges] for choices in along]
     for choice in product(*present):
         peer = rank_of([i for i, _ in choice], grid)
         for ranges in product(*(ranges for _, ranges in choice)):

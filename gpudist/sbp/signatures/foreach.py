@@ -7,6 +7,7 @@ the parts of all of them at once. Otherwise it is applied to one tensor after th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,9 +49,9 @@ def enter(name: str, function: Function, is_elementwise: bool = True) -> None:
     def each(tensors: Sequence[Tensor], *others: Any, **kwargs: Any) -> list[Any] | None:
         results: list[Any] = []
         for i, x in enumerate(tensors):
-            own = [_ith(one, i) for one in others]
-            named = {key: _ith(one, i) for key, one in kwargs.items()}
-            results.append(function(x, *own, **named))
+            entries = [_ith(argument, i) for argument in others]
+            named = {key: _ith(argument, i) for key, argument in kwargs.items()}
+            results.append(function(x, *entries, **named))
         return None if changes_in_place else results
 
 
@@ -79,34 +80,36 @@ def _has_views(x: Tensor) -> bool:
 
 def _has_same_cells(x: Any, spec: GlobalSpec | None) -> bool:
     # Numbers, and plain tensors without dims, go with any tensor.
-    own: GlobalSpec | None = getattr(x, "_global_spec", None)
-    if own is None or spec is None:
-        return own is spec or not isinstance(x, Tensor) or (own is None and not x.dim())
-    return own is spec or (own.placement == spec.placement and own.layout == spec.layout)
+    spec_of_x: GlobalSpec | None = getattr(x, "_global_spec", None)
+    if spec_of_x is None or spec is None:
+        return spec_of_x is spec or not isinstance(x, Tensor) or (spec_of_x is None and not x.dim())
+    return spec_of_x is spec or (
+        spec_of_x.placement == spec.placement and spec_of_x.layout == spec.layout
+    )
 
 
 def _is_number_for(x: Any, specs: Sequence[GlobalSpec | None]) -> bool:
     """Return whether each rank that has cells of the tensors has the number ``x``."""
-    own: GlobalSpec | None = getattr(x, "_global_spec", None)
-    if own is None:
+    spec_of_x: GlobalSpec | None = getattr(x, "_global_spec", None)
+    if spec_of_x is None:
         return type(x) in (Tensor, torch.nn.Parameter)
-    ranks = own.placement.partition.ranks
-    return all(one == broadcast for one in own.sbp) and all(
+    ranks = spec_of_x.placement.partition.ranks
+    return all(attribute == broadcast for attribute in spec_of_x.sbp) and all(
         spec is not None and spec.placement.partition.ranks == ranks for spec in specs
     )
 
 
 def _on_parts(function: Function, tensors: Any, others: Any, options: dict[str, Any]) -> Any:
-    given = [_parts(one) for one in (tensors, *others)]
-    return function(*given, **{name: _parts(one) for name, one in options.items()})
+    arguments = [_parts(argument) for argument in (tensors, *others)]
+    return function(*arguments, **{name: _parts(argument) for name, argument in options.items()})
 
 
-def _parts(one: Any) -> Any:
-    if type(one) in (list, tuple):
-        return [getattr(x, "_local", x) for x in one]
-    local = getattr(one, "_local", one)
+def _parts(argument: Any) -> Any:
+    if type(argument) in (list, tuple):
+        return [getattr(x, "_local", x) for x in argument]
+    local = getattr(argument, "_local", argument)
     # A rank outside the placement has no number for its parts, which are empty too.
-    return local.sum() if isinstance(local, Tensor) and local.dim() > one.dim() else local
+    return local.sum() if isinstance(local, Tensor) and local.dim() > argument.dim() else local
 
 
 def _like(x: Any, part: Tensor) -> Tensor:
@@ -122,26 +125,15 @@ def _ith(argument: Any, i: int) -> Any:
 def with_value(function: Function) -> Function:
     """Adapt ``addcmul`` or ``addcdiv`` to take the value as the last argument."""
 
-    def computed(x: Tensor, a: Tensor, b: Tensor, value: Any = 1, scalars: Any = None) -> Tensor:
+    def compute(x: Tensor, a: Tensor, b: Tensor, value: Any = 1, scalars: Any = None) -> Tensor:
         return function(x, a, b, value=value if scalars is None else scalars)
 
-    return computed
+    return compute
 
 
-def maximum_(x: Tensor, other: Any) -> Tensor:
-    return x.copy_(torch.maximum(x, other)) if isinstance(other, Tensor) else x.clamp_min_(other)
-
-
-def minimum_(x: Tensor, other: Any) -> Tensor:
-    return x.copy_(torch.minimum(x, other)) if isinstance(other, Tensor) else x.clamp_max_(other)
-
-
-def maximum(x: Tensor, other: Any) -> Tensor:
-    return torch.maximum(x, other) if isinstance(other, Tensor) else x.clamp_min(other)
-
-
-def minimum(x: Tensor, other: Any) -> Tensor:
-    return torch.minimum(x, other) if isinstance(other, Tensor) else x.clamp_max(other)
+def extreme(function: Function, clamp: Function, x: Tensor, other: Any) -> Tensor:
+    """Return the cell-wise extreme of a tensor and another tensor, or a number."""
+    return function(x, other) if isinstance(other, Tensor) else clamp(x, other)
 
 
 for name in NAMES:
@@ -149,8 +141,10 @@ for name in NAMES:
     takes_value = name.startswith("addc")
     enter(name, with_value(plain) if takes_value else plain)
     enter(f"{name}_", with_value(in_place) if takes_value else in_place)
-for function in (maximum, minimum, maximum_, minimum_):
-    enter(function.__name__, function)
+for name, clamp in (("maximum", torch.clamp_min), ("minimum", torch.clamp_max)):
+    of_two = partial(extreme, getattr(torch, name), clamp)
+    enter(name, of_two)
+    enter(f"{name}_", lambda x, other, of_two=of_two: x.copy_(of_two(x, other)))
 if hasattr(torch, "_foreach_clone"):
     # torch 2.11 lacks this function, and its optimizers do not use it.
     enter("clone", Tensor.clone)

@@ -16,8 +16,8 @@ from gpudist.sbp.registry import AxisPart, SbpSignature, forms, register
 from gpudist.sbp.signatures.fetching import concat_signature
 
 
-def _all_alike(call: Call, one: Sbp, result: Sbp) -> SbpSignature:
-    return SbpSignature((one,) * len(call.tensors), (result,) * len(call.outputs))
+def _all_alike(call: Call, attribute: Sbp, result: Sbp) -> SbpSignature:
+    return SbpSignature((attribute,) * len(call.tensors), (result,) * len(call.outputs))
 
 
 @register(*forms("cat", "concat", "concatenate"), any_cuts=True)
@@ -28,19 +28,19 @@ def cat(call: Call, parts: int) -> list[SbpSignature]:
     """
     dims = call.outputs[0].dims
     joint = call.get(1, "dim", 0) % dims
-    found = [_all_alike(call, split(d), split(d)) for d in range(dims) if d != joint]
+    signatures = [_all_alike(call, split(d), split(d)) for d in range(dims) if d != joint]
     empty = [shape == (0,) and dims > 1 for shape in call.shapes]
     if any(empty):
-        found = [
+        signatures = [
             SbpSignature(
-                tuple(broadcast if e else s for s, e in zip(one.inputs, empty, strict=True)),
-                one.outputs,
+                tuple(broadcast if e else s for s, e in zip(signature.inputs, empty, strict=True)),
+                signature.outputs,
             )
-            for one in found
+            for signature in signatures
         ]
     else:
-        found.append(concat_signature(joint, len(call.tensors)))
-    return [*found, _all_alike(call, partial_sum, partial_sum)]
+        signatures.append(concat_signature(joint, len(call.tensors)))
+    return [*signatures, _all_alike(call, partial_sum, partial_sum)]
 
 
 def _cat_of_shapes(function: Function, tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
@@ -62,8 +62,8 @@ def stack(call: Call, parts: int) -> list[SbpSignature]:
     """Split like ``cat``; dims after the new one move up by one."""
     dims = call.outputs[0].dims
     new = call.get(1, "dim", 0) % dims
-    found = [_all_alike(call, split(d), split(d + (d >= new))) for d in range(dims - 1)]
-    return [*found, _all_alike(call, partial_sum, partial_sum)]
+    signatures = [_all_alike(call, split(d), split(d + (d >= new))) for d in range(dims - 1)]
+    return [*signatures, _all_alike(call, partial_sum, partial_sum)]
 
 
 @register(*forms("split", "split_with_sizes", "chunk", "tensor_split"), view=True, any_cuts=True)
@@ -76,9 +76,9 @@ def cut_pieces(call: Call, parts: int) -> list[SbpSignature]:
             "tensor_split of a global tensor: indices_or_sections is a tensor; pass numbers"
         )
     lengths = tuple(spec.shape[along] for spec in call.outputs)
-    found = [_all_alike(call, split(d), split(d)) for d in range(dims) if d != along]
-    found.append(_in_pieces(along, lengths, parts))
-    return [*found, _all_alike(call, partial_sum, partial_sum)]
+    signatures = [_all_alike(call, split(d), split(d)) for d in range(dims) if d != along]
+    signatures.append(_in_pieces(along, lengths, parts))
+    return [*signatures, _all_alike(call, partial_sum, partial_sum)]
 
 
 def _in_pieces(
@@ -89,16 +89,16 @@ def _in_pieces(
         (stop - length, stop) for length, stop in zip(lengths, accumulate(lengths), strict=True)
     ]
 
-    def own(part: AxisPart) -> list[int]:
+    def lengths_of(part: AxisPart) -> list[int]:
         first, last = part.cells(extent)
         return [max(0, min(stop, last) - max(start, first)) for start, stop in ends]
 
     def localize(call: Call, part: AxisPart) -> Call:
-        args = Slot(0), own(part), along
+        args = Slot(0), lengths_of(part), along
         return replace(call, function=torch.split, args=args, kwargs={})
 
-    by_worker = [own(AxisPart(parts, i, sizes)) for i in range(parts)]
-    outputs = tuple(split(along, made) for made in zip(*by_worker, strict=True))
+    by_worker = [lengths_of(AxisPart(parts, i, sizes)) for i in range(parts)]
+    outputs = tuple(split(along, sizes_of_piece) for sizes_of_piece in zip(*by_worker, strict=True))
     again = partial(_in_pieces, along, lengths, parts)
     return SbpSignature((split(along, sizes),), outputs, localize, recut=again)
 
@@ -108,5 +108,7 @@ def unbind(call: Call, parts: int) -> list[SbpSignature]:
     """Split like ``split``; dims after the removed one move down by one."""
     dims = call.tensors[0].dims
     along = call.get(1, "dim", 0) % dims
-    found = [_all_alike(call, split(d), split(d - (d > along))) for d in range(dims) if d != along]
-    return [*found, _all_alike(call, partial_sum, partial_sum)]
+    signatures = [
+        _all_alike(call, split(d), split(d - (d > along))) for d in range(dims) if d != along
+    ]
+    return [*signatures, _all_alike(call, partial_sum, partial_sum)]

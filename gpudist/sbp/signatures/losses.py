@@ -44,17 +44,17 @@ def loss_of_cells(call: Call, parts: int) -> list[SbpSignature]:
     if reduction == "none":
         return list(splits(call))
     shape = result_shape(call)
-    found: list[SbpSignature] = []
+    signatures: list[SbpSignature] = []
     for d in range(len(shape)):
-        inputs = tuple(align_attribute(given, d, shape) for given in call.shapes)
-        if any(one != broadcast for one in inputs):
-            found.append(SbpSignature(inputs, (partial_sum,), run=_run))
-    return found
+        inputs = tuple(align_attribute(shape_of_input, d, shape) for shape_of_input in call.shapes)
+        if any(attribute != broadcast for attribute in inputs):
+            signatures.append(SbpSignature(inputs, (partial_sum,), run=_run))
+    return signatures
 
 
 def _run(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
     reduction = reduction_of(where.call)
-    loss = call.replaced(99, "reduction", "sum")(tensors)
+    loss = call.with_argument(99, "reduction", "sum")(tensors)
     if reduction == "sum":
         return loss
     weight = call.kwargs.get("weight")

@@ -56,7 +56,9 @@ def cosine_embedding_loss(
 ) -> Tensor:
     sums: Any = sums_of_rows(input1, input2)
     # The three sums together, in one message.
-    sums = sums.to_global(sbp=[broadcast if one == partial_sum else one for one in sums.sbp])
+    sums = sums.to_global(
+        sbp=[broadcast if attribute == partial_sum else attribute for attribute in sums.sbp]
+    )
     return reduce_losses(losses_of_rows(sums, target, margin), reduction, size_average, reduce)
 
 
@@ -157,5 +159,5 @@ def loss_of_samples(call: Call, parts: int) -> list[SbpSignature]:
 def _run(call: Call, tensors: Sequence[Tensor], where: Where) -> Tensor:
     if not tensors[0].shape[0]:
         return tensors[0].sum()
-    loss = call.replaced(99, "reduction", "sum")(tensors)
+    loss = call.with_argument(99, "reduction", "sum")(tensors)
     return loss if reduction_of(call) == "sum" else loss / where.call.shapes[0][0]

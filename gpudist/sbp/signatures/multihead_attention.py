@@ -70,14 +70,14 @@ def multi_head_attention(
     if need_weights:
         shares = F.softmax(attention_scores(q, k, mask), -1)
         shares = F.dropout(shares, dropout_p) if dropout_p > 0 else shares
-        found = shares @ v
+        y = shares @ v
         shares = shares.mean(1) if average_attn_weights else shares
     else:
-        found = F.scaled_dot_product_attention(q, k, v, mask, dropout_p)
-    found = F.linear(found.permute(2, 0, 1, 3).flatten(-2), out_proj_weight, out_proj_bias)
+        y = F.scaled_dot_product_attention(q, k, v, mask, dropout_p)
+    y = F.linear(y.permute(2, 0, 1, 3).flatten(-2), out_proj_weight, out_proj_bias)
     if not is_batched:
-        found, shares = found.squeeze(1), None if shares is None else shares.squeeze(0)
-    return found, shares
+        y, shares = y.squeeze(1), None if shares is None else shares.squeeze(0)
+    return y, shares
 
 
 def _with_row(x: Tensor, row: Tensor) -> Tensor:
@@ -88,14 +88,14 @@ def _mask(mask: Tensor | None, padding: Tensor | None, query: Tensor, heads: int
     """Return the combined mask that is added to the scores ``[samples, heads, queries, keys]``."""
     if mask is not None:
         mask = mask.unflatten(0, (-1, heads)) if mask.dim() == 3 else mask
-        mask = _added(mask, query)
+        mask = _as_added(mask, query)
     if padding is not None:
-        hidden = _added(padding, query).unsqueeze(1).unsqueeze(1)
+        hidden = _as_added(padding, query).unsqueeze(1).unsqueeze(1)
         mask = hidden if mask is None else mask + hidden
     return mask
 
 
-def _added(mask: Tensor, query: Tensor) -> Tensor:
+def _as_added(mask: Tensor, query: Tensor) -> Tensor:
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask, -torch.inf)

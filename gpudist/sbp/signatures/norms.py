@@ -29,8 +29,8 @@ def tensor_at(
     call: Call, tensors: Sequence[torch.Tensor], position: int, name: str
 ) -> torch.Tensor | None:
     """Return the local tensor of an argument, ``None`` if it is not given."""
-    given = call.get(position, name)
-    return tensors[given.number] if isinstance(given, Slot) else None
+    argument = call.get(position, name)
+    return tensors[argument.number] if isinstance(argument, Slot) else None
 
 
 def parameters_of(call: Call, position: int) -> Compute:
@@ -38,8 +38,8 @@ def parameters_of(call: Call, position: int) -> Compute:
 
     It returns as many as there are.
     """
-    given = call.get(position, "weight"), call.get(position + 1, "bias")
-    slots = [one.number if isinstance(one, Slot) else None for one in given]
+    arguments = call.get(position, "weight"), call.get(position + 1, "bias")
+    slots = [argument.number if isinstance(argument, Slot) else None for argument in arguments]
     slots = slots[: 2 if slots[1] is not None else slots[0] is not None]
     return lambda tensors: [None if i is None else tensors[i] for i in slots]
 
@@ -60,11 +60,11 @@ def bind_normalization(by: Normalization, where: Where) -> Normalization:
         blocks = Layout(tuple(where.P.ranks), where.P.shape, sbp, shape).boxes.values()
     channels = [(box.start[1], box.stop[1]) for box in blocks]
     key = ("a global tensor", where.call.shapes, where.sbps)
-    split_by = [one.dim for one in sbp]
+    split_by = [attribute.dim for attribute in sbp]
     return by.bind(where.P, split_by, where.inputs[0], shape, channels, key)
 
 
-def _normalizing(by: Normalization, call: Call, where: Where, alone: Compute) -> Compute:
+def _bind_norm(by: Normalization, call: Call, where: Where, alone: Compute) -> Compute:
     """Return the normalization of the first tensor, of the dtype in ``call`` or of 16 bits.
 
     Args:
@@ -94,10 +94,10 @@ def layer_norm(call: Call, parts: int) -> list[SbpSignature]:
     """Split all dims; a split of a normalized dim also splits the parameters."""
     dims = call.tensors[0].dims
     leading = dims - len(call.get(1, "normalized_shape"))
-    found = [alike(call, d, broadcast) for d in range(leading)]
+    signatures = [alike(call, d, broadcast) for d in range(leading)]
     for d in range(leading, dims):
-        found.append(alike(call, d, split(d - leading), _block_of(d - leading), _bind_layer))
-    return found
+        signatures.append(alike(call, d, split(d - leading), _block_of(d - leading), _bind_layer))
+    return signatures
 
 
 def _block_of(dim: int) -> Localize:
@@ -105,7 +105,7 @@ def _block_of(dim: int) -> Localize:
         shape = list(call.get(1, "normalized_shape"))
         start, stop = part.cells(shape[dim])
         shape[dim] = stop - start
-        return call.replaced(1, "normalized_shape", shape)
+        return call.with_argument(1, "normalized_shape", shape)
 
     return localize
 
@@ -119,7 +119,7 @@ def _bind_layer(call: Call, where: Where) -> Compute:
         eps = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
     dims = tuple(range(x.dims - len(cells), x.dims))
     by = bind_normalization(Normalization(dims, eps, is_layer, per_channel=False), where)
-    return _normalizing(by, call, where, call.ready)
+    return _bind_norm(by, call, where, call.as_function)
 
 
 # --- Group norm: over the channels of a group and all features ----------------------------------
@@ -128,13 +128,15 @@ def _bind_layer(call: Call, where: Where) -> Compute:
 @register(F.group_norm, torch.group_norm, any_cuts=True)
 def group_norm(call: Call, parts: int) -> list[SbpSignature]:
     """Split samples, channels, also within groups, or features."""
-    found: list[SbpSignature] = []
+    signatures: list[SbpSignature] = []
     for d in range(call.tensors[0].dims):
         # torch's function supports no blocks with parts of groups, or with one cell in all.
-        one = alike(call, d, split(0) if d == 1 else broadcast, bind=_bind_groups)
-        found.append(replace(one, cuts="all"))
-    found.append(SbpSignature((broadcast,) * len(call.tensors), (broadcast,), bind=_bind_groups))
-    return found
+        signature = alike(call, d, split(0) if d == 1 else broadcast, bind=_bind_groups)
+        signatures.append(replace(signature, cuts="all"))
+    signatures.append(
+        SbpSignature((broadcast,) * len(call.tensors), (broadcast,), bind=_bind_groups)
+    )
+    return signatures
 
 
 def result_like(input: torch.Tensor, per_channel: Sequence[object] = ()) -> torch.Tensor:
@@ -192,9 +194,9 @@ def _bind_groups(call: Call, where: Where) -> Compute:
         Normalization(features, eps, group_count=where.call.get(1, "num_groups")), where
     )
     # Unlike F.group_norm, torch's own does not require several values per group in the block.
-    given = call.args[0], by.group_count, call.get(2, "weight"), call.get(3, "bias"), eps
-    own = replace(call, function=torch.group_norm, args=given, kwargs={})
-    return _normalizing(by, call, where, own.ready)
+    arguments = call.args[0], by.group_count, call.get(2, "weight"), call.get(3, "bias"), eps
+    local = replace(call, function=torch.group_norm, args=arguments, kwargs={})
+    return _bind_norm(by, call, where, local.as_function)
 
 
 # --- Local response norm: over neighbouring channels --------------------------------------------

@@ -18,8 +18,8 @@ Widths = tuple[int, int]
 
 def widths_of(call: Call) -> dict[int, Widths]:
     """Return the cells added before and after, by dim; negative numbers remove cells."""
-    dims, given = call.tensors[0].dims, [int(width) for width in call.get(1, "pad")]
-    pairs = zip(given[::2], given[1::2], strict=True)
+    dims, numbers = call.tensors[0].dims, [int(width) for width in call.get(1, "pad")]
+    pairs = zip(numbers[::2], numbers[1::2], strict=True)
     return {dims - 1 - i: pair for i, pair in enumerate(pairs) if any(pair)}
 
 
@@ -39,53 +39,55 @@ def pad(call: Call, parts: int) -> list[SbpSignature]:
     """Split all dims; linear if padded with zeros or with cells of the tensor."""
     mode = call.get(2, "mode", "constant")
     if mode != "constant":
-        return fetching(call, parts, partial(_copied, mode), takes_empty=False)
+        return fetching(call, parts, partial(_sources_of_copies, mode), takes_empty=False)
     widths = widths_of(call)
-    found: list[SbpSignature] = []
+    signatures: list[SbpSignature] = []
     for dim, extent in enumerate(call.shapes[0]):
         if dim in widths:
-            found.append(_padded(dim, extent, widths[dim], parts))
+            signatures.append(_padding_signature(dim, extent, widths[dim], parts))
         else:
-            found.append(SbpSignature((split(dim),), (split(dim),)))
+            signatures.append(SbpSignature((split(dim),), (split(dim),)))
     zeros = SbpSignature((partial_sum,), (partial_sum,))
-    return found if call.get(3, "value") else [*found, zeros]
+    return signatures if call.get(3, "value") else [*signatures, zeros]
 
 
-def _padded(
+def _padding_signature(
     dim: int, extent: int, widths: Widths, parts: int, sizes: Sizes | None = None
 ) -> SbpSignature:
-    given = sizes or balanced_cut(extent)((0,) * parts)
-    made = padded_cut(widths, given)
+    input_sizes = sizes or balanced_cut(extent)((0,) * parts)
+    output_sizes = padded_cut(widths, input_sizes)
 
     def localize(call: Call, part: AxisPart) -> Call:
-        return call.replaced(1, "pad", _of_block(call, dim, given, made, widths[0], part.index))
+        return call.with_argument(
+            1, "pad", _of_block(call, dim, input_sizes, output_sizes, widths[0], part.index)
+        )
 
-    again = partial(_padded, dim, extent, widths, parts)
-    return SbpSignature((split(dim, sizes),), (split(dim, made),), localize, recut=again)
+    again = partial(_padding_signature, dim, extent, widths, parts)
+    return SbpSignature((split(dim, sizes),), (split(dim, output_sizes),), localize, recut=again)
 
 
 def _of_block(
-    call: Call, dim: int, sizes: Sizes, made: Sizes, left: int, index: int
+    call: Call, dim: int, sizes: Sizes, output_sizes: Sizes, left: int, index: int
 ) -> tuple[int, ...]:
     """Return the ``F.pad`` argument for the block at ``index``."""
-    start, first = sum(sizes[:index]), sum(made[:index]) - left
-    front, behind = start - first, first + made[index] - start - sizes[index]
-    if not made[index]:
+    start, first = sum(sizes[:index]), sum(output_sizes[:index]) - left
+    front, behind = start - first, first + output_sizes[index] - start - sizes[index]
+    if not output_sizes[index]:
         front, behind = -sizes[index], 0
     elif not sizes[index]:
-        front, behind = made[index], 0
-    given = list(call.get(1, "pad"))
+        front, behind = output_sizes[index], 0
+    pad = list(call.get(1, "pad"))
     at = 2 * (call.tensors[0].dims - 1 - dim)
-    return (*given[:at], front, behind, *given[at + 2 :])
+    return (*pad[:at], front, behind, *pad[at + 2 :])
 
 
-def _copied(mode: str, call: Call) -> dict[int, Fetch]:
-    found: dict[int, Fetch] = {}
+def _sources_of_copies(mode: str, call: Call) -> dict[int, Fetch]:
+    sources: dict[int, Fetch] = {}
     for dim, (left, right) in widths_of(call).items():
         n = call.shapes[0][dim]
         if not n:
             # This call is for an empty block; the cells to fetch follow from the global tensor.
-            found[dim] = Fetch((), partial(padded_cut, (left, right)))
+            sources[dim] = Fetch((), partial(padded_cut, (left, right)))
             continue
         places = range(-left, n + right)
         if mode == "circular":
@@ -94,5 +96,5 @@ def _copied(mode: str, call: Call) -> dict[int, Fetch]:
             cells = [first + (i - first) % (last - first) for i in places]
         else:
             cells = [copied(mode, i, n) for i in places]
-        found[dim] = Fetch(cells, partial(padded_cut, (left, right)))
-    return found
+        sources[dim] = Fetch(cells, partial(padded_cut, (left, right)))
+    return sources

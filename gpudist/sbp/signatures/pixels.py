@@ -38,12 +38,12 @@ def in_units(
         localize: see :class:`~gpudist.sbp.signatures.reshape.Units`; without it, blocks without
             cells are not passed to the function.
     """
-    found: list[SbpSignature | None] = []
+    signatures: list[SbpSignature | None] = []
     for dim, extent in enumerate(call.shapes[0]):
         unit, made = units.get(dim, (1, 1))
         bind = on_cells if localize is None else None
-        found.append(Units(dim, dim, extent, unit, made, parts, localize, bind).signature())
-    return [*filter(None, found), _TERMS]
+        signatures.append(Units(dim, dim, extent, unit, made, parts, localize, bind).signature())
+    return [*filter(None, signatures), _TERMS]
 
 
 def _on_blocks(dim: int, sizes: Sequence[int]) -> Localize:
@@ -95,12 +95,12 @@ def _windows(call: Call, first: int) -> tuple[list[tuple[int, ...]], bool]:
     """Return kernel, dilation, padding and stride, and whether the windows tile the input."""
     names = ("kernel_size", "dilation", "padding", "stride")
     defaults = (None, 1, 0, 1)
-    given = [
+    arguments = [
         number_per_dim(call.get(first + i, name, default), 2)
         for i, (name, default) in enumerate(zip(names, defaults, strict=True))
     ]
-    kernel, dilation, padding, stride = given
-    return given, kernel == stride and dilation == (1, 1) and not any(padding)
+    kernel, dilation, padding, stride = arguments
+    return arguments, kernel == stride and dilation == (1, 1) and not any(padding)
 
 
 def _steps(extent: int, kernel: int, dilation: int, padding: int, stride: int) -> int:
@@ -121,7 +121,7 @@ def _cells(extent: int, size: int, step: int, dilation: int) -> list[int]:
 
 
 # Blocks of the result have whole windows.
-def _taken(call: Call) -> dict[int, Fetch]:
+def _sources_of_windows(call: Call) -> dict[int, Fetch]:
     dim, size, step, dilation = (*call.args[1:], 1)[:4]
     cells = _cells(call.shapes[0][dim], size, step, dilation)
     cut = balanced_cut(len(cells) // size)
@@ -131,7 +131,7 @@ def _taken(call: Call) -> dict[int, Fetch]:
 @register(side_by_side, any_cuts=True)
 def windows_side_by_side(call: Call, parts: int) -> list[SbpSignature]:
     """Split all dims; a split of the windowed one fetches the cells that its windows read."""
-    return fetching(call, parts, _taken)
+    return fetching(call, parts, _sources_of_windows)
 
 
 @compose(F.unfold)
@@ -139,11 +139,13 @@ def unfold(
     input: torch.Tensor, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1
 ) -> torch.Tensor:
     """Copy windows; rows of windows that do not tile the input are those of a halo."""
-    given = [number_per_dim(one, 2) for one in (kernel_size, dilation, padding, stride)]
-    kernel, dilations, paddings, strides = given
+    arguments = [
+        number_per_dim(argument, 2) for argument in (kernel_size, dilation, padding, stride)
+    ]
+    kernel, dilations, paddings, strides = arguments
     is_tiling = kernel == strides and dilations == (1, 1) and not any(paddings)
     if input.dim() != 4 or is_tiling:
-        return call_rule(windows_unfolded, input, *given)
+        return call_rule(windows_unfolded, input, *arguments)
     x = input
     for axis in range(2):
         dim = 2 + 2 * axis
@@ -165,16 +167,16 @@ def unfold_tiles(call: Call, parts: int) -> list[SbpSignature]:
     """Split samples and channels, and rows of windows that tile the input."""
     if call.tensors[0].dims != 4:
         return [_TERMS]
-    given, is_tiling = _windows(call, 1)
-    (_, channels, rows, columns), kernel = call.shapes[0], given[0]
-    found = [
+    arguments, is_tiling = _windows(call, 1)
+    (_, channels, rows, columns), kernel = call.shapes[0], arguments[0]
+    signatures = [
         SbpSignature((split(0),), (split(0),)),
         Units(1, 1, channels, 1, kernel[0] * kernel[1], parts, bind=on_cells).signature(),
     ]
     if is_tiling and not rows % kernel[0]:
-        across = _steps(columns, *(numbers[1] for numbers in given))
-        found.append(Units(2, 2, rows, kernel[0], across, parts, bind=on_cells).signature())
-    return [*filter(None, found), _TERMS]
+        across = _steps(columns, *(numbers[1] for numbers in arguments))
+        signatures.append(Units(2, 2, rows, kernel[0], across, parts, bind=on_cells).signature())
+    return [*filter(None, signatures), _TERMS]
 
 
 @register(F.fold, any_cuts=True)
@@ -182,23 +184,25 @@ def fold(call: Call, parts: int) -> list[SbpSignature]:
     """Split like ``unfold``, in the other direction."""
     if call.tensors[0].dims != 3:
         return [_TERMS]
-    given, is_tiling = _windows(call, 2)
-    (_, channels, steps), kernel = call.shapes[0], given[0]
+    arguments, is_tiling = _windows(call, 2)
+    (_, channels, steps), kernel = call.shapes[0], arguments[0]
     rows, columns = number_per_dim(call.get(1, "output_size"), 2)
-    found = [
+    signatures = [
         SbpSignature((split(0),), (split(0),)),
         Units(1, 1, channels, kernel[0] * kernel[1], 1, parts, bind=on_cells).signature(),
     ]
     if is_tiling and not rows % kernel[0]:
-        across = _steps(columns, *(numbers[1] for numbers in given))
+        across = _steps(columns, *(numbers[1] for numbers in arguments))
         by_rows = partial(_with_rows, columns)
-        found.append(Units(2, 2, steps, across, kernel[0], parts, by_rows, on_cells).signature())
-    return [*filter(None, found), _TERMS]
+        signatures.append(
+            Units(2, 2, steps, across, kernel[0], parts, by_rows, on_cells).signature()
+        )
+    return [*filter(None, signatures), _TERMS]
 
 
 def _with_rows(columns: int, dim: int, rows: Sequence[int]) -> Localize:
     def localize(call: Call, part: AxisPart) -> Call:
-        return call.replaced(1, "output_size", (rows[part.index], columns))
+        return call.with_argument(1, "output_size", (rows[part.index], columns))
 
     return localize
 
@@ -210,12 +214,12 @@ def grid_sample(call: Call, parts: int) -> list[SbpSignature]:
     rows: list[tuple[Sbp, Sbp, int]] = [(split(0), split(0), 0), (split(1), broadcast, 1)]
     rows += [(broadcast, split(d), d + 1) for d in range(1, grid.dims - 1)]
     extents = [image.shape[0], image.shape[1], *grid.shape[1:-1]]
-    found = [
+    signatures = [
         SbpSignature((a, b), (split(dim),), cuts="all", takes_empty=False)
         for (a, b, dim), n in zip(rows, extents, strict=True)
         if n >= parts
     ]
-    return [*found, SbpSignature((partial_sum, broadcast), (partial_sum,))]
+    return [*signatures, SbpSignature((partial_sum, broadcast), (partial_sum,))]
 
 
 @register(F.affine_grid, any_cuts=True)
@@ -225,8 +229,8 @@ def affine_grid(call: Call, parts: int) -> list[SbpSignature]:
 
     def localize(call: Call, part: AxisPart) -> Call:
         start, stop = part.cells(count)
-        return call.replaced(1, "size", [stop - start, *call.get(1, "size")[1:]])
+        return call.with_argument(1, "size", [stop - start, *call.get(1, "size")[1:]])
 
     samples = (split(0),), (split(0),)
-    one = SbpSignature(*samples, localize, cuts="all", takes_empty=False)
-    return [one] if count >= parts else []
+    signature = SbpSignature(*samples, localize, cuts="all", takes_empty=False)
+    return [signature] if count >= parts else []

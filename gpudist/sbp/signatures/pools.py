@@ -14,12 +14,7 @@ from gpudist.geometry.boxes import Box
 from gpudist.geometry.layout import partial_sum, split
 from gpudist.sbp.call import Call, Compute, Function, on_meta
 from gpudist.sbp.registry import SbpSignature, Where, forms, register
-from gpudist.sbp.signatures.block_layers import (
-    LayerAlongLast,
-    along_last,
-    along_last_dims,
-    no_samples,
-)
+from gpudist.sbp.signatures.block_layers import LayerAlongLast, along_last, bind_along_last
 
 _LAYERS: Any = layers
 
@@ -50,7 +45,7 @@ def entry_per_dim(value: Any, dims: int) -> list[Any]:
     return [value] * dims
 
 
-def _sliding(call: Call, dims: int, kernel_at: int) -> dict[str, Any]:
+def _window_arguments(call: Call, dims: int, kernel_at: int) -> dict[str, Any]:
     kernel = entry_per_dim(call.get(kernel_at, "kernel_size"), dims)
     stride = call.get(kernel_at + 1, "stride")
     return {
@@ -60,52 +55,56 @@ def _sliding(call: Call, dims: int, kernel_at: int) -> dict[str, Any]:
 
 
 def _max_pool(call: Call, dims: int) -> Pool:
-    given = _sliding(call, dims, 1)
-    given["padding"] = entry_per_dim(call.get(3, "padding", 0), dims)
-    given["dilation"] = entry_per_dim(call.get(4, "dilation", 1), dims)
-    given["ceil_mode"] = bool(call.get(5, "ceil_mode", False))
-    given["return_indices"] = returns_indices(call.function)
-    return Pool("Max", given, dims, results=1 + given["return_indices"])
+    indices = returns_indices(call.function)
+    more = {
+        "padding": entry_per_dim(call.get(3, "padding", 0), dims),
+        "dilation": entry_per_dim(call.get(4, "dilation", 1), dims),
+        "ceil_mode": bool(call.get(5, "ceil_mode", False)),
+        "return_indices": indices,
+    }
+    return Pool("Max", _window_arguments(call, dims, 1) | more, dims, results=1 + indices)
 
 
 def _avg_pool(call: Call, dims: int) -> Pool:
     """Read the arguments of an average pool; a dim as long as the kernel is reduced to its mean."""
-    given = _sliding(call, dims, 1)
-    padding = given["padding"] = entry_per_dim(call.get(3, "padding", 0), dims)
-    given["ceil_mode"] = bool(call.get(4, "ceil_mode", False))
-    given["count_include_pad"] = bool(call.get(5, "count_include_pad", True))
-    given["divisor_override"] = divisor = call.get(6, "divisor_override")
-    extents = call.shapes[0][-dims:]
-    sides = zip(given["kernel_size"], padding, extents, strict=True)
+    divisor = call.get(6, "divisor_override")
+    arguments = _window_arguments(call, dims, 1) | {
+        "padding": entry_per_dim(call.get(3, "padding", 0), dims),
+        "ceil_mode": bool(call.get(4, "ceil_mode", False)),
+        "count_include_pad": bool(call.get(5, "count_include_pad", True)),
+        "divisor_override": divisor,
+    }
+    sides = zip(arguments["kernel_size"], arguments["padding"], call.shapes[0][-dims:], strict=True)
     means = [d for d, (k, p, n) in enumerate(sides) if k == n and not p and divisor is None]
     for d in means:
-        given["kernel_size"][d] = given["stride"][d] = 1
-    return Pool("Avg", given, dims, tuple(means))
+        arguments["kernel_size"][d] = arguments["stride"][d] = 1
+    return Pool("Avg", arguments, dims, tuple(means))
 
 
 def _lp_pool(call: Call, dims: int) -> Pool:
-    given = _sliding(call, dims, 2)
-    given["norm_type"] = float(call.get(1, "norm_type"))
-    given["ceil_mode"] = bool(call.get(4, "ceil_mode", False))
-    return Pool("LP", given, dims)
+    more = {
+        "norm_type": float(call.get(1, "norm_type")),
+        "ceil_mode": bool(call.get(4, "ceil_mode", False)),
+    }
+    return Pool("LP", _window_arguments(call, dims, 2) | more, dims)
 
 
-def _adaptive(call: Call, dims: int) -> list[int]:
-    extents = call.shapes[0][-dims:]
-    sizes = entry_per_dim(call.get(1, "output_size"), dims)
+def _sizes(output_size: Any, extents: Sequence[int]) -> list[int]:
+    sizes = entry_per_dim(output_size, len(extents))
     return [n if size is None else size for size, n in zip(sizes, extents, strict=True)]
 
 
 def _adaptive_avg_pool(call: Call, dims: int) -> Pool:
-    sizes = _adaptive(call, dims)
+    sizes = _sizes(call.get(1, "output_size"), call.shapes[0][-dims:])
     means = tuple(d for d, size in enumerate(sizes) if size == 1)
     return Pool("AdaptiveAvg", {"output_size": sizes}, dims, means)
 
 
 def _adaptive_max_pool(call: Call, dims: int) -> Pool:
     indices = returns_indices(call.function)
-    given = {"output_size": _adaptive(call, dims), "return_indices": indices}
-    return Pool("AdaptiveMax", given, dims, results=1 + indices)
+    sizes = _sizes(call.get(1, "output_size"), call.shapes[0][-dims:])
+    arguments = {"output_size": sizes, "return_indices": indices}
+    return Pool("AdaptiveMax", arguments, dims, results=1 + indices)
 
 
 def returns_indices(function: Function) -> bool:
@@ -128,28 +127,25 @@ def _pool(read: Any, dims: int, call: Call, parts: int) -> list[SbpSignature]:
     if not call.tensors[0].dtype.is_floating_point:
         return []
     pool: Pool = read(call, dims)
-    bind = partial(_bind, read, dims)
+    bind = partial(bind_along_last, dims, partial(_bind, read, dims))
     first = call.tensors[0].dims - dims
-    found = along_last(call, bind, dims, pool.results)
+    signatures = along_last(call, bind, dims, pool.results)
     if (pool.arguments.get("divisor_override") or 1) < 0:
         # gpudist has no layer with a negative divisor.
-        return [*found[:first], SbpSignature((partial_sum,), (partial_sum,))]
+        return [*signatures[:first], SbpSignature((partial_sum,), (partial_sum,))]
     for d in pool.means:
         term = SbpSignature((split(first + d),), (partial_sum,), bind=bind, cuts="all")
-        found[first + d] = term
-    return [*found, SbpSignature((partial_sum,), (partial_sum,))] if is_linear else found
+        signatures[first + d] = term
+    return [*signatures, SbpSignature((partial_sum,), (partial_sum,))] if is_linear else signatures
 
 
 def _adaptive_of_shapes(
     function: Function, dims: int, input: torch.Tensor, output_size: Any
 ) -> Any:
-    sizes = entry_per_dim(output_size, dims)
-    given = [
-        n if size is None else size for size, n in zip(sizes, input.shape[-dims:], strict=True)
-    ]
-    if not dims < input.dim() <= dims + 2 or min(given) < 0:
+    sizes = _sizes(output_size, input.shape[-dims:])
+    if not dims < input.dim() <= dims + 2 or min(sizes) < 0:
         return function(input, output_size)
-    return input.new_empty((*input.shape[:-dims], *given))
+    return input.new_empty((*input.shape[:-dims], *sizes))
 
 
 for _name, _read in _KINDS.items():
@@ -162,15 +158,9 @@ for _name, _read in _KINDS.items():
             on_meta.update({f: partial(_adaptive_of_shapes, f, _dims) for f in _functions})
 
 
-def _bind(read: Any, dims: int, call: Call, where: Where) -> Compute:
+def _bind(read: Any, dims: int, where: Where) -> Compute:
     pool: Pool = read(where.call, dims)
-    shape = where.inputs[0].shape
-    first = len(shape) - dims
-    if 0 in shape[:first]:
-        return no_samples(where, dims)
-    where = along_last_dims(where, dims)
-    if where.P.size == 1:
-        return call
+    first = len(where.inputs[0].shape) - dims
     where, mean = _without_means(where, tuple(first + d for d in pool.means))
     if mean is not None and len(pool.means) == dims:
         return lambda tensors: mean(tensors[0])
@@ -202,15 +192,15 @@ def _without_means(where: Where, dims: Sequence[int]) -> tuple[Where, _OwnMean |
     """Return ``where`` for a tensor with one cell along ``dims``, and a function of the mean."""
     if not dims:
         return where, None
-    own, shape = where.inputs[0], list(where.call.shapes[0])
-    start, stop, share = list(own.start), list(own.stop), 1.0
+    cells, shape = where.inputs[0], list(where.call.shapes[0])
+    start, stop, share = list(cells.start), list(cells.stop), 1.0
     for dim in dims:
-        share *= own.shape[dim] / shape[dim]
+        share *= cells.shape[dim] / shape[dim]
         start[dim], stop[dim], shape[dim] = 0, 1, 1
     kept = [
         axis
-        for axis, one in enumerate(where.sbps[0])
-        if where.P.shape[axis] > 1 and not (one.is_split and one.dim in dims)
+        for axis, attribute in enumerate(where.sbps[0])
+        if where.P.shape[axis] > 1 and not (attribute.is_split and attribute.dim in dims)
     ]
     rest = replace(
         where,

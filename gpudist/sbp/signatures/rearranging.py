@@ -26,7 +26,7 @@ def diff(
     """Subtract from each cell the preceding one, ``n`` times."""
     if n == 0:
         return x.clone()
-    around = [one for one in (prepend, x, append) if one is not None]
+    around = [part for part in (prepend, x, append) if part is not None]
     if len(around) > 1:
         x = torch.cat(around, dim)
     for _ in range(min(n, x.shape[dim])):
@@ -59,16 +59,16 @@ def take_along_dim(x: Tensor, indices: Tensor, dim: int | None = None) -> Tensor
 def triangle(call: Call, parts: int) -> list[SbpSignature]:
     """Split all dims; in a block of rows the diagonal moves right, in a block of columns left."""
     dims = call.tensors[0].dims
-    found = [SbpSignature((split(d),), (split(d),)) for d in range(dims - 2)]
+    signatures = [SbpSignature((split(d),), (split(d),)) for d in range(dims - 2)]
     for dim, sign in ((dims - 2, 1), (dims - 1, -1)):
-        localize = partial(_shifted, dim, sign)
-        found.append(SbpSignature((split(dim),), (split(dim),), localize))
-    return [*found, SbpSignature((partial_sum,), (partial_sum,))]
+        localize = partial(_shift_diagonal, dim, sign)
+        signatures.append(SbpSignature((split(dim),), (split(dim),), localize))
+    return [*signatures, SbpSignature((partial_sum,), (partial_sum,))]
 
 
-def _shifted(dim: int, sign: int, call: Call, part: AxisPart) -> Call:
+def _shift_diagonal(dim: int, sign: int, call: Call, part: AxisPart) -> Call:
     start, _ = part.cells(call.shapes[0][dim])
-    return call.replaced(1, "diagonal", call.get(1, "diagonal", 0) + sign * start)
+    return call.with_argument(1, "diagonal", call.get(1, "diagonal", 0) + sign * start)
 
 
 @register(*forms("diagonal"), view=True, any_cuts=True)
@@ -87,21 +87,21 @@ def trace(x: Tensor) -> Tensor:
 
 # The second function takes a list of tensors.
 @compose(torch.meshgrid, torch._C._VariableFunctions.meshgrid)  # pyright: ignore
-def meshgrid(*given: Any, indexing: str | None = None) -> tuple[Tensor, ...]:
-    xs: Sequence[Tensor] = given[0] if isinstance(given[0], (list, tuple)) else given
+def meshgrid(*tensors: Any, indexing: str | None = None) -> tuple[Tensor, ...]:
+    xs: Sequence[Tensor] = tensors[0] if isinstance(tensors[0], (list, tuple)) else tensors
     swapped = indexing == "xy" and len(xs) > 1
     order = [1, 0, *range(2, len(xs))] if swapped else list(range(len(xs)))
     shape = [xs[i].numel() for i in order]
-    found: list[Tensor] = []
+    grids: list[Tensor] = []
     for i, x in enumerate(xs):
-        own = [n if k == i else 1 for k, n in zip(order, shape, strict=True)]
-        found.append(torch.broadcast_to(x.reshape(own), tuple(shape)))
-    return tuple(found)
+        extents = [n if k == i else 1 for k, n in zip(order, shape, strict=True)]
+        grids.append(torch.broadcast_to(x.reshape(extents), tuple(shape)))
+    return tuple(grids)
 
 
 @compose(torch.broadcast_tensors)
-def broadcast_tensors(*given: Any) -> tuple[Tensor, ...]:
-    xs: Sequence[Tensor] = given[0] if isinstance(given[0], (list, tuple)) else given
+def broadcast_tensors(*tensors: Any) -> tuple[Tensor, ...]:
+    xs: Sequence[Tensor] = tensors[0] if isinstance(tensors[0], (list, tuple)) else tensors
     shape = torch.broadcast_shapes(*(x.shape for x in xs))
     return tuple(torch.broadcast_to(x, tuple(shape)) for x in xs)
 
@@ -118,31 +118,21 @@ def _at_least(dims: int, x: Tensor) -> Tensor:
 for _dims in (1, 2, 3):
 
     @compose(getattr(torch, f"atleast_{_dims}d"))
-    def at_least(*given: Any, dims: int = _dims) -> Any:
-        if len(given) == 1 and isinstance(given[0], Tensor):
-            return _at_least(dims, given[0])
-        xs = given[0] if len(given) == 1 else given
+    def at_least(*tensors: Any, dims: int = _dims) -> Any:
+        if len(tensors) == 1 and isinstance(tensors[0], Tensor):
+            return _at_least(dims, tensors[0])
+        xs = tensors[0] if len(tensors) == 1 else tensors
         return tuple(_at_least(dims, x) for x in xs)
 
 
-def _stacked(dims: int, along: int, xs: Sequence[Tensor]) -> Tensor:
-    xs = [_at_least(dims, x) for x in xs]
+def _stack_along(dims: int, along: int, tensors: Sequence[Tensor]) -> Tensor:
+    xs = [_at_least(dims, x) for x in tensors]
     return torch.cat(xs, 0 if xs[0].dim() == 1 else along)
 
 
-@compose(torch.vstack, torch.row_stack)
-def vstack(tensors: Sequence[Tensor]) -> Tensor:
-    return _stacked(2, 0, tensors)
-
-
-@compose(torch.hstack)
-def hstack(tensors: Sequence[Tensor]) -> Tensor:
-    return _stacked(1, 1, tensors)
-
-
-@compose(torch.dstack)
-def dstack(tensors: Sequence[Tensor]) -> Tensor:
-    return _stacked(3, 2, tensors)
+compose(torch.vstack, torch.row_stack)(partial(_stack_along, 2, 0))
+compose(torch.hstack)(partial(_stack_along, 1, 1))
+compose(torch.dstack)(partial(_stack_along, 3, 2))
 
 
 @compose(torch.column_stack)
@@ -160,14 +150,8 @@ for _name, _along in (("vsplit", 0), ("hsplit", 1), ("dsplit", 2)):
     _enter_cut(_name, _along)
 
 
-@compose(*forms("unsafe_chunk"))
-def unsafe_chunk(x: Tensor, chunks: int, dim: int = 0) -> Any:
-    return torch.chunk(x, chunks, dim)
-
-
-@compose(*forms("unsafe_split"))
-def unsafe_split(x: Tensor, size: int, dim: int = 0) -> Any:
-    return torch.split(x, size, dim)
+compose(*forms("unsafe_chunk"))(torch.chunk)
+compose(*forms("unsafe_split"))(Tensor.split)
 
 
 @compose(*forms("rot90"))

@@ -10,45 +10,37 @@ from typing import Any
 
 import torch
 
-from gpudist.geometry.layout import broadcast, partial_sum, split
+from gpudist.geometry.layout import Sbp, broadcast, partial_sum, split
+from gpudist.nn.autocast import widen
 from gpudist.sbp.call import Call, Function, on_meta
-from gpudist.sbp.registry import Run, SbpSignature, Where, compose, forms, register
-from gpudist.sbp.signatures.across import (
-    axes_that_split,
-    largest,
-    place,
-    stack_blocks,
-    terms,
-    total,
-)
-
-_WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+from gpudist.sbp.registry import Derive, Run, SbpSignature, Where, compose, forms, register
+from gpudist.sbp.signatures.across import axes_that_split, largest, stack_blocks, terms, total
 
 
 def dims_of(call: Call, position: int = 1) -> tuple[int, ...]:
     """Return the reduced dims, counted from the front; all dims if none is given."""
-    given = call.get(position, "dim", call.kwargs.get("axis"))
+    argument = call.get(position, "dim")
     count = call.tensors[0].dims
-    if given is None or isinstance(given, bool) or given == ():
+    if argument is None or isinstance(argument, bool) or argument == ():
         return tuple(range(count))
-    dims = (given,) if isinstance(given, int) else tuple(given)
+    dims = (argument,) if isinstance(argument, int) else tuple(argument)
     return tuple(sorted(d % count for d in dims)) if count else ()
 
 
 def keeps_dims(call: Call, position: int = 2) -> bool:
-    return bool(call.get(position, "keepdim", call.kwargs.get("keepdims", False)))
+    return bool(call.get(position, "keepdim", False))
 
 
 def splits_of_kept_dims(
     call: Call, dims: tuple[int, ...], keeps: bool, results: int = 1
 ) -> list[SbpSignature]:
     """Return splits of the dims that are not reduced."""
-    found: list[SbpSignature] = []
+    signatures: list[SbpSignature] = []
     for d in range(call.tensors[0].dims):
         if d not in dims:
-            own = d if keeps else d - sum(e < d for e in dims)
-            found.append(SbpSignature((split(d),), (split(own),) * results))
-    return found
+            dim_of_result = d if keeps else d - sum(e < d for e in dims)
+            signatures.append(SbpSignature((split(d),), (split(dim_of_result),) * results))
+    return signatures
 
 
 def together(dims: tuple[int, ...], run: Run, results: int = 1) -> list[SbpSignature]:
@@ -56,34 +48,30 @@ def together(dims: tuple[int, ...], run: Run, results: int = 1) -> list[SbpSigna
     return [SbpSignature((split(d),), (broadcast,) * results, run=run) for d in dims]
 
 
-def in_terms(dims: tuple[int, ...], run: Run | None = None) -> list[SbpSignature]:
-    """Return splits of reduced dims in which each block gives a term of the result."""
-    return [SbpSignature((split(d),), (partial_sum,), run=run) for d in dims]
+def reduction(
+    run: Run | None, result: Sbp = broadcast, is_linear: bool = False, dim_at: int = 1
+) -> Derive:
+    """Return the rule of a reduction, which splits all dims.
+
+    Args:
+        run: reduces a block where a reduced dim is split, if torch's function is not enough.
+        result: attribute of the results where a reduced dim is split.
+        is_linear: whether the results of terms are terms.
+        dim_at: position of the argument ``dim``, which ``keepdim`` follows.
+    """
+
+    def derive(call: Call, parts: int) -> list[SbpSignature]:
+        dims = dims_of(call, dim_at)
+        kept = splits_of_kept_dims(call, dims, keeps_dims(call, dim_at + 1))
+        reduced = [SbpSignature((split(d),), (result,), run=run) for d in dims]
+        return [*kept, *reduced, *(terms(call, 0) if is_linear else [])]
+
+    return derive
 
 
 def sum_over(x: torch.Tensor, dims: tuple[int, ...], like: int) -> torch.Tensor:
     """Sum over ``dims``, and keep them if the result is to have ``like`` dims."""
     return x.sum(dims, keepdim=like == x.dim()) if dims else x
-
-
-@register(*forms("sum"), any_cuts=True)
-def sums(call: Call, parts: int) -> list[SbpSignature]:
-    """Split all dims; a reduced dim gives terms."""
-    dims = dims_of(call)
-    return [*splits_of_kept_dims(call, dims, keeps_dims(call)), *in_terms(dims), *terms(call, 0)]
-
-
-@register(*forms("nansum"), any_cuts=True)
-def sums_of_numbers(call: Call, parts: int) -> list[SbpSignature]:
-    """Split all dims, like a sum; terms may not be summed later, because one may be missing."""
-    dims = dims_of(call)
-    return [*splits_of_kept_dims(call, dims, keeps_dims(call)), *in_terms(dims)]
-
-
-@register(*forms("count_nonzero"), any_cuts=True)
-def counts(call: Call, parts: int) -> list[SbpSignature]:
-    dims = dims_of(call)
-    return [*splits_of_kept_dims(call, dims, False), *in_terms(dims)]
 
 
 def _mean_of_shapes(function: Function, input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -97,22 +85,12 @@ for _function in forms("mean", "nansum"):
     on_meta[_function] = partial(_mean_of_shapes, _function)
 
 
-@register(*forms("mean"), any_cuts=True)
-def mean(call: Call, parts: int) -> list[SbpSignature]:
-    """Split like a sum; the divisor is global."""
-    dims = dims_of(call)
-    return [
-        *splits_of_kept_dims(call, dims, keeps_dims(call)),
-        *in_terms(dims, _mean),
-        *terms(call, 0),
-    ]
-
-
 def _mean(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
     (x,), dims = tensors, dims_of(where.call)
     dtype = call.kwargs.get("dtype") or x.dtype
     cells = prod(where.call.tensors[0].shape[d] for d in dims)
-    wide = x.to(_WIDE.get(dtype, dtype))
+    # The divisor is global.
+    wide = x.to(torch.promote_types(dtype, torch.float32))
     return (sum_over(wide, dims, len(where.outputs[0].shape)) / cells).to(dtype)
 
 
@@ -134,7 +112,7 @@ def _moments(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> Any:
     axes = axes_that_split(where, 0, dims)
     if not axes and x.numel():
         return call(tensors)
-    wide = x.to(_WIDE.get(x.dtype, x.dtype))
+    wide = widen(x)
     cells = prod(where.call.tensors[0].shape[d] for d in dims)
     center = total(wide.sum(dims, keepdim=True), where, axes) / cells
     degrees = cells - _correction(where.call)
@@ -147,8 +125,8 @@ def _moments(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> Any:
     results = [_root(variance) if name.startswith("std") else variance]
     if name.endswith("_mean"):
         results.append(center)
-    shaped = [sum_over(y, dims, len(where.outputs[0].shape)).to(x.dtype) for y in results]
-    return tuple(shaped) if len(shaped) > 1 else shaped[0]
+    reductions = [sum_over(y, dims, len(where.outputs[0].shape)).to(x.dtype) for y in results]
+    return tuple(reductions) if len(reductions) > 1 else reductions[0]
 
 
 def _root(x: torch.Tensor) -> torch.Tensor:
@@ -158,17 +136,10 @@ def _root(x: torch.Tensor) -> torch.Tensor:
 
 def _correction(call: Call) -> float:
     if "correction" in call.kwargs:
-        given = call.kwargs["correction"]
-        return 1 if given is None else given
+        correction = call.kwargs["correction"]
+        return 1 if correction is None else correction
     dim = call.get(1, "dim")
     return int(dim if isinstance(dim, bool) else call.get(2, "unbiased", True))
-
-
-@register(*forms("amax", "amin"), any_cuts=True)
-def extremes(call: Call, parts: int) -> list[SbpSignature]:
-    """Split all dims; equal extremes share the gradient, as in torch."""
-    dims = dims_of(call)
-    return [*splits_of_kept_dims(call, dims, keeps_dims(call)), *together(dims, _extremes)]
 
 
 def _extreme_of_shapes(function: Any, x: torch.Tensor, *rest: Any, **named: Any) -> Any:
@@ -182,6 +153,7 @@ for _function in forms("amax", "amin", "max", "min"):
 
 
 def _extremes(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
+    """Reduce to extremes; equal ones share the gradient, as in torch."""
     x, dims = tensors[0], dims_of(where.call)
     whole = where.call.shapes[0]
     if not all(whole[d] for d in dims):
@@ -189,14 +161,14 @@ def _extremes(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torc
     axes = axes_that_split(where, 0, dims)
     is_least = call.function.__name__ in ("amin", "min")
     blocks = stack_blocks(_extreme(x.detach(), dims, is_least), where, axes)
-    found = blocks.amin(0) if is_least else blocks.amax(0)
-    chosen = x == found
+    extremes = blocks.amin(0) if is_least else blocks.amax(0)
+    chosen = x == extremes
     if x.is_floating_point():
         count = total(chosen.sum(dims, keepdim=True), where, axes)
         shared = total((x.where(chosen, 0) / count).sum(dims, keepdim=True), where, axes)
         # The value is exactly a cell of x; the gradient is the gradient of the mean of such cells.
-        found = torch.where(found.isfinite(), found + (shared - shared.detach()), shared)
-    return found if len(where.outputs[0].shape) == x.dim() else found.squeeze(dims)
+        extremes = torch.where(extremes.isfinite(), extremes + (shared - shared.detach()), shared)
+    return extremes if len(where.outputs[0].shape) == x.dim() else extremes.squeeze(dims)
 
 
 def _extreme(x: torch.Tensor, dims: tuple[int, ...], is_least: bool) -> torch.Tensor:
@@ -241,26 +213,26 @@ def _places(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> Any:
     name = call.function.__name__
     is_least = name.endswith("min")
     if x.shape[dim]:
-        own = x.detach().min(dim, True) if is_least else x.detach().max(dim, True)
-        values, indices = own.values, own.indices + where.inputs[0].start[dim]
+        in_block = x.detach().min(dim, True) if is_least else x.detach().max(dim, True)
+        values, indices = in_block.values, in_block.indices + where.inputs[0].start[dim]
     else:
         values = _extreme(x.detach(), (dim,), is_least)
         indices = torch.full(values.shape, where.call.tensors[0].shape[dim], device=x.device)
     blocks = stack_blocks(values, where, axes)
-    found = blocks.amin(0) if is_least else blocks.amax(0)
+    extremes = blocks.amin(0) if is_least else blocks.amax(0)
     # Of equal cells, the first one counts; an empty block has none.
     far = indices.new_full((), where.call.tensors[0].shape[dim])
-    chosen = stack_blocks(indices, where, axes).where(blocks == found, far).amin(0)
+    chosen = stack_blocks(indices, where, axes).where(blocks == extremes, far).amin(0)
     keeps = len(where.outputs[0].shape) == x.dim()
     index = chosen if keeps else chosen.squeeze(dim)
     if name.startswith("arg"):
         return index
     if x.is_floating_point():
-        found = _picked(x, dim, chosen, where, axes)
-    return found if keeps else found.squeeze(dim), index
+        extremes = _pick_cells(x, dim, chosen, where, axes)
+    return extremes if keeps else extremes.squeeze(dim), index
 
 
-def _picked(
+def _pick_cells(
     x: torch.Tensor, dim: int, index: torch.Tensor, where: Where, axes: Sequence[int]
 ) -> torch.Tensor:
     local = index - where.inputs[0].start[dim]
@@ -271,26 +243,13 @@ def _picked(
     return total(cells.where(is_own, 0), where, axes)
 
 
-@register(*forms("any", "all"), any_cuts=True)
-def truths(call: Call, parts: int) -> list[SbpSignature]:
-    dims = dims_of(call)
-    return [*splits_of_kept_dims(call, dims, keeps_dims(call)), *together(dims, _truths)]
-
-
 def _truths(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
     axes = axes_that_split(where, 0, dims_of(where.call))
-    own = call(tensors)
-    number = own.to(torch.uint8)
+    local = call(tensors)
+    number = local.to(torch.uint8)
     is_any = call.function.__name__ == "any"
-    found = largest(number, where, axes) if is_any else 1 - largest(1 - number, where, axes)
-    return found.to(own.dtype)
-
-
-@register(*forms("prod", "logsumexp"), any_cuts=True)
-def in_two_steps(call: Call, parts: int) -> list[SbpSignature]:
-    """Split all dims; a split reduced dim is reduced in each block, then over the blocks."""
-    dims = dims_of(call)
-    return [*splits_of_kept_dims(call, dims, keeps_dims(call)), *together(dims, _in_two_steps)]
+    truths = largest(number, where, axes) if is_any else 1 - largest(1 - number, where, axes)
+    return truths.to(local.dtype)
 
 
 def _in_two_steps(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
@@ -298,25 +257,33 @@ def _in_two_steps(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> 
     return call.function(blocks, 0)
 
 
-@register(torch.linalg.vector_norm, any_cuts=True)
-def vector_norm(call: Call, parts: int) -> list[SbpSignature]:
-    """Split all dims; for a split reduced dim, take the norm of the norms of the blocks."""
-    dims = dims_of(call, 2)
-    return [*splits_of_kept_dims(call, dims, keeps_dims(call, 3)), *together(dims, _vector_norm)]
-
-
 def _vector_norm(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
+    """Return the norm of the norms of the blocks."""
     (x,), order, dims = tensors, call.get(1, "ord", 2), dims_of(where.call, 2)
     axes = axes_that_split(where, 0, dims)
     if order == 0:
         return total(call(tensors), where, axes)
     if all(x.shape[d] for d in dims):
-        own = call(tensors)
+        norms = call(tensors)
     else:
         sizes = x.abs()
         wide = sizes.to(call.kwargs.get("dtype") or sizes.dtype)
-        own = sum_over(wide, dims, len(where.outputs[0].shape)) + (torch.inf if order < 0 else 0)
-    return torch.linalg.vector_norm(stack_blocks(own, where, axes), order, 0)
+        norms = sum_over(wide, dims, len(where.outputs[0].shape)) + (torch.inf if order < 0 else 0)
+    return torch.linalg.vector_norm(stack_blocks(norms, where, axes), order, 0)
+
+
+REDUCTIONS = {
+    "sum": reduction(None, partial_sum, is_linear=True),
+    # Terms may not be summed later, because one may not be a number.
+    "nansum count_nonzero": reduction(None, partial_sum),
+    "mean": reduction(_mean, partial_sum, is_linear=True),
+    "amax amin": reduction(_extremes),
+    "any all": reduction(_truths),
+    "prod logsumexp": reduction(_in_two_steps),
+}
+for _names, _rule in REDUCTIONS.items():
+    register(*forms(*_names.split()), any_cuts=True)(_rule)
+register(torch.linalg.vector_norm, any_cuts=True)(reduction(_vector_norm, dim_at=2))
 
 
 @compose(torch.norm, torch.Tensor.norm)
@@ -334,22 +301,6 @@ def norm(
         )
     order = 2 if p is None or isinstance(p, str) else p
     return torch.linalg.vector_norm(input, order, dim, keepdim, dtype=dtype)
-
-
-@register(*forms("cumsum"), any_cuts=True)
-def cumsum(call: Call, parts: int) -> list[SbpSignature]:
-    """Split all dims; along the accumulated dim, add the sums of preceding blocks. Linear."""
-    dims = dims_of(call)
-    found = [SbpSignature((split(d),), (split(d),), run=_cumsum) for d in dims]
-    return [*splits_of_kept_dims(call, dims, True), *found, *terms(call, 0)]
-
-
-def _cumsum(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
-    (dim,) = dims_of(where.call)
-    axes = axes_that_split(where, 0, (dim,))
-    own = call(tensors)
-    sums = stack_blocks(tensors[0].sum(dim, keepdim=True, dtype=own.dtype), where, axes)
-    return own + sums[: place(where, axes)].sum(0)
 
 
 @compose(*forms("nanmean"))
@@ -372,14 +323,20 @@ def linalg_norm(
 @register(torch.linalg.matrix_norm, any_cuts=True)
 def matrix_norm(call: Call, parts: int) -> list[SbpSignature]:
     """Split the batch dims; the Frobenius norm splits all dims."""
-    dims = dims_of(call.replaced(2, "dim", call.get(2, "dim", (-2, -1))), 2)
-    found = splits_of_kept_dims(call, dims, keeps_dims(call, 3))
-    return [*found, *together(dims, _frobenius)] if call.get(1, "ord", "fro") == "fro" else found
+    dims = dims_of(call.with_argument(2, "dim", call.get(2, "dim", (-2, -1))), 2)
+    signatures = splits_of_kept_dims(call, dims, keeps_dims(call, 3))
+    return (
+        [*signatures, *together(dims, _frobenius)]
+        if call.get(1, "ord", "fro") == "fro"
+        else signatures
+    )
 
 
 def _frobenius(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
     (x,), keeps = tensors, keeps_dims(call, 3)
-    dims = dims_of(where.call.replaced(2, "dim", call.get(2, "dim", (-2, -1))), 2)
+    dims = dims_of(where.call.with_argument(2, "dim", call.get(2, "dim", (-2, -1))), 2)
     dtype = call.kwargs.get("dtype")
-    own = torch.linalg.vector_norm(x, 2, dims, keeps, dtype=dtype)
-    return torch.linalg.vector_norm(stack_blocks(own, where, axes_that_split(where, 0, dims)), 2, 0)
+    norms = torch.linalg.vector_norm(x, 2, dims, keeps, dtype=dtype)
+    return torch.linalg.vector_norm(
+        stack_blocks(norms, where, axes_that_split(where, 0, dims)), 2, 0
+    )

@@ -11,12 +11,7 @@ from gpudist.geometry.layout import partial_sum
 from gpudist.nn.windowed.upsample import DistributedUpsample
 from gpudist.sbp.call import Call, Compute
 from gpudist.sbp.registry import SbpSignature, Where, register
-from gpudist.sbp.signatures.block_layers import (
-    LayerAlongLast,
-    along_last,
-    along_last_dims,
-    no_samples,
-)
+from gpudist.sbp.signatures.block_layers import LayerAlongLast, along_last, bind_along_last
 
 _NEAREST = ("nearest", "nearest-exact")
 
@@ -26,22 +21,17 @@ def interpolate(call: Call, parts: int) -> list[SbpSignature]:
     """Split all dims, or only samples and channels for modes without a layer in gpudist."""
     x, dims = call.tensors[0], call.tensors[0].dims - 2
     is_float = x.dtype.is_floating_point
-    found = along_last(call, partial(_bind, dims), dims)
+    signatures = along_last(call, partial(bind_along_last, dims, partial(_bind, dims)), dims)
     if call.get(6, "antialias", False) or not (is_float or _mode(call) in _NEAREST):
-        found = found[:2]
-    return [*found, SbpSignature((partial_sum,), (partial_sum,))] if is_float else found
+        signatures = signatures[:2]
+    return [*signatures, SbpSignature((partial_sum,), (partial_sum,))] if is_float else signatures
 
 
 def _mode(call: Call) -> str:
     return call.get(3, "mode", "nearest")
 
 
-def _bind(dims: int, call: Call, where: Where) -> Compute:
-    if 0 in where.inputs[0].shape[:-dims]:
-        return no_samples(where, dims)
-    where = along_last_dims(where, dims)
-    if where.P.size == 1:
-        return call
+def _bind(dims: int, where: Where) -> Compute:
     return LayerAlongLast(where, dims, partial(_layer, where.call), "interpolate")
 
 

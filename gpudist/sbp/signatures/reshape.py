@@ -96,8 +96,8 @@ class Units:
 
     def signature(self, sizes: tuple[int, ...] | None = None) -> SbpSignature | None:
         """Return the split with these sizes, or with the nearest sizes that keep units together."""
-        one, unit = split(self.dim, sizes), self.unit
-        stops = [one.blocks(self.extent, self.parts).block(i)[1] for i in range(self.parts)]
+        attribute, unit = split(self.dim, sizes), self.unit
+        stops = [attribute.blocks(self.extent, self.parts).block(i)[1] for i in range(self.parts)]
         if self.extent % unit:
             return None
         if any(stop % unit for stop in stops):
@@ -105,12 +105,12 @@ class Units:
             if 2 * (self.extent // unit) < max(self.parts, 4):
                 return None
             stops = [(stop + unit // 2) // unit * unit for stop in stops]
-        own = [stop - start for start, stop in pairwise([0, *stops])]
-        made = [length // unit * self.made for length in own]
+        sizes_of_input = [stop - start for start, stop in pairwise([0, *stops])]
+        sizes_of_result = [length // unit * self.made for length in sizes_of_input]
         return SbpSignature(
-            (split(self.dim, own),),
-            (split(self.other, made),),
-            None if self.localize is None else self.localize(self.other, made),
+            (split(self.dim, sizes_of_input),),
+            (split(self.other, sizes_of_result),),
+            None if self.localize is None else self.localize(self.other, sizes_of_result),
             recut=self.signature,
             bind=self.bind,
         )
@@ -134,8 +134,8 @@ def pairs(source: Shape, target: Shape, parts: int) -> Iterator[Units]:
 def reshape(call: Call, parts: int) -> list[SbpSignature]:
     """Split dims whose blocks keep their cells in order; linear."""
     source, target = call.shapes[0], call.outputs[0].shape
-    found = [pair.signature() for pair in pairs(source, target, parts)]
-    return [*filter(None, found), SbpSignature((partial_sum,), (partial_sum,))]
+    signatures = [pair.signature() for pair in pairs(source, target, parts)]
+    return [*filter(None, signatures), SbpSignature((partial_sum,), (partial_sum,))]
 
 
 @register(torch.broadcast_to, view=True, any_cuts=True)
@@ -143,21 +143,21 @@ def expand(call: Call, parts: int) -> list[SbpSignature]:
     """Split dims that are not expanded."""
     source, target = call.shapes[0], call.outputs[0].shape
     new = len(target) - len(source)
-    found = [
+    signatures = [
         SbpSignature((split(dim),), (split(dim + new),), block_shape(dim + new))
         for dim in range(len(source))
         if source[dim] == target[dim + new]
     ]
-    return [*found, SbpSignature((partial_sum,), (partial_sum,))]
+    return [*signatures, SbpSignature((partial_sum,), (partial_sum,))]
 
 
 def tile_source(call: Call) -> dict[int, Fetch]:
     """Return the source of each cell of a tiled tensor along the tensor's own dims."""
     shape, times = call.shapes[0], tuple(call.get(1, "dims"))
-    own = ((1,) * (len(shape) - len(times)) + times)[-len(shape) or len(times) :]
+    repeats = ((1,) * (len(shape) - len(times)) + times)[-len(shape) or len(times) :]
     return {
         dim: Fetch([*range(shape[dim])] * n, balanced_cut(shape[dim] * n))
-        for dim, n in enumerate(own)
+        for dim, n in enumerate(repeats)
         if n != 1
     }
 
@@ -169,18 +169,18 @@ def tile(call: Call, parts: int) -> list[SbpSignature]:
     new = max(len(times) - len(shape), 0)
     if not new:
         return fetching(call, parts, tile_source)
-    found = [
+    signatures = [
         SbpSignature((split(dim),), (split(dim + new),))
         for dim in range(len(shape))
         if times[dim + new] == 1
     ]
-    return [*found, SbpSignature((partial_sum,), (partial_sum,))]
+    return [*signatures, SbpSignature((partial_sum,), (partial_sum,))]
 
 
 def shape_by(function: Function, x: torch.Tensor, args: Any, kwargs: Any) -> Shape:
     """Return the shape of the result of ``function``."""
-    given = [*args, *kwargs.values()]
-    if any(isinstance(one, (torch.dtype, torch.Tensor)) for one in given):
+    arguments = [*args, *kwargs.values()]
+    if any(isinstance(argument, (torch.dtype, torch.Tensor)) for argument in arguments):
         raise NotImplementedError(
             f"{name_of(function)} of a global tensor: an argument is a dtype or a tensor; pass "
             "sizes and dims as numbers, and use x.to(dtype) for another dtype"
@@ -193,7 +193,7 @@ def enter(function: Function, target: Function) -> None:
     """Register ``function`` as ``target``, a function of a tensor and the shape of the result."""
 
     @compose(function)
-    def shaped(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def change_shape(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return target(x, shape_by(function, x, args, kwargs))
 
 
@@ -218,16 +218,18 @@ def expand_as(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 @compose(torch.Tensor.repeat, torch.Tensor.tile)
 def repeat(x: torch.Tensor, *times: Any) -> torch.Tensor:
-    given = times[0] if len(times) == 1 and not isinstance(times[0], int) else times
-    new = max(len(given) - x.dim(), 0)
-    return torch.tile(x.reshape((1,) * new + tuple(x.shape)) if new else x, tuple(given))
+    repeats = times[0] if len(times) == 1 and not isinstance(times[0], int) else times
+    new = max(len(repeats) - x.dim(), 0)
+    return torch.tile(x.reshape((1,) * new + tuple(x.shape)) if new else x, tuple(repeats))
 
 
-def several(dim: int, times: int, sizes: Shape) -> SbpSignature:
+def repeat_signature(dim: int, times: int, sizes: Shape) -> SbpSignature:
     """Return the signature for repeating each cell ``times`` times."""
-    made = [times * size for size in sizes]
+    sizes_of_result = [times * size for size in sizes]
     return SbpSignature(
-        (split(dim, sizes),), (split(dim, made),), recut=partial(several, dim, times)
+        (split(dim, sizes),),
+        (split(dim, sizes_of_result),),
+        recut=partial(repeat_signature, dim, times),
     )
 
 
@@ -235,20 +237,25 @@ def several(dim: int, times: int, sizes: Shape) -> SbpSignature:
 def repeat_interleave(call: Call, parts: int) -> list[SbpSignature]:
     """Split all dims; every worker repeats its own cells."""
     times, along, dims = call.get(1, "repeats"), call.get(2, "dim"), call.tensors[0].dims
-    found = [SbpSignature((partial_sum,), (partial_sum,))]
+    signatures = [SbpSignature((partial_sum,), (partial_sum,))]
     if not isinstance(times, int) or len(call.tensors) != 1:
         raise NotImplementedError(
             "repeat_interleave of a global tensor: repeats is a tensor; pass a number"
         )
     if along is None:
         return (
-            found
+            signatures
             if dims != 1
-            else [several(0, times, balanced_cut(call.shapes[0][0])((0,) * parts)), *found]
+            else [
+                repeat_signature(0, times, balanced_cut(call.shapes[0][0])((0,) * parts)),
+                *signatures,
+            ]
         )
     for dim in range(dims):
         if dim == along % dims:
-            found.append(several(dim, times, balanced_cut(call.shapes[0][dim])((0,) * parts)))
+            signatures.append(
+                repeat_signature(dim, times, balanced_cut(call.shapes[0][dim])((0,) * parts))
+            )
         else:
-            found.append(SbpSignature((split(dim),), (split(dim),)))
-    return found
+            signatures.append(SbpSignature((split(dim),), (split(dim),)))
+    return signatures

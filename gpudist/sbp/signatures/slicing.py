@@ -21,25 +21,25 @@ def splits_of_full_dims(
 ) -> list[SbpSignature]:
     """Return splits of dims taken in full, which are ``result`` in the result, and terms."""
     result = dims if result is None else result
-    found = [SbpSignature((split(a),), (split(b),)) for a, b in zip(dims, result, strict=True)]
-    return [*found, SbpSignature((partial_sum,), (partial_sum,))]
+    signatures = [SbpSignature((split(a),), (split(b),)) for a, b in zip(dims, result, strict=True)]
+    return [*signatures, SbpSignature((partial_sum,), (partial_sum,))]
 
 
 def index_by_dim(index: Any, dims: int) -> list[Any]:
     """Return one int, slice or ``None`` for each dim of the tensor and each new dim."""
-    given = list(index) if isinstance(index, tuple) else [index]
-    for one in given:
-        is_int = isinstance(one, int) and not isinstance(one, bool)
-        if not (is_int or one is None or one is Ellipsis or isinstance(one, slice)):
+    entries = list(index) if isinstance(index, tuple) else [index]
+    for entry in entries:
+        is_int = isinstance(entry, int) and not isinstance(entry, bool)
+        if not (is_int or entry is None or entry is Ellipsis or isinstance(entry, slice)):
             raise NotImplementedError(
                 "x[...] of a global tensor takes ints, slices, None and ...; for indices use "
                 "torch.index_select, for a mask torch.where"
             )
-    missing = dims - sum(one is not None and one is not Ellipsis for one in given)
-    at = next((i for i, one in enumerate(given) if one is Ellipsis), None)
+    missing = dims - sum(entry is not None and entry is not Ellipsis for entry in entries)
+    at = next((i for i, entry in enumerate(entries) if entry is Ellipsis), None)
     if at is None:
-        return [*given, *[slice(None)] * missing]
-    return [*given[:at], *[slice(None)] * missing, *given[at + 1 :]]
+        return [*entries, *[slice(None)] * missing]
+    return [*entries[:at], *[slice(None)] * missing, *entries[at + 1 :]]
 
 
 def own_cells(taken: range, part: AxisPart, extent: int) -> range:
@@ -48,34 +48,34 @@ def own_cells(taken: range, part: AxisPart, extent: int) -> range:
     first, end = (
         min(max(-(-(edge - taken.start) // taken.step), 0), len(taken)) for edge in (start, stop)
     )
-    own = taken[first:end]
-    return range(own.start - start, own.stop - start, own.step) if own else range(0)
+    cells = taken[first:end]
+    return range(cells.start - start, cells.stop - start, cells.step) if cells else range(0)
 
 
 def slice_signature(
-    own: int, new: int, taken: range, extent: int, parts: int, sizes: tuple[int, ...] | None = None
+    dim: int, new: int, taken: range, extent: int, parts: int, sizes: tuple[int, ...] | None = None
 ) -> SbpSignature:
-    """Return the signature for a slice of dim ``own``, which is dim ``new`` of the result."""
+    """Return the signature for a slice of dim ``dim``, which is dim ``new`` of the result."""
 
     def localize(call: Call, part: AxisPart) -> Call:
         cells = own_cells(taken, part, extent)
-        return with_index(call, own, slice(cells.start, cells.stop, cells.step))
+        return with_index(call, dim, slice(cells.start, cells.stop, cells.step))
 
     workers = [AxisPart(parts, i, sizes) for i in range(parts)]
     left = [len(own_cells(taken, part, extent)) for part in workers]
     return SbpSignature(
-        (split(own, sizes),),
+        (split(dim, sizes),),
         (split(new, left),),
         localize,
-        recut=partial(slice_signature, own, new, taken, extent, parts),
+        recut=partial(slice_signature, dim, new, taken, extent, parts),
     )
 
 
-def with_index(call: Call, dim: int, one: int | slice) -> Call:
+def with_index(call: Call, dim: int, entry: int | slice) -> Call:
     """Return the call with another index for ``dim``."""
     index = index_by_dim(call.args[1], call.tensors[0].dims)
-    own = [i for i, given in enumerate(index) if given is not None]
-    index[own[dim]] = one
+    places = [i for i, entry in enumerate(index) if entry is not None]
+    index[places[dim]] = entry
     return call.with_args(call.args[0], tuple(index))
 
 
@@ -103,15 +103,15 @@ def run_index(call: Call, tensors: Sequence[Tensor], where: Where) -> Tensor:
     # Slices have already been localized to the block.
     local = index_by_dim(call.args[1], len(shape))
     dim = 0
-    for i, one in enumerate(index):
-        if isinstance(one, int):
-            cell = one % shape[dim]
+    for i, entry in enumerate(index):
+        if isinstance(entry, int):
+            cell = entry % shape[dim]
             if not cells.start[dim] <= cell < cells.stop[dim]:
                 none = x.new_zeros(where.outputs[0].shape)
                 # A sum over no cells connects the graph; for integers, its dtype would differ.
                 return none + x.reshape(-1)[:0].sum() if x.requires_grad else none
             local[i] = cell - cells.start[dim]
-        dim += one is not None
+        dim += entry is not None
     return x[tuple(local)]
 
 
@@ -123,19 +123,19 @@ def index(call: Call, parts: int) -> list[SbpSignature]:
     results: list[int] = []
     ints: list[SbpSignature] = []
     slices: list[SbpSignature] = []
-    own = new = 0
+    dim = new = 0
     has_sum = call.tensors[0].dtype != torch.bool
-    for one in index_by_dim(call.args[1], len(shape)):
-        if isinstance(one, int) and shape[own] >= parts and has_sum:
-            ints += filter(None, [in_terms(own)])
-        elif isinstance(one, slice) and range(*one.indices(shape[own])) == range(shape[own]):
-            dims.append(own)
+    for entry in index_by_dim(call.args[1], len(shape)):
+        if isinstance(entry, int) and shape[dim] >= parts and has_sum:
+            ints += filter(None, [in_terms(dim)])
+        elif isinstance(entry, slice) and range(*entry.indices(shape[dim])) == range(shape[dim]):
+            dims.append(dim)
             results.append(new)
-        elif isinstance(one, slice):
-            taken = range(*one.indices(shape[own]))
-            slices.append(slice_signature(own, new, taken, shape[own], parts))
-        own += one is not None
-        new += not isinstance(one, int)
+        elif isinstance(entry, slice):
+            taken = range(*entry.indices(shape[dim]))
+            slices.append(slice_signature(dim, new, taken, shape[dim], parts))
+        dim += entry is not None
+        new += not isinstance(entry, int)
     return [*splits_of_full_dims(dims, results), *slices, *ints]
 
 
@@ -152,45 +152,46 @@ def set_index(x: Any, index: Any, value: Any) -> None:
         x.masked_fill_(mask, value)
         return
     by_dim = index_by_dim(index, x.dim())
-    own = [one for one in by_dim if one is not None]
-    cut = {one.dim for one in x.sbp if one.is_split}
-    if not any(isinstance(own[d], int) for d in cut):
-        cells = _shared(x[index])
-        if not _has_dims(value):
-            cells.fill_(value)
-            return
-        while value.dim() > cells.dim() and value.shape[0] == 1:
-            value = value.squeeze(0)
-        cells.copy_(value)
-        return
-    for d, one in enumerate(own):
-        if isinstance(one, int):
-            if not -x.shape[d] <= one < x.shape[d]:
+    split_dims = {attribute.dim for attribute in x.sbp if attribute.is_split}
+    ints = {d: i for d, i in enumerate(_without_new(by_dim)) if isinstance(i, int)}
+    if ints.keys() & split_dims:
+        index = _without_new(by_dim)
+        for d, i in ints.items():
+            if not -x.shape[d] <= i < x.shape[d]:
                 raise IndexError(
-                    f"index {one} is out of bounds for dimension {d} with size {x.shape[d]}"
+                    f"index {i} is out of bounds for dimension {d} with size {x.shape[d]}"
                 )
-            first = one % x.shape[d]
-            own[d] = slice(first, first + 1)
-    cells = _shared(x[tuple(own)])
+            index[d] = slice(i % x.shape[d], i % x.shape[d] + 1)
+        index = tuple(index)
+        value = _with_dims_of_ints(value, by_dim) if _has_dims(value) else value
+    cells = _require_shared(x[index])
     if not _has_dims(value):
         cells.fill_(value)
         return
-    # From the last dim backwards: an int adds a dim to the value, and ``None`` removes one.
+    while value.dim() > cells.dim() and value.shape[0] == 1:
+        value = value.squeeze(0)
+    cells.copy_(value)
+
+
+def _without_new(by_dim: Sequence[Any]) -> list[Any]:
+    return [entry for entry in by_dim if entry is not None]
+
+
+def _with_dims_of_ints(value: Tensor, by_dim: Sequence[Any]) -> Tensor:
+    """Give ``value`` a dim for each int, and remove that of each ``None``, from the last one on."""
     dim = value.dim()
-    for one in reversed(by_dim):
-        if isinstance(one, int):
+    for entry in reversed(by_dim):
+        if isinstance(entry, int):
             value = value.unsqueeze(dim)
         elif dim == 0:
             break
         else:
             dim -= 1
-            value = value.squeeze(dim) if one is None else value
-    while value.dim() > x.dim():
-        value = value.squeeze(0)
-    cells.copy_(value)
+            value = value.squeeze(dim) if entry is None else value
+    return value
 
 
-def _shared(cells: Any) -> Any:
+def _require_shared(cells: Any) -> Any:
     if is_copy(cells):
         # The error may keep it alive, for longer on some ranks; nobody reads it any more.
         forget(cells)
@@ -222,8 +223,8 @@ def narrow(x: Tensor, dim: int, start: int, length: int) -> Tensor:
 def flip_source(call: Call) -> dict[int, Fetch]:
     """Return the source of each cell of a flipped tensor."""
     shape = call.shapes[0]
-    given = call.args[1:] if len(call.args) > 1 else (call.kwargs["dims"],)
-    dims = given if isinstance(given[0], int) else given[0]
+    arguments = call.args[1:] if len(call.args) > 1 else (call.kwargs["dims"],)
+    dims = arguments if isinstance(arguments[0], int) else arguments[0]
     cells = {d % len(shape): range(shape[d % len(shape)])[::-1] for d in dims}
     return {d: Fetch(cells[d], as_before) for d in cells}
 
@@ -233,22 +234,16 @@ def flip(call: Call, parts: int) -> list[SbpSignature]:
     return fetching(call, parts, flip_source)
 
 
-@compose(*forms("fliplr"))
-def fliplr(x: Tensor) -> Tensor:
-    return x.flip(1)
-
-
-@compose(*forms("flipud"))
-def flipud(x: Tensor) -> Tensor:
-    return x.flip(0)
+compose(*forms("fliplr"))(partial(torch.flip, dims=(1,)))
+compose(*forms("flipud"))(partial(torch.flip, dims=(0,)))
 
 
 def roll_source(call: Call) -> dict[int, Fetch]:
     """Return the source of each cell of a rolled tensor."""
     shape = call.shapes[0]
-    shifts, given = call.get(1, "shifts"), call.get(2, "dims")
+    shifts, argument = call.get(1, "shifts"), call.get(2, "dims")
     shifts = [shifts] if isinstance(shifts, int) else shifts
-    dims = [given] if isinstance(given, int) else given
+    dims = [argument] if isinstance(argument, int) else argument
     total: dict[int, int] = {}
     for shift, dim in zip(shifts, dims, strict=True):
         total[dim % len(shape)] = total.get(dim % len(shape), 0) + shift

@@ -13,23 +13,21 @@ from gpudist.sbp.call import Call
 from gpudist.sbp.registry import SbpSignature, Where, compose, forms, register
 from gpudist.sbp.signatures.across import axes_that_split, largest, total
 
-_WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-
 
 def _dim(call: Call) -> int:
     dims = call.tensors[0].dims
-    given = call.get(1, "dim")
-    if given is None:
+    dim = call.get(1, "dim")
+    if dim is None:
         # torch's default for an omitted dim, which it warns about.
         return 0 if dims in (0, 1, 3) else 1
     most = max(dims, 1)
-    if not -most <= given < most:
+    if not -most <= dim < most:
         # Torch's function does not look at the dim of a meta tensor.
         raise IndexError(
             f"Dimension out of range (expected to be in range of [{-most}, {most - 1}], but got "
-            f"{given})"
+            f"{dim})"
         )
-    return given % most
+    return dim % most
 
 
 @register(*forms("softmax", "log_softmax"), any_cuts=True)
@@ -43,9 +41,10 @@ def softmax(call: Call, parts: int) -> list[SbpSignature]:
 def _run(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
     (x,), dim = tensors, _dim(where.call)
     axes = axes_that_split(where, 0, (dim,))
-    dtype = call.get(2, "dtype", call.kwargs.get("dtype"))
-    dtype = dtype if isinstance(dtype, torch.dtype) else x.dtype
-    x = x.to(_WIDE.get(dtype, dtype))
+    # It comes third in torch.softmax, and fourth in torch.nn.functional.softmax.
+    options = (*call.args[2:], *call.kwargs.values())
+    dtype = next((option for option in options if isinstance(option, torch.dtype)), x.dtype)
+    x = x.to(torch.promote_types(dtype, torch.float32))
     largest_cells = largest(largest_of_block(x, dim), where, axes)
     is_log = call.function.__name__.endswith("log_softmax")
     y = softmax_of_lines(x, dim, largest_cells, lambda sums: total(sums, where, axes), is_log)

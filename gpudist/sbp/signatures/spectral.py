@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,48 +16,28 @@ from gpudist.sbp.signatures.along_axis import enter_along, on_cells
 _ONE = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
 
 
-def _dims(call: Call, default: tuple[int, ...] | None) -> tuple[int, ...]:
+def _dims(default: int | tuple[int, ...] | None, call: Call) -> tuple[int, ...]:
     count = call.tensors[0].dims
-    given, sizes = call.get(2, "dim", default), call.get(1, "s")
-    if given is None:
-        given = range(count - len(sizes), count) if sizes is not None else range(count)
-    return tuple(d % count for d in ((given,) if isinstance(given, int) else given))
+    dim, sizes = call.get(2, "dim", default), call.get(1, "s")
+    if dim is None:
+        dim = range(count - len(sizes), count) if sizes is not None else range(count)
+    return tuple(d % count for d in ((dim,) if isinstance(dim, int) else dim))
 
 
-def _of_one(call: Call) -> Collection[int]:
-    return (call.get(2, "dim", -1) % call.tensors[0].dims,)
+# Number of dims in a function's name, and the dims that it transforms by default.
+for _number, _default in (("", -1), ("2", (-2, -1)), ("n", None)):
+    _functions = [getattr(torch.fft, f"{name}{_number}") for name in _ONE]
+    enter_along(_functions, partial(_dims, _default), is_linear=True)
 
 
-def _of_two(call: Call) -> Collection[int]:
-    return _dims(call, (-2, -1))
-
-
-def _of_many(call: Call) -> Collection[int]:
-    return _dims(call, None)
-
-
-enter_along([getattr(torch.fft, name) for name in _ONE], _of_one, is_linear=True)
-enter_along([getattr(torch.fft, f"{name}2") for name in _ONE], _of_two, is_linear=True)
-enter_along([getattr(torch.fft, f"{name}n") for name in _ONE], _of_many, is_linear=True)
-
-
-def shift(input: Tensor, dim: Any, sign: int) -> Tensor:
-    """Exchange the halves along ``dim`` by rolling."""
+def shift(sign: int, input: Tensor, dim: Any = None) -> Tensor:
+    """Exchange the halves along ``dim`` by rolling; the first half is the longer one."""
     dims = range(input.dim()) if dim is None else (dim,) if isinstance(dim, int) else dim
-    dims = list(dims)
-    halves = [input.shape[d] // 2 for d in dims]
-    shifts = halves if sign > 0 else [input.shape[d] - n for d, n in zip(dims, halves, strict=True)]
-    return torch.roll(input, shifts, dims)
+    return torch.roll(input, [sign * (input.shape[d] // 2) for d in dims], list(dims))
 
 
-@compose(torch.fft.fftshift)
-def fftshift(input: Tensor, dim: Any = None) -> Tensor:
-    return shift(input, dim, 1)
-
-
-@compose(torch.fft.ifftshift)
-def ifftshift(input: Tensor, dim: Any = None) -> Tensor:
-    return shift(input, dim, -1)
+compose(torch.fft.fftshift)(partial(shift, 1))
+compose(torch.fft.ifftshift)(partial(shift, -1))
 
 
 @register(torch.stft, Tensor.stft, any_cuts=True)

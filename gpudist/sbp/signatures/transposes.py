@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from gpudist.geometry.layout import partial_sum, split
 from gpudist.sbp.call import Call, Function
 from gpudist.sbp.registry import SbpSignature, forms, register
+from gpudist.sbp.signatures.slicing import splits_of_full_dims
 
 
 def order(call: Call) -> list[int]:
@@ -26,5 +26,5 @@ PROPERTIES: list[Function] = [getattr(Tensor, name).__get__ for name in ("T", "m
 )
 def transpose(call: Call, parts: int) -> list[SbpSignature]:
     """Split all dims; a split moves with its dim."""
-    found = [SbpSignature((split(own),), (split(dim),)) for dim, own in enumerate(order(call))]
-    return [*found, SbpSignature((partial_sum,), (partial_sum,))]
+    dims = order(call)
+    return splits_of_full_dims(dims, range(len(dims)))

@@ -63,8 +63,8 @@ def convolution(call: Call, parts: int) -> list[SbpSignature]:
     require_samples(call, x.dims == weight.dims)
     groups = call.get(6, "groups", 1)
     _require_channels(call, weight.shape[1] * groups, f" and groups={groups} need")
-    found = [window_signature(call, dim, _bind_convolution) for dim in (0, *range(2, x.dims))]
-    return found + _channels(call, parts, groups, (0, 1), 6)
+    signatures = [window_signature(call, dim, _bind_convolution) for dim in (0, *range(2, x.dims))]
+    return signatures + _channels(call, parts, groups, (0, 1), 6)
 
 
 def _require_channels(call: Call, channels: int, need: str = " needs") -> None:
@@ -89,26 +89,26 @@ def _channels(
     """
     outputs, inputs = weight_dims
     weight, has_bias = call.tensors[1], len(call.tensors) > 2
-    found = [] if has_bias else linear_in_each(2)
+    signatures = [] if has_bias else linear_in_each(2)
     if groups > 1 and groups % parts == 0:
-        found.append(_whole_groups(call, groups // parts, groups_at))
+        signatures.append(_whole_groups(call, groups // parts, groups_at))
     if groups == 1 and weight.shape[outputs] >= parts:
         biases = (split(0),) * has_bias
-        one = (broadcast, split(outputs), *biases), (split(1),)
-        found.append(SbpSignature(*one, cuts="all", takes_empty=False))
+        ends = (broadcast, split(outputs), *biases), (split(1),)
+        signatures.append(SbpSignature(*ends, cuts="all", takes_empty=False))
     if groups == 1 and weight.shape[inputs] >= parts:
-        one = (split(1), split(inputs), *(partial_sum,) * has_bias), (partial_sum,)
+        ends = (split(1), split(inputs), *(partial_sum,) * has_bias), (partial_sum,)
         # A bias is in terms where a plan splits the weight. To leave the result in terms costs more
         # than to move an input with split channels.
-        found.append(SbpSignature(*one, cuts="all", takes_empty=False, only_unboxed=has_bias))
-    return found
+        signatures.append(SbpSignature(*ends, cuts="all", takes_empty=False, only_unboxed=has_bias))
+    return signatures
 
 
 def _whole_groups(call: Call, groups: int, groups_at: int) -> SbpSignature:
     parameters = (split(0),) * (len(call.tensors) - 1)
 
     def localize(call: Call, part: AxisPart) -> Call:
-        return call.replaced(groups_at, "groups", groups)
+        return call.with_argument(groups_at, "groups", groups)
 
     return SbpSignature((split(1), *parameters), (split(1),), localize, recut=lambda sizes: None)
 
@@ -160,8 +160,8 @@ def transposed_convolution(call: Call, parts: int) -> list[SbpSignature]:
     x, weight = call.tensors[:2]
     require_samples(call, x.dims == weight.dims)
     _require_channels(call, weight.shape[0])
-    found = [window_signature(call, dim, _bind_transposed) for dim in (0, *range(2, x.dims))]
-    return found + _channels(call, parts, call.get(6, "groups", 1), (1, 0), 6)
+    signatures = [window_signature(call, dim, _bind_transposed) for dim in (0, *range(2, x.dims))]
+    return signatures + _channels(call, parts, call.get(6, "groups", 1), (1, 0), 6)
 
 
 def _bind_transposed(call: Call, where: Where) -> Compute:
@@ -198,14 +198,9 @@ def any_convolution(
     groups: int,
 ) -> torch.Tensor:
     """Call the convolution with the arguments in the order of ``torch.convolution``."""
-    dims = weight.dim() - 2
-    if transposed:
-        function: Any = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
-        return function[dims - 1](
-            x, weight, bias, stride, padding, output_padding, groups, dilation
-        )
-    function = (torch.conv1d, torch.conv2d, torch.conv3d)
-    return function[dims - 1](x, weight, bias, stride, padding, dilation, groups)
+    function = getattr(torch, f"conv{'_transpose' * transposed}{weight.dim() - 2}d")
+    more = (output_padding, groups, dilation) if transposed else (dilation, groups)
+    return function(x, weight, bias, stride, padding, *more)
 
 
 class LayerOfShape:

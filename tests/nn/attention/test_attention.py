@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -149,6 +150,33 @@ def test_heads_move_in_the_dtype_of_autocast(P_world: Partition) -> None:
     assert_equal_to(y.detach(), y_whole[where], 1e-2, "output")
     gradients = torch.autograd.grad(y.float().sum(), blocks)
     assert [gradient.dtype for gradient in gradients] == [torch.float32] * 3
+
+
+@distributed(ranks=3, transports=["loopback"])
+def test_dtypes_and_values_under_autocast(P_world: Partition) -> None:
+    """On 1, 2 or 3 workers, with or without dropout, masks and cells, and outside of ``P_x``."""
+    sdpa: Any = torch.nn.functional.scaled_dot_product_attention
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        wholes = [random_like_all((1, 2, 6, 4), seed).to(dtype) for seed in range(3)]
+        leaves = [whole.detach().requires_grad_() for whole in wholes]
+        with torch.autocast("cpu", torch.bfloat16):
+            expected = sdpa(*leaves)
+        of_leaves = torch.autograd.grad(expected.float().square().sum(), leaves)
+        for kind, workers, dropout_p in product(KINDS.values(), (1, 2, 3), (0.0, 1e-9)):
+            P_x = grid(P_world, (1, 1, workers, 1))
+            blocks = [own_block(whole, P_x).detach().requires_grad_() for whole in wholes]
+            layer = kind(P_x, dropout_p=dropout_p, seed=1)
+            with torch.autocast("cpu", torch.bfloat16):
+                y = layer(*blocks)
+            assert y.dtype == expected.dtype
+            where = own_slices(expected.shape, P_x)
+            of_blocks = torch.autograd.grad(y.float().square().sum(), blocks)
+            if where is None:
+                continue
+            assert_equal_to(y.detach(), expected[where].detach(), 2e-2, "output")
+            for found, wanted in zip(of_blocks, of_leaves, strict=True):
+                assert found.dtype == dtype
+                assert_equal_to(found, wanted[where], 5e-2, "gradient")
 
 
 @pytest.mark.parametrize("kind", KINDS)
