@@ -12,7 +12,7 @@ from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.repartition import plan_all_gather
 from gpudist.ops.all_sum_reduce import axes_given
 from gpudist.ops.arrays import Array, apply_to_array
-from gpudist.ops.operator import Operator, cached_operator
+from gpudist.ops.operator import Operator, cached_operator, own_index
 from gpudist.ops.operators import operator
 from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
@@ -39,8 +39,7 @@ class AllGather(Operator):
         super().__init__(P_x, P_x, P_x.dim, True, global_shape, shape)
 
     def _bind(self, layout: BlockLayout, x: torch.Tensor) -> Movement:
-        assert self.P_x.index is not None
-        plan = plan_all_gather(layout.decomposition, self.axes, self.P_x.index)
+        plan = plan_all_gather(layout.decomposition, self.axes, own_index(self.P_x))
         label = f"all_gather over axes {list(self.axes)} of {list(self.P_x.shape)}"
         return bind(plan, self.P_x, label, layout.dtype, x.shape, x.dtype)
 
@@ -65,8 +64,7 @@ class SumScatter(Operator):
         super().__init__(P_x, P_x, P_x.dim, True, None, shape)
 
     def _bind(self, layout: BlockLayout, x: torch.Tensor) -> Movement:
-        assert self.P_x.index is not None
-        plan = plan_all_gather(self._target(layout), self.axes, self.P_x.index).T
+        plan = plan_all_gather(self._target(layout), self.axes, own_index(self.P_x)).T
         label = f"sum_scatter over axes {list(self.axes)} of {list(self.P_x.shape)}"
         return bind(plan, self.P_x, label, layout.dtype, x.shape, x.dtype)
 

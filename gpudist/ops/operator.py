@@ -268,6 +268,12 @@ def _constant(value: object) -> object:
     return value
 
 
+def own_index(P: CartesianPartition) -> tuple[int, ...]:
+    """Return this worker's index on ``P``, of which it must be a member."""
+    assert P.index is not None
+    return P.index
+
+
 def require_cartesian(name: str, P: Partition) -> None:
     """Raise if a partition has no topology, and thus no axes."""
     if not isinstance(P, CartesianPartition):

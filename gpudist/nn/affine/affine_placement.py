@@ -15,7 +15,7 @@ from gpudist.geometry.broadcasting import Pairing
 from gpudist.geometry.cartesian import pad_left
 from gpudist.geometry.layout import split
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
-from gpudist.nn.partitions import plane, regrid, require_cells, require_shape
+from gpudist.nn.partitions import plane, regrid, require_cells, require_features, require_shape
 from gpudist.ops.broadcast import plan_between
 from gpudist.ops.operator import placeholder_shape
 from gpudist.world.partition import CartesianPartition, Partition
@@ -206,11 +206,7 @@ def place_channels(
         PartitionError: the partitions do not match, or split channels without ``P_y`` and ``P_w``.
         ShapeError: there are more blocks than channels.
     """
-    if P_x.dim != dims + 2:
-        raise PartitionError(
-            f"{name}: P_x has shape {list(P_x.shape)} but needs {dims + 2} axes: batch, channels "
-            f"and {dims} of features"
-        )
+    require_features(name, P_x, dims)
     spatial, ci = P_x.shape[2:], P_x.shape[1]
     if P_y is None and P_w is None and ci > 1:
         if groups == 1 or P_x.shape[0] > 1:

@@ -20,6 +20,7 @@ from gpudist.nn.parameters.parameter import normal_parameter
 from gpudist.nn.parameters.parameter_layer import ParameterLayer, move_those
 from gpudist.nn.partitions import partitions_lead, plane, require_cells
 from gpudist.ops.bound import Bound
+from gpudist.ops.operator import own_index
 from gpudist.ops.shape_agreement import ShapeAgreement, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
@@ -209,8 +210,7 @@ class DistributedEmbedding(AffineLayer, TableLayer):
         placed = self._placement
         if placed.P_source is None:
             return F.embedding(block, weight, self.padding_idx)
-        assert placed.P_c.index is not None
-        first, _ = self._placed["weight"].blocks[0].block(placed.P_c.index[-2])
+        first, _ = self._placed["weight"].blocks[0].block(own_index(placed.P_c)[-2])
         return rows_of_block(block, weight, first, self.padding_idx)
 
     def _sum(self, reduction: Movement, y: torch.Tensor) -> torch.Tensor:

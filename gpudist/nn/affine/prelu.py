@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from gpudist.errors import PartitionError, ShapeError
+from gpudist.errors import ShapeError
 from gpudist.exchange import Movement
 from gpudist.geometry.layout import split
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.parameters.parameter_layer import ParameterLayer, move_those
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
+from gpudist.nn.partitions import require_axes
 from gpudist.ops.bound import Bound
 from gpudist.ops.shape_agreement import ShapeAgreement, ShapeMode
 from gpudist.world.partition import CartesianPartition
@@ -61,11 +62,9 @@ class DistributedPReLU(ParameterLayer):
     ) -> None:
         super().__init__()
         self._name = type(self).__name__
-        if P_x.dim < 2:
-            raise PartitionError(
-                f"{self._name}: P_x has shape {list(P_x.shape)} but needs an axis for the batch "
-                "and one for the channels"
-            )
+        require_axes(
+            self._name, P_x, P_x.dim >= 2, "an axis for the batch and one for the channels"
+        )
         self.P_x, self.num_parameters, self.init = P_x, num_parameters, init
         splits = {1: split(0)} if num_parameters > 1 else None
         used = {"weight": ParameterPlacement.on(P_x, (num_parameters,), splits)}

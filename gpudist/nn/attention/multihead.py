@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
-from gpudist.errors import PartitionError, ShapeError
+from gpudist.errors import ShapeError
 from gpudist.exchange import Movement
 from gpudist.nn.affine.linear import DistributedLinear
 from gpudist.nn.attention.all_to_all import AllToAllAttention
@@ -19,7 +19,7 @@ from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.parameters.parameter import uniform_parameter
 from gpudist.nn.parameters.parameter_layer import ParameterLayer, move_those
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
-from gpudist.nn.partitions import regrid
+from gpudist.nn.partitions import regrid, require_axes
 from gpudist.ops.bound import Bound
 from gpudist.ops.shape_agreement import ShapeMode
 from gpudist.world.partition import CartesianPartition
@@ -112,11 +112,12 @@ class DistributedMultiheadAttention(ParameterLayer):
     def _require(
         self, P_x: CartesianPartition, embed_dim: int, num_heads: int, exchange: str
     ) -> None:
-        if P_x.dim != 3 or P_x.shape[2] != 1:
-            raise PartitionError(
-                f"{self._name}: P_x has shape {list(P_x.shape)} but needs axes for batch, sequence "
-                "and features, with 1 worker along the last"
-            )
+        require_axes(
+            self._name,
+            P_x,
+            P_x.dim == 3 and P_x.shape[2] == 1,
+            "axes for batch, sequence and features, with 1 worker along the last",
+        )
         if exchange not in ("ring", "all_to_all"):
             raise ShapeError(f"{self._name}: exchange is {exchange!r}; use 'ring' or 'all_to_all'")
         if embed_dim % num_heads:

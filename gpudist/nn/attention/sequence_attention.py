@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.cache import Cache
-from gpudist.errors import PartitionError, ShapeError
+from gpudist.errors import ShapeError
 from gpudist.geometry.blocks import Blocks
 from gpudist.nn.attention.blockwise import AttentionDropout, BlockAttention
 from gpudist.nn.distributed_module import CheckedModule
+from gpudist.nn.partitions import require_axes
 from gpudist.ops.bound import Bound
 from gpudist.ops.shape_agreement import ShapeAgreement, ShapeMode, refuse
 from gpudist.world.partition import CartesianPartition
@@ -56,11 +57,12 @@ class SequenceAttention(CheckedModule):
     ) -> None:
         super().__init__()
         self._name = name = type(self).__name__
-        if P_x.dim != 4 or P_x.shape[3] != 1:
-            raise PartitionError(
-                f"{name}: P_x has shape {list(P_x.shape)} but needs axes for batch, heads, "
-                "sequence and features, with 1 worker along the last"
-            )
+        require_axes(
+            name,
+            P_x,
+            P_x.dim == 4 and P_x.shape[3] == 1,
+            "axes for batch, heads, sequence and features, with 1 worker along the last",
+        )
         self.P_x, self.is_causal, self.scale = P_x, is_causal, scale
         self._P_line = line = P_x.along([SEQUENCE])
         self._query_agreement = ShapeAgreement(name, line, line, 4, None, shape)

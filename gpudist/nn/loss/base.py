@@ -10,6 +10,7 @@ from gpudist.errors import PartitionError, ShapeError
 from gpudist.exchange.torch_library import handles_of
 from gpudist.exchange.tracing import is_recorded
 from gpudist.nn.distributed_module import DistributedModule
+from gpudist.nn.partitions import require_axes
 from gpudist.nn.tensor_parallel.conventions import Expectation
 from gpudist.nn.tensor_parallel.invariant import sum_once
 from gpudist.ops.all_sum_reduce import AllSumReduce
@@ -152,11 +153,7 @@ class DistributedSampleLoss(DistributedLoss):
     def __init__(self, P_x: CartesianPartition, reduction: str, P_loss: Partition | None) -> None:
         super().__init__(P_x, reduction, P_loss)
         require_cartesian(self._name, P_x)
-        if P_x.dim < 2:
-            raise PartitionError(
-                f"{self._name}: P_x has shape {list(P_x.shape)} but needs an axis for the batch "
-                "and one for dim 1"
-            )
+        require_axes(self._name, P_x, P_x.dim >= 2, "an axis for the batch and one for dim 1")
         # Samples are independent: only workers that hold parts of the same samples need to agree.
         self._line = P_x.along([1])
         self._sum = AllSumReduce(self._line, [1])

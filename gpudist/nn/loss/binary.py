@@ -11,7 +11,7 @@ from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.loss.base import DistributedElementLoss, Reduction, no_cells
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.ops.bound import Bound
-from gpudist.ops.operator import require_cartesian
+from gpudist.ops.operator import own_index, require_cartesian
 from gpudist.ops.shape_agreement import ShapeAgreement
 from gpudist.world.partition import CartesianPartition, Partition
 
@@ -159,8 +159,8 @@ class DistributedBCEWithLogitsLoss(_WeightedElementLoss):
         return self.pos_weight[self._bound(input, self._agree_on_slices)]
 
     def _agree_on_slices(self, input: torch.Tensor) -> tuple[slice, ...]:
-        assert self.pos_weight is not None and self.P_x.index is not None
-        cut = self._agreement(input).decomposition
+        assert self.pos_weight is not None
+        index, cut = own_index(self.P_x), self._agreement(input).decomposition
         shape = self.pos_weight.shape
         if not _broadcasts(shape, cut.shape):
             self._refuse(
@@ -169,7 +169,7 @@ class DistributedBCEWithLogitsLoss(_WeightedElementLoss):
             )
         slices: list[slice] = []
         for axis, extent in enumerate(shape, input.dim() - len(shape)):
-            first, last = cut.dims[axis].block(self.P_x.index[axis])
+            first, last = cut.dims[axis].block(index[axis])
             slices.append(slice(None) if extent == 1 else slice(first, last))
         return tuple(slices)
 

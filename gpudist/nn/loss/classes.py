@@ -15,6 +15,7 @@ from gpudist.nn.loss.base import DistributedSampleLoss, Reduction, at_least_floa
 from gpudist.nn.norm.softmax import largest_of_block
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.ops.bound import Bound
+from gpudist.ops.operator import own_index
 from gpudist.ops.shape_agreement import ShapeAgreement
 from gpudist.world.partition import CartesianPartition, Partition
 
@@ -68,14 +69,13 @@ class _ClassLoss(DistributedSampleLoss):
         return self._value(losses, weights, self._dtype(input, target))
 
     def _agree_on_classes(self, input: torch.Tensor) -> _Classes:
-        assert self.P_x.index is not None
         classes = self._agreement(input).decomposition.dims[1]
         if self.weight is not None and len(self.weight) != classes.extent:
             self._refuse(
                 f"the weight has {len(self.weight)} elements, but the global input has "
                 f"{classes.extent} classes"
             )
-        return _Classes(classes.extent, *classes.block(self.P_x.index[1]))
+        return _Classes(classes.extent, *classes.block(own_index(self.P_x)[1]))
 
     def _check_target(self, input: torch.Tensor, target: torch.Tensor, classes: _Classes) -> None:
         shape = input.shape[:1] + input.shape[2:]

@@ -17,6 +17,7 @@ from gpudist.nn.parameters.parameter import bind_parameter
 from gpudist.nn.parameters.parameter_layer import ParameterLayer
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement, plan_recut
 from gpudist.ops.bound import Bound
+from gpudist.ops.operator import own_index
 from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
@@ -103,13 +104,12 @@ class Norm(ParameterLayer):
                 f"{type(self).__name__}: the input is {layout.dtype}; convert it to floating point"
             )
         self._check(layout)
-        assert self.P_x.index is not None
         by, cut = self._unbound(layout), layout.decomposition
         channels = cut.dims[1] if by.group_count else Blocks(0, 1)
         return by.bind(
             self.P_x,
             range(self.P_x.dim),
-            cut.block(self.P_x.index),
+            cut.block(own_index(self.P_x)),
             cut.shape,
             [channels.block(i) for i in range(channels.parts)],
             layout.key,

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 
-from gpudist.errors import PartitionError
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.norm.node import is_alone, normalize
 from gpudist.nn.norm.normalization import Normalization
-from gpudist.nn.norm.running import RunningNorm, require_dims
+from gpudist.nn.norm.running import RunningNorm
 from gpudist.nn.norm.strides import gradient_as_laid_out
-from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
-from gpudist.world.partition import CartesianPartition
+from gpudist.ops.shape_agreement import BlockLayout
 
 
 @layer(F.batch_norm, Sample((2, 4, 9, 8)), num_features=4, sequential=torch.nn.BatchNorm2d)
@@ -50,37 +46,6 @@ class DistributedBatchNorm(RunningNorm):
     Source:
         Ioffe & Szegedy 2015, arXiv:1502.03167.
     """
-
-    _possible_dims: tuple[int, ...] = ()
-
-    def __init__(
-        self,
-        P_x: CartesianPartition,
-        num_features: int,
-        eps: float = 1e-5,
-        momentum: float | None = 0.1,
-        affine: bool = True,
-        track_running_stats: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        bias: bool = True,
-        global_shape: Sequence[int] | None = None,
-        shape: ShapeMode = "static",
-        replicate_parameters: bool = False,
-    ) -> None:
-        name = type(self).__name__
-        if self._possible_dims:
-            require_dims(name, P_x, self._possible_dims)
-        if P_x.dim < 2:
-            raise PartitionError(
-                f"{name}: P_x has shape {list(P_x.shape)} but needs an axis for the batch and one "
-                "for the channels"
-            )
-        super().__init__(
-            P_x, num_features, eps, momentum, affine, track_running_stats, device, dtype, bias,
-            global_shape, shape, replicate_parameters,
-        )  # fmt: skip
 
     def _unbound(self, layout: BlockLayout) -> Normalization:
         return Normalization(tuple(d for d in range(self.P_x.dim) if d != 1), self.eps)

@@ -8,10 +8,11 @@ from math import prod
 import torch
 import torch.nn.functional as F
 
-from gpudist.errors import PartitionError, ShapeError
+from gpudist.errors import ShapeError
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.norm.base import Norm
 from gpudist.nn.norm.normalization import Normalization
+from gpudist.nn.partitions import require_axes
 from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
@@ -63,11 +64,7 @@ class DistributedGroupNorm(Norm):
         replicate_parameters: bool = False,
     ) -> None:
         name = type(self).__name__
-        if P_x.dim < 2:
-            raise PartitionError(
-                f"{name}: P_x has shape {list(P_x.shape)} but needs an axis for the batch and one "
-                "for the channels"
-            )
+        require_axes(name, P_x, P_x.dim >= 2, "an axis for the batch and one for the channels")
         if num_groups < 1 or num_channels < 1 or num_channels % num_groups:
             raise ShapeError(
                 f"{name}, dim 1: {num_channels} channels cannot be divided into {num_groups} "

@@ -7,24 +7,15 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from gpudist.errors import PartitionError, ShapeError
+from gpudist.errors import ShapeError
 from gpudist.nn.norm.base import Norm
 from gpudist.nn.norm.normalization import Normalization, Running
 from gpudist.nn.norm.strides import gradient_as_laid_out
 from gpudist.nn.parameters.parameter import empty_output
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
+from gpudist.nn.partitions import require_axes
 from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
-
-
-def require_dims(name: str, P_x: CartesianPartition, dims: Sequence[int]) -> None:
-    """Raise if the number of axes of ``P_x`` does not fit the layer."""
-    if P_x.dim not in dims:
-        wanted = " or ".join(map(str, dims))
-        raise PartitionError(
-            f"{name}: P_x has shape {list(P_x.shape)} but needs {wanted} axes: batch, channels and "
-            "features"
-        )
 
 
 class RunningNorm(Norm):
@@ -35,22 +26,34 @@ class RunningNorm(Norm):
     """
 
     _reads_low = False
+    # Numbers of axes that the layer accepts; without them, any number from 2.
+    _possible_dims: tuple[int, ...] = ()
 
     def __init__(
         self,
         P_x: CartesianPartition,
         num_features: int,
-        eps: float,
-        momentum: float | None,
-        affine: bool,
-        track_running_stats: bool,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
-        bias: bool,
-        global_shape: Sequence[int] | None,
-        shape: ShapeMode,
-        replicate_parameters: bool,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        bias: bool = True,
+        global_shape: Sequence[int] | None = None,
+        shape: ShapeMode = "static",
+        replicate_parameters: bool = False,
     ) -> None:
+        needed = " or ".join(map(str, self._possible_dims))
+        require_axes(
+            type(self).__name__,
+            P_x,
+            P_x.dim in self._possible_dims if needed else P_x.dim >= 2,
+            f"{needed} axes: batch, channels and features"
+            if needed
+            else "an axis for the batch and one for the channels",
+        )
         super().__init__(
             P_x, (num_features,), (1,), affine, affine and bias, device, dtype, global_shape, shape,
             replicate_parameters,

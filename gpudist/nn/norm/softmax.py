@@ -7,13 +7,13 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from gpudist.errors import PartitionError, ShapeError
+from gpudist.errors import ShapeError
 from gpudist.exchange import Movement, bind
 from gpudist.exchange.autograd import all_reduce_constant, move
 from gpudist.geometry.broadcasting import plan_all_sum_reduce
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.layer_table import Sample, layer
-from gpudist.nn.partitions import require_axis
+from gpudist.nn.partitions import require_axes, require_axis
 from gpudist.ops.bound import Bound
 from gpudist.ops.shape_agreement import ShapeAgreement
 from gpudist.world.partition import CartesianPartition
@@ -150,11 +150,12 @@ class DistributedSoftmax2d(DistributedSoftmax):
     """
 
     def __init__(self, P_x: CartesianPartition) -> None:
-        if P_x.dim not in (3, 4):
-            raise PartitionError(
-                f"DistributedSoftmax2d: P_x has shape {list(P_x.shape)} but needs axes for "
-                "channels, height and width, with or without one for the batch in front"
-            )
+        require_axes(
+            "DistributedSoftmax2d",
+            P_x,
+            P_x.dim in (3, 4),
+            "axes for channels, height and width, with or without one for the batch in front",
+        )
         super().__init__(P_x, -3)
 
 

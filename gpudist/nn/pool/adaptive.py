@@ -10,16 +10,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from gpudist.errors import PartitionError, ShapeError
+from gpudist.errors import ShapeError
 from gpudist.geometry.parts import PartsWindow
 from gpudist.geometry.windows import AdaptiveWindow
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.layer_table import Sample, layer
+from gpudist.nn.partitions import require_features
 from gpudist.nn.pool.local import coordinates, flat_indices
 from gpudist.nn.pool.ranges import adaptive_maxima, adaptive_means
 from gpudist.nn.pool.sliding import refuse_empty
 from gpudist.nn.pool.steps import MaximumStep, ReducedAxis, SumStep, maximum_step, sum_step
-from gpudist.ops.operator import Bound, placeholder_shape
+from gpudist.ops.operator import Bound, own_index, placeholder_shape
 from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
@@ -59,11 +60,7 @@ class _DistributedAdaptivePool(DistributedModule):
     ) -> None:
         super().__init__()
         self._name = name = type(self).__name__
-        if P_x.dim != self._dims + 2:
-            raise PartitionError(
-                f"{name}: P_x has shape {list(P_x.shape)} but needs {self._dims + 2} axes: batch, "
-                f"channels and {self._dims} of features"
-            )
+        require_features(name, P_x, self._dims)
         self.P_x = P_x
         self.output_size = output_size
         self._sizes = _sizes(name, output_size, self._dims)
@@ -73,8 +70,7 @@ class _DistributedAdaptivePool(DistributedModule):
     def _bind(self, x: torch.Tensor) -> _BoundAdaptivePool:
         layout = self._agreement(x)
         refuse_empty(self._name, layout.decomposition)
-        index = self.P_x.index
-        assert index is not None
+        index = own_index(self.P_x)
         inputs, steps, moves, are_irregular = layout.decomposition, [], False, False
         for dim in reversed(range(2, self.P_x.dim)):
             blocks = inputs.dims[dim]

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from gpudist.errors import PartitionError, ShapeError
+from gpudist.errors import ShapeError
 from gpudist.exchange import Movement
 from gpudist.exchange.autograd import is_eager, move
 from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.faces import axis_paddings
 from gpudist.geometry.windows import HaloWidths, MaximumWindow, PoolWindow, Read, Window
+from gpudist.nn.partitions import require_features
 from gpudist.nn.pool.block import PoolBlock
 from gpudist.nn.pool.local import LocalPool
 from gpudist.nn.pool.overlap import PoolingInPlace
@@ -26,7 +27,7 @@ from gpudist.nn.windowed.region_layer import (
 )
 from gpudist.nn.windowed.window import per_dim
 from gpudist.ops.halo_exchange import HaloExchange
-from gpudist.ops.operator import Bound, placeholder_shape
+from gpudist.ops.operator import Bound, own_index, placeholder_shape
 from gpudist.ops.shape_agreement import ShapeMode
 from gpudist.world.partition import CartesianPartition
 
@@ -91,11 +92,7 @@ class SlidingPool(RegionLayer):
         # The slab of a face includes corners, which a neighbour along one dim does not own.
         self.overlap = overlap and not nested
         self._name = name = type(self).__name__
-        if P_x.dim != self._dims + 2:
-            raise PartitionError(
-                f"{name}: P_x has shape {list(P_x.shape)} but needs {self._dims + 2} axes: batch, "
-                f"channels and {self._dims} of features"
-            )
+        require_features(name, P_x, self._dims)
         self.P_x = P_x
         self.kernel_size, self.padding, self.dilation = kernel_size, padding, dilation
         self.stride = kernel_size if stride is None else stride
@@ -167,8 +164,8 @@ class SlidingPool(RegionLayer):
         except ShapeError as error:
             raise ShapeError(f"{self._name}: {error}") from None
         self.require_input(inputs)
-        assert self.P_x.index is not None
-        outputs = self.outputs_of(inputs).block(self.P_x.index)
+        index = own_index(self.P_x)
+        outputs = self.outputs_of(inputs).block(index)
         block = self._block(outputs.shape, inputs.shape[2:], outputs.start[2:])
         first = block.first_cells(block.outputs)
         if takes_maximum:
@@ -185,7 +182,7 @@ class SlidingPool(RegionLayer):
         are_whole = self._torch_pools_every_block(inputs)
         if not use.faces and (are_whole or not self._pool.needs_whole_kernels):
             block = replace(block, padding=use.padding, holds_padding=False)
-            owned = inputs.block(self.P_x.index).start[2:]
+            owned = inputs.block(index).start[2:]
             return _BoundSlidingPool(halo, block, owned, has_ghosts=False)
         if not use.faces or not are_whole:
             return bound

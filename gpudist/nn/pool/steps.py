@@ -14,6 +14,7 @@ from gpudist.geometry.windows import HaloWidths, Window
 from gpudist.nn.pool.local import coordinates, gather_cells
 from gpudist.nn.pool.ranges import RangeMaximum, RangeSum
 from gpudist.ops.halo_exchange import HaloExchange
+from gpudist.ops.operator import own_index
 from gpudist.world.partition import CartesianPartition
 
 
@@ -38,8 +39,7 @@ class ReducedAxis:
     @property
     def index(self) -> tuple[int, ...]:
         """Index of this worker on the grid."""
-        assert self.P_x.index is not None
-        return self.P_x.index
+        return own_index(self.P_x)
 
     @property
     def block_shape(self) -> tuple[int, ...]:

@@ -14,11 +14,13 @@ from gpudist.exchange.tracing import is_recorded
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
+from gpudist.nn.partitions import require_axes
 from gpudist.nn.random.call_numbers import CallNumbers
 from gpudist.nn.random.cells import Cells, Key, draw_kept
 from gpudist.nn.random.composed_cells import draw_kept_by_torch
 from gpudist.nn.random.drop import alpha_drop_cells, drop_by_index, drop_cells
 from gpudist.ops.bound import Bound
+from gpudist.ops.operator import own_index
 from gpudist.ops.shape_agreement import ShapeAgreement, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
@@ -141,9 +143,7 @@ class _DropoutLayer(DistributedModule):
 
     def _agree(self, x: torch.Tensor) -> Cells:
         """Return the global indices of this worker's cells in the leading dims."""
-        index = self.P_x.index
-        assert index is not None
-        cut = self._agreement(x).decomposition
+        index, cut = own_index(self.P_x), self._agreement(x).decomposition
         if not self._seed_agreed and self.seed is not None:
             self.seed.fill_(self._agreed_seed(int(self.seed.item())))
         self._seed_agreed = True
@@ -323,9 +323,5 @@ class DistributedFeatureAlphaDropout(DistributedAlphaDropout):
 
     @classmethod
     def _count_leading_dims(cls, P_x: CartesianPartition) -> int:
-        if P_x.dim < 2:
-            raise PartitionError(
-                f"{cls.__name__}: P_x has shape {list(P_x.shape)} but needs axes for the batch and "
-                "the channels"
-            )
+        require_axes(cls.__name__, P_x, P_x.dim >= 2, "axes for the batch and the channels")
         return 2

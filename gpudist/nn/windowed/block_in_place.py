@@ -14,6 +14,7 @@ from gpudist.nn.autocast import LOW
 from gpudist.nn.gpu_rates import GpuRates, rates_of
 from gpudist.nn.kernel_choice import suits_cpu
 from gpudist.ops.halo_exchange import HaloExchange
+from gpudist.ops.operator import own_index
 from gpudist.ops.shape_agreement import BlockLayout
 
 # Measured with one thread: computing the faces separately costs more than copying a block of
@@ -60,8 +61,7 @@ def use_in_place(
             block's, which 16-bit dtypes are not.
     """
     inputs, halo, P_x = layout.decomposition, exchange.halo, exchange.P_x
-    assert P_x.index is not None
-    padding = own_paddings(inputs, halo.windows, P_x.index)
+    padding = own_paddings(inputs, halo.windows, own_index(P_x))
     if padding is None:
         return None
     count = most_faces(inputs, halo)
@@ -75,7 +75,7 @@ def use_in_place(
     given = (gpu, layout.dtype.itemsize * cells, count, sends)
     if cells == 0 or not saves_time(*given, trains=False):
         return None
-    faces = plan_faces(inputs, halo, P_x.index, with_own)
+    faces = plan_faces(inputs, halo, own_index(P_x), with_own)
     label = f"ghosts on {list(P_x.shape)} of {list(inputs.shape)}"
     fill = exchange.padding_value
     movements = [

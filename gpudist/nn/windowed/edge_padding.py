@@ -19,6 +19,7 @@ from gpudist.geometry.windows import (
     require_padding_fits,
 )
 from gpudist.nn.kernel_choice import suits_cpu
+from gpudist.ops.operator import own_index
 from gpudist.ops.shape_agreement import BlockLayout
 from gpudist.world.partition import CartesianPartition
 
@@ -67,8 +68,7 @@ def bind_edge_padding(
         moved: shape of the result of the halo exchange; ``None`` to pad the worker's own block,
             because no worker needs ghosts.
     """
-    inputs, index = layout.decomposition, P.index
-    assert index is not None
+    inputs, index = layout.decomposition, own_index(P)
     mode: CopyingMode = "replicate"
     widths: list[int] = []
     places: dict[int, list[int]] = {}

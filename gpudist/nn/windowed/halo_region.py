@@ -20,6 +20,7 @@ from gpudist.nn.parameters.parameter_layer import ParameterLayer, move_those
 from gpudist.nn.windowed.region_layer import BlockOperation, RegionLayer
 from gpudist.ops.bound import Bound
 from gpudist.ops.halo_exchange import HaloExchange
+from gpudist.ops.operator import own_index
 from gpudist.ops.shape_agreement import ShapeAgreement, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
@@ -121,8 +122,7 @@ class HaloRegion(DistributedModule):
         return block
 
     def _bind(self, x: torch.Tensor, *ways: int) -> _BoundRegion:
-        layout, index = self._agreement(x), self.P_x.index
-        assert index is not None
+        layout, index = self._agreement(x), own_index(self.P_x)
         inputs = [layout.decomposition]
         for name, layer in zip(self._names, self._chain, strict=True):
             if isinstance(layer, RegionLayer):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from gpudist.errors import PartitionError, ShapeError
+from gpudist.errors import ShapeError
 from gpudist.exchange import Movement
 from gpudist.exchange.autograd import move
 from gpudist.geometry.blocks import Decomposition
@@ -16,10 +16,11 @@ from gpudist.geometry.windows import CopyingMode, FoldedWindow, PaddingWindow, R
 from gpudist.nn.channels_last import channels_last_form, in_form
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.parameters.parameter import empty_output
+from gpudist.nn.partitions import require_features
 from gpudist.nn.windowed.edge_padding import Pad, bind_edge_padding, require_padding_of_input
 from gpudist.nn.windowed.region_layer import BlockOperation, RegionLayer, padding_widths
 from gpudist.ops.halo_exchange import HaloExchange
-from gpudist.ops.operator import Bound
+from gpudist.ops.operator import Bound, own_index
 from gpudist.ops.shape_agreement import ShapeMode
 from gpudist.world.partition import CartesianPartition
 
@@ -56,11 +57,7 @@ class _DistributedPad(RegionLayer):
     ) -> None:
         super().__init__()
         self._name = type(self).__name__
-        if P_x.dim != self._dims + 2:
-            raise PartitionError(
-                f"{self._name}: P_x has shape {list(P_x.shape)} but needs {self._dims + 2} axes: "
-                f"batch, channels and {self._dims} of features"
-            )
+        require_features(self._name, P_x, self._dims)
         self.P_x = P_x
         self.padding = _widths(self._name, padding, self._dims)
         self._mode = mode
@@ -97,11 +94,10 @@ class _DistributedPad(RegionLayer):
 
     def _bind(self, x: torch.Tensor) -> _BoundPad:
         layout = self.halo_exchange.agreement(x)
-        inputs, windows, index = layout.decomposition, self.windows, self.P_x.index
-        assert index is not None
+        inputs, windows = layout.decomposition, self.windows
         self.require_input(inputs)
         halo = self.halo_exchange.bind_to(inputs, layout.dtype, x)
-        outputs = self.outputs_of(inputs).block(index).shape
+        outputs = self.outputs_of(inputs).block(own_index(self.P_x)).shape
         edge_padding = None
         if self._mode in ("reflect", "replicate") and 0 not in outputs:
             moved = halo.output_shape

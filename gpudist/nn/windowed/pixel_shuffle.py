@@ -13,6 +13,7 @@ from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry.boxes import Box
 from gpudist.geometry.windows import ExpandedWindow, HaloWidths, SlidingWindow, Window
 from gpudist.nn.layer_table import Sample, layer
+from gpudist.nn.partitions import require_axes
 from gpudist.nn.windowed.windowed_layer import Compute, DistributedWindowed
 from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
@@ -52,7 +53,7 @@ class DistributedPixelShuffle(DistributedWindowed):
         shape: ShapeMode = "static",
     ) -> None:
         super().__init__(P_x, global_shape, shape)
-        _require_three_dims(self._name, P_x)
+        _require_plane(self._name, P_x)
         self.upscale_factor = _positive(self._name, "upscale_factor", upscale_factor)
 
     def _windows(self, layout: BlockLayout, x: torch.Tensor) -> tuple[Window, ...]:
@@ -106,7 +107,7 @@ class DistributedPixelUnshuffle(DistributedWindowed):
         shape: ShapeMode = "static",
     ) -> None:
         super().__init__(P_x, global_shape, shape)
-        _require_three_dims(self._name, P_x)
+        _require_plane(self._name, P_x)
         self.downscale_factor = _positive(self._name, "downscale_factor", downscale_factor)
 
     def _windows(self, layout: BlockLayout, x: torch.Tensor) -> tuple[Window, ...]:
@@ -217,12 +218,8 @@ def _inside(windows: Sequence[Window], cells: Box, outputs: Box) -> tuple[slice,
     return tuple(where)
 
 
-def _require_three_dims(name: str, P_x: CartesianPartition) -> None:
-    if P_x.dim < 3:
-        raise PartitionError(
-            f"{name}: P_x has shape {list(P_x.shape)} but needs at least 3 axes: channels and 2 of "
-            "features"
-        )
+def _require_plane(name: str, P_x: CartesianPartition) -> None:
+    require_axes(name, P_x, P_x.dim >= 3, "at least 3 axes: channels and 2 of features")
 
 
 def _positive(name: str, what: str, value: int) -> int:

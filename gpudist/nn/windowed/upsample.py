@@ -14,6 +14,7 @@ from gpudist.geometry.boxes import Box
 from gpudist.geometry.interpolation import InterpolationMode, InterpolationWindow, Kernel
 from gpudist.geometry.windows import HaloWidths, Window
 from gpudist.nn.layer_table import Sample, layer
+from gpudist.nn.partitions import require_features
 from gpudist.nn.pool.adaptive import DistributedAdaptiveAvgPool
 from gpudist.nn.windowed.resampling import (
     Interpolation,
@@ -297,7 +298,7 @@ class DistributedUpsamplingNearest2d(DistributedUpsample):
         shape: ShapeMode = "static",
     ) -> None:
         super().__init__(P_x, size, scale_factor, global_shape=global_shape, shape=shape)
-        _require_two_dims(self._name, P_x)
+        require_features(self._name, P_x, 2)
 
 
 @layer(F.interpolate, Sample((2, 4, 9, 8)), scale_factor=2)
@@ -319,12 +320,4 @@ class DistributedUpsamplingBilinear2d(DistributedUpsample):
     ) -> None:
         super().__init__(
             P_x, size, scale_factor, "bilinear", True, global_shape=global_shape, shape=shape
-        )
-
-
-def _require_two_dims(name: str, P_x: CartesianPartition) -> None:
-    if P_x.dim != 4:
-        raise PartitionError(
-            f"{name}: P_x has shape {list(P_x.shape)} but needs 4 axes: batch, channels and 2 of "
-            "features"
         )

@@ -17,7 +17,7 @@ from gpudist.geometry.windows import Window
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.parameters.parameter import empty_output
 from gpudist.ops.halo_exchange import HaloExchange
-from gpudist.ops.operator import Bound, require_cartesian
+from gpudist.ops.operator import Bound, own_index, require_cartesian
 from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
@@ -65,8 +65,7 @@ class DistributedWindowed(DistributedModule):
 
     def _bind(self, x: torch.Tensor) -> _BoundWindowedLayer:
         layout = self._agreement(x)
-        index, inputs = self.P_x.index, layout.decomposition
-        assert index is not None
+        index, inputs = own_index(self.P_x), layout.decomposition
         windows = self._windows(layout, x)
         pairs = list(zip(inputs.dims, windows, strict=True))
         outputs = Decomposition(tuple(window.outputs(blocks) for blocks, window in pairs))
