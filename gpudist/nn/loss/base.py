@@ -52,7 +52,9 @@ class DistributedLoss(DistributedModule):
     _shown = ("reduction",)
     reductions: ClassVar[tuple[str, ...]] = ("mean", "sum", "none")
 
-    def __init__(self, P_x: Partition, reduction: str, P_loss: Partition | None) -> None:
+    def __init__(
+        self, P_x: Partition, reduction: Reduction = "mean", *, P_loss: Partition | None = None
+    ) -> None:
         super().__init__()
         if reduction not in self.reductions:
             *others, last = map(repr, self.reductions)
@@ -122,11 +124,6 @@ class DistributedElementLoss(DistributedLoss):
     Input and target are split alike; neither is broadcast to the other.
     """
 
-    def __init__(
-        self, P_x: Partition, reduction: Reduction = "mean", *, P_loss: Partition | None = None
-    ) -> None:
-        super().__init__(P_x, reduction, P_loss)
-
     def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         if self.P_x.active:
             self._check_shape("target", target, input.shape)
@@ -150,8 +147,10 @@ class DistributedSampleLoss(DistributedLoss):
     counts once.
     """
 
-    def __init__(self, P_x: CartesianPartition, reduction: str, P_loss: Partition | None) -> None:
-        super().__init__(P_x, reduction, P_loss)
+    def __init__(
+        self, P_x: CartesianPartition, reduction: Reduction, P_loss: Partition | None
+    ) -> None:
+        super().__init__(P_x, reduction, P_loss=P_loss)
         require_cartesian(self._name, P_x)
         require_axes(self._name, P_x, P_x.dim >= 2, "an axis for the batch and one for dim 1")
         # Samples are independent: only workers that hold parts of the same samples need to agree.

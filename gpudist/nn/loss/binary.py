@@ -22,9 +22,10 @@ class _WeightedElementLoss(DistributedElementLoss):
     def __init__(
         self,
         P_x: Partition,
-        weight: torch.Tensor | None,
-        reduction: Reduction,
-        P_loss: Partition | None,
+        weight: torch.Tensor | None = None,
+        reduction: Reduction = "mean",
+        *,
+        P_loss: Partition | None = None,
     ) -> None:
         super().__init__(P_x, reduction, P_loss=P_loss)
         # The global position of a weight for this worker's cells alone is unknown.
@@ -70,16 +71,6 @@ class DistributedBCELoss(_WeightedElementLoss):
         ShapeError: on every worker, for inputs and targets outside 0 to 1.
     """
 
-    def __init__(
-        self,
-        P_x: Partition,
-        weight: torch.Tensor | None = None,
-        reduction: Reduction = "mean",
-        *,
-        P_loss: Partition | None = None,
-    ) -> None:
-        super().__init__(P_x, weight, reduction, P_loss)
-
     def _losses(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         weight = self._own_weight(input.shape)
         self._check_values("_check_probabilities", input)
@@ -123,7 +114,7 @@ class DistributedBCEWithLogitsLoss(_WeightedElementLoss):
         *,
         P_loss: Partition | None = None,
     ) -> None:
-        super().__init__(P_x, weight, reduction, P_loss)
+        super().__init__(P_x, weight, reduction, P_loss=P_loss)
         self.register_buffer("pos_weight", pos_weight)
         self.pos_weight: torch.Tensor | None
         if pos_weight is not None and pos_weight.dim():

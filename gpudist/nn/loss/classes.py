@@ -33,10 +33,11 @@ class _ClassLoss(DistributedSampleLoss):
     def __init__(
         self,
         P_x: CartesianPartition,
-        weight: torch.Tensor | None,
-        ignore_index: int,
-        reduction: Reduction,
-        P_loss: Partition | None,
+        weight: torch.Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: Reduction = "mean",
+        *,
+        P_loss: Partition | None = None,
     ) -> None:
         super().__init__(P_x, reduction, P_loss)
         if weight is not None and weight.dim() != 1:
@@ -174,17 +175,6 @@ class DistributedNLLLoss(_ClassLoss):
         in backward; and the all-reduce of the base class.
     """
 
-    def __init__(
-        self,
-        P_x: CartesianPartition,
-        weight: torch.Tensor | None = None,
-        ignore_index: int = -100,
-        reduction: Reduction = "mean",
-        *,
-        P_loss: Partition | None = None,
-    ) -> None:
-        super().__init__(P_x, weight, ignore_index, reduction, P_loss)
-
     def _losses(
         self, input: torch.Tensor, target: torch.Tensor, classes: _Classes
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -236,7 +226,7 @@ class DistributedCrossEntropyLoss(_ClassLoss):
         *,
         P_loss: Partition | None = None,
     ) -> None:
-        super().__init__(P_x, weight, ignore_index, reduction, P_loss)
+        super().__init__(P_x, weight, ignore_index, reduction, P_loss=P_loss)
         if not 0 <= label_smoothing <= 1:
             raise ShapeError(
                 f"{self._name}: label_smoothing is {label_smoothing}; it must be between 0 and 1"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -46,7 +46,7 @@ class DistributedKLDivLoss(DistributedElementLoss):
         *,
         P_loss: Partition | None = None,
     ) -> None:
-        DistributedLoss.__init__(self, P_x, reduction, P_loss)
+        super().__init__(P_x, cast(Any, reduction), P_loss=P_loss)
         self.log_target = log_target
 
     def _losses(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -131,7 +131,7 @@ class DistributedGaussianNLLLoss(DistributedLoss):
         reduction: Reduction = "mean",
         P_loss: Partition | None = None,
     ) -> None:
-        super().__init__(P_x, reduction, P_loss)
+        super().__init__(P_x, reduction, P_loss=P_loss)
         self.full = full
         self.eps = eps
 

@@ -55,8 +55,9 @@ class _DistributedAdaptivePool(DistributedModule):
         self,
         P_x: CartesianPartition,
         output_size: OutputSize,
-        global_shape: Sequence[int] | None,
-        shape: ShapeMode,
+        *,
+        global_shape: Sequence[int] | None = None,
+        shape: ShapeMode = "static",
     ) -> None:
         super().__init__()
         self._name = name = type(self).__name__
@@ -122,16 +123,6 @@ class DistributedAdaptiveAvgPool(_DistributedAdaptivePool):
         Hewett & Grady 2020, arXiv:2006.03108, section 4.
     """
 
-    def __init__(
-        self,
-        P_x: CartesianPartition,
-        output_size: OutputSize,
-        *,
-        global_shape: Sequence[int] | None = None,
-        shape: ShapeMode = "static",
-    ) -> None:
-        super().__init__(P_x, output_size, global_shape, shape)
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.P_x.active:
             return x.clone()
@@ -181,7 +172,7 @@ class _DistributedAdaptiveMaxPool(_DistributedAdaptivePool):
         global_shape: Sequence[int] | None = None,
         shape: ShapeMode = "static",
     ) -> None:
-        super().__init__(P_x, output_size, global_shape, shape)
+        super().__init__(P_x, output_size, global_shape=global_shape, shape=shape)
         self.return_indices = return_indices
 
     def forward(self, x: torch.Tensor) -> Any:

@@ -29,12 +29,36 @@ Generator = Literal["index", "torch"]
 _NO_SEED = -1
 
 
-class _DropoutLayer(DistributedModule):
-    """Layer that drops random cells of a tensor on ``P_x``.
+@layer(F.dropout, Sample((2, 4, 9, 8)), p=0.4, generator="torch")
+class DistributedDropout(DistributedModule):
+    """Set each cell of a tensor split over ``P_x`` to zero with probability ``p``, while training.
+
+    Kept cells are divided by ``1 - p``. Which cells are dropped depends on ``seed``, the number of
+    the call and the cell's index in the global tensor, so it is the same for every partition. Seed
+    and call number are buffers, so that a run resumed from a state dict continues identically.
+    Without ``seed``, the first call draws the seed from torch's generator on the first worker. A
+    call repeated by ``torch.utils.checkpoint`` drops the same cells again; it is recognized by a
+    number that every call draws from torch's generator on the CPU. In evaluation, and on workers
+    outside ``P_x``, the layer returns a clone.
 
     Args:
-        leading_dims: number of leading dims that are dropped cell by cell; each such cell is
-            dropped with all its cells in the other dims.
+        P_x: partition of input and output, one axis per dim of the tensor; blocks may be uneven or
+            empty.
+        p: probability of dropping a cell.
+        inplace: not supported.
+        seed: seed of at least 0, the same on all workers; use a different one for each layer.
+        generator: ``"index"`` as above; ``"torch"`` draws, bitwise, what torch's layer draws for
+            the whole tensor on a CPU, given the same ``torch.manual_seed`` on all workers.
+        global_shape: global shape of a balanced input; saves the agreement on its blocks.
+        shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
+
+    Cost:
+        No communication after the first call. One pass over the block in forward, and one in
+        backward, which draws again. With ``generator="torch"``, every worker draws the whole
+        tensor.
+
+    Raises:
+        ShapeError: ``p`` is not a probability, or an argument is not supported.
     """
 
     seed: torch.Tensor | None
@@ -47,20 +71,20 @@ class _DropoutLayer(DistributedModule):
     def __init__(
         self,
         P_x: CartesianPartition,
-        p: float,
-        inplace: bool,
-        seed: int | None,
-        generator: Generator,
-        global_shape: Sequence[int] | None,
-        shape: ShapeMode,
-        leading_dims: int,
+        p: float = 0.5,
+        inplace: bool = False,
+        *,
+        seed: int | None = None,
+        generator: Generator = "index",
+        global_shape: Sequence[int] | None = None,
+        shape: ShapeMode = "static",
     ) -> None:
         super().__init__()
         self._name = type(self).__name__
         self._require(P_x, p, inplace, seed, generator)
         self.P_x, self.p, self.generator = P_x, p, generator
         self.inplace = inplace
-        self._leading_dims = leading_dims
+        self._leading_dims = self._count_leading_dims(P_x)
         by_index = generator == "index"
         first = _NO_SEED if seed is None else seed
         self.register_buffer("seed", torch.tensor(first) if by_index else None)
@@ -165,6 +189,10 @@ class _DropoutLayer(DistributedModule):
             state_dict.setdefault(prefix + name, buffer)
         super()._load_from_state_dict(state_dict, prefix, *rest, **options)
 
+    @classmethod
+    def _count_leading_dims(cls, P_x: CartesianPartition) -> int:
+        return P_x.dim
+
 
 def _fake_kept(layer: int, x: torch.Tensor) -> list[torch.Tensor]:
     return [x.new_empty(thing_of(layer).kept_shape(x.shape), dtype=torch.bool)]
@@ -177,57 +205,6 @@ define(
     lambda layer, x: [thing_of(layer).kept(x)],
     _fake_kept,
 )
-
-
-@layer(F.dropout, Sample((2, 4, 9, 8)), p=0.4, generator="torch")
-class DistributedDropout(_DropoutLayer):
-    """Set each cell of a tensor split over ``P_x`` to zero with probability ``p``, while training.
-
-    Kept cells are divided by ``1 - p``. Which cells are dropped depends on ``seed``, the number of
-    the call and the cell's index in the global tensor, so it is the same for every partition. Seed
-    and call number are buffers, so that a run resumed from a state dict continues identically.
-    Without ``seed``, the first call draws the seed from torch's generator on the first worker. A
-    call repeated by ``torch.utils.checkpoint`` drops the same cells again; it is recognized by a
-    number that every call draws from torch's generator on the CPU. In evaluation, and on workers
-    outside ``P_x``, the layer returns a clone.
-
-    Args:
-        P_x: partition of input and output, one axis per dim of the tensor; blocks may be uneven or
-            empty.
-        p: probability of dropping a cell.
-        inplace: not supported.
-        seed: seed of at least 0, the same on all workers; use a different one for each layer.
-        generator: ``"index"`` as above; ``"torch"`` draws, bitwise, what torch's layer draws for
-            the whole tensor on a CPU, given the same ``torch.manual_seed`` on all workers.
-        global_shape: global shape of a balanced input; saves the agreement on its blocks.
-        shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
-
-    Cost:
-        No communication after the first call. One pass over the block in forward, and one in
-        backward, which draws again. With ``generator="torch"``, every worker draws the whole
-        tensor.
-
-    Raises:
-        ShapeError: ``p`` is not a probability, or an argument is not supported.
-    """
-
-    def __init__(
-        self,
-        P_x: CartesianPartition,
-        p: float = 0.5,
-        inplace: bool = False,
-        *,
-        seed: int | None = None,
-        generator: Generator = "index",
-        global_shape: Sequence[int] | None = None,
-        shape: ShapeMode = "static",
-    ) -> None:
-        dims = self._count_leading_dims(P_x)
-        super().__init__(P_x, p, inplace, seed, generator, global_shape, shape, dims)
-
-    @classmethod
-    def _count_leading_dims(cls, P_x: CartesianPartition) -> int:
-        return P_x.dim
 
 
 class _DistributedChannelDropout(DistributedDropout):

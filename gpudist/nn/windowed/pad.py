@@ -44,37 +44,37 @@ class _DistributedPad(RegionLayer):
     """Padding layer over a tensor ``[B, C, *spatial]`` partitioned by ``P_x`` in any dims."""
 
     _dims: int
+    _mode: str = "constant"
+    value: float = 0.0
 
     def __init__(
         self,
         P_x: CartesianPartition,
         padding: int | Sequence[int],
-        mode: str,
-        value: float,
-        global_shape: Sequence[int] | None,
-        shape: ShapeMode,
-        nested: bool | None,
+        *,
+        global_shape: Sequence[int] | None = None,
+        shape: ShapeMode = "static",
+        nested: bool | None = False,
     ) -> None:
         super().__init__()
         self._name = type(self).__name__
         require_features(self._name, P_x, self._dims)
         self.P_x = P_x
         self.padding = _widths(self._name, padding, self._dims)
-        self._mode = mode
         # Torch lists the last dim first.
         pairs = zip(self.padding[::2], self.padding[1::2], strict=True)
         self._paddings = tuple(reversed(list(pairs)))
         for d, (left, right) in enumerate(self._paddings):
-            if mode == "circular" and min(left, right) < 0 < max(left, right):
+            if self._mode == "circular" and min(left, right) < 0 < max(left, right):
                 raise ShapeError(
                     f"{self._name}, dim {d + 2}: padding {(left, right)} crops on one side and "
                     "wraps on the other, which is not supported; crop first, then pad"
                 )
         self.halo_exchange = HaloExchange(
             P_x,
-            [_window(mode, *padding) for padding in self._paddings],
-            periodic=mode == "circular",
-            padding_value=value,
+            [_window(self._mode, *padding) for padding in self._paddings],
+            periodic=self._mode == "circular",
+            padding_value=self.value,
             nested=nested,
             global_shape=global_shape,
             shape=shape,
@@ -187,11 +187,11 @@ class _DistributedConstantPad(_DistributedPad):
         shape: ShapeMode = "static",
         nested: bool | None = False,
     ) -> None:
-        super().__init__(P_x, padding, "constant", value, global_shape, shape, nested)
         self.value = value
+        super().__init__(P_x, padding, global_shape=global_shape, shape=shape, nested=nested)
 
 
-class _DistributedZeroPad(_DistributedConstantPad):
+class _DistributedZeroPad(_DistributedPad):
     """Pad a tensor ``[B, C, *spatial]``, partitioned by ``P_x`` in any dims, with zeros.
 
     Equivalent to :class:`DistributedConstantPad2d` with value 0.
@@ -199,17 +199,6 @@ class _DistributedZeroPad(_DistributedConstantPad):
     Args:
         P_x ... nested: see :class:`DistributedConstantPad2d`, without ``value``.
     """
-
-    def __init__(
-        self,
-        P_x: CartesianPartition,
-        padding: int | Sequence[int],
-        *,
-        global_shape: Sequence[int] | None = None,
-        shape: ShapeMode = "static",
-        nested: bool | None = False,
-    ) -> None:
-        super().__init__(P_x, padding, 0.0, global_shape=global_shape, shape=shape, nested=nested)
 
 
 class _DistributedCopyingPad(_DistributedPad):
@@ -245,19 +234,6 @@ class _DistributedCopyingPad(_DistributedPad):
             remain.
     """
 
-    _padding_mode: str
-
-    def __init__(
-        self,
-        P_x: CartesianPartition,
-        padding: int | Sequence[int],
-        *,
-        global_shape: Sequence[int] | None = None,
-        shape: ShapeMode = "static",
-        nested: bool | None = False,
-    ) -> None:
-        super().__init__(P_x, padding, self._padding_mode, 0.0, global_shape, shape, nested)
-
 
 @layer(F.pad, Sample((2, 4, 9)), padding=1, value=0.5)
 class DistributedConstantPad1d(_DistributedConstantPad):
@@ -292,52 +268,52 @@ class DistributedZeroPad3d(_DistributedZeroPad):
 @layer(F.pad, Sample((2, 4, 9)), padding=1)
 class DistributedReflectionPad1d(_DistributedCopyingPad):
     _dims = 1
-    _padding_mode = "reflect"
+    _mode = "reflect"
 
 
 @layer(F.pad, Sample((2, 4, 9, 8)), padding=1)
 class DistributedReflectionPad2d(_DistributedCopyingPad):
     _dims = 2
-    _padding_mode = "reflect"
+    _mode = "reflect"
 
 
 @layer(F.pad, Sample((2, 4, 5, 6, 3)), padding=1)
 class DistributedReflectionPad3d(_DistributedCopyingPad):
     _dims = 3
-    _padding_mode = "reflect"
+    _mode = "reflect"
 
 
 @layer(F.pad, Sample((2, 4, 9)), padding=1)
 class DistributedReplicationPad1d(_DistributedCopyingPad):
     _dims = 1
-    _padding_mode = "replicate"
+    _mode = "replicate"
 
 
 @layer(F.pad, Sample((2, 4, 9, 8)), padding=1)
 class DistributedReplicationPad2d(_DistributedCopyingPad):
     _dims = 2
-    _padding_mode = "replicate"
+    _mode = "replicate"
 
 
 @layer(F.pad, Sample((2, 4, 5, 6, 3)), padding=1)
 class DistributedReplicationPad3d(_DistributedCopyingPad):
     _dims = 3
-    _padding_mode = "replicate"
+    _mode = "replicate"
 
 
 @layer(F.pad, Sample((2, 4, 9)), padding=1)
 class DistributedCircularPad1d(_DistributedCopyingPad):
     _dims = 1
-    _padding_mode = "circular"
+    _mode = "circular"
 
 
 @layer(F.pad, Sample((2, 4, 9, 8)), padding=1)
 class DistributedCircularPad2d(_DistributedCopyingPad):
     _dims = 2
-    _padding_mode = "circular"
+    _mode = "circular"
 
 
 @layer(F.pad, Sample((2, 4, 5, 6, 3)), padding=1)
 class DistributedCircularPad3d(_DistributedCopyingPad):
     _dims = 3
-    _padding_mode = "circular"
+    _mode = "circular"
