@@ -32,6 +32,13 @@ _any_autocast: Any = torch._C._is_any_autocast_enabled  # pyright: ignore
 class CheckedModule(Checked, torch.nn.Module):
     """Layer that checks its arguments at construction and at each call."""
 
+    # Name of the layer in errors.
+    _name: str
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls._name = cls.__name__
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
             return self._called(args, kwargs)
@@ -68,10 +75,9 @@ class CheckedModule(Checked, torch.nn.Module):
 
         Raises an error on all ranks if the layer does not accept the arguments.
         """
-        name = type(self).__name__
-        refusal = refusal_of(type(self).forward, name, (self, *args), kwargs)
+        refusal = refusal_of(type(self).forward, type(self).__name__, (self, *args), kwargs)
         if refusal is None:
-            refusal = storage_refusal(name, (*args, *kwargs.values()))
+            refusal = storage_refusal(type(self).__name__, (*args, *kwargs.values()))
         if refusal is not None:
             region: Any = getattr(self, "region", self)
             P: Any = self.P_x if region is self else region.P

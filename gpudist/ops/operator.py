@@ -268,7 +268,7 @@ def _constant(value: object) -> object:
     return value
 
 
-def own_index(P: CartesianPartition) -> tuple[int, ...]:
+def own_index(P: Partition) -> tuple[int, ...]:
     """Return this worker's index on ``P``, of which it must be a member."""
     assert P.index is not None
     return P.index

@@ -147,7 +147,6 @@ class _DistributedConv(ConvLayer):
     ) -> None:  # fmt: skip
         super().__init__()
         self.overlap = overlap and not nested
-        self._name = type(self).__name__
         require_padding_mode(self._name, padding_mode, self._padding_modes)
         require_groups(self._name, in_channels, out_channels, groups)
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups

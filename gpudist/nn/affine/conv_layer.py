@@ -20,7 +20,6 @@ from gpudist.world.partition import CartesianPartition
 class ConvLayer(AffineLayer, RegionLayer):
     """Layer that maps blocks of input channels to blocks of output channels."""
 
-    _name: str
     _placement: AffinePlacement
     P_y: CartesianPartition
     in_channels: int

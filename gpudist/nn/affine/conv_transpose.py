@@ -111,7 +111,6 @@ class _DistributedConvTranspose(ConvLayer):
         replicate_parameters: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
-        self._name = type(self).__name__
         require_padding_mode(self._name, padding_mode, ("zeros",))
 
         def numbers(what: str, value: int | Sequence[int]) -> tuple[int, ...]:

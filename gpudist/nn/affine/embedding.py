@@ -28,7 +28,6 @@ from gpudist.world.partition import CartesianPartition
 class TableLayer(ParameterLayer):
     """Layer that looks up rows of a table, its weight."""
 
-    _name: str
     num_embeddings: int
     padding_idx: int | None
 
@@ -154,13 +153,12 @@ class DistributedEmbedding(AffineLayer, TableLayer):
         replicate_parameters: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
-        self._name = name = type(self).__name__
         _refuse_given(
-            name, max_norm=max_norm, scale_grad_by_freq=scale_grad_by_freq, sparse=sparse,
+            self._name, max_norm=max_norm, scale_grad_by_freq=scale_grad_by_freq, sparse=sparse,
             _weight=_weight,
         )  # fmt: skip
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
-        self.padding_idx = padding_row(name, padding_idx, num_embeddings)
+        self.padding_idx = padding_row(self._name, padding_idx, num_embeddings)
         self.max_norm, self.norm_type = max_norm, norm_type
         self.scale_grad_by_freq, self.sparse = scale_grad_by_freq, sparse
         self.P_x, self.P_y = P_x, P_y if P_y is not None else P_x
@@ -168,11 +166,11 @@ class DistributedEmbedding(AffineLayer, TableLayer):
         if P_y is not None and P_w is not None:
             self.P_w, e = P_w, P_y.shape[-1]
             self._placement = place_matrix(
-                name, P_x, P_y, P_w, P_x.shape, (None, e), (1, 1), (1, e)
+                self._name, P_x, P_y, P_w, P_x.shape, (None, e), (1, 1), (1, e)
             )
             rows, columns = self._placement.parts
-            require_cells(name, 0, rows, self.num_embeddings, "embeddings")
-            require_cells(name, 1, columns, self.embedding_dim, "dims of an embedding")
+            require_cells(self._name, 0, rows, self.num_embeddings, "embeddings")
+            require_cells(self._name, 1, columns, self.embedding_dim, "dims of an embedding")
         used = self._placement.parameters((self.num_embeddings, self.embedding_dim))
         self._place(replicate_parameters, used, self._placement.P_all)
         placed = self._placed["weight"]
@@ -181,7 +179,7 @@ class DistributedEmbedding(AffineLayer, TableLayer):
             self._clear_padding(placed.own_box.start[0])
         self.weight.requires_grad_(not _freeze)
         P_all, is_whole = self._placement.P_all, self._placement.P_source is None
-        self._agreement = ShapeAgreement(name, P_x, P_all, None, global_shape, shape)
+        self._agreement = ShapeAgreement(self._name, P_x, P_all, None, global_shape, shape)
         self._bound = Bound[BoundAffine]("static" if is_whole else shape, self._agreement)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:

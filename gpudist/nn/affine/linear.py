@@ -83,7 +83,6 @@ class DistributedLinear(AffineLayer):
         replicate_parameters: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
-        self._name = name = type(self).__name__
         self.in_features, self.out_features = in_features, out_features
         self.P_x, self.P_y = P_x, P_y if P_y is not None else P_x
         leading, fi = P_x.shape[:-1], P_x.shape[-1]
@@ -92,20 +91,22 @@ class DistributedLinear(AffineLayer):
         if P_w is not None and P_y is not None:
             fo = P_y.shape[-1]
             self.P_w = P_w
-            self._placement = place_matrix(name, P_x, P_y, P_w, leading, (fo, fi), (1, fi), (fo, 1))
-            require_cells(name, -1, fi, self.in_features, "input features")
-            require_cells(name, -1, fo, self.out_features, "output features")
+            self._placement = place_matrix(
+                self._name, P_x, P_y, P_w, leading, (fo, fi), (1, fi), (fo, 1)
+            )
+            require_cells(self._name, -1, fi, self.in_features, "input features")
+            require_cells(self._name, -1, fo, self.out_features, "output features")
         elif fi > 1:
             raise PartitionError(
-                f"{name}, dim -1: P_x of shape {list(P_x.shape)} splits the features; give P_y "
-                f"and P_w of shapes {[*leading, 'fo']} and {[*leading, 'fo', fi]} too"
+                f"{self._name}, dim -1: P_x of shape {list(P_x.shape)} splits the features; give "
+                f"P_y and P_w of shapes {[*leading, 'fo']} and {[*leading, 'fo', fi]} too"
             )
         weight_shape, cells = (out_features, in_features), out_features if bias else None
         used = self._placement.parameters(weight_shape, cells)
         self._place(replicate_parameters, used, self._placement.P_all)
         self._draw_affine(device, dtype)
         P_all, is_whole = self._placement.P_all, self._placement.P_source is None
-        self._agreement = ShapeAgreement(name, P_x, P_all, None, global_shape, shape)
+        self._agreement = ShapeAgreement(self._name, P_x, P_all, None, global_shape, shape)
         self._bound = Bound[BoundAffine]("static" if is_whole else shape, self._agreement)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -61,7 +61,6 @@ class DistributedPReLU(ParameterLayer):
         replicate_parameters: bool = False,
     ) -> None:
         super().__init__()
-        self._name = type(self).__name__
         require_axes(
             self._name, P_x, P_x.dim >= 2, "an axis for the batch and one for the channels"
         )

@@ -86,7 +86,6 @@ class DistributedMultiheadAttention(ParameterLayer):
         replicate_parameters: bool = False,
     ) -> None:
         super().__init__()
-        self._name = type(self).__name__
         self._require(P_x, embed_dim, num_heads, exchange)
         for name, value in (
             ("add_bias_kv", add_bias_kv), ("add_zero_attn", add_zero_attn), ("kdim", kdim),

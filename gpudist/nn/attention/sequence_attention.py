@@ -56,23 +56,24 @@ class SequenceAttention(CheckedModule):
         shape: ShapeMode = "static",
     ) -> None:
         super().__init__()
-        self._name = name = type(self).__name__
         require_axes(
-            name,
+            self._name,
             P_x,
             P_x.dim == 4 and P_x.shape[3] == 1,
             "axes for batch, heads, sequence and features, with 1 worker along the last",
         )
         self.P_x, self.is_causal, self.scale = P_x, is_causal, scale
         self._P_line = line = P_x.along([SEQUENCE])
-        self._query_agreement = ShapeAgreement(name, line, line, 4, None, shape)
-        self._key_agreement = ShapeAgreement(name, line, line, 4, None, shape)
+        self._query_agreement = ShapeAgreement(self._name, line, line, 4, None, shape)
+        self._key_agreement = ShapeAgreement(self._name, line, line, 4, None, shape)
         self._query_cuts = Bound[Blocks](shape, self._query_agreement)
         self._key_cuts = Bound[Blocks](shape, self._key_agreement)
         # Movements of the layer's exchange, by the tensors that it moves.
         self._movements = Cache[object, Any](64)
         if not 0 <= dropout_p < 1:
-            raise ShapeError(f"{name}: dropout_p is {dropout_p}; it must be from 0 to below 1")
+            raise ShapeError(
+                f"{self._name}: dropout_p is {dropout_p}; it must be from 0 to below 1"
+            )
         self.dropout = None
         if dropout_p > 0:
             self.dropout = AttentionDropout(P_x, dropout_p, seed=seed, shape=shape)

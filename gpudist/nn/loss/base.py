@@ -74,10 +74,6 @@ class DistributedLoss(DistributedModule):
         self.reduction = reduction
         self._expectation = Expectation(self._name, "dual")
 
-    @property
-    def _name(self) -> str:
-        return type(self).__name__
-
     def _value(
         self, losses: torch.Tensor, weights: torch.Tensor, dtype: torch.dtype
     ) -> torch.Tensor:

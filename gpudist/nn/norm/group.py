@@ -63,11 +63,12 @@ class DistributedGroupNorm(Norm):
         shape: ShapeMode = "static",
         replicate_parameters: bool = False,
     ) -> None:
-        name = type(self).__name__
-        require_axes(name, P_x, P_x.dim >= 2, "an axis for the batch and one for the channels")
+        require_axes(
+            self._name, P_x, P_x.dim >= 2, "an axis for the batch and one for the channels"
+        )
         if num_groups < 1 or num_channels < 1 or num_channels % num_groups:
             raise ShapeError(
-                f"{name}, dim 1: {num_channels} channels cannot be divided into {num_groups} "
+                f"{self._name}, dim 1: {num_channels} channels cannot be divided into {num_groups} "
                 f"groups of equal size; use a divisor of {num_channels}"
             )
         super().__init__(
@@ -78,15 +79,15 @@ class DistributedGroupNorm(Norm):
         self.eps, self.affine = eps, affine
 
     def _check(self, layout: BlockLayout) -> None:
-        name, shape = type(self).__name__, layout.decomposition.shape
+        shape = layout.decomposition.shape
         if shape[1] != self.num_channels:
             raise ShapeError(
-                f"{name}, dim 1: the input of global shape {list(shape)} has {shape[1]} channels, "
-                f"not {self.num_channels}"
+                f"{self._name}, dim 1: the input of global shape {list(shape)} has {shape[1]} "
+                f"channels, not {self.num_channels}"
             )
         if prod(shape) == self.num_groups:
             raise ShapeError(
-                f"{name}: expected more than 1 value per group in the global tensor of shape "
+                f"{self._name}: expected more than 1 value per group in the global tensor of shape "
                 f"{list(shape)}"
             )
 

@@ -33,14 +33,13 @@ class _DistributedTrailingNorm(Norm):
         shape: ShapeMode,
         replicate_parameters: bool,
     ) -> None:
-        name = type(self).__name__
         if isinstance(normalized_shape, int):
             normalized_shape = (normalized_shape,)
         self.normalized_shape = tuple(normalized_shape)
         count = len(self.normalized_shape)
         if count == 0 or count > P_x.dim:
             raise PartitionError(
-                f"{name}: normalized_shape {list(self.normalized_shape)} has {count} dims; "
+                f"{self._name}: normalized_shape {list(self.normalized_shape)} has {count} dims; "
                 f"it needs at least 1 and at most {P_x.dim}, one per axis of P_x of shape "
                 f"{list(P_x.shape)}"
             )

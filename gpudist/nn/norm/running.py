@@ -91,17 +91,18 @@ class RunningNorm(Norm):
             self.num_batches_tracked.zero_()
 
     def _check(self, layout: BlockLayout) -> None:
-        name, channels = type(self).__name__, layout.decomposition.dims[1]
+        channels = layout.decomposition.dims[1]
         if channels.extent != self.num_features:
             raise ShapeError(
-                f"{name}, dim 1: the input of global shape {list(layout.decomposition.shape)} has "
-                f"{channels.extent} channels, not {self.num_features}"
+                f"{self._name}, dim 1: the input of global shape "
+                f"{list(layout.decomposition.shape)} has {channels.extent} channels, not "
+                f"{self.num_features}"
             )
         if self.track_running_stats and channels != self._used.blocks[0]:
             sizes = [channels.length(i) for i in range(channels.parts)]
             raise ShapeError(
-                f"{name}, dim 1: the input's blocks have {sizes} channels, but running statistics "
-                "are kept for balanced blocks; repartition the input or pass "
+                f"{self._name}, dim 1: the input's blocks have {sizes} channels, but running "
+                "statistics are kept for balanced blocks; repartition the input or pass "
                 "track_running_stats=False"
             )
 

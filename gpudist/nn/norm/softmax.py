@@ -76,7 +76,6 @@ class DistributedSoftmax(DistributedModule):
 
     def __init__(self, P_x: CartesianPartition, dim: int | None = None) -> None:
         super().__init__()
-        self._name = type(self).__name__
         if dim is None:
             raise ShapeError(
                 f"{self._name}: dim is None, for which torch guesses a dim by the number of dims; "

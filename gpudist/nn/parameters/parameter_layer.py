@@ -66,11 +66,10 @@ class ParameterLayer(DistributedModule):
         self._placed = {
             name: used[name] if replicate_parameters else used[name].first_copies for name in names
         }
-        of_layer = type(self).__name__
         self._holders = tuple(holders_of(self._placed[name]) for name in names)
         self._broadcasts = tuple(
             ParameterBroadcast.between(
-                f"{name} of {of_layer}", self._placed[name], used[name], P_all
+                f"{name} of {type(self).__name__}", self._placed[name], used[name], P_all
             )
             for name in names
         )

@@ -60,12 +60,11 @@ class _DistributedAdaptivePool(DistributedModule):
         shape: ShapeMode = "static",
     ) -> None:
         super().__init__()
-        self._name = name = type(self).__name__
-        require_features(name, P_x, self._dims)
+        require_features(self._name, P_x, self._dims)
         self.P_x = P_x
         self.output_size = output_size
-        self._sizes = _sizes(name, output_size, self._dims)
-        self._agreement = ShapeAgreement(name, P_x, P_x, P_x.dim, global_shape, shape)
+        self._sizes = _sizes(self._name, output_size, self._dims)
+        self._agreement = ShapeAgreement(self._name, P_x, P_x, P_x.dim, global_shape, shape)
         self._bound = Bound[_BoundAdaptivePool](shape, self._agreement)
 
     def _bind(self, x: torch.Tensor) -> _BoundAdaptivePool:

@@ -91,22 +91,21 @@ class SlidingPool(RegionLayer):
         super().__init__()
         # The slab of a face includes corners, which a neighbour along one dim does not own.
         self.overlap = overlap and not nested
-        self._name = name = type(self).__name__
-        require_features(name, P_x, self._dims)
+        require_features(self._name, P_x, self._dims)
         self.P_x = P_x
         self.kernel_size, self.padding, self.dilation = kernel_size, padding, dilation
         self.stride = kernel_size if stride is None else stride
-        self._kernel = per_dim(name, "kernel_size", kernel_size, self._dims)
-        self._strides = per_dim(name, "stride", self.stride, self._dims)
-        self._paddings = per_dim(name, "padding", padding, self._dims)
-        self._dilations = per_dim(name, "dilation", dilation, self._dims)
+        self._kernel = per_dim(self._name, "kernel_size", kernel_size, self._dims)
+        self._strides = per_dim(self._name, "stride", self.stride, self._dims)
+        self._paddings = per_dim(self._name, "padding", padding, self._dims)
+        self._dilations = per_dim(self._name, "dilation", dilation, self._dims)
         self.ceil_mode = ceil_mode
         self.count_include_pad = count_include_pad
         for d, (p, k) in enumerate(zip(self._paddings, self._kernel, strict=True)):
             if 2 * p > k:
                 raise ShapeError(
-                    f"{name}, dim {d + 2}: padding {p} is more than half of the kernel {k}, so "
-                    "that a window could contain only padding; pad less"
+                    f"{self._name}, dim {d + 2}: padding {p} is more than half of the kernel {k}, "
+                    "so that a window could contain only padding; pad less"
                 )
         self._windows = self._make_windows()
         self._pool = LocalPool(

@@ -80,7 +80,6 @@ class DistributedDropout(DistributedModule):
         shape: ShapeMode = "static",
     ) -> None:
         super().__init__()
-        self._name = type(self).__name__
         self._require(P_x, p, inplace, seed, generator)
         self.P_x, self.p, self.generator = P_x, p, generator
         self.inplace = inplace

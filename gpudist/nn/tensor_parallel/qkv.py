@@ -89,15 +89,14 @@ class ParallelQKV(CheckedModule):
         overlap: bool = False,
     ) -> None:
         super().__init__()
-        name = type(self).__name__
-        self.region = region = TensorRegion(name, P, axis, convention, shape)
+        self.region = region = TensorRegion(self._name, P, axis, convention, shape)
         if head_dim is None and embed_dim % num_heads:
             raise ShapeError(
-                f"{name}: embed_dim {embed_dim} is not a multiple of num_heads {num_heads}; pass "
-                "head_dim"
+                f"{self._name}: embed_dim {embed_dim} is not a multiple of num_heads {num_heads}; "
+                "pass head_dim"
             )
         self.head_dim = head_dim if head_dim is not None else embed_dim // num_heads
-        self.heads = HeadCut.of(name, num_heads, num_kv_heads or num_heads, region.size)
+        self.heads = HeadCut.of(self._name, num_heads, num_kv_heads or num_heads, region.size)
         self.sequence_dim = sequence_dim
         given = self.head_dim, sequence_dim, bias, device, dtype, overlap
         self.q_proj = HeadProjection(region, embed_dim, self.heads.queries, *given)

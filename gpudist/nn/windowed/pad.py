@@ -57,7 +57,6 @@ class _DistributedPad(RegionLayer):
         nested: bool | None = False,
     ) -> None:
         super().__init__()
-        self._name = type(self).__name__
         require_features(self._name, P_x, self._dims)
         self.P_x = P_x
         self.padding = _widths(self._name, padding, self._dims)

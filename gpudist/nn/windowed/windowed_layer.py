@@ -48,7 +48,6 @@ class DistributedWindowed(DistributedModule):
         self, P_x: CartesianPartition, global_shape: Sequence[int] | None, shape: ShapeMode
     ) -> None:
         super().__init__()
-        self._name = type(self).__name__
         require_cartesian(self._name, P_x)
         self.P_x = P_x
         self._agreement = ShapeAgreement(self._name, P_x, P_x, P_x.dim, global_shape, shape)
