@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -24,7 +24,9 @@ from gpudist.nn.autocast import (
     widen,
 )
 from gpudist.nn.layer_table import LAYERS, sequential_of
-from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, refuse
+from gpudist.ops.bound import Bound
+from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, ShapeMode, refuse
+from gpudist.world.partition import Partition
 
 _any_autocast: Any = torch._C._is_any_autocast_enabled  # pyright: ignore
 
@@ -126,6 +128,31 @@ class DistributedModule(CheckedModule):
                 low = torch.get_autocast_dtype(device)
                 return device if is_single(type(self), device, x.dtype, low) else ""
         return ""
+
+    def _agree_on(
+        self,
+        P_x: Partition,
+        dims: int | None,
+        global_shape: Sequence[int] | None = None,
+        shape: ShapeMode = "static",
+        P_all: Partition | None = None,
+        **options: Any,
+    ) -> None:
+        """Let the ranks agree on inputs on ``P_x``, and keep what :meth:`_bind` returns for them.
+
+        The arguments are those of :class:`~gpudist.ops.shape_agreement.ShapeAgreement`.
+        """
+        self._agreement = ShapeAgreement(
+            self._name, P_x, P_all or P_x, dims, global_shape, shape, **options
+        )
+        self._bound: Bound[Any] = Bound(shape, self._agreement)
+
+    def _agree_and_bind(self, x: torch.Tensor, *numbers: int) -> Any:
+        return self._bind(self._agreement(x), x, *numbers)
+
+    def _bind(self, layout: BlockLayout, x: torch.Tensor, *numbers: int) -> Any:
+        # What ``forward`` computes with for tensors like ``x``, on which the ranks agree.
+        raise NotImplementedError
 
     def extra_repr(self) -> str:
         """Return the text of torch's layer of the same name, followed by the partitions' shapes."""

@@ -46,8 +46,7 @@ from gpudist.nn.windowed.edge_padding import Pad, bind_edge_padding, require_pad
 from gpudist.nn.windowed.region_layer import BlockOperation, WithPadding, padding_widths
 from gpudist.nn.windowed.window import per_dim
 from gpudist.ops.halo_exchange import HaloExchange
-from gpudist.ops.operator import Bound
-from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, ShapeMode
+from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 
@@ -173,15 +172,7 @@ class _DistributedConv(ConvLayer):
             periodic=padding_mode == "circular",
             nested=nested,
         )
-        self._agreement = ShapeAgreement(
-            self._name,
-            self._placement.P_x,
-            self._placement.P_all,
-            self._dims + 2,
-            global_shape,
-            shape,
-        )
-        self._bound = Bound[_BoundConv](shape, self._agreement)
+        self._agree_on(placed.P_x, P_x.dim, global_shape, shape, placed.P_all)
         weight_shape = (out_channels, in_channels // groups, *self.kernel_size)
         self._make_parameters(weight_shape, bias, device, dtype, replicate_parameters)
 
@@ -192,7 +183,7 @@ class _DistributedConv(ConvLayer):
         if not self._placement.P_all.active:
             return x.clone()
         x = self.cast(x)
-        bound = self._bound(x, self._agree_and_bind, self.way_of(x))
+        bound: _BoundConv = self._bound(x, self._agree_and_bind, self.way_of(x))
         weight, bias = [*self.own_parameters(), None][:2]
         return self.convolve(bound, x, weight, bias)
 
@@ -221,12 +212,7 @@ class _DistributedConv(ConvLayer):
         assert bound.block is not None
         return bound.block(in_form(block, channels_last_form(x)), weight, bias)
 
-    def _agree_and_bind(self, x: torch.Tensor, way: int) -> _BoundConv:
-        layout = self._agreement(x)
-        self._require_dtype(layout.dtype)
-        return self.bind(layout, x)
-
-    def bind(self, layout: BlockLayout, x: torch.Tensor) -> _BoundConv:
+    def bind(self, layout: BlockLayout, x: torch.Tensor, *output_size: int) -> _BoundConv:
         """Bind the movements and the local convolution to an agreed input layout."""
         inputs = layout.decomposition
         self.require_input(inputs)

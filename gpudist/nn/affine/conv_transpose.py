@@ -26,9 +26,8 @@ from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.partitions import partitions_lead
 from gpudist.nn.windowed.region_layer import BlockOperation
 from gpudist.nn.windowed.window import per_dim
-from gpudist.ops.bound import Bound
 from gpudist.ops.halo_exchange import HaloExchange
-from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, ShapeMode
+from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 
@@ -129,10 +128,7 @@ class _DistributedConvTranspose(ConvLayer):
         placed = place_channels(self._name, P_x, P_y, P_w, *channels, self._dims)
         self._placement = placed
         self.P_x, self.P_y = placed.P_x, placed.P_y
-        self._agreement = ShapeAgreement(
-            self._name, placed.P_x, placed.P_all, self._dims + 2, global_shape, shape
-        )
-        self._bound = Bound[_BoundConvTranspose](shape, self._agreement)
+        self._agree_on(placed.P_x, P_x.dim, global_shape, shape, placed.P_all)
         weight_shape = (in_channels, out_channels // groups, *self.kernel_size)
         is_diagonal = P_x.shape[1] > 1 and placed.parts[1] == 1
         dims = (0, 1) if is_diagonal else (1, 0)
@@ -229,11 +225,6 @@ class _DistributedConvTranspose(ConvLayer):
                 )
             output_padding.append(size - smallest)
         return output_padding
-
-    def _agree_and_bind(self, x: torch.Tensor, way: int, *output_size: int) -> _BoundConvTranspose:
-        layout = self._agreement(x)
-        self._require_dtype(layout.dtype)
-        return self.bind(layout, x, *output_size)
 
     def bind(self, layout: BlockLayout, x: torch.Tensor, *output_size: int) -> _BoundConvTranspose:
         """Bind the movements and the local computation to an agreed input layout."""

@@ -21,7 +21,7 @@ from gpudist.nn.parameters.parameter_layer import ParameterLayer, move_those
 from gpudist.nn.partitions import partitions_lead, plane, require_cells
 from gpudist.ops.bound import Bound
 from gpudist.ops.operator import own_index
-from gpudist.ops.shape_agreement import ShapeAgreement, ShapeMode
+from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 
@@ -178,9 +178,8 @@ class DistributedEmbedding(AffineLayer, TableLayer):
         if placed.own_box is not None:
             self._clear_padding(placed.own_box.start[0])
         self.weight.requires_grad_(not _freeze)
-        P_all, is_whole = self._placement.P_all, self._placement.P_source is None
-        self._agreement = ShapeAgreement(self._name, P_x, P_all, None, global_shape, shape)
-        self._bound = Bound[BoundAffine]("static" if is_whole else shape, self._agreement)
+        self._agree_on(P_x, None, global_shape, shape, self._placement.P_all)
+        self._whole = Bound[BoundAffine]("static")
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not self._placement.P_all.active:
@@ -188,7 +187,7 @@ class DistributedEmbedding(AffineLayer, TableLayer):
         if self.P_x.active:
             self._require_indices(input)
         if self._placement.P_source is None:
-            bound = self._bound(self.weight, self._bind_whole, self.way_of(input))
+            bound = self._whole(self.weight, self._bind_whole, self.way_of(input))
         else:
             bound = self._bound(input, self._agree_and_bind, self.way_of(input))
         (weight,) = self.own_parameters()
@@ -215,22 +214,13 @@ class DistributedEmbedding(AffineLayer, TableLayer):
         # Autocast leaves embeddings in the dtype of the table.
         return move_those((reduction,), [y])[0]
 
-    def _agree_and_bind(self, x: torch.Tensor, way: int) -> BoundAffine:
-        placed, layout = self._placement, self._agreement(x)
+    def _bind(self, layout: BlockLayout, x: torch.Tensor, *numbers: int) -> BoundAffine:
         if layout.dims < self.P_x.dim:
             raise ShapeError(
                 f"{self._name}: the indices have {layout.dims} dims but P_x of shape "
                 f"{list(self.P_x.shape)} has {self.P_x.dim} axes; a block needs one dim per axis"
             )
-        broadcast = placed.bind_broadcast(
-            layout.shape_of, layout.key, layout.dtype, (x.shape, x.dtype), x
-        )
-        leading, features = layout.decomposition.dims, self._placed["weight"].blocks[1]
-        given = broadcast.output_shape, self.weight.dtype
-        reduction = placed.bind_matrix_sum(leading, features, self.weight.dtype, given, x)
-        index = placed.P_c.index
-        own = features.length(index[-1]) if index is not None else None
-        return BoundAffine(broadcast, self.bind_parameters(), reduction, own)
+        return self._bind_matrix(layout, x, layout.decomposition.dims, 1, self.weight.dtype)
 
     def _refuse(self, error: ShapeError) -> NoReturn:
         self._agreement.refuse(error)

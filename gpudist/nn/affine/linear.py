@@ -14,7 +14,7 @@ from gpudist.nn.affine.affine_placement import AffinePlacement, place_matrix
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.partitions import partitions_lead, plane, require_cells
 from gpudist.ops.bound import Bound
-from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, ShapeMode
+from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 
@@ -105,16 +105,15 @@ class DistributedLinear(AffineLayer):
         used = self._placement.parameters(weight_shape, cells)
         self._place(replicate_parameters, used, self._placement.P_all)
         self._draw_affine(device, dtype)
-        P_all, is_whole = self._placement.P_all, self._placement.P_source is None
-        self._agreement = ShapeAgreement(self._name, P_x, P_all, None, global_shape, shape)
-        self._bound = Bound[BoundAffine]("static" if is_whole else shape, self._agreement)
+        self._agree_on(P_x, None, global_shape, shape, self._placement.P_all)
+        self._whole = Bound[BoundAffine]("static")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self._placement.P_all.active:
             return x.clone()
         if self._placement.P_source is None:
             self._require_whole_features(x)
-            bound = self._bound(self.weight, self._bind_whole, self.way_of(x))
+            bound = self._whole(self.weight, self._bind_whole, self.way_of(x))
         else:
             bound = self._bound(x, self._agree_and_bind, self.way_of(x))
         weight, bias = [*self.own_parameters(), None][:2]
@@ -142,20 +141,10 @@ class DistributedLinear(AffineLayer):
     def _bind_whole(self, weight: torch.Tensor, way: int) -> BoundAffine:
         return BoundAffine(None, self.bind_parameters(), None, self.out_features)
 
-    def _agree_and_bind(self, x: torch.Tensor, way: int) -> BoundAffine:
-        placed, layout = self._placement, self._agreement(x)
+    def _bind(self, layout: BlockLayout, x: torch.Tensor, *numbers: int) -> BoundAffine:
         self._require_dtype(layout.dtype)
         self._check(layout)
-        broadcast = placed.bind_broadcast(
-            layout.shape_of, layout.key, layout.dtype, (x.shape, x.dtype), x
-        )
-        given = broadcast.output_shape, broadcast.output_dtype
-        *leading, _ = layout.decomposition.dims
-        features = self._placed["weight"].blocks[0]
-        reduction = placed.bind_matrix_sum(leading, features, layout.dtype, given, x)
-        index = placed.P_c.index
-        own = features.length(index[-2]) if index is not None else None
-        return BoundAffine(broadcast, self.bind_parameters(), reduction, own)
+        return self._bind_matrix(layout, x, layout.decomposition.dims[:-1], 0)
 
     def _check(self, layout: BlockLayout) -> None:
         if layout.dims < self.P_x.dim:

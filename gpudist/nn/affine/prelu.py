@@ -14,8 +14,7 @@ from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.parameters.parameter_layer import ParameterLayer, move_those
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.nn.partitions import require_axes
-from gpudist.ops.bound import Bound
-from gpudist.ops.shape_agreement import ShapeAgreement, ShapeMode
+from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 
@@ -70,19 +69,19 @@ class DistributedPReLU(ParameterLayer):
         self._place(replicate_parameters, used, P_x)
         cells = self._placed["weight"].own_shape
         self.weight = torch.nn.Parameter(torch.full(cells, init, device=device, dtype=dtype))
-        self._agreement = ShapeAgreement(self._name, P_x, P_x, P_x.dim, global_shape, shape)
-        self._bound = Bound[tuple[Movement | None, ...]](shape, self._agreement)
+        self._agree_on(P_x, P_x.dim, global_shape, shape)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return the block of the output for the block ``input``, of the same shape."""
         if not self.P_x.active:
             return input.clone()
-        movements = self._bound(input, self._bind, self.way_of(input))
+        movements = self._bound(input, self._agree_and_bind, self.way_of(input))
         (weight,) = move_those(movements, self.own_parameters())
         return F.prelu(input, weight)
 
-    def _bind(self, x: torch.Tensor, way: int) -> tuple[Movement | None, ...]:
-        layout = self._agreement(x)
+    def _bind(
+        self, layout: BlockLayout, x: torch.Tensor, *numbers: int
+    ) -> tuple[Movement | None, ...]:
         channels = layout.decomposition.dims[1]
         if self.num_parameters > 1 and channels != self._placed["weight"].blocks[0]:
             raise ShapeError(

@@ -193,7 +193,7 @@ class DistributedMultiheadAttention(ParameterLayer):
         return self.out_proj(y if self.batch_first else y.transpose(0, 1)), None
 
     def _project_to_heads(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
-        movements = self._bound(inputs[0], self._bind, self.way_of(inputs[0]))
+        movements = self._bound(inputs[0], self._bind_own, self.way_of(inputs[0]))
         weight, *biases = move_those(movements, self.own_parameters())
         projected = project(inputs, weight, None, biases[0] if biases else None)
         return [self._split_heads(x) for x in projected]
@@ -203,7 +203,7 @@ class DistributedMultiheadAttention(ParameterLayer):
         size = self.embed_dim // self.num_heads
         return x.reshape(*x.shape[:2], self.num_heads, size).transpose(1, 2)
 
-    def _bind(self, x: torch.Tensor, way: int) -> tuple[Movement | None, ...]:
+    def _bind_own(self, x: torch.Tensor, way: int) -> tuple[Movement | None, ...]:
         return self.bind_parameters()
 
     def extra_repr(self) -> str:

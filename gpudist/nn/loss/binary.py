@@ -10,9 +10,8 @@ from gpudist.geometry.cartesian import pad_left
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.loss.base import DistributedElementLoss, Reduction, no_cells
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
-from gpudist.ops.bound import Bound
 from gpudist.ops.operator import own_index, require_cartesian
-from gpudist.ops.shape_agreement import ShapeAgreement
+from gpudist.ops.shape_agreement import BlockLayout
 from gpudist.world.partition import CartesianPartition, Partition
 
 
@@ -130,8 +129,7 @@ class DistributedBCEWithLogitsLoss(_WeightedElementLoss):
             )
         first = P_x.dim - len(shape)
         line = P_x.along([first + d for d, extent in enumerate(shape) if extent != 1])
-        self._agreement = ShapeAgreement(self._name, line, line, P_x.dim)
-        self._bound = Bound[tuple[slice, ...]]("static", self._agreement)
+        self._agree_on(line, P_x.dim)
 
     def _losses(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         weight = self._own_weight(input.shape)
@@ -147,11 +145,11 @@ class DistributedBCEWithLogitsLoss(_WeightedElementLoss):
             return no_cells(self.pos_weight)
         if not self.pos_weight.dim():
             return self.pos_weight
-        return self.pos_weight[self._bound(input, self._agree_on_slices)]
+        return self.pos_weight[self._bound(input, self._agree_and_bind)]
 
-    def _agree_on_slices(self, input: torch.Tensor) -> tuple[slice, ...]:
+    def _bind(self, layout: BlockLayout, x: torch.Tensor, *numbers: int) -> tuple[slice, ...]:
         assert self.pos_weight is not None
-        index, cut = own_index(self.P_x), self._agreement(input).decomposition
+        index, cut = own_index(self.P_x), layout.decomposition
         shape = self.pos_weight.shape
         if not _broadcasts(shape, cut.shape):
             self._refuse(
@@ -159,7 +157,7 @@ class DistributedBCEWithLogitsLoss(_WeightedElementLoss):
                 f"input's {list(cut.shape)}"
             )
         slices: list[slice] = []
-        for axis, extent in enumerate(shape, input.dim() - len(shape)):
+        for axis, extent in enumerate(shape, x.dim() - len(shape)):
             first, last = cut.dims[axis].block(index[axis])
             slices.append(slice(None) if extent == 1 else slice(first, last))
         return tuple(slices)

@@ -14,9 +14,8 @@ from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.loss.base import DistributedSampleLoss, Reduction, at_least_float32, no_cells
 from gpudist.nn.norm.softmax import largest_of_block
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
-from gpudist.ops.bound import Bound
 from gpudist.ops.operator import own_index
-from gpudist.ops.shape_agreement import ShapeAgreement
+from gpudist.ops.shape_agreement import BlockLayout
 from gpudist.world.partition import CartesianPartition, Partition
 
 
@@ -48,8 +47,7 @@ class _ClassLoss(DistributedSampleLoss):
         self.ignore_index = ignore_index
         self.register_buffer("weight", weight)
         self.weight: torch.Tensor | None
-        self._agreement = ShapeAgreement(self._name, self._line, self._line, P_x.dim)
-        self._bound = Bound[_Classes]("static", self._agreement)
+        self._agree_on(self._line, P_x.dim)
 
     def _placements(self) -> dict[str, ParameterPlacement]:
         if self.weight is None:
@@ -58,7 +56,7 @@ class _ClassLoss(DistributedSampleLoss):
 
     def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         if self.P_x.active:
-            classes = self._bound(input, self._agree_on_classes)
+            classes: _Classes = self._bound(input, self._agree_and_bind)
             self._check_target(input, target, classes)
         else:
             # The same computation as on other workers, for no samples and one class.
@@ -69,8 +67,8 @@ class _ClassLoss(DistributedSampleLoss):
         losses, weights = self._losses(input, target, classes)
         return self._value(losses, weights, self._dtype(input, target))
 
-    def _agree_on_classes(self, input: torch.Tensor) -> _Classes:
-        classes = self._agreement(input).decomposition.dims[1]
+    def _bind(self, layout: BlockLayout, x: torch.Tensor, *numbers: int) -> _Classes:
+        classes = layout.decomposition.dims[1]
         if self.weight is not None and len(self.weight) != classes.extent:
             self._refuse(
                 f"the weight has {len(self.weight)} elements, but the global input has "

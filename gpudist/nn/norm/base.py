@@ -16,9 +16,8 @@ from gpudist.nn.norm.normalization import Normalization
 from gpudist.nn.parameters.parameter import bind_parameter
 from gpudist.nn.parameters.parameter_layer import ParameterLayer
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement, plan_recut
-from gpudist.ops.bound import Bound
 from gpudist.ops.operator import own_index
-from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, ShapeMode
+from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 
@@ -65,10 +64,7 @@ class Norm(ParameterLayer):
         self._place(replicate_parameters, {n: self._used for n in wanted if wanted[n]}, P_x)
         self.register_parameter("weight", self._filled("weight", 1.0, device, dtype))
         self.register_parameter("bias", self._filled("bias", 0.0, device, dtype))
-        self._agreement = ShapeAgreement(
-            type(self).__name__, P_x, P_x, P_x.dim, global_shape, shape
-        )
-        self._bound = Bound[Normalization](shape, self._agreement)
+        self._agree_on(P_x, P_x.dim, global_shape, shape)
 
     def _filled(
         self, name: str, value: float, device: torch.device | str | None, dtype: torch.dtype | None
@@ -88,7 +84,7 @@ class Norm(ParameterLayer):
     def _normalized(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         if not self.P_x.active:
             return x.to(dtype or x.dtype, copy=True)
-        bound = self._bound(x, self._bind, self.way_of(x))
+        bound: Normalization = self._bound(x, self._agree_and_bind, self.way_of(x))
         return normalize_block(bound, x, self.own_parameters(), dtype)
 
     def _named(
@@ -97,8 +93,7 @@ class Norm(ParameterLayer):
         weight = parameters[0] if self.weight is not None else None
         return weight, parameters[-1] if self.bias is not None else None
 
-    def _bind(self, x: torch.Tensor, way: int) -> Normalization:
-        layout = self._agreement(x)
+    def _bind(self, layout: BlockLayout, x: torch.Tensor, *numbers: int) -> Normalization:
         if not layout.dtype.is_floating_point:
             raise ShapeError(
                 f"{type(self).__name__}: the input is {layout.dtype}; convert it to floating point"

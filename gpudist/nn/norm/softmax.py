@@ -14,8 +14,7 @@ from gpudist.geometry.broadcasting import plan_all_sum_reduce
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.partitions import require_axes, require_axis
-from gpudist.ops.bound import Bound
-from gpudist.ops.shape_agreement import ShapeAgreement
+from gpudist.ops.shape_agreement import BlockLayout
 from gpudist.world.partition import CartesianPartition
 
 
@@ -85,8 +84,7 @@ class DistributedSoftmax(DistributedModule):
         self.P_x, self.dim = P_x, dim
         # Only workers with cells of the same lines along the dim communicate.
         self._P_line = P_x.along([dim])
-        self._agreement = ShapeAgreement(self._name, self._P_line, self._P_line, P_x.dim)
-        self._sum_movement = Bound[Movement]("static")
+        self._agree_on(self._P_line, P_x.dim)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not self.P_x.active:
@@ -98,7 +96,7 @@ class DistributedSoftmax(DistributedModule):
         # Torch also computes 16-bit inputs in float32.
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         own = largest_of_block(wide, self.dim)
-        movement = self._sum_movement(own, self._bind_sum)
+        movement: Movement = self._bound(own, self._agree_and_bind)
         largest = all_reduce_constant(own, self._P_line, "max")
 
         def total(sums: torch.Tensor) -> torch.Tensor:
@@ -115,8 +113,8 @@ class DistributedSoftmax(DistributedModule):
         if not x.is_floating_point():
             raise ShapeError(f"{self._name}: the input is {x.dtype} but must be floating point")
 
-    def _bind_sum(self, largest: torch.Tensor) -> Movement:
-        layout, line = self._agreement(largest), self._P_line
+    def _bind(self, layout: BlockLayout, x: torch.Tensor, *numbers: int) -> Movement:
+        line = self._P_line
         shape = layout.decomposition.block(line.index or ()).shape
         key = ("sum along a dim", self.dim % line.dim, line.shape, layout.key)
         plan = plan_all_sum_reduce(line.rank or 0, range(line.size), shape, key)

@@ -20,8 +20,8 @@ from gpudist.nn.pool.local import coordinates, flat_indices
 from gpudist.nn.pool.ranges import adaptive_maxima, adaptive_means
 from gpudist.nn.pool.sliding import refuse_empty
 from gpudist.nn.pool.steps import MaximumStep, ReducedAxis, SumStep, maximum_step, sum_step
-from gpudist.ops.operator import Bound, own_index, placeholder_shape
-from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, ShapeMode
+from gpudist.ops.operator import own_index, placeholder_shape
+from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 OutputSize = int | Sequence[int | None]
@@ -64,11 +64,9 @@ class _DistributedAdaptivePool(DistributedModule):
         self.P_x = P_x
         self.output_size = output_size
         self._sizes = _sizes(self._name, output_size, self._dims)
-        self._agreement = ShapeAgreement(self._name, P_x, P_x, P_x.dim, global_shape, shape)
-        self._bound = Bound[_BoundAdaptivePool](shape, self._agreement)
+        self._agree_on(P_x, P_x.dim, global_shape, shape)
 
-    def _bind(self, x: torch.Tensor) -> _BoundAdaptivePool:
-        layout = self._agreement(x)
+    def _bind(self, layout: BlockLayout, x: torch.Tensor, *numbers: int) -> _BoundAdaptivePool:
         refuse_empty(self._name, layout.decomposition)
         index = own_index(self.P_x)
         inputs, steps, moves, are_irregular = layout.decomposition, [], False, False
@@ -125,7 +123,7 @@ class DistributedAdaptiveAvgPool(_DistributedAdaptivePool):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.P_x.active:
             return x.clone()
-        bound = self._bound(x, self._bind)
+        bound: _BoundAdaptivePool = self._bound(x, self._agree_and_bind)
         if not bound.moves and bound.are_irregular:
             return adaptive_means(x, bound.output_shape)
         for step in bound.steps:
@@ -187,7 +185,7 @@ class _DistributedAdaptiveMaxPool(_DistributedAdaptivePool):
         return y, places
 
     def _maxima(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        bound = self._bound(x, self._bind)
+        bound: _BoundAdaptivePool = self._bound(x, self._agree_and_bind)
         places: torch.Tensor | None = None
         if bound.moves:
             for step in bound.steps:

@@ -131,7 +131,7 @@ class SlidingPool(RegionLayer):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.P_x.active:
             return x.clone()
-        bound = self._bound(x, self._bind)
+        bound = self._bound(x, self._bind_pool)
         by_hand = bound.in_place or bound.with_ghosts
         if by_hand is not None and is_eager(x):
             return bound.block.scaled(by_hand(x))
@@ -141,7 +141,7 @@ class SlidingPool(RegionLayer):
         """Return the maxima, and their flat indices in the spatial dims of the global tensor."""
         if not self.P_x.active:
             return x.clone(), x.new_empty(placeholder_shape(x), dtype=torch.int64)
-        bound = self._bound(x, self._bind)
+        bound = self._bound(x, self._bind_pool)
         y, places = self._compose(bound, x)
         if places is None:
             return y, x.new_empty(bound.block.shape, dtype=torch.int64)
@@ -153,7 +153,7 @@ class SlidingPool(RegionLayer):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         return bound.block.pooled(move((bound.halo,), (x,))[0] if bound.has_ghosts else x)
 
-    def _bind(self, x: torch.Tensor) -> _BoundSlidingPool:
+    def _bind_pool(self, x: torch.Tensor) -> _BoundSlidingPool:
         takes_maximum = self._pool.takes_maximum
         windows = [MaximumWindow(window) if takes_maximum else window for window in self._windows]
         try:

@@ -19,9 +19,8 @@ from gpudist.nn.random.call_numbers import CallNumbers
 from gpudist.nn.random.cells import Cells, Key, draw_kept
 from gpudist.nn.random.composed_cells import draw_kept_by_torch
 from gpudist.nn.random.drop import alpha_drop_cells, drop_by_index, drop_cells
-from gpudist.ops.bound import Bound
 from gpudist.ops.operator import own_index
-from gpudist.ops.shape_agreement import ShapeAgreement, ShapeMode
+from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 Generator = Literal["index", "torch"]
@@ -90,8 +89,7 @@ class DistributedDropout(DistributedModule):
         self.register_buffer("calls", torch.tensor(0) if by_index else None)
         self._numbers = CallNumbers()
         self._seed_agreed = seed is not None
-        self._agreement = ShapeAgreement(self._name, P_x, P_x, P_x.dim, global_shape, shape)
-        self._bound = Bound[Cells](shape, self._agreement)
+        self._agree_on(P_x, P_x.dim, global_shape, shape)
 
     def _require(
         self,
@@ -141,7 +139,7 @@ class DistributedDropout(DistributedModule):
         return (alpha_drop_cells if self._is_alpha else drop_cells)(input, kept, self.p)
 
     def _draw(self, x: torch.Tensor) -> tuple[Key, Cells]:
-        cells, call = self._bound(x, self._agree), self._number()
+        cells, call = self._bound(x, self._agree_and_bind), self._number()
         assert self.seed is not None and call is not None
         return Key(self.seed, call), cells
 
@@ -152,7 +150,7 @@ class DistributedDropout(DistributedModule):
             self._number()
             return x.new_empty(whole, dtype=torch.bool)
         if self.seed is None:
-            return draw_kept_by_torch(*self._bound(x, self._agree), self.p).view(whole)
+            return draw_kept_by_torch(*self._bound(x, self._agree_and_bind), self.p).view(whole)
         return draw_kept(*self._draw(x), self.p, x.device).view(whole)
 
     def _number(self) -> torch.Tensor | None:
@@ -164,9 +162,9 @@ class DistributedDropout(DistributedModule):
         leading = self._leading_dims
         return (*shape[:leading], *(1,) * (len(shape) - leading))
 
-    def _agree(self, x: torch.Tensor) -> Cells:
+    def _bind(self, layout: BlockLayout, x: torch.Tensor, *numbers: int) -> Cells:
         """Return the global indices of this worker's cells in the leading dims."""
-        index, cut = own_index(self.P_x), self._agreement(x).decomposition
+        index, cut = own_index(self.P_x), layout.decomposition
         if not self._seed_agreed and self.seed is not None:
             self.seed.fill_(self._agreed_seed(int(self.seed.item())))
         self._seed_agreed = True

@@ -21,7 +21,7 @@ from gpudist.nn.windowed.edge_padding import Pad, bind_edge_padding, require_pad
 from gpudist.nn.windowed.region_layer import BlockOperation, RegionLayer, padding_widths
 from gpudist.ops.halo_exchange import HaloExchange
 from gpudist.ops.operator import Bound, own_index
-from gpudist.ops.shape_agreement import ShapeMode
+from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 
@@ -78,12 +78,13 @@ class _DistributedPad(RegionLayer):
             global_shape=global_shape,
             shape=shape,
         )
-        self._bound = Bound[_BoundPad](shape, self.halo_exchange.agreement)
+        self._agreement = self.halo_exchange.agreement
+        self._bound = Bound[_BoundPad](shape, self._agreement)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.P_x.active:
             return x.clone()
-        bound = self._bound(x, self._bind)
+        bound = self._bound(x, self._agree_and_bind)
         y = move((bound.halo,), (x,))[0]
         if 0 in bound.output_shape:
             return empty_output(bound.output_shape, y.dtype, y)
@@ -91,8 +92,7 @@ class _DistributedPad(RegionLayer):
             y = bound.edge_padding(y)
         return in_form(y, channels_last_form(x))
 
-    def _bind(self, x: torch.Tensor) -> _BoundPad:
-        layout = self.halo_exchange.agreement(x)
+    def _bind(self, layout: BlockLayout, x: torch.Tensor, *numbers: int) -> _BoundPad:
         inputs, windows = layout.decomposition, self.windows
         self.require_input(inputs)
         halo = self.halo_exchange.bind_to(inputs, layout.dtype, x)

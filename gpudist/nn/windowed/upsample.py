@@ -251,13 +251,10 @@ class _Means(DistributedAdaptiveAvgPool):
         self._name = DistributedUpsample.__name__
         self._extent_of = output_extent
 
-    def _bind(self, x: torch.Tensor) -> Any:
-        bound = super()._bind(x)
-        if not bound.layout.dtype.is_floating_point:
-            raise ShapeError(
-                f"{self._name}: torch does not interpolate {bound.layout.dtype} by 'area'"
-            )
-        return bound
+    def _bind(self, layout: BlockLayout, x: torch.Tensor, *numbers: int) -> Any:
+        if not layout.dtype.is_floating_point:
+            raise ShapeError(f"{self._name}: torch does not interpolate {layout.dtype} by 'area'")
+        return super()._bind(layout, x)
 
     def _output_extent(self, d: int, extent: int) -> int:
         return self._extent_of(d, extent)

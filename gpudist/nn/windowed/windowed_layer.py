@@ -17,8 +17,8 @@ from gpudist.geometry.windows import Window
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.parameters.parameter import empty_output
 from gpudist.ops.halo_exchange import HaloExchange
-from gpudist.ops.operator import Bound, own_index, require_cartesian
-from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, ShapeMode
+from gpudist.ops.operator import own_index, require_cartesian
+from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 Compute = Callable[[torch.Tensor], torch.Tensor]
@@ -50,20 +50,18 @@ class DistributedWindowed(DistributedModule):
         super().__init__()
         require_cartesian(self._name, P_x)
         self.P_x = P_x
-        self._agreement = ShapeAgreement(self._name, P_x, P_x, P_x.dim, global_shape, shape)
-        self._bound = Bound[_BoundWindowedLayer](shape, self._agreement)
+        self._agree_on(P_x, P_x.dim, global_shape, shape)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.P_x.active:
             return x.clone()
-        bound = self._bound(x, self._bind)
+        bound: _BoundWindowedLayer = self._bound(x, self._agree_and_bind)
         block = x if bound.halo is None else move((bound.halo,), (x,))[0]
         if 0 in bound.output_shape:
             return empty_output(bound.output_shape, block.dtype, block)
         return bound.compute(block)
 
-    def _bind(self, x: torch.Tensor) -> _BoundWindowedLayer:
-        layout = self._agreement(x)
+    def _bind(self, layout: BlockLayout, x: torch.Tensor, *numbers: int) -> _BoundWindowedLayer:
         index, inputs = own_index(self.P_x), layout.decomposition
         windows = self._windows(layout, x)
         pairs = list(zip(inputs.dims, windows, strict=True))
