@@ -8,7 +8,7 @@ import torch
 
 from gpudist.exchange.autograd import move
 from gpudist.exchange.movement import Movement, bind
-from gpudist.geometry.copies import MOST_BOXES, Run, plan_copies, runs_of
+from gpudist.geometry.copies import MOST_BOXES, plan_copies, runs_of
 from gpudist.world.partition import Partition
 
 # In a small dim, runs of single cells are boxes too.
@@ -53,7 +53,11 @@ def bind_arrangement(
     """
     changed = {d: c for d, c in cells.items() if list(c) != list(range(shape[d]))}
     runs = {dim: runs_of(order) for dim, order in changed.items()}
-    few = {dim: along for dim, along in runs.items() if _are_few(along, len(changed[dim]))}
+    few = {
+        dim: along
+        for dim, along in runs.items()
+        if len(along) <= min(MOST_BOXES, max(_FEW_RUNS, len(changed[dim]) // 2))
+    }
     many = sorted(changed.keys() - few.keys())
     gathered = [
         (dim, torch.tensor(changed[dim], dtype=torch.int64, device=P.device)) for dim in many
@@ -63,7 +67,3 @@ def bind_arrangement(
     if few:
         movement = bind(plan_copies(after, few, P.plan_rank), P, label, dtype, (), dtype)
     return Arrangement(movement, gathered) if changed else None
-
-
-def _are_few(runs: Sequence[Run], cells: int) -> bool:
-    return len(runs) <= min(MOST_BOXES, max(_FEW_RUNS, cells // 2))

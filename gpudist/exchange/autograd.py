@@ -213,8 +213,8 @@ def gradients_of_composed(
     aliases = [x.view_as(x) if need else x for x, need in zip(inputs, needs, strict=True)]
     y = operator.composed(*aliases)
     needed = list(compress(aliases, needs))
-    found = iter(torch.autograd.grad(y, needed, gradient, create_graph=True))
-    return [next(found) if needed else None for needed in needs]
+    gradients = iter(torch.autograd.grad(y, needed, gradient, create_graph=True))
+    return [next(gradients) if need else None for need in needs]
 
 
 class _ApplyHandwritten(torch.autograd.Function):
@@ -259,12 +259,10 @@ class _MoveNode(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        given = [(i, x) for i, x in enumerate(tangents[2:]) if x is not None]
-        moved = move([ctx.movements[i].T.T for i, _ in given], [x for _, x in given])
-        results: list[torch.Tensor | None] = [None] * len(ctx.movements)
-        for (i, _), tangent in zip(given, moved, strict=True):
-            results[i] = tangent
-        return tuple(results)
+        present = [x is not None for x in tangents[2:]]
+        linear = [movement.T.T for movement in compress(ctx.movements, present)]
+        moved = iter(move(linear, [x for x in tangents[2:] if x is not None]))
+        return tuple([next(moved) if is_present else None for is_present in present])
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

@@ -118,7 +118,8 @@ def _kernel_of(function: Any) -> Callable[..., Any]:
 
 
 def _as_cast(function: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    key = function, META_AS.type, torch.get_autocast_dtype(META_AS.type), *_forms(args, kwargs)
+    given = [x.dtype if isinstance(x, torch.Tensor) else None for x in tree_leaves((args, kwargs))]
+    key = function, META_AS.type, torch.get_autocast_dtype(META_AS.type), *given
     if key not in _dtypes:
         _dtypes[key] = _dtypes_of(function, args, kwargs)
     dtypes = iter(_dtypes[key])
@@ -134,10 +135,6 @@ def _as_cast(function: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tens
 
 # Dtypes to which inputs of a function are cast, by function, type of device and dtypes.
 _dtypes: dict[Any, Dtypes] = {}
-
-
-def _forms(args: Any, kwargs: Any) -> list[Any]:
-    return [x.dtype if isinstance(x, torch.Tensor) else None for x in tree_leaves((args, kwargs))]
 
 
 def _dtypes_of(function: Any, args: Any, kwargs: Any) -> Dtypes:

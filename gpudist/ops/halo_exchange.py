@@ -221,15 +221,11 @@ def halo_exchange(
     return apply_to_array(operator, x)
 
 
-def _numbers(windows: Sequence[Window] | None) -> list[tuple[Any, ...]] | None:
+def _numbers(windows: Sequence[Any] | None) -> list[tuple[Any, ...]] | None:
     # torch.compile does not accept Window objects as constants: pass classes and numbers.
     if windows is None:
         return None
-    return [(type(w), *[getattr(w, name) for name in _fields_of(w)]) for w in windows]
-
-
-def _fields_of(window: Any) -> tuple[str, ...]:
-    return window.__match_args__
+    return [(type(w), *[getattr(w, name) for name in w.__match_args__]) for w in windows]
 
 
 def _of_numbers(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from math import prod
 from typing import Any, NamedTuple
 
@@ -218,15 +219,15 @@ class Normalization:
         """Return the sums over all workers and the parameters, moved in one group of messages."""
         if not self.moves:
             return sums, list(parameters)  # pyright: ignore
-        movements = (self.total if sums is not None else None, *self.parameters)
-        tensors = [sums, *parameters]
-        moving = [i for i, movement in enumerate(movements) if movement is not None]
-        if moving:
+        unmoved = (None,) * (len(parameters) - len(self.parameters))
+        movements = (self.total if sums is not None else None, *self.parameters, *unmoved)
+        tensors: list[Any] = [sums, *parameters]
+        if any(movements):
             chosen = [movement for movement in movements if movement is not None]
-            moved = move(chosen, [tensors[i] for i in moving])  # pyright: ignore
-            for i, tensor in zip(moving, moved, strict=True):
-                tensors[i] = tensor
-        return tensors[0], tensors[1:]  # pyright: ignore
+            moved = iter(move(chosen, list(compress(tensors, movements))))
+            pairs = zip(movements, tensors, strict=True)
+            tensors = [x if movement is None else next(moved) for movement, x in pairs]
+        return tensors[0], tensors[1:]
 
     def move_gradients(
         self,

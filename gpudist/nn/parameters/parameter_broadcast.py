@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress
 from math import prod
 from typing import Any, NamedTuple
 
@@ -150,17 +151,13 @@ class _BroadcastParameters(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         needed = zip(gradients, ctx.needs_input_grad[3:], strict=True)
-        given = [i for i, (gradient, needs) in enumerate(needed) if needs and gradient is not None]
-        results: list[torch.Tensor | None] = [None] * len(gradients)
-        if given:
-            moving = tuple([ctx.moving[i] for i in given])
-            chosen = [gradients[i] for i in given]
-            found = apply(
-                _BroadcastParameters, moving, not ctx.to_owners, ctx.bucket_bytes, *chosen
-            )
-            for i, gradient in zip(given, found, strict=True):
-                results[i] = gradient
-        return None, None, None, *results
+        moves = [needs and gradient is not None for gradient, needs in needed]
+        if not any(moves):
+            return (None,) * len(ctx.needs_input_grad)
+        moving, to_owners = tuple(compress(ctx.moving, moves)), not ctx.to_owners
+        chosen = compress(gradients, moves)
+        moved = iter(apply(_BroadcastParameters, moving, to_owners, ctx.bucket_bytes, *chosen))
+        return None, None, None, *[next(moved) if moves_here else None for moves_here in moves]
 
 
 def _moved(

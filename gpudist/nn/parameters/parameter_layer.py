@@ -189,12 +189,11 @@ def move_gradients(
     Returns:
         The gradients; those without a movement as they are.
     """
-    found = list(gradients)
-    targets = (into, *[None] * (len(found) - 1))
-    pairs = enumerate(zip(movements, gradients, strict=True))
-    moving = [i for i, (m, g) in pairs if m is not None and g is not None]
-    if moving:
-        given: list[Any] = [[one[i] for i in moving] for one in (movements, gradients, targets)]
-        for i, moved in zip(moving, add_into(*given), strict=True):
-            found[i] = moved
-    return found
+    targets = (into, *[None] * (len(gradients) - 1))
+    pairs = zip(movements, gradients, strict=True)
+    moves = [m is not None and g is not None for m, g in pairs]
+    if not any(moves):
+        return list(gradients)
+    given: list[Any] = [list(compress(row, moves)) for row in (movements, gradients, targets)]
+    moved = iter(add_into(*given))
+    return [next(moved) if m else g for m, g in zip(moves, gradients, strict=True)]

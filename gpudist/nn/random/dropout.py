@@ -191,16 +191,12 @@ class DistributedDropout(DistributedModule):
         return P_x.dim
 
 
-def _fake_kept(layer: int, x: torch.Tensor) -> list[torch.Tensor]:
-    return [x.new_empty(thing_of(layer).kept_shape(x.shape), dtype=torch.bool)]
-
-
 # In a compiled graph, drawing the mask is one operation, because it has state and many tiles.
 define(
     "dropout_kept",
     "int layer, Tensor x",
     lambda layer, x: [thing_of(layer).kept(x)],
-    _fake_kept,
+    lambda layer, x: [x.new_empty(thing_of(layer).kept_shape(x.shape), dtype=torch.bool)],
 )
 
 

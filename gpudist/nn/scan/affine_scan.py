@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from gpudist.checks.arguments import checked
@@ -180,15 +178,10 @@ def _to_followers(
         cells = x.shape[dim] * (line.shape[dim] - 1)
         widths = ((0, 0),) * dim + (((0, cells) if reverse else (cells, 0)),)
         halo = widths + ((0, 0),) * (line.dim - dim - 1)
-        operator = cached_operator(_halo_exchange, line, (halo, shape))
+        options = None, halo, False, 0.0, False, None, shape
+        operator = cached_operator(HaloExchange, line, options)
         movements.append(operator.movement(x))
     return movements, slots
-
-
-def _halo_exchange(
-    line: CartesianPartition, halo: Sequence[tuple[int, int]], shape: ShapeMode
-) -> HaloExchange:
-    return HaloExchange(line, halo=halo, shape=shape)
 
 
 def _sequence_first(x: torch.Tensor, dim: int, reverse: bool) -> torch.Tensor:

@@ -124,7 +124,8 @@ class ParallelQKV(CheckedModule):
         starts = [0, first, first]
         weights: list[torch.Tensor] = []
         biases: list[torch.Tensor] = []
-        for layer, start, count in zip(self._projections, starts, counts, strict=True):
+        layers = self.q_proj, self.k_proj, self.v_proj
+        for layer, start, count in zip(layers, starts, counts, strict=True):
             weight, *bias = layer.own_parameters()
             cells = start * self.head_dim, count * self.head_dim
             weights.append(weight.narrow(0, *cells))
@@ -133,10 +134,6 @@ class ParallelQKV(CheckedModule):
         y = self.q_proj.multiply_whole(x, lengths, torch.cat(weights), bias)
         q, k, v = y.unflatten(-1, (sum(counts), self.head_dim)).split(counts, -2)
         return q, k, v
-
-    @property
-    def _projections(self) -> tuple[HeadProjection, HeadProjection, HeadProjection]:
-        return self.q_proj, self.k_proj, self.v_proj
 
     def extra_repr(self) -> str:
         return f"query heads {list(self.heads.queries)}, key heads {list(self.heads.keys)}"

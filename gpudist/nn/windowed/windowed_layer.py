@@ -38,7 +38,7 @@ class _BoundWindowedLayer:
 
     halo: Movement | None
     output_shape: tuple[int, ...]
-    compute: Compute
+    compute: Compute | None
 
 
 class DistributedWindowed(DistributedModule):
@@ -57,7 +57,7 @@ class DistributedWindowed(DistributedModule):
             return x.clone()
         bound: _BoundWindowedLayer = self._bound(x, self._agree_and_bind)
         block = x if bound.halo is None else move((bound.halo,), (x,))[0]
-        if 0 in bound.output_shape:
+        if bound.compute is None:
             return empty_output(bound.output_shape, block.dtype, block)
         return bound.compute(block)
 
@@ -71,9 +71,10 @@ class DistributedWindowed(DistributedModule):
             halo = HaloExchange(self.P_x, windows).bind_to(inputs, layout.dtype, x)
             ranges = [needed_range(*pair, i) for pair, i in zip(pairs, index, strict=True)]
             cells = Box(*zip(*ranges, strict=True))
-        return _BoundWindowedLayer(
-            halo, own.shape, self._computation(layout, windows, cells, own, x)
-        )
+        compute = None
+        if 0 not in own.shape:
+            compute = self._computation(layout, windows, cells, own, x)
+        return _BoundWindowedLayer(halo, own.shape, compute)
 
     @abstractmethod
     def _windows(self, layout: BlockLayout, x: torch.Tensor) -> tuple[Window, ...]:
