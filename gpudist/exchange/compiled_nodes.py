@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from gpudist.exchange.autograd import Handwritten, gradients_of_composed
+from gpudist.exchange.autograd import Handwritten, gradients_of_composition
 from gpudist.exchange.torch_library import define, handles_of, thing_of
 
 
@@ -65,7 +65,11 @@ def _backward(ctx: Any, gradients: list[torch.Tensor]) -> tuple[Any, ...]:
     needs = list(ctx.needs_input_grad[1])
     if torch.is_grad_enabled():
         inputs = tensors[: ctx.count]
-        return None, gradients_of_composed(thing_of(ctx.handle), inputs, needs, gradients[0]), None
+        return (
+            None,
+            gradients_of_composition(thing_of(ctx.handle), inputs, needs, gradients[0]),
+            None,
+        )
     given = [gradients[0], *tensors]
     found = torch.ops.gpudist.by_hand_backward(ctx.handle, given, ctx.count, needs, token)
     return None, [x if need else None for x, need in zip(found, needs, strict=False)], None

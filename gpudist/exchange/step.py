@@ -125,7 +125,7 @@ class MovementStep:
         Threads that bind it concurrently all get the same one, which may already be running.
         """
         P, shape = self.partition, self.stage.output_shape
-        form = None if accumulates else kept_form(self.stage, P, strides)
+        form = None if accumulates else memory_format_of(self.stage, P, strides)
         output_strides, make = None, self.make_output
         if form is not None and shape is not None:
             output_strides = torch.empty(shape, device="meta", memory_format=form).stride()
@@ -142,7 +142,7 @@ class MovementStep:
         return known.setdefault(strides, (stage, make))
 
 
-def kept_form(
+def memory_format_of(
     stage: Stage, partition: Partition, strides: Sequence[int]
 ) -> torch.memory_format | None:
     """Return the memory format of the input if the output keeps it, otherwise ``None``."""

@@ -117,7 +117,7 @@ def define(
     if backward is None:
         recorded = _constant(operation)
     else:
-        recorded = _refusing_tangents(
+        recorded = _refuse_tangents(
             make_autograd_impl(operation, Info(backward, setup_context)), name
         )
     _library.impl(name, _in_order(recorded), "Autograd", with_keyset=True)
@@ -133,7 +133,7 @@ def _constant(operation: Any) -> Callable[..., list[torch.Tensor]]:
     return call
 
 
-def _refusing_tangents(kernel: Callable[..., list[torch.Tensor]], name: str) -> Callable[..., Any]:
+def _refuse_tangents(kernel: Callable[..., list[torch.Tensor]], name: str) -> Callable[..., Any]:
     """Wrap ``kernel`` to raise instead of dropping tangents: graphs support reverse mode only."""
 
     def call(keyset: object, *args: Any) -> list[torch.Tensor]:

@@ -75,7 +75,7 @@ def is_recorded(x: torch.Tensor | None = None) -> bool:
     return has_modes() or (x is not None and type(x) not in PLAIN)
 
 
-def untraced(reason: str) -> Callable[[F], F]:
+def leave_untraced(reason: str) -> Callable[[F], F]:
     """Decorate a function that torch.compile leaves as it is, with what it calls.
 
     Args:

@@ -91,14 +91,14 @@ def _face(
     of = list(zip(axes, parts, strict=True))
     rank = rank_of([axis.index for axis in axes], grid)
     moves = all_cells if with_own else _ghosts
-    stage = halo_stage([axis.shared(part) for axis, part in of], rank, grid, moves)
+    stage = halo_stage([axis.exchanged_segments(part) for axis, part in of], rank, grid, moves)
     outputs = [axis.outputs_of(part, axis.index) for axis, part in of]
     box = Box(tuple(start for start, _ in outputs), tuple(stop for _, stop in outputs))
     origin = [axis.outputs.block(axis.index)[0] for axis in axes]
     starts, stops = zip(*[axis.needed(part, axis.index) for axis, part in of], strict=True)
     owned = [axis.inputs.block(axis.index)[0] for axis in axes]
-    reads = Box(starts, stops).shifted(owned)
-    return Face(box.shifted(origin), Plan(key, rank, (stage,)), reads)
+    reads = Box(starts, stops).relative_to(owned)
+    return Face(box.relative_to(origin), Plan(key, rank, (stage,)), reads)
 
 
 def _ghosts(segments: Sequence[HaloSegment]) -> bool:
@@ -119,9 +119,9 @@ def from_strip(stage: Stage) -> tuple[Stage, Box]:
     return replace(
         stage,
         input_shape=strip.shape,
-        moves=tuple(Move(m.source.shifted(strip.start), m.destination) for m in stage.moves),
+        moves=tuple(Move(m.source.relative_to(strip.start), m.destination) for m in stage.moves),
         sends=tuple(
-            Message(send.peer, tuple(box.shifted(strip.start) for box in send.boxes))
+            Message(send.peer, tuple(box.relative_to(strip.start) for box in send.boxes))
             for send in stage.sends
         ),
     ), strip

@@ -304,7 +304,7 @@ class Layout:
         """Return the layout with other attributes."""
         return Layout(self.ranks, self.grid, sbp, self.shape)
 
-    def restricted(self, axes: Sequence[int], dims: Sequence[int]) -> Layout:
+    def restrict(self, axes: Sequence[int], dims: Sequence[int]) -> Layout:
         """Return the layout on these axes, of these dims; no other axis splits them."""
         sbp = tuple(
             replace(one, dim=dims.index(one.dim)) if one.dim in dims else broadcast

@@ -94,7 +94,7 @@ def as_messages(
         scatters: whether a large all-reduce may relay sums.
     """
     if scatters and not (from_zero or accumulates):
-        scattered = _scattered(stage, rank, item_bytes)
+        scattered = _scatter_sum(stage, rank, item_bytes)
         if scattered is not None:
             return scattered
     moves, sends, receives = list(stage.moves), list(stage.sends), list(stage.receives)
@@ -158,7 +158,7 @@ def _in_order(
     return tuple(sums)
 
 
-def _scattered(stage: Stage, rank: int, item_bytes: int) -> MessageStage | None:
+def _scatter_sum(stage: Stage, rank: int, item_bytes: int) -> MessageStage | None:
     """Return an all-reduce in which every member sums and relays one part, or ``None``."""
     if len(stage.collectives) != 1 or stage.collectives[0].kind != "all_reduce":
         return None

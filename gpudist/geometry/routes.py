@@ -47,7 +47,7 @@ class RouteStep:
         if self.summed is not None:
             return _cells_all_reduced(source, self.summed)
         if not self.is_local and source.count("broadcast") > 1 and target.count("partial_sum") > 1:
-            found = _searched(source, target)
+            found = _search_transfers(source, target)
             return sum(cells.volume for holder, receiver, cells in found if holder != receiver)
         # Every rank keeps as many cells as it can.
         return _cells_needed(source, target) - _cells_kept(source, target)
@@ -124,7 +124,7 @@ def _peers(own: Layout, index: Index, other: Layout) -> Iterator[tuple[int, Box]
 
 
 @lru_cache(maxsize=4096)
-def _searched(source: Layout, target: Layout) -> tuple[tuple[int, int, Box], ...]:
+def _search_transfers(source: Layout, target: Layout) -> tuple[tuple[int, int, Box], ...]:
     """Return holder, receiver and cells of all transfers, chosen with all ranks in view.
 
     They are in the same order on every rank; a holder may be its own receiver.
@@ -172,11 +172,11 @@ def _pairs(
     starts = [position_of_term]
     if len(terms[0]) > 1:
         starts += [[m] * len(terms) for m in range(len(copies[0]))]
-    found = [_improved(terms, copies, start, load) for start in starts]
+    found = [_improve(terms, copies, start, load) for start in starts]
     return min(found, key=lambda pairs: sum(holder != receiver for holder, receiver in pairs))
 
 
-def _improved(
+def _improve(
     terms: list[list[int]], copies: list[list[int]], positions: list[int], load: dict[int, int]
 ) -> list[tuple[int, int]]:
     """Improve the pairs by choosing sources and positions alternately.
@@ -305,7 +305,7 @@ def _cells_kept(source: Layout, target: Layout) -> int:
     # Where copies become terms, one rank keeps what all have.
     kept = prod(source.grid[i] for i in free if ends[i] != (broadcast, partial_sum))
     for axes, dims in groups:
-        a, b = (layout.restricted(sorted(axes), sorted(dims)) for layout in (source, target))
+        a, b = (layout.restrict(sorted(axes), sorted(dims)) for layout in (source, target))
         apart = not any(x.is_split and y.is_split for x, y in zip(a.sbp, b.sbp, strict=True))
         if a.sbp == b.sbp or (len(dims) == 1 and apart):
             kept *= prod(a.shape)
@@ -350,11 +350,11 @@ def _between(source: Layout, target: Layout) -> Iterator[Layout]:
         for sbp in product(*own):
             if not misfit(sbp, end.grid, shape):
                 yield end.with_sbp(sbp)
-    yield _gathered(source, target)
-    yield _gathered(target, source)
+    yield _gather_copies(source, target)
+    yield _gather_copies(target, source)
 
 
-def _gathered(layout: Layout, other: Layout) -> Layout:
+def _gather_copies(layout: Layout, other: Layout) -> Layout:
     """Return ``layout`` with each block on the one rank that holds most of it in ``other``."""
     axes = [axis for axis, one in enumerate(layout.sbp) if one.is_split]
     chosen: dict[tuple[int, ...], tuple[int, int]] = {}
@@ -403,16 +403,16 @@ def _stage(step: RouteStep, rank: int, members: tuple[int, ...]) -> Stage:
         given = () if here is None else _peers(source.dual, here, target.dual)
         taken = () if there is None else _peers(target, there, source)
     else:
-        found = _searched(source, target)
+        found = _search_transfers(source, target)
         given = [(receiver, cells) for holder, receiver, cells in found if holder == rank]
         taken = [(holder, cells) for holder, receiver, cells in found if receiver == rank]
     gives = [
-        (bisect_left(members, peer), cells.shifted(owned.start))
+        (bisect_left(members, peer), cells.relative_to(owned.start))
         for peer, cells in given
         if owned is not None
     ]
     takes = [
-        (bisect_left(members, peer), cells.shifted(wanted.start))
+        (bisect_left(members, peer), cells.relative_to(wanted.start))
         for peer, cells in taken
         if wanted is not None
     ]

@@ -335,7 +335,7 @@ class PaddingWindow:
         return start - self.left, stop - self.left
 
 
-def copied(mode: str, cell: int, extent: int) -> int:
+def source_cell(mode: str, cell: int, extent: int) -> int:
     """Return the cell of the extent that ``cell``, which may lie beyond an edge, is a copy of."""
     last = extent - 1
     if mode == "replicate":

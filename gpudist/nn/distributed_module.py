@@ -43,7 +43,7 @@ class CheckedModule(Checked, torch.nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
-            return self._called(args, kwargs)
+            return self._call(args, kwargs)
         for x in (*args, *kwargs.values()):
             if not (
                 type(x) is torch.Tensor
@@ -53,24 +53,24 @@ class CheckedModule(Checked, torch.nn.Module):
                 return self._call_with_others(args, kwargs)
         try:
             if _any_autocast():
-                return self._called(args, kwargs)
+                return self._call(args, kwargs)
             return super().__call__(*args, **kwargs)
         except TORCH_ERRORS as error:
             explain(type(self).__name__, error, (*args, *kwargs.values()))
             raise
 
-    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return super().__call__(*args, **kwargs)
 
     def _call_with_others(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        args, kwargs = self._settled(args, kwargs)
+        args, kwargs = self._prepare_arguments(args, kwargs)
         try:
-            return self._called(args, kwargs)
+            return self._call(args, kwargs)
         except TORCH_ERRORS as error:
             explain(type(self).__name__, error, (*args, *kwargs.values()))
             raise
 
-    def _settled(
+    def _prepare_arguments(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments with torch's zero tensors, which have no memory, materialized.
@@ -84,10 +84,10 @@ class CheckedModule(Checked, torch.nn.Module):
             region: Any = getattr(self, "region", self)
             P: Any = self.P_x if region is self else region.P
             refuse(P, refusal)
-        return tuple(map(_filled, args)), {name: _filled(x) for name, x in kwargs.items()}
+        return tuple(map(_with_cells, args)), {name: _with_cells(x) for name, x in kwargs.items()}
 
 
-def _filled(x: Any) -> Any:
+def _with_cells(x: Any) -> Any:
     return with_memory(x) if isinstance(x, torch.Tensor) and x._is_zerotensor() else x
 
 
@@ -112,14 +112,14 @@ class DistributedModule(CheckedModule):
                 return carry_out(self, args, kwargs)
         return super()._call_with_others(args, kwargs)
 
-    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         device = "" if self._reads_low else self._device_that_widens(args or kwargs.values())
         if not device:
-            return super()._called(args, kwargs)
+            return super()._call(args, kwargs)
         # Torch casts the input of its layer once; this layer consists of several functions.
         with torch.autocast(device, enabled=False):
             single = {name: widen(x) for name, x in kwargs.items()}
-            return super()._called(tuple(map(widen, args)), single)
+            return super()._call(tuple(map(widen, args)), single)
 
     def _device_that_widens(self, inputs: Iterable[Any]) -> str:
         for x in inputs:
@@ -209,9 +209,9 @@ def _is_single(kind: type[torch.nn.Module], device: str, given: torch.dtype) -> 
 _singles = Cache[Any, tuple[bool]]()
 
 
-def settle(layer: torch.nn.Module, layout: BlockLayout) -> None:
+def set_layouts(layer: torch.nn.Module, layout: BlockLayout) -> None:
     """Set ``layout`` as the layout of every input of ``layer``, the same on all ranks."""
     for one in layer.modules():
         found = getattr(one, "agreement", None) or getattr(one, "_agreement", None)
         if isinstance(found, ShapeAgreement):
-            found.settle(layout)
+            found.set_layout(layout)

@@ -10,7 +10,7 @@ from gpudist.errors import ShapeError
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.repartition import plan_all_gather
-from gpudist.ops.all_sum_reduce import axes_given
+from gpudist.ops.all_sum_reduce import chosen_axes
 from gpudist.ops.arrays import Array, apply_to_array
 from gpudist.ops.operator import Operator, cached_operator, own_index
 from gpudist.ops.operators import operator
@@ -35,7 +35,7 @@ class AllGather(Operator):
         global_shape: Sequence[int] | None = None,
         shape: ShapeMode = "static",
     ) -> None:
-        self.axes = axes_given("AllGather", P_x, axes, axes_keep)
+        self.axes = chosen_axes("AllGather", P_x, axes, axes_keep)
         super().__init__(P_x, P_x, P_x.dim, True, global_shape, shape)
 
     def _bind(self, layout: BlockLayout, x: torch.Tensor) -> Movement:
@@ -60,7 +60,7 @@ class SumScatter(Operator):
         *,
         shape: ShapeMode = "static",
     ) -> None:
-        self.axes = axes_given("SumScatter", P_x, axes, axes_keep)
+        self.axes = chosen_axes("SumScatter", P_x, axes, axes_keep)
         super().__init__(P_x, P_x, P_x.dim, True, None, shape)
 
     def _bind(self, layout: BlockLayout, x: torch.Tensor) -> Movement:

@@ -68,7 +68,7 @@ class SourceHeaders(ShapeAgreement):
     def _movement(self) -> Movement:
         return self._bind(ROW_LENGTH)
 
-    def _gathered(self, x: torch.Tensor) -> BlockLayout:
+    def _gather_layout(self, x: torch.Tensor) -> BlockLayout:
         rank, source = self._P_x.rank, self._source
         mine = self._facts_of(x)
         if mine.problem > BLOCK:

@@ -67,6 +67,6 @@ class Repartition(ops.Repartition):
                 found.append((None, None, None))
                 continue
             partner = self.P_all.rank_of(P_other.ranks[rank])
-            slices = shared.shifted(own.start).slices
+            slices = shared.relative_to(own.start).slices
             found.append((slices, shared.shape, "self" if partner == self.P_all.rank else partner))
         return found

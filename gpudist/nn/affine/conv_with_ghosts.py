@@ -38,7 +38,7 @@ class ConvolutionWithGhosts:
         parameters: movements of the weight and, if there is one, of the bias; ``None`` for a
             parameter that is already local.
         convolution: convolution of the copy.
-        composed: the same convolution as a composition of differentiable operators.
+        compose: the same convolution as a composition of differentiable operators.
     """
 
     halo: Movement
@@ -46,7 +46,7 @@ class ConvolutionWithGhosts:
     copy: BlockCopy
     parameters: tuple[Movement | None, ...]
     convolution: LocalConvolution
-    composed: Convolution
+    compose: Convolution
 
     def forward(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
@@ -93,7 +93,7 @@ def bind_with_ghosts(
     index: Sequence[int],
     parameters: tuple[Movement | None, ...],
     convolution: LocalConvolution,
-    composed: Convolution,
+    compose: Convolution,
 ) -> ConvolutionWithGhosts | None:
     """Bind the convolution; ``None`` if the copy is kept. Ranks may choose: messages are the same.
 
@@ -102,7 +102,7 @@ def bind_with_ghosts(
         inputs: decomposition of the input.
         windows: windows of the cells that ``halo`` moves.
         index: index of this worker.
-        parameters, convolution, composed: see :class:`ConvolutionWithGhosts`.
+        parameters, convolution, compose: see :class:`ConvolutionWithGhosts`.
     """
     sizes = [max(blocks.length(i) for i in range(blocks.parts)) for blocks in inputs.dims]
     if halo.dtype.itemsize * Box.whole(sizes).volume < SMALLEST_BLOCK_BYTES:
@@ -113,7 +113,7 @@ def bind_with_ghosts(
         return None
     along = zip(inputs.dims, windows, index, strict=True)
     start = [blocks.block(i)[0] - needed_range(blocks, w, i)[0] for blocks, w, i in along]
-    own = Box.whole(halo.input_shape).shifted([-n for n in start])
+    own = Box.whole(halo.input_shape).relative_to([-n for n in start])
     # It keeps the identity of the adjoint of ``halo``, since it sends the same messages.
     adjoint = replace(
         halo.T, stages=((adjoint_in_place(stage, own), P),), output_shape=halo.output_shape,
@@ -128,4 +128,4 @@ def bind_with_ghosts(
     ]
     places = [(i, Box.whole(box.shape), box) for i, box in enumerate(ghosts)]
     copy = bind_block_copy(P, halo.dtype, own, halo.output_shape, places)
-    return ConvolutionWithGhosts(halo, adjoint, copy, parameters, convolution, composed)
+    return ConvolutionWithGhosts(halo, adjoint, copy, parameters, convolution, compose)

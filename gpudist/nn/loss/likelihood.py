@@ -142,14 +142,14 @@ class DistributedGaussianNLLLoss(DistributedLoss):
             var = torch.full_like(input, var)
         if self.P_x.active:
             self._check_shape("target", target, input.shape)
-            var = self._aligned(var, input.shape)
+            var = self._align(var, input.shape)
         else:
             input, target, var = no_cells(input), no_cells(target), no_cells(var)
         self._check_values("_check_variances", var)
         losses = gaussian_losses(input, target, var, self.full, self.eps)
         return self._value(losses, number_of_cells(losses), losses.dtype)
 
-    def _aligned(self, var: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    def _align(self, var: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         """Return ``var`` with as many dims as the input."""
         if var.shape == shape[:-1] and var.shape != shape:
             var = var.unsqueeze(-1)

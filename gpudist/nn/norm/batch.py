@@ -47,7 +47,7 @@ class DistributedBatchNorm(RunningNorm):
         Ioffe & Szegedy 2015, arXiv:1502.03167.
     """
 
-    def _unbound(self, layout: BlockLayout) -> Normalization:
+    def _normalization(self, layout: BlockLayout) -> Normalization:
         return Normalization(tuple(d for d in range(self.P_x.dim) if d != 1), self.eps)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -70,7 +70,7 @@ class DistributedBatchNorm(RunningNorm):
                 assert factor is not None
                 running = self._running(factor)
             return normalize(bound, input, parameters, running).y
-        weight, bias = self._named(bound.move(None, parameters)[1])
+        weight, bias = self._weight_and_bias(bound.move(None, parameters)[1])
         running = (self.running_mean, self.running_var) if learns else (None, None)
         return gradient_as_laid_out(
             F.batch_norm(input, *running, weight, bias, True, self.momentum or 0.0, self.eps)

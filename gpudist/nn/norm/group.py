@@ -91,6 +91,6 @@ class DistributedGroupNorm(Norm):
                 f"{list(shape)}"
             )
 
-    def _unbound(self, layout: BlockLayout) -> Normalization:
+    def _normalization(self, layout: BlockLayout) -> Normalization:
         features = tuple(range(2, self.P_x.dim))
         return Normalization(features, self.eps, group_count=self.num_groups)

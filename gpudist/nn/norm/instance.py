@@ -69,7 +69,7 @@ class _DistributedInstanceNorm(RunningNorm):
             global_shape=global_shape, shape=shape, replicate_parameters=replicate_parameters,
         )  # fmt: skip
 
-    def _unbound(self, layout: BlockLayout) -> Normalization:
+    def _normalization(self, layout: BlockLayout) -> Normalization:
         assert self.P_x.rank is not None
         channels = layout.shape_of(self.P_x.rank)[1]
         batch = bind_total(self.P_x, (0,), layout.key, (channels, 2))

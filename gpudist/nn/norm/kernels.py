@@ -120,7 +120,7 @@ class ByKernels(Summing):
         at_shifts = 0
         if x.dtype == torch.float64 and by.subtracts_mean:
             norm.sums(at_x, 0, sums.data_ptr(), workspace.data_ptr(), stream)
-            self.shifts = by.moved_sums(sums)
+            self.shifts = by.sum_over_workers(sums)
             sums, at_shifts = torch.empty_like(sums), self.shifts.data_ptr()
         norm.sums(at_x, at_shifts, sums.data_ptr(), workspace.data_ptr(), stream)
         self.totals, moved = unguarded.move(sums, parameters)

@@ -60,7 +60,7 @@ class _DistributedTrailingNorm(Norm):
                 f"{list(shape)} does not end in normalized_shape {list(self.normalized_shape)}"
             )
 
-    def _unbound(self, layout: BlockLayout) -> Normalization:
+    def _normalization(self, layout: BlockLayout) -> Normalization:
         wide = torch.promote_types(layout.dtype, torch.float32)
         eps = self.eps if self.eps is not None else torch.finfo(wide).eps
         return Normalization(self._dims, eps, self._subtracts_mean, per_channel=False)

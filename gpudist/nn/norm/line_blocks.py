@@ -60,7 +60,7 @@ class LineBlocks:
         """
         return self._pieces(block, self._bind_pieces, dim, *lengths)
 
-    def given(
+    def require_lengths(
         self, x: torch.Tensor, dim: int, lengths: int | Sequence[int] | None, is_whole: bool
     ) -> tuple[int, ...]:
         """Return the lengths of all blocks along ``dim``, balanced by default.

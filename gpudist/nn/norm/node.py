@@ -51,7 +51,7 @@ def normalize(
         if by.shifts is not None:
             shift = by.shifts[..., 0] / max(1, normalization.cells)
         found = Normalized(y, by.totals, shift)
-        return found if updates else _remembered(normalization, found, running)
+        return found if updates else _remember(normalization, found, running)
     # A block that shares no statistics may be empty; it is treated as by torch's layer.
     if normalization.total is None or not is_eager(x):
         composed = normalization.compose(x, parameters)
@@ -63,10 +63,10 @@ def normalize(
         summing = kind(normalization)
         y = apply_handwritten(summing, x, *parameters)
         found = Normalized(y, summing.totals, summing.shift)
-    return _remembered(normalization, found, running)
+    return _remember(normalization, found, running)
 
 
-def _remembered(
+def _remember(
     normalization: Normalization, found: Normalized, running: Running | None
 ) -> Normalized:
     if running is not None and normalization.cells > 0:
@@ -141,7 +141,7 @@ class _Adjoint:
     ) -> None:
         self._by = normalization
         self._dtype = x.dtype
-        self._rest, _ = normalization.centred(x, own_mean)
+        self._rest, _ = normalization.subtract_own_mean(x, own_mean)
         self._offset, self._mean, self._error = offset, mean, error
         self._inverse, self._weight = inverse, weight
 
@@ -175,13 +175,16 @@ class _Adjoint:
         """Return the gradients of parameters of the shape of the last dims."""
         leading = list(range(gradient.dim() - len(self._by.dims)))
 
-        def summed(x: torch.Tensor) -> torch.Tensor:
+        def sum_leading(x: torch.Tensor) -> torch.Tensor:
             return x.sum(leading) if leading else x
 
         if not any(needs):
             return [gradient.new_empty(0)] * len(needs)
         z = self._rest if self._error is None else self._rest - self._error.to(gradient.dtype)
-        return [summed(gradient * (z * self._inverse.to(gradient.dtype))), summed(gradient)]
+        return [
+            sum_leading(gradient * (z * self._inverse.to(gradient.dtype))),
+            sum_leading(gradient),
+        ]
 
     def _of_totals(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         """Return this worker's part of the sums' gradient, from sums of the scaled gradient."""

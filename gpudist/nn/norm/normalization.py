@@ -174,7 +174,7 @@ class Normalization:
             x: the block.
             parameters: this worker's weight and bias, or as many of them as there are.
         """
-        rest, own_mean = self.centred(x)
+        rest, own_mean = self.subtract_own_mean(x)
         offset = None if own_mean is None else own_mean.double()
         shift = None
         if x.dtype == torch.float64:
@@ -187,10 +187,10 @@ class Normalization:
         error = None
         if mean is not None and offset is not None:
             error = self.of_lines(mean, x.dim()) - offset
-        y = self._scaled(rest, error, inverse, moved).to(x.dtype)
+        y = self._scale(rest, error, inverse, moved).to(x.dtype)
         return Composed(y, totals, shift, own_mean, offset, mean, error, inverse, moved)
 
-    def centred(
+    def subtract_own_mean(
         self, x: torch.Tensor, own_mean: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return ``x`` minus the block's mean of each line, and that mean.
@@ -296,9 +296,9 @@ class Normalization:
     ) -> torch.Tensor | None:
         if offset is None:
             return None
-        return self.moments(self.moved_sums(self._sums(rest, offset)))[0]
+        return self.moments(self.sum_over_workers(self._sums(rest, offset)))[0]
 
-    def moved_sums(self, sums: torch.Tensor) -> torch.Tensor:
+    def sum_over_workers(self, sums: torch.Tensor) -> torch.Tensor:
         """Return the sums over all workers, moved alone."""
         return sums if self.total is None else move((self.total,), (sums,))[0]
 
@@ -333,7 +333,7 @@ class Normalization:
         chosen = statistics.index_select(1, self.groups)
         return chosen.view(*chosen.shape[:2], *(1,) * (dims - 2), *chosen.shape[2:])
 
-    def _scaled(
+    def _scale(
         self,
         rest: torch.Tensor,
         error: torch.Tensor | None,
@@ -356,10 +356,10 @@ class Normalization:
         factor = scale.to(rest.dtype)
         y = rest.mul_(factor) if in_place else rest * factor
         if shift is not None:
-            y = _added(y, shift.to(rest.dtype))
+            y = _add(y, shift.to(rest.dtype))
         if weight is not None:
             y = y * weight.to(rest.dtype)
-        return y if bias is None else _added(y, bias.to(rest.dtype))
+        return y if bias is None else _add(y, bias.to(rest.dtype))
 
 
 class Summing:
@@ -384,11 +384,11 @@ class Summing:
         self.running = running
         self.dtype = dtype
 
-    def composed(self, x: torch.Tensor, *parameters: torch.Tensor | None) -> torch.Tensor:
+    def compose(self, x: torch.Tensor, *parameters: torch.Tensor | None) -> torch.Tensor:
         return self.normalization.compose(x.to(self.dtype or x.dtype), parameters).y
 
 
-def _added(y: torch.Tensor, term: torch.Tensor) -> torch.Tensor:
+def _add(y: torch.Tensor, term: torch.Tensor) -> torch.Tensor:
     # Works in place, unless a graph may have saved ``y``.
     return y.add_(term) if is_eager(y) else y + term
 

@@ -114,7 +114,7 @@ class RunningNorm(Norm):
             )
 
     def _by_running_moments(self, x: torch.Tensor, bound: Normalization) -> torch.Tensor:
-        weight, bias = self._named(bound.move(None, self.own_parameters())[1])
+        weight, bias = self._weight_and_bias(bound.move(None, self.own_parameters())[1])
         if x.numel() == 0:
             return empty_output(x.shape, x.dtype, x, weight, bias)
         running = self.running_mean, self.running_var

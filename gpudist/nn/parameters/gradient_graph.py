@@ -88,11 +88,11 @@ def border_of(node: Node) -> Border | None:
             return None
         name, takes, gives = movements[0].label, "dual", "dual"
     P = getattr(node, "made_on", None) or getattr(function, "P", None)
-    ranks = frozenset(P.ranks) if P is not None else _met(movements)
+    ranks = frozenset(P.ranks) if P is not None else _ranks_of(movements)
     return Border(getattr(node, "made_by", name), takes, gives, ranks)
 
 
-def _met(movements: Iterable[Any]) -> frozenset[int]:
+def _ranks_of(movements: Iterable[Any]) -> frozenset[int]:
     """Return the world ranks with which this one exchanges messages, including its own."""
     found: set[int] = set()
     for step in (step for movement in movements for step in movement.steps):

@@ -171,4 +171,4 @@ def _restore_parameters(
     for module, name, parameter in plain:
         module._parameters[name] = parameter
     if source is not None and sums is not None:
-        sums.settle(network, output, end_record(), *source)
+        sums.set_holders(network, output, end_record(), *source)

@@ -115,7 +115,7 @@ def copies_of_owned(
     elif learns or not is_eager():
         found = apply(_BroadcastParameters, moving, False, bucket_bytes, *tensors)
     else:
-        found = _moved(moving, tensors, False, bucket_bytes)
+        found = _move_in_buckets(moving, tensors, False, bucket_bytes)
     for (number, _), copy in zip(moving, found, strict=True):
         copies[number] = copy
     return copies
@@ -128,7 +128,7 @@ class _BroadcastParameters(torch.autograd.Function):
     def forward(
         moving: tuple[Moving, ...], to_owners: bool, bucket_bytes: int, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        return _moved(moving, tensors, to_owners, bucket_bytes)
+        return _move_in_buckets(moving, tensors, to_owners, bucket_bytes)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
@@ -160,7 +160,7 @@ class _BroadcastParameters(torch.autograd.Function):
         return None, None, None, *[next(moved) if moves_here else None for moves_here in moves]
 
 
-def _moved(
+def _move_in_buckets(
     moving: Sequence[Moving],
     tensors: Sequence[torch.Tensor],
     to_owners: bool,

@@ -61,7 +61,7 @@ class PlainSums:
             )
         return False
 
-    def settle(
+    def set_holders(
         self,
         network: torch.nn.Module,
         outputs: object,
@@ -85,7 +85,7 @@ class PlainSums:
             names = {p: name for name, p in network.named_parameters()}
             names = {number: names[p] for number, p in parameters.items()}
             try:
-                sums = self._found(network, used, names)
+                sums = self._find_sums(network, used, names)
             except ConventionError as error:
                 refuse(self._P, error)
             self._known[key] = sums
@@ -96,7 +96,7 @@ class PlainSums:
             for i, parameter in enumerate(copies_node.replicated)
         )
 
-    def _found(
+    def _find_sums(
         self, network: torch.nn.Module, used: UsedParameters, names: Mapping[int, str]
     ) -> _GradientSums:
         ranks = {number: frozenset(self._P.ranks) for number in names}

@@ -207,7 +207,7 @@ def sums_of(
             )
             for part in parts
         ]
-        totals = _carried_out(
+        totals = _carry_out(
             movements, (concatenate_cells([blocks[i] for i in part]) for part in parts)
         )
         for part, total in zip(parts, totals, strict=True):
@@ -229,7 +229,7 @@ def _inverse(order: tuple[int, ...]) -> list[int]:
     return sorted(range(len(order)), key=order.__getitem__)
 
 
-def _carried_out(
+def _carry_out(
     movements: Sequence[Movement], blocks: Iterable[torch.Tensor]
 ) -> tuple[torch.Tensor, ...]:
     # With streams, the next bucket is filled while the previous one is in flight.

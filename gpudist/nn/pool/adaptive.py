@@ -78,7 +78,7 @@ class _DistributedAdaptivePool(DistributedModule):
             steps.append(self._step(axis, layout, x))
             moves |= axis.window.moves
             are_irregular |= blocks.extent % max(1, windows.output_extent) > 0
-            inputs = axis.reduced()
+            inputs = axis.outputs()
         origin = layout.decomposition.block(index).start[2:]
         return _BoundAdaptivePool(
             layout, origin, inputs.block(index).shape, moves, are_irregular, tuple(steps)

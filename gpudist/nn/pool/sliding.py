@@ -134,8 +134,8 @@ class SlidingPool(RegionLayer):
         bound = self._bound(x, self._bind_pool)
         by_hand = bound.in_place or bound.with_ghosts
         if by_hand is not None and is_eager(x):
-            return bound.block.scaled(by_hand(x))
-        return bound.block.scaled(self._compose(bound, x)[0])
+            return bound.block.scale(by_hand(x))
+        return bound.block.scale(self._compose(bound, x)[0])
 
     def with_indices(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the maxima, and their flat indices in the spatial dims of the global tensor."""
@@ -151,7 +151,7 @@ class SlidingPool(RegionLayer):
     def _compose(
         self, bound: _BoundSlidingPool, x: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        return bound.block.pooled(move((bound.halo,), (x,))[0] if bound.has_ghosts else x)
+        return bound.block.apply(move((bound.halo,), (x,))[0] if bound.has_ghosts else x)
 
     def _bind_pool(self, x: torch.Tensor) -> _BoundSlidingPool:
         takes_maximum = self._pool.takes_maximum

@@ -52,7 +52,7 @@ class ReducedAxis:
         parts = _with_dim(self.inputs, self.dim, self.window.parts)
         return HaloExchange(self.P_x, windows).bind_to(parts, dtype, x)
 
-    def reduced(self) -> Decomposition:
+    def outputs(self) -> Decomposition:
         """Decomposition of the tensor after this reduction."""
         return _with_dim(self.inputs, self.dim, self.window.outputs(self.window.parts))
 

@@ -55,7 +55,9 @@ def invariant_gather(
     dim %= x.dim()
     if lengths is None:
         lengths = [row[0] for row in P.allgather_data([x.shape[dim]])]
-    movement, own = _movement_and_own(blocks, x, dim, blocks.given(x, dim, lengths, False))
+    movement, own = _movement_and_own(
+        blocks, x, dim, blocks.require_lengths(x, dim, lengths, False)
+    )
     expect("invariant_gather", "dual", x, P)
     return mark_result(gather_once(x, movement, dim, own), "invariant_gather", P)
 
@@ -92,7 +94,7 @@ def invariant_scatter(
     blocks = cached_operator(LineBlocks, P, ("invariant_scatter",))
     dim %= x.dim()
     expect("invariant_scatter", "invariant", x, P)
-    y = cut_unchecked(x, blocks, dim, blocks.given(x, dim, lengths, True))
+    y = cut_unchecked(x, blocks, dim, blocks.require_lengths(x, dim, lengths, True))
     return mark_result(y, "invariant_scatter", P)
 
 

@@ -15,8 +15,8 @@ from gpudist.geometry.windows import (
     CopyingMode,
     FoldedWindow,
     Window,
-    copied,
     require_padding_fits,
+    source_cell,
 )
 from gpudist.nn.kernel_choice import suits_cpu
 from gpudist.ops.operator import own_index
@@ -81,7 +81,7 @@ def bind_edge_padding(
         if isinstance(window, FoldedWindow):
             mode, read = window.mode, window.window
         low, high = needed_range(blocks, read, i)
-        places[d] = [copied(mode, cell, extent) - block[0] for cell in range(low, high)]
+        places[d] = [source_cell(mode, cell, extent) - block[0] for cell in range(low, high)]
         front, behind = max(0, -low), max(0, high - extent)
         is_whole = (max(low, 0), min(high, extent)) == block
         if is_whole and _torch_pads(mode, block, front, behind):
