@@ -19,12 +19,12 @@ class Arrangement:
     """Local, differentiable operator; see :func:`bind_arrangement`."""
 
     def __init__(
-        self, movement: Movement | None, gathered: Sequence[tuple[int, torch.Tensor]]
+        self, movement: Movement | None, gathers: Sequence[tuple[int, torch.Tensor]]
     ) -> None:
-        self._movement, self._gathered = movement, gathered
+        self._movement, self._gathers = movement, gathers
 
     def __call__(self, block: torch.Tensor) -> torch.Tensor:
-        for dim, cells in self._gathered:
+        for dim, cells in self._gathers:
             block = block.index_select(dim, cells)
         return block if self._movement is None else move((self._movement,), (block,))[0]
 
@@ -59,11 +59,11 @@ def bind_arrangement(
         if len(along) <= min(MOST_BOXES, max(_FEW_RUNS, len(changed[dim]) // 2))
     }
     many = sorted(changed.keys() - few.keys())
-    gathered = [
+    gathers = [
         (dim, torch.tensor(changed[dim], dtype=torch.int64, device=P.device)) for dim in many
     ]
     after = [len(changed[d]) if d in many else extent for d, extent in enumerate(shape)]
     movement = None
     if few:
         movement = bind(plan_copies(after, few, P.plan_rank), P, label, dtype, (), dtype)
-    return Arrangement(movement, gathered) if changed else None
+    return Arrangement(movement, gathers) if changed else None

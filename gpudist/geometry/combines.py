@@ -86,8 +86,8 @@ def _contributions(stage: MessageStage) -> Iterator[list[Combine]]:
     for contribution in stage.sums:
         boxes = contribution.destinations
         if contribution.peer is None:
-            own = zip(boxes, contribution.sources, strict=True)
-            yield [Combine(box, (Source(source),)) for box, source in own]
+            pairs = zip(boxes, contribution.sources, strict=True)
+            yield [Combine(box, (Source(source),)) for box, source in pairs]
         else:
             yield [_combine_received(box, number, part) for part, box in enumerate(boxes)]
             number += 1

@@ -136,15 +136,15 @@ def own_paddings(
     any worker would need different padding on its two sides, would have to drop own cells, or has
     outputs but no cells. The time is proportional to the number of workers along each axis.
     """
-    own: list[int] = []
+    own_widths: list[int] = []
     for blocks, window, i in zip(inputs.dims, windows, index, strict=True):
         if not isinstance(window, SlidingWindow):
             continue
         paddings = axis_paddings(blocks, window)
         if paddings is None:
             return None
-        own.append(paddings[i])
-    return tuple(own)
+        own_widths.append(paddings[i])
+    return tuple(own_widths)
 
 
 @lru_cache(maxsize=256)
@@ -160,8 +160,8 @@ def axis_paddings(inputs: Blocks, window: SlidingWindow) -> tuple[int, ...] | No
         padding = owned[0] - window.needed(start, stop, inputs.extent)[0]
         padded = owned[1] - owned[0] + 2 * padding
         fits = owned[0] < owned[1] and padding >= 0 and padded >= window.reach
-        own = replace(window, padding=(padding, padding)) if fits else window
-        if not fits or own.output_extent(owned[1] - owned[0]) != stop - start:
+        own_window = replace(window, padding=(padding, padding)) if fits else window
+        if not fits or own_window.output_extent(owned[1] - owned[0]) != stop - start:
             return None
         paddings.append(padding)
     return tuple(paddings)

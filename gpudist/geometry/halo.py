@@ -118,8 +118,8 @@ class HaloAxis:
         low, high = self.needed(part, self.index)
         for shift in shifts((low, high), self.inputs.extent, self.periodic):
             for owner, start, stop in self.inputs.overlapping(low - shift, high - shift):
-                own = owner == self.index and shift == 0
-                yield HaloSegment(owner, start + shift - low, stop + shift - low, own)
+                is_own = owner == self.index and shift == 0
+                yield HaloSegment(owner, start + shift - low, stop + shift - low, is_own)
 
     def _gives(self, part: Part) -> Iterator[HaloSegment]:
         first, last = self.inputs.block(self.index)
@@ -136,8 +136,8 @@ class HaloAxis:
                     needed = self.needed(part, taker)
                     low, high = max(low, needed[0]), min(high, needed[1])
                 if low < high:
-                    own = taker == self.index and shift == 0
-                    yield HaloSegment(taker, low - shift - first, high - shift - first, own)
+                    is_own = taker == self.index and shift == 0
+                    yield HaloSegment(taker, low - shift - first, high - shift - first, is_own)
 
 
 @lru_cache(maxsize=4096)

@@ -153,8 +153,8 @@ def _in_order(
     sums = [Contribution(message.peer, message.boxes) for message in receives]
     if moves:
         destinations = tuple(move.destination for move in moves)
-        own = Contribution(None, destinations, tuple(move.source for move in moves))
-        sums.insert(sum(message.peer < rank for message in receives), own)
+        own_contribution = Contribution(None, destinations, tuple(move.source for move in moves))
+        sums.insert(sum(message.peer < rank for message in receives), own_contribution)
     return tuple(sums)
 
 
@@ -174,8 +174,10 @@ def _scatter_sum(stage: Stage, rank: int, item_bytes: int) -> MessageStage | Non
     mine = parts[rank]
     others = [member for member in members if member != rank and parts[member].volume]
     receivers = [member for member in members if member != rank] if mine.volume else []
-    own = Contribution(None, (mine,), (mine,))
-    sums = [own if member == rank else Contribution(member, (mine,)) for member in members]
+    own_contribution = Contribution(None, (mine,), (mine,))
+    sums = [
+        own_contribution if member == rank else Contribution(member, (mine,)) for member in members
+    ]
     return MessageStage(
         sends=tuple(Message(member, (parts[member],)) for member in others),
         sums=tuple(sums) if mine.volume else (),

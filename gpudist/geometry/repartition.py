@@ -60,11 +60,11 @@ def plan_repartition(
     gives: list[tuple[int, Box]] = []
     takes: list[tuple[int, Box]] = []
     if owned is not None:
-        found = overlaps(owned, target)
-        gives = [(target_rank(index), cells.relative_to(owned.start)) for index, cells in found]
+        parts = overlaps(owned, target)
+        gives = [(target_rank(index), cells.relative_to(owned.start)) for index, cells in parts]
     if wanted is not None:
-        found = overlaps(wanted, source)
-        takes = [(source_rank(index), cells.relative_to(wanted.start)) for index, cells in found]
+        parts = overlaps(wanted, source)
+        takes = [(source_rank(index), cells.relative_to(wanted.start)) for index, cells in parts]
     input_shape = owned.shape if owned is not None else None
     output_shape = wanted.shape if wanted is not None else None
     stage = stage_of(rank, input_shape, output_shape, gives, takes)

@@ -24,7 +24,7 @@ from gpudist.nn.autocast import (
     widen,
 )
 from gpudist.nn.layer_table import LAYERS, sequential_of
-from gpudist.ops.bound import Bound
+from gpudist.ops.bind_cache import BindCache
 from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, ShapeMode, refuse
 from gpudist.world.partition import Partition
 
@@ -145,7 +145,7 @@ class DistributedModule(CheckedModule):
         self._agreement = ShapeAgreement(
             self._name, P_x, P_all or P_x, dims, global_shape, shape, **options
         )
-        self._bound: Bound[Any] = Bound(shape, self._agreement)
+        self._bindings: BindCache[Any] = BindCache(shape, self._agreement)
 
     def _agree_and_bind(self, x: torch.Tensor, *numbers: int) -> Any:
         return self._bind(self._agreement(x), x, *numbers)
@@ -196,8 +196,8 @@ def _is_single(kind: type[torch.nn.Module], device: str, given: torch.dtype) -> 
                 for name, x in tensors.items():
                     tensors[name] = None if x is None else on_device(x.detach())
         inputs = [
-            torch.empty(one.shape, dtype=torch.int64 if one.values == "classes" else given)
-            for one in row.inputs
+            torch.empty(sample.shape, dtype=torch.int64 if sample.values == "classes" else given)
+            for sample in row.inputs
         ]
         try:
             y = layer(*map(on_device, inputs))
@@ -211,7 +211,7 @@ _singles = Cache[Any, tuple[bool]]()
 
 def set_layouts(layer: torch.nn.Module, layout: BlockLayout) -> None:
     """Set ``layout`` as the layout of every input of ``layer``, the same on all ranks."""
-    for one in layer.modules():
-        found = getattr(one, "agreement", None) or getattr(one, "_agreement", None)
-        if isinstance(found, ShapeAgreement):
-            found.set_layout(layout)
+    for part in layer.modules():
+        agreement = getattr(part, "agreement", None) or getattr(part, "_agreement", None)
+        if isinstance(agreement, ShapeAgreement):
+            agreement.set_layout(layout)

@@ -147,17 +147,17 @@ def _windows(
         )
     if window is not None and halo is not None:
         raise ShapeError("HaloExchange: window and halo are both given; pass only one")
-    given: tuple[Window, ...] = ()
+    windows: tuple[Window, ...] = ()
     if window is not None:
-        given = tuple(window)
+        windows = tuple(window)
     elif halo is not None:
-        given = tuple(HaloWidths(left, right) for left, right in halo)
-    if len(given) > P_x.dim:
+        windows = tuple(HaloWidths(left, right) for left, right in halo)
+    if len(windows) > P_x.dim:
         raise PartitionError(
-            f"HaloExchange: {len(given)} windows for a partition with {P_x.dim} axes; pass one "
+            f"HaloExchange: {len(windows)} windows for a partition with {P_x.dim} axes; pass one "
             "window per dim, counted from the last"
         )
-    return given
+    return windows
 
 
 def halo_exchange(
@@ -231,5 +231,5 @@ def _numbers(windows: Sequence[Any] | None) -> list[tuple[Any, ...]] | None:
 def _of_numbers(
     P_x: CartesianPartition, windows: Sequence[tuple[Any, ...]] | None, *options: Any
 ) -> HaloExchange:
-    made = None if windows is None else tuple(kind(*numbers) for kind, *numbers in windows)
-    return cached_operator(HaloExchange, P_x, (made, *options))
+    rebuilt = None if windows is None else tuple(kind(*numbers) for kind, *numbers in windows)
+    return cached_operator(HaloExchange, P_x, (rebuilt, *options))

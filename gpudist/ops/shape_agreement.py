@@ -237,8 +237,8 @@ class ShapeAgreement:
         cut = Decomposition.balanced(whole, grid)
         layout = BlockLayout(self._name, grid, x.dtype, cut, placed=self._placed)
         if self._P_x.rank is not None:
-            own = layout.shape_of(self._P_x.rank)
-            error = wrong_block(self._name, self._P_x, x.shape, own, whole, grid)
+            expected = layout.shape_of(self._P_x.rank)
+            error = wrong_block(self._name, self._P_x, x.shape, expected, whole, grid)
             if error is not None:
                 self.refuse(error)
         return layout
@@ -248,14 +248,14 @@ class ShapeAgreement:
         return TensorFacts(problem, x.dtype, shape_of(x, problem), wants_gradient(x), self.kind)
 
     def _gather_layout(self, x: torch.Tensor) -> BlockLayout:
-        known = self._infer_layout(x)
-        if known is not None:
-            return known
+        inferred = self._infer_layout(x)
+        if inferred is not None:
+            return inferred
         facts = [TensorFacts.of(row) for row in self._P_all.allgather_data(self._facts_of(x).row)]
         for rank, row in enumerate(facts):
             if row.problem > BLOCK:
-                given = x if rank == self._P_all.rank else None
-                error = self._error(row.problem, rank, row.shape, given)
+                own_block = x if rank == self._P_all.rank else None
+                error = self._error(row.problem, rank, row.shape, own_block)
                 if row.problem in NEVER_MOVED:
                     # Raise as at later calls, where only the rank with such a tensor could raise.
                     self.refuse(error)

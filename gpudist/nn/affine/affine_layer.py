@@ -56,8 +56,8 @@ class AffineLayer(ParameterLayer):
             x: block of the input, or its placeholder.
             weight, bias: this worker's parameters.
         """
-        given = [x, weight] if bias is None else [x, weight, bias]
-        block, weight, *biases = move_those((bound.halo, *bound.parameters), given)
+        operands = [x, weight] if bias is None else [x, weight, bias]
+        block, weight, *biases = move_those((bound.halo, *bound.parameters), operands)
         bias = biases[0] if biases else None
         if bound.features is None:
             dtype = x.dtype if x.is_floating_point() or x.is_complex() else weight.dtype
@@ -89,8 +89,10 @@ class AffineLayer(ParameterLayer):
             layout.shape_of, layout.key, layout.dtype, (x.shape, x.dtype), x
         )
         features, index = self._placed["weight"].blocks[dim], placed.P_c.index
-        given = broadcast.output_shape, outputs or broadcast.output_dtype
-        reduction = placed.bind_matrix_sum(leading, features, outputs or layout.dtype, given, x)
+        placeholder = broadcast.output_shape, outputs or broadcast.output_dtype
+        reduction = placed.bind_matrix_sum(
+            leading, features, outputs or layout.dtype, placeholder, x
+        )
         count = features.length(index[dim - 2]) if index is not None else None
         return BoundAffine(broadcast, self.bind_parameters(), reduction, count)
 

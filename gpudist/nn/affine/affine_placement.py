@@ -83,7 +83,7 @@ class AffinePlacement:
         shape_of: Callable[[int], tuple[int, ...]],
         key: object,
         dtype: torch.dtype,
-        given: tuple[torch.Size | tuple[int, ...], torch.dtype],
+        placeholder: tuple[torch.Size | tuple[int, ...], torch.dtype],
         x: torch.Tensor,
     ) -> Movement:
         """Bind the broadcast of the blocks of ``P_x`` to the computing workers.
@@ -92,7 +92,7 @@ class AffinePlacement:
             shape_of: function from a rank of ``P_x`` to the shape of its block.
             key: hashable values that determine these shapes.
             dtype: dtype of the blocks.
-            given: shape and dtype of the tensor that a worker without a block passes.
+            placeholder: shape and dtype of the tensor that a worker without a block passes.
             x: block of the input, or its placeholder.
         """
         P_x, P_c = self.P_source, self.P_c
@@ -100,14 +100,14 @@ class AffinePlacement:
         P_both = P_x.create_partition_union(P_c)
         plan = plan_between(P_x, P_c, P_both, Pairing(P_x.shape, P_c.shape), shape_of, key)
         label = f"broadcast {list(P_x.shape)} -> {list(P_c.shape)}"
-        return bind(plan, P_both, label, dtype, *given, placeholder_shape(x))
+        return bind(plan, P_both, label, dtype, *placeholder, placeholder_shape(x))
 
     def bind_sum(
         self,
         shape_of: Callable[[Sequence[int]], tuple[int, ...]],
         key: object,
         dtype: torch.dtype,
-        given: tuple[torch.Size | tuple[int, ...], torch.dtype],
+        placeholder: tuple[torch.Size | tuple[int, ...], torch.dtype],
         x: torch.Tensor,
     ) -> Movement:
         """Bind the sum-reduce of the outputs of the computing workers, into ``P_y``.
@@ -116,7 +116,7 @@ class AffinePlacement:
             shape_of: function from an index on ``P_sum`` to the shape of that block of the output.
             key: hashable values that determine these shapes.
             dtype: dtype of the outputs.
-            given: shape and dtype of the tensor that a worker passes if it does not compute.
+            placeholder: shape and dtype of the tensor that a worker passes if it does not compute.
             x: block of the input, or its placeholder.
         """
         P_y, P_c = self.P_sum, self.P_c
@@ -127,14 +127,14 @@ class AffinePlacement:
             lambda rank: shape_of(P_y.cartesian_index(rank)), key,
         ).T  # fmt: skip
         label = f"sum_reduce {list(P_c.shape)} -> {list(P_y.shape)}"
-        return bind(plan, P_both, label, dtype, *given, placeholder_shape(x))
+        return bind(plan, P_both, label, dtype, *placeholder, placeholder_shape(x))
 
     def bind_matrix_sum(
         self,
         leading: Sequence[Blocks],
         features: Blocks,
         dtype: torch.dtype,
-        given: tuple[torch.Size | tuple[int, ...], torch.dtype],
+        placeholder: tuple[torch.Size | tuple[int, ...], torch.dtype],
         x: torch.Tensor,
     ) -> Movement:
         """Bind the sum of outputs with these blocks along leading dims and along features."""
@@ -146,7 +146,7 @@ class AffinePlacement:
             # The output is split along one of the two axes; the index on the other is 0.
             return (*lengths, features.length(row + column))
 
-        return self.bind_sum(shape_of, (tuple(leading), features), dtype, given, x)
+        return self.bind_sum(shape_of, (tuple(leading), features), dtype, placeholder, x)
 
 
 def place_matrix(

@@ -183,7 +183,7 @@ class _DistributedConv(ConvLayer):
         if not self._placement.P_all.active:
             return x.clone()
         x = self.cast(x)
-        bound: _BoundConv = self._bound(x, self._agree_and_bind, self.way_of(x))
+        bound: _BoundConv = self._bindings(x, self._agree_and_bind, self.way_of(x))
         weight, bias = [*self.own_parameters(), None][:2]
         return self.convolve(bound, x, weight, bias)
 
@@ -229,8 +229,8 @@ class _DistributedConv(ConvLayer):
         reduction = None
         if self._placement.P_sum is not None:
             key = (self._name, inputs, windows, self.out_channels)
-            given = movement.output_shape, movement.output_dtype
-            reduction = self._placement.bind_sum(shape_of, key, layout.dtype, given, x)
+            placeholder = movement.output_shape, movement.output_dtype
+            reduction = self._placement.bind_sum(shape_of, key, layout.dtype, placeholder, x)
         index = self._placement.P_c.index
         block = None
         if index is not None:
@@ -241,8 +241,8 @@ class _DistributedConv(ConvLayer):
             return self._with_edge_padding(bound, layout, x)
         is_alone = self._placement.P_source is None and reduction is None
         if is_alone and index is not None and block is not None and 0 not in block.shape:
-            given = bound.parameters, block.convolution, partial(self.affine, bound)
-            with_ghosts = bind_with_ghosts(movement, inputs, read, index, *given)
+            placeholder = bound.parameters, block.convolution, partial(self.affine, bound)
+            with_ghosts = bind_with_ghosts(movement, inputs, read, index, *placeholder)
             bound = replace(bound, with_ghosts=with_ghosts)
         return self._with_block_in_place(bound, layout, x)
 

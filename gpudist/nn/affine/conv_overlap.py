@@ -66,10 +66,10 @@ class ConvolutionInPlace:
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> list[torch.Tensor]:
         """Return tensors like the results of :meth:`forward`."""
-        given = [weight] if bias is None else [weight, bias]
+        operands = [weight] if bias is None else [weight, bias]
         weight, *biases = [
-            given if m is None else given.new_empty(m.output_shape)
-            for m, given in zip((*self.parameters, None, None), given, strict=False)
+            operands if m is None else operands.new_empty(m.output_shape)
+            for m, operands in zip((*self.parameters, None, None), operands, strict=False)
         ]
         slabs = [
             torch.empty(
@@ -163,8 +163,8 @@ def bind_in_place(
         stage, P = face.stages[0]
         stage, strip = from_strip(stage)
         # It keeps the identity of the face, since it sends the same messages.
-        own = replace(face, stages=((stage, P),), input_shape=strip.shape, fill=0.0)
-        strips.append((strip, own.T))
+        from_strip_alone = replace(face, stages=((stage, P),), input_shape=strip.shape, fill=0.0)
+        strips.append((strip, from_strip_alone.T))
     return ConvolutionInPlace(
         use.faces,
         tuple((slice(None), slice(None), *cells[2:]) for cells in use.outputs),
@@ -181,8 +181,8 @@ def _copy(use: BlockInPlace) -> BlockCopy:
     face = use.faces[0]
     widths = (0, 0, *use.padding)
     shape = [n + 2 * w for n, w in zip(face.input_shape, widths, strict=True)]
-    own = Box.whole(face.input_shape).relative_to([-w for w in widths])
-    covered, ghosts = [own], list[tuple[int, Box, Box]]()
+    own_box = Box.whole(face.input_shape).relative_to([-w for w in widths])
+    covered, ghosts = [own_box], list[tuple[int, Box, Box]]()
     for i, planned in enumerate(use.planned):
         place = planned.reads.relative_to([-w for w in widths])
         rest = [place] if place.volume else []
@@ -191,4 +191,4 @@ def _copy(use: BlockInPlace) -> BlockCopy:
         ghosts += [(i, box.relative_to(place.start), box) for box in rest]
         covered += rest
     assert all(intersection(Box.whole(shape), box) == box for box in covered)
-    return bind_block_copy(face.stages[0][1], face.dtype, own, shape, ghosts)
+    return bind_block_copy(face.stages[0][1], face.dtype, own_box, shape, ghosts)

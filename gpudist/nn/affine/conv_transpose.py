@@ -169,7 +169,7 @@ class _DistributedConvTranspose(ConvLayer):
             return x.clone()
         x = self.cast(x)
         output_size = self._features_of(output_size)
-        bound = self._bound(x, self._agree_and_bind, self.way_of(x), *output_size)
+        bound = self._bindings(x, self._agree_and_bind, self.way_of(x), *output_size)
         weight, bias = [*self.own_parameters(), None][:2]
         return self.convolve(bound, x, weight, bias)
 
@@ -242,8 +242,8 @@ class _DistributedConvTranspose(ConvLayer):
         reduction = None
         if placed.P_sum is not None:
             key = (self._name, inputs, windows, self.out_channels)
-            given = halo.output_shape, halo.output_dtype
-            reduction = placed.bind_sum(shape_of, key, layout.dtype, given, x)
+            placeholder = halo.output_shape, halo.output_dtype
+            reduction = placed.bind_sum(shape_of, key, layout.dtype, placeholder, x)
         block = None
         if placed.P_c.index is not None:
             block = self._block_at(placed.P_c.index, inputs, features, shape_of)

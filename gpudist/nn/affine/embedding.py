@@ -19,7 +19,7 @@ from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.parameters.parameter import normal_parameter
 from gpudist.nn.parameters.parameter_layer import ParameterLayer, move_those
 from gpudist.nn.partitions import partitions_lead, plane, require_cells
-from gpudist.ops.bound import Bound
+from gpudist.ops.bind_cache import BindCache
 from gpudist.ops.operator import own_index
 from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
@@ -76,8 +76,8 @@ def rows_of_block(
     last = first + len(weight)
     own_padding = padding - first if padding is not None and first <= padding < last else None
     elsewhere = (x < first) | (x >= last)
-    found = F.embedding((x - first).masked_fill(elsewhere, 0), weight, own_padding)
-    return found.masked_fill(elsewhere.unsqueeze(-1), 0)
+    rows = F.embedding((x - first).masked_fill(elsewhere, 0), weight, own_padding)
+    return rows.masked_fill(elsewhere.unsqueeze(-1), 0)
 
 
 @layer(F.embedding, Sample((6, 7), "classes", 11), num_embeddings=11, embedding_dim=4)
@@ -179,7 +179,7 @@ class DistributedEmbedding(AffineLayer, TableLayer):
             self._clear_padding(placed.own_box.start[0])
         self.weight.requires_grad_(not _freeze)
         self._agree_on(P_x, None, global_shape, shape, self._placement.P_all)
-        self._whole = Bound[BoundAffine]("static")
+        self._whole = BindCache[BoundAffine]("static")
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not self._placement.P_all.active:
@@ -189,7 +189,7 @@ class DistributedEmbedding(AffineLayer, TableLayer):
         if self._placement.P_source is None:
             bound = self._whole(self.weight, self._bind_whole, self.way_of(input))
         else:
-            bound = self._bound(input, self._agree_and_bind, self.way_of(input))
+            bound = self._bindings(input, self._agree_and_bind, self.way_of(input))
         (weight,) = self.own_parameters()
         return self.affine(bound, input, weight, None)
 

@@ -13,7 +13,7 @@ from gpudist.nn.affine.affine_layer import AffineLayer, BoundAffine
 from gpudist.nn.affine.affine_placement import AffinePlacement, place_matrix
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.partitions import partitions_lead, plane, require_cells
-from gpudist.ops.bound import Bound
+from gpudist.ops.bind_cache import BindCache
 from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
@@ -106,7 +106,7 @@ class DistributedLinear(AffineLayer):
         self._place(replicate_parameters, used, self._placement.P_all)
         self._draw_affine(device, dtype)
         self._agree_on(P_x, None, global_shape, shape, self._placement.P_all)
-        self._whole = Bound[BoundAffine]("static")
+        self._whole = BindCache[BoundAffine]("static")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self._placement.P_all.active:
@@ -115,7 +115,7 @@ class DistributedLinear(AffineLayer):
             self._require_whole_features(x)
             bound = self._whole(self.weight, self._bind_whole, self.way_of(x))
         else:
-            bound = self._bound(x, self._agree_and_bind, self.way_of(x))
+            bound = self._bindings(x, self._agree_and_bind, self.way_of(x))
         weight, bias = [*self.own_parameters(), None][:2]
         return self.affine(bound, x, weight, bias)
 

@@ -89,16 +89,16 @@ class BlockProducts:
 
         Also returns the movements in flight; wait for them before reading the sum.
         """
-        own = blocks[self.rank]
+        own_sum = blocks[self.rank]
         under_way: list[InFlight] = []
         for i, (piece, block) in enumerate(zip(self.pieces, blocks, strict=True)):
-            made = product(block)
+            part = product(block)
             if i == self.rank:
-                own = made.contiguous()
-                under_way.append(start((piece.T,), (made.new_empty(0),), (own,)))
+                own_sum = part.contiguous()
+                under_way.append(start((piece.T,), (part.new_empty(0),), (own_sum,)))
             else:
-                under_way.append(start((piece.T,), (made,)))
-        return own, under_way
+                under_way.append(start((piece.T,), (part,)))
+        return own_sum, under_way
 
 
 def _wait(under_way: Sequence[InFlight]) -> None:

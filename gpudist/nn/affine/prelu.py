@@ -75,7 +75,7 @@ class DistributedPReLU(ParameterLayer):
         """Return the block of the output for the block ``input``, of the same shape."""
         if not self.P_x.active:
             return input.clone()
-        movements = self._bound(input, self._agree_and_bind, self.way_of(input))
+        movements = self._bindings(input, self._agree_and_bind, self.way_of(input))
         (weight,) = move_those(movements, self.own_parameters())
         return F.prelu(input, weight)
 

@@ -20,7 +20,7 @@ from gpudist.nn.parameters.parameter import uniform_parameter
 from gpudist.nn.parameters.parameter_layer import ParameterLayer, move_those
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.nn.partitions import regrid, require_axes
-from gpudist.ops.bound import Bound
+from gpudist.ops.bind_cache import BindCache
 from gpudist.ops.shape_agreement import ShapeMode
 from gpudist.world.partition import CartesianPartition
 
@@ -106,7 +106,7 @@ class DistributedMultiheadAttention(ParameterLayer):
         kind = RingAttention if exchange == "ring" else AllToAllAttention
         P_heads = heads_partition(P_x, batch_first)
         self.attention: SequenceAttention = kind(P_heads, dropout_p=dropout, seed=seed, shape=shape)
-        self._bound = Bound[tuple[Movement | None, ...]]("static")
+        self._bindings = BindCache[tuple[Movement | None, ...]]("static")
 
     def _require(
         self, P_x: CartesianPartition, embed_dim: int, num_heads: int, exchange: str
@@ -193,7 +193,7 @@ class DistributedMultiheadAttention(ParameterLayer):
         return self.out_proj(y if self.batch_first else y.transpose(0, 1)), None
 
     def _project_to_heads(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
-        movements = self._bound(inputs[0], self._bind_own, self.way_of(inputs[0]))
+        movements = self._bindings(inputs[0], self._bind_own, self.way_of(inputs[0]))
         weight, *biases = move_those(movements, self.own_parameters())
         projected = project(inputs, weight, None, biases[0] if biases else None)
         return [self._split_heads(x) for x in projected]

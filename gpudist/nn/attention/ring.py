@@ -176,20 +176,20 @@ class _Ring:
         needs: Sequence[bool],
     ) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of query, key and value; steps run from the last to the first."""
-        (query, *own), (output, logarithm) = inputs, kept
-        held: Held = tuple(own)
+        (query, *own_block), (output, logarithm) = inputs, kept
+        held: Held = tuple(own_block)
         rows, wide = self.block.fold(query), self.block.fold(gradient).to(logarithm.dtype)
         # Gradient with respect to the logarithm, which also depends on the scores.
         of_logarithm = -(wide * self.block.fold(output)).sum(-1, keepdim=True)
-        given = rows, logarithm, (wide, of_logarithm)
+        constants = rows, logarithm, (wide, of_logarithm)
         last = len(self.hops) - 1
         coming = self._start_back(last, held)
-        of_rows, of_own = self._gradients(0, held, *given)
+        of_rows, of_own = self._gradients(0, held, *constants)
         going: InFlight | None = None
         for step in range(last, 0, -1):
             held = _wait_for_all(coming, held)
             coming = self._start_back(step - 1, held) if step > 1 else coming
-            part, of_held = self._gradients(step, held, *given)
+            part, of_held = self._gradients(step, held, *constants)
             of_rows = of_rows + part
             if going is not None:
                 of_held = _sums(of_held, _wait_for_all(going, of_held))

@@ -14,7 +14,7 @@ from gpudist.geometry.blocks import Blocks
 from gpudist.nn.attention.blockwise import AttentionDropout, BlockAttention
 from gpudist.nn.distributed_module import CheckedModule
 from gpudist.nn.partitions import require_axes
-from gpudist.ops.bound import Bound
+from gpudist.ops.bind_cache import BindCache
 from gpudist.ops.shape_agreement import ShapeAgreement, ShapeMode, refuse
 from gpudist.world.partition import CartesianPartition
 
@@ -66,8 +66,8 @@ class SequenceAttention(CheckedModule):
         self._P_line = line = P_x.along([SEQUENCE])
         self._query_agreement = ShapeAgreement(self._name, line, line, 4, None, shape)
         self._key_agreement = ShapeAgreement(self._name, line, line, 4, None, shape)
-        self._query_cuts = Bound[Blocks](shape, self._query_agreement)
-        self._key_cuts = Bound[Blocks](shape, self._key_agreement)
+        self._query_cuts = BindCache[Blocks](shape, self._query_agreement)
+        self._key_cuts = BindCache[Blocks](shape, self._key_agreement)
         # Movements of the layer's exchange, by the tensors that it moves.
         self._movements = Cache[object, Any](64)
         if not 0 <= dropout_p < 1:

@@ -145,7 +145,7 @@ class DistributedBCEWithLogitsLoss(_WeightedElementLoss):
             return no_cells(self.pos_weight)
         if not self.pos_weight.dim():
             return self.pos_weight
-        return self.pos_weight[self._bound(input, self._agree_and_bind)]
+        return self.pos_weight[self._bindings(input, self._agree_and_bind)]
 
     def _bind(self, layout: BlockLayout, x: torch.Tensor, *numbers: int) -> tuple[slice, ...]:
         assert self.pos_weight is not None

@@ -56,7 +56,7 @@ class _ClassLoss(DistributedSampleLoss):
 
     def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         if self.P_x.active:
-            classes: _Classes = self._bound(input, self._agree_and_bind)
+            classes: _Classes = self._bindings(input, self._agree_and_bind)
             self._check_target(input, target, classes)
         else:
             # The same computation as on other workers, for no samples and one class.

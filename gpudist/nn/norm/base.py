@@ -84,7 +84,7 @@ class Norm(ParameterLayer):
     def _normalize(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         if not self.P_x.active:
             return x.to(dtype or x.dtype, copy=True)
-        bound: Normalization = self._bound(x, self._agree_and_bind, self.way_of(x))
+        bound: Normalization = self._bindings(x, self._agree_and_bind, self.way_of(x))
         return normalize_block(bound, x, self.own_parameters(), dtype)
 
     def _weight_and_bias(

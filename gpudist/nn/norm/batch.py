@@ -56,7 +56,7 @@ class DistributedBatchNorm(RunningNorm):
             self.num_batches_tracked.add_(1)
         if not self.P_x.active:
             return input.clone()
-        bound: Normalization = self._bound(input, self._agree_and_bind, self.way_of(input))
+        bound: Normalization = self._bindings(input, self._agree_and_bind, self.way_of(input))
         if not self.training and self.running_mean is not None:
             return self._by_running_moments(input, bound)
         self._require_values(bound.cells, "value per channel")

@@ -79,7 +79,7 @@ class _DistributedInstanceNorm(RunningNorm):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not self.P_x.active:
             return input.clone()
-        bound: Normalization = self._bound(input, self._agree_and_bind, self.way_of(input))
+        bound: Normalization = self._bindings(input, self._agree_and_bind, self.way_of(input))
         if not self.training and self.running_mean is not None:
             return self._by_running_moments(input, bound)
         self._require_values(bound.cells, "spatial element")

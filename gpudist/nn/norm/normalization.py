@@ -211,7 +211,7 @@ class Normalization:
     @property
     def moves(self) -> bool:
         """Whether sums or parameters are moved."""
-        return self.total is not None or any(one is not None for one in self.parameters)
+        return self.total is not None or any(movement is not None for movement in self.parameters)
 
     def move(
         self, sums: torch.Tensor | None, parameters: Parameters
@@ -243,17 +243,17 @@ class Normalization:
         unmoved = (None,) * (len(needs) - 1 - len(self.parameters))
         movements = [self.total, *self.parameters, *unmoved]
         parts = [of_sums, *of_parameters[: len(needs) - 1]]
-        found = [part if needed else None for needed, part in zip(needs, parts, strict=True)]
+        gradients = [part if needed else None for needed, part in zip(needs, parts, strict=True)]
         moving = [
             (i, movement.T, part.to(movement.dtype))
-            for i, (movement, part) in enumerate(zip(movements, found, strict=True))
+            for i, (movement, part) in enumerate(zip(movements, gradients, strict=True))
             if movement is not None and part is not None
         ]
         if moving:
             moved = move([m for _, m, _ in moving], [part for _, _, part in moving])
             for (i, _, _), part in zip(moving, moved, strict=True):
-                found[i] = part
-        return found[0], found[1:]
+                gradients[i] = part
+        return gradients[0], gradients[1:]
 
     def alone(self, x: torch.Tensor, parameters: Parameters) -> torch.Tensor:
         """Normalize a block with cells that shares no statistics, by torch's kernel."""

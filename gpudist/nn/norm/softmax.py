@@ -95,9 +95,9 @@ class DistributedSoftmax(DistributedModule):
             return (F.log_softmax if self._is_log else F.softmax)(x, self.dim)
         # Torch also computes 16-bit inputs in float32.
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        own = largest_of_block(wide, self.dim)
-        movement: Movement = self._bound(own, self._agree_and_bind)
-        largest = all_reduce_constant(own, self._P_line, "max")
+        own_largest = largest_of_block(wide, self.dim)
+        movement: Movement = self._bindings(own_largest, self._agree_and_bind)
+        largest = all_reduce_constant(own_largest, self._P_line, "max")
 
         def total(sums: torch.Tensor) -> torch.Tensor:
             return move((movement,), (sums,))[0]

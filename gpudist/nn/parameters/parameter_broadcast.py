@@ -111,12 +111,12 @@ def copies_of_owned(
     learns = torch.is_grad_enabled() and any([tensor.requires_grad for tensor in tensors])
     if is_recorded():
         ways = zip(moving, tensors, strict=True)
-        found = move([broadcast.bind(tensor.dtype) for (_, broadcast), tensor in ways], tensors)
+        copied = move([broadcast.bind(tensor.dtype) for (_, broadcast), tensor in ways], tensors)
     elif learns or not is_eager():
-        found = apply(_BroadcastParameters, moving, False, bucket_bytes, *tensors)
+        copied = apply(_BroadcastParameters, moving, False, bucket_bytes, *tensors)
     else:
-        found = _move_in_buckets(moving, tensors, False, bucket_bytes)
-    for (number, _), copy in zip(moving, found, strict=True):
+        copied = _move_in_buckets(moving, tensors, False, bucket_bytes)
+    for (number, _), copy in zip(moving, copied, strict=True):
         copies[number] = copy
     return copies
 

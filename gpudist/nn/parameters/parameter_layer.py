@@ -93,12 +93,12 @@ class ParameterLayer(DistributedModule):
 
     def _require_dtype(self, dtype: torch.dtype) -> None:
         # A trace may be under an autocast that only its graph enters.
-        own = self.weight
-        if dtype == own.dtype or is_traced():
+        weight = self.weight
+        if dtype == weight.dtype or is_traced():
             return
         is_float = dtype.is_floating_point or dtype.is_complex
-        if not (is_float and autocast_is_on(own.device)):
-            raise ShapeError(f"{type(self).__name__}: {dtype_remedy((dtype, own.dtype))}")
+        if not (is_float and autocast_is_on(weight.device)):
+            raise ShapeError(f"{type(self).__name__}: {dtype_remedy((dtype, weight.dtype))}")
 
     def _placements(self) -> dict[str, ParameterPlacement]:
         return self._placed
@@ -194,6 +194,6 @@ def move_gradients(
     moves = [m is not None and g is not None for m, g in pairs]
     if not any(moves):
         return list(gradients)
-    given: list[Any] = [list(compress(row, moves)) for row in (movements, gradients, targets)]
-    moved = iter(add_into(*given))
+    operands: list[Any] = [list(compress(row, moves)) for row in (movements, gradients, targets)]
+    moved = iter(add_into(*operands))
     return [next(moved) if m else g for m, g in zip(moves, gradients, strict=True)]

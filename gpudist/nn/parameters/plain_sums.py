@@ -78,8 +78,8 @@ class PlainSums:
             copies_node: node that made the copies.
             parameters: parameters of plain modules, by output number.
         """
-        found = tensors_of(outputs)
-        used = UsedParameters(found, copies_node)
+        tensors = tensors_of(outputs)
+        used = UsedParameters(tensors, copies_node)
         key = used.structure
         if key not in self._known:
             names = {p: name for name, p in network.named_parameters()}
@@ -133,8 +133,8 @@ class PlainSums:
             )
         world = self._P.world
         holders = {
-            number: world.create_partition_inclusive(sorted(own)) if len(own) > 1 else None
-            for number, own in ranks.items()
+            number: world.create_partition_inclusive(sorted(members)) if len(members) > 1 else None
+            for number, members in ranks.items()
             if number not in unknown
         }
         return _GradientSums(holders, unknown)
@@ -165,8 +165,8 @@ class PlainSums:
 
 
 def _regions_of(network: torch.nn.Module) -> list[TensorRegion]:
-    found = [getattr(module, "region", None) for module in network.modules()]
-    regions = [region for region in found if isinstance(region, TensorRegion)]
+    candidates = [getattr(module, "region", None) for module in network.modules()]
+    regions = [region for region in candidates if isinstance(region, TensorRegion)]
     return [region for region in regions if region.P.active and region.size > 1]
 
 

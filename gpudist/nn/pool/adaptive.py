@@ -123,7 +123,7 @@ class DistributedAdaptiveAvgPool(_DistributedAdaptivePool):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.P_x.active:
             return x.clone()
-        bound: _BoundAdaptivePool = self._bound(x, self._agree_and_bind)
+        bound: _BoundAdaptivePool = self._bindings(x, self._agree_and_bind)
         if not bound.moves and bound.are_irregular:
             return adaptive_means(x, bound.output_shape)
         for step in bound.steps:
@@ -185,7 +185,7 @@ class _DistributedAdaptiveMaxPool(_DistributedAdaptivePool):
         return y, places
 
     def _maxima(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        bound: _BoundAdaptivePool = self._bound(x, self._agree_and_bind)
+        bound: _BoundAdaptivePool = self._bindings(x, self._agree_and_bind)
         places: torch.Tensor | None = None
         if bound.moves:
             for step in bound.steps:

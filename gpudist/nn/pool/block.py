@@ -59,8 +59,8 @@ class PoolBlock:
             y, places = self.pool.forward(x, self.padding)
             if y.shape[2:] == self.shape[2:] or 0 in self.shape:
                 return y, places
-            own = (..., *(slice(n) for n in self.shape[2:]))
-            return y[own], None if places is None else places[own]
+            kept = (..., *(slice(n) for n in self.shape[2:]))
+            return y[kept], None if places is None else places[kept]
         _, places = self.pool.maxima(x.detach(), self.padding)
         margin = self.margin_before(self.outputs)
         places = behind_margin(places, x.shape[2:], margin, self.pool.dilation)

@@ -27,7 +27,7 @@ from gpudist.nn.windowed.region_layer import (
 )
 from gpudist.nn.windowed.window import per_dim
 from gpudist.ops.halo_exchange import HaloExchange
-from gpudist.ops.operator import Bound, own_index, placeholder_shape
+from gpudist.ops.operator import BindCache, own_index, placeholder_shape
 from gpudist.ops.shape_agreement import ShapeMode
 from gpudist.world.partition import CartesianPartition
 
@@ -119,7 +119,7 @@ class SlidingPool(RegionLayer):
             global_shape=global_shape,
             shape=shape,
         )
-        self._bound = Bound[_BoundSlidingPool](shape, self.halo_exchange.agreement)
+        self._bindings = BindCache[_BoundSlidingPool](shape, self.halo_exchange.agreement)
 
     def _make_windows(self) -> list[PoolWindow]:
         per_dim = zip(self._kernel, self._strides, self._dilations, self._paddings, strict=True)
@@ -131,7 +131,7 @@ class SlidingPool(RegionLayer):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.P_x.active:
             return x.clone()
-        bound = self._bound(x, self._bind_pool)
+        bound = self._bindings(x, self._bind_pool)
         by_hand = bound.in_place or bound.with_ghosts
         if by_hand is not None and is_eager(x):
             return bound.block.scale(by_hand(x))
@@ -141,7 +141,7 @@ class SlidingPool(RegionLayer):
         """Return the maxima, and their flat indices in the spatial dims of the global tensor."""
         if not self.P_x.active:
             return x.clone(), x.new_empty(placeholder_shape(x), dtype=torch.int64)
-        bound = self._bound(x, self._bind_pool)
+        bound = self._bindings(x, self._bind_pool)
         y, places = self._compose(bound, x)
         if places is None:
             return y, x.new_empty(bound.block.shape, dtype=torch.int64)

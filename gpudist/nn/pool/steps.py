@@ -97,9 +97,9 @@ class MaximumStep:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         y, cells = self.of_cells(x)
         if with_places:
-            own = coordinates(cells, self.shape[2:])[self.dim - 2] + self.origin
+            places_along = coordinates(cells, self.shape[2:])[self.dim - 2] + self.origin
             before = 0 if places is None else gather_cells(places, cells)
-            places = own * self.stride + before
+            places = places_along * self.stride + before
         if self.movements is None or self.of_parts is None:
             return y, places
         if places is None:
@@ -111,13 +111,13 @@ class MaximumStep:
 
 def sum_step(axis: ReducedAxis, x: torch.Tensor) -> SumStep:
     """Bind means along an axis to the layer's input block ``x``."""
-    window, dim, own = axis.window, axis.dim, axis.index[axis.dim]
-    cells, lengths = window.own_cells(own), window.own_lengths(own)
+    window, dim, worker = axis.window, axis.dim, axis.index[axis.dim]
+    cells, lengths = window.own_cells(worker), window.own_lengths(worker)
     of_cells = RangeSum(axis.block_shape, dim, cells, lengths, x.device, axis.dtype)
     if not window.moves:
         return SumStep(of_cells, None, None)
     movement = axis.movement(x, axis.dtype)
-    parts = window.own_parts(own)
+    parts = window.own_parts(worker)
     ones = [1] * len(parts)
     of_parts = RangeSum(movement.output_shape, dim, parts, ones, x.device, axis.dtype)
     return SumStep(of_cells, movement, of_parts)
@@ -125,14 +125,14 @@ def sum_step(axis: ReducedAxis, x: torch.Tensor) -> SumStep:
 
 def maximum_step(axis: ReducedAxis, x: torch.Tensor, stride: int) -> MaximumStep:
     """Bind maxima along an axis, ``stride`` apart in flat indices, to the input block ``x``."""
-    window, dim, own, shape = axis.window, axis.dim, axis.index[axis.dim], axis.block_shape
-    origin = window.inputs.block(own)[0]
-    of_cells = RangeMaximum(shape, dim, window.own_cells(own), x.device)
+    window, dim, worker, shape = axis.window, axis.dim, axis.index[axis.dim], axis.block_shape
+    origin = window.inputs.block(worker)[0]
+    of_cells = RangeMaximum(shape, dim, window.own_cells(worker), x.device)
     if not window.moves:
         return MaximumStep(of_cells, None, None, shape, dim, origin, stride)
     movements = axis.movement(x, axis.dtype), axis.movement(x, torch.int64)
     received = movements[0].output_shape
-    of_parts = RangeMaximum(received, dim, window.own_parts(own), x.device)
+    of_parts = RangeMaximum(received, dim, window.own_parts(worker), x.device)
     return MaximumStep(of_cells, movements, of_parts, shape, dim, origin, stride)
 
 

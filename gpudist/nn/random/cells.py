@@ -54,10 +54,10 @@ class Key(NamedTuple):
         """Return the key for the composition, one int64."""
         if self.stored is not None:
             return self.stored
-        one = [
+        numbers = [
             x if isinstance(x, torch.Tensor) else torch.tensor(x, device=device) for x in self[:2]
         ]
-        return composed_cells.mix_key(*one)
+        return composed_cells.mix_key(*numbers)
 
 
 class Cells(NamedTuple):

@@ -139,7 +139,7 @@ class DistributedDropout(DistributedModule):
         return (alpha_drop_cells if self._is_alpha else drop_cells)(input, kept, self.p)
 
     def _draw(self, x: torch.Tensor) -> tuple[Key, Cells]:
-        cells, call = self._bound(x, self._agree_and_bind), self._number()
+        cells, call = self._bindings(x, self._agree_and_bind), self._number()
         assert self.seed is not None and call is not None
         return Key(self.seed, call), cells
 
@@ -150,7 +150,8 @@ class DistributedDropout(DistributedModule):
             self._number()
             return x.new_empty(whole, dtype=torch.bool)
         if self.seed is None:
-            return draw_kept_by_torch(*self._bound(x, self._agree_and_bind), self.p).view(whole)
+            box, shape = self._bindings(x, self._agree_and_bind)
+            return draw_kept_by_torch(box, shape, self.p).view(whole)
         return draw_kept(*self._draw(x), self.p, x.device).view(whole)
 
     def _number(self) -> torch.Tensor | None:

@@ -98,10 +98,10 @@ class ParallelQKV(CheckedModule):
         self.head_dim = head_dim if head_dim is not None else embed_dim // num_heads
         self.heads = HeadCut.of(self._name, num_heads, num_kv_heads or num_heads, region.size)
         self.sequence_dim = sequence_dim
-        given = self.head_dim, sequence_dim, bias, device, dtype, overlap
-        self.q_proj = HeadProjection(region, embed_dim, self.heads.queries, *given)
-        self.k_proj = HeadProjection(region, embed_dim, self.heads.keys, *given)
-        self.v_proj = HeadProjection(region, embed_dim, self.heads.keys, *given)
+        options = self.head_dim, sequence_dim, bias, device, dtype, overlap
+        self.q_proj = HeadProjection(region, embed_dim, self.heads.queries, *options)
+        self.k_proj = HeadProjection(region, embed_dim, self.heads.keys, *options)
+        self.v_proj = HeadProjection(region, embed_dim, self.heads.keys, *options)
 
     def forward(
         self, x: torch.Tensor, lengths: Lengths | None = None

@@ -22,7 +22,7 @@ from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.nn.tensor_parallel.conventions import Expectation, mark_result
 from gpudist.nn.tensor_parallel.invariant import copy_once, sum_once
 from gpudist.nn.tensor_parallel.invariant_blocks import cut_unchecked, gather_once
-from gpudist.ops.bound import Bound
+from gpudist.ops.bind_cache import BindCache
 from gpudist.ops.shape_agreement import ShapeMode, refuse
 from gpudist.world.partition import CartesianPartition, Partition
 
@@ -74,7 +74,7 @@ class TensorRegion:
         self._parts = Expectation(name, "dual", 2)
         self._dynamic = shape == "dynamic"
         self._agreed: tuple[int, ...] | None = None
-        self._learnt = Bound[tuple[int, ...]](shape)
+        self._learnt = BindCache[tuple[int, ...]](shape)
 
     @property
     def is_invariant(self) -> bool:
@@ -122,15 +122,15 @@ class TensorRegion:
         return self._line_blocks.require_lengths(x, dim, given, True)
 
     def _learn(self, x: torch.Tensor, dim: int) -> tuple[int, ...]:
-        own = x.shape[dim]
+        length = x.shape[dim]
         if self._agreed is None or self._dynamic:
-            self._agreed = tuple([row[0] for row in self.line.allgather_data([own])])
-        elif own != self._agreed[self.rank]:
+            self._agreed = tuple([row[0] for row in self.line.allgather_data([length])])
+        elif length != self._agreed[self.rank]:
             refuse(
                 self.line,
                 PlanMismatch(
                     f"{self._name}: the block of rank {self.rank} of {self.line!r} had "
-                    f"{self._agreed[self.rank]} cells in dim {dim} and now has {own}, which the "
+                    f"{self._agreed[self.rank]} cells in dim {dim} and now has {length}, which the "
                     "other ranks cannot know; pass lengths=, or shape='dynamic' to agree at every "
                     "call"
                 ),
@@ -187,9 +187,9 @@ class TensorRegion:
         """Gather the workers' blocks into a value that is equal on all of them."""
         if self.size == 1 or not self.is_invariant:
             return self.gather(x, dim, lengths)
-        own = sum(lengths[: self.rank]), lengths[self.rank]
+        own_range = sum(lengths[: self.rank]), lengths[self.rank]
         self.take_parts(x)
-        return self.mark(gather_once(x, self._line_blocks.gather(x, dim, lengths), dim, own))
+        return self.mark(gather_once(x, self._line_blocks.gather(x, dim, lengths), dim, own_range))
 
     def _move(self, movement: Movement, x: torch.Tensor) -> torch.Tensor:
         return self.mark(move((movement,), (x,))[0])

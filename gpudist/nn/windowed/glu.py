@@ -42,7 +42,7 @@ class DistributedGLU(DistributedModule):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not self.P_x.active:
             return input.clone()
-        crops: list[Movement] = self._bound(input, self._agree_and_bind)
+        crops: list[Movement] = self._bindings(input, self._agree_and_bind)
         halves = torch.cat(move(crops, (input, input)), self.dim) if crops else input
         return F.glu(halves, self.dim)
 

@@ -106,7 +106,7 @@ class HaloRegion(DistributedModule):
         if not self.P_x.active:
             return x.clone()
         ways = [a.way_of(x) for a in self._layers if isinstance(a, ParameterLayer)]
-        bound: _BoundRegion = self._bound(x, self._agree_and_bind, *ways)
+        bound: _BoundRegion = self._bindings(x, self._agree_and_bind, *ways)
         parameters = [p for layer in self._layers for p in layer.own_parameters()]
         halo = bound.halo if bound.has_ghosts else None
         block, *parameters = move_those((halo, *bound.parameters), [x, *parameters])
@@ -129,11 +129,11 @@ class HaloRegion(DistributedModule):
         halo = exchange.bind_to(inputs[0], layout.dtype, x)
         has_ghosts = not all(map(reads_own_cells, inputs[0].dims, self.windows))
         reads = self._reads(inputs[0], inputs[-1], index)
-        found: list[_LocalOperation] = []
+        local_operations: list[_LocalOperation] = []
         for layer, outputs, read in zip(self._layers, inputs[1:], reads, strict=True):
             block = layer.bind_block(read, _shape(outputs, read, index))
-            found.append(_LocalOperation(block, len(layer.bind_parameters())))
-        remaining = iter(found)
+            local_operations.append(_LocalOperation(block, len(layer.bind_parameters())))
+        remaining = iter(local_operations)
         operations = tuple(
             next(remaining) if isinstance(layer, RegionLayer) else None for layer in self._chain
         )

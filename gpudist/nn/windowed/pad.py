@@ -20,7 +20,7 @@ from gpudist.nn.partitions import require_features
 from gpudist.nn.windowed.edge_padding import Pad, bind_edge_padding, require_padding_of_input
 from gpudist.nn.windowed.region_layer import BlockOperation, RegionLayer, padding_widths
 from gpudist.ops.halo_exchange import HaloExchange
-from gpudist.ops.operator import Bound, own_index
+from gpudist.ops.operator import BindCache, own_index
 from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
@@ -79,12 +79,12 @@ class _DistributedPad(RegionLayer):
             shape=shape,
         )
         self._agreement = self.halo_exchange.agreement
-        self._bound = Bound[_BoundPad](shape, self._agreement)
+        self._bindings = BindCache[_BoundPad](shape, self._agreement)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.P_x.active:
             return x.clone()
-        bound = self._bound(x, self._agree_and_bind)
+        bound = self._bindings(x, self._agree_and_bind)
         y = move((bound.halo,), (x,))[0]
         if 0 in bound.output_shape:
             return empty_output(bound.output_shape, y.dtype, y)

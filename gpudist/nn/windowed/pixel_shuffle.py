@@ -211,8 +211,8 @@ def _inside(windows: Sequence[Window], cells: Box, outputs: Box) -> tuple[slice,
         windows, cells.start, outputs.start, outputs.stop, strict=True
     ):
         if isinstance(window, ExpandedWindow):
-            made = first * window.factor
-            where.append(slice(start - made, stop - made))
+            origin = first * window.factor
+            where.append(slice(start - origin, stop - origin))
         else:
             where.append(slice(None))
     return tuple(where)

@@ -147,10 +147,10 @@ class DistributedUpsample(DistributedWindowed):
                 f"{self._name}: {what} has {len(values)} entries but P_x has {self._dims} dims of "
                 "features"
             )
-        for d, given in enumerate(values):
+        for d, number in enumerate(values):
             where = f"{self._name}, dim {d + 2}"
-            if not 0 < given < math.inf:
-                raise ShapeError(f"{where}: {what} {given} must be above 0")
+            if not 0 < number < math.inf:
+                raise ShapeError(f"{where}: {what} {number} must be above 0")
         return values
 
     def _windows(self, layout: BlockLayout, x: torch.Tensor) -> tuple[Window, ...]:
@@ -203,17 +203,21 @@ class DistributedUpsample(DistributedWindowed):
         extents = layout.decomposition.shape
         if set(self.P_x.shape[2:]) == {1} and self._has_torchs_gradient(x.dtype):
             return self._whole(outputs.shape[2:])
-        read = list(zip(cells.start, cells.stop, strict=True))
-        made = list(zip(outputs.start, outputs.stop, strict=True))
+        cells_per_dim = list(zip(cells.start, cells.stop, strict=True))
+        outputs_per_dim = list(zip(outputs.start, outputs.stop, strict=True))
         factors = [
             window.exact_factor(n) if isinstance(window, InterpolationWindow) else None
             for window, n in zip(windows[2:], extents[2:], strict=True)
         ]
         if None not in factors:
-            return magnification(self.mode, cast(list[int], factors), read[2:], made[2:])
+            return magnification(
+                self.mode, cast(list[int], factors), cells_per_dim[2:], outputs_per_dim[2:]
+            )
         # Dims that shrink most are first, which reduces the work of later steps.
         dims = sorted(range(2, len(extents)), key=lambda d: (outputs.shape[d] / cells.shape[d], -d))
-        steps = [_step(windows[d], extents[d], read[d], made[d], d, x) for d in dims]
+        steps = [
+            _step(windows[d], extents[d], cells_per_dim[d], outputs_per_dim[d], d, x) for d in dims
+        ]
         weighted = self.mode not in _NEAREST
         dtype = sum_dtype(x.dtype) if weighted else x.dtype
         return Resampling(tuple(step for step in steps if step is not None), dtype)

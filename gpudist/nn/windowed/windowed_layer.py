@@ -55,7 +55,7 @@ class DistributedWindowed(DistributedModule):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.P_x.active:
             return x.clone()
-        bound: _BoundWindowedLayer = self._bound(x, self._agree_and_bind)
+        bound: _BoundWindowedLayer = self._bindings(x, self._agree_and_bind)
         block = x if bound.halo is None else move((bound.halo,), (x,))[0]
         if bound.compute is None:
             return empty_output(bound.output_shape, block.dtype, block)
@@ -66,15 +66,15 @@ class DistributedWindowed(DistributedModule):
         windows = self._windows(layout, x)
         pairs = list(zip(inputs.dims, windows, strict=True))
         outputs = Decomposition(tuple(window.outputs(blocks) for blocks, window in pairs))
-        own, cells, halo = outputs.block(index), inputs.block(index), None
+        output_box, cells, halo = outputs.block(index), inputs.block(index), None
         if not all(_owns_what_it_reads(blocks, window) for blocks, window in pairs):
             halo = HaloExchange(self.P_x, windows).bind_to(inputs, layout.dtype, x)
             ranges = [needed_range(*pair, i) for pair, i in zip(pairs, index, strict=True)]
             cells = Box(*zip(*ranges, strict=True))
         compute = None
-        if 0 not in own.shape:
-            compute = self._computation(layout, windows, cells, own, x)
-        return _BoundWindowedLayer(halo, own.shape, compute)
+        if 0 not in output_box.shape:
+            compute = self._computation(layout, windows, cells, output_box, x)
+        return _BoundWindowedLayer(halo, output_box.shape, compute)
 
     @abstractmethod
     def _windows(self, layout: BlockLayout, x: torch.Tensor) -> tuple[Window, ...]:

@@ -169,7 +169,7 @@ def test_which_blocks_fit(P_world: Partition) -> None:
     layer = nn.DistributedGroupNorm(P_x, 2, 4)
     x = own_block(random_like_all(shape, 1).float(), P_x, requires_grad=False)
     bound, parameters = (
-        layer._bound(x, layer._agree_and_bind, layer.way_of(x)),
+        layer._bindings(x, layer._agree_and_bind, layer.way_of(x)),
         layer.own_parameters(),
     )
     assert fits(bound, x, parameters)
