@@ -54,7 +54,7 @@ def plan_faces(
     faces: list[Face] = []
     for d, axis in enumerate(axes):
         for side in _SIDES:
-            if _anybody_has(axis, side):
+            if any(axis.has(side, worker) for worker in range(axis.inputs.parts)):
                 before: tuple[Part, ...] = ("inside",) * d
                 behind: tuple[Part, ...] = ("whole",) * (len(axes) - d - 1)
                 parts = (*before, side, *behind)
@@ -70,15 +70,10 @@ def have_faces(inputs: Decomposition, halo: Halo) -> bool:
 def most_faces(inputs: Decomposition, halo: Halo) -> int:
     """Return the number of faces with outputs that a worker has at most."""
     axes = axes_of(inputs, halo, (0,) * len(inputs.dims))
-    return sum(max(_number_of_faces(axis, i) for i in range(axis.inputs.parts)) for axis in axes)
-
-
-def _number_of_faces(axis: HaloAxis, index: int) -> int:
-    return sum(axis.has(side, index) for side in _SIDES)
-
-
-def _anybody_has(axis: HaloAxis, side: Part) -> bool:
-    return any(axis.has(side, worker) for worker in range(axis.inputs.parts))
+    return sum(
+        max(sum(axis.has(side, i) for side in _SIDES) for i in range(axis.inputs.parts))
+        for axis in axes
+    )
 
 
 def _face(

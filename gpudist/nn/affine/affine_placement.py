@@ -109,8 +109,8 @@ class AffinePlacement:
         dtype: torch.dtype,
         placeholder: tuple[torch.Size | tuple[int, ...], torch.dtype],
         x: torch.Tensor,
-    ) -> Movement:
-        """Bind the sum-reduce of the outputs of the computing workers, into ``P_y``.
+    ) -> Movement | None:
+        """Bind the sum-reduce of the outputs of the computing workers, into ``P_y`` if it is split.
 
         Args:
             shape_of: function from an index on ``P_sum`` to the shape of that block of the output.
@@ -120,7 +120,8 @@ class AffinePlacement:
             x: block of the input, or its placeholder.
         """
         P_y, P_c = self.P_sum, self.P_c
-        assert P_y is not None
+        if P_y is None:
+            return None
         P_both = P_y.create_partition_union(P_c)
         plan = plan_between(
             P_y, P_c, P_both, Pairing(P_y.shape, P_c.shape),
@@ -136,7 +137,7 @@ class AffinePlacement:
         dtype: torch.dtype,
         placeholder: tuple[torch.Size | tuple[int, ...], torch.dtype],
         x: torch.Tensor,
-    ) -> Movement:
+    ) -> Movement | None:
         """Bind the sum of outputs with these blocks along leading dims and along features."""
 
         def shape_of(at: Sequence[int]) -> tuple[int, ...]:

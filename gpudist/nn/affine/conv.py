@@ -226,11 +226,9 @@ class _DistributedConv(ConvLayer):
             movement = movement.then(bind_haloed_broadcast(*haloed))
         windows = self.windows
         shape_of = output_shapes(self._placement, inputs, windows, self.out_channels)
-        reduction = None
-        if self._placement.P_sum is not None:
-            key = (self._name, inputs, windows, self.out_channels)
-            placeholder = movement.output_shape, movement.output_dtype
-            reduction = self._placement.bind_sum(shape_of, key, layout.dtype, placeholder, x)
+        key = (self._name, inputs, windows, self.out_channels)
+        placeholder = movement.output_shape, movement.output_dtype
+        reduction = self._placement.bind_sum(shape_of, key, layout.dtype, placeholder, x)
         index = self._placement.P_c.index
         block = None
         if index is not None:

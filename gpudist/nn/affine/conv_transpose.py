@@ -239,11 +239,9 @@ class _DistributedConvTranspose(ConvLayer):
             halo = halo.then(bind_haloed_broadcast(placed, layout, halo_exchange, halo, x))
             has_ghosts = True
         shape_of = output_shapes(placed, inputs, windows, self.out_channels)
-        reduction = None
-        if placed.P_sum is not None:
-            key = (self._name, inputs, windows, self.out_channels)
-            placeholder = halo.output_shape, halo.output_dtype
-            reduction = placed.bind_sum(shape_of, key, layout.dtype, placeholder, x)
+        key = (self._name, inputs, windows, self.out_channels)
+        placeholder = halo.output_shape, halo.output_dtype
+        reduction = placed.bind_sum(shape_of, key, layout.dtype, placeholder, x)
         block = None
         if placed.P_c.index is not None:
             block = self._block_at(placed.P_c.index, inputs, features, shape_of)

@@ -111,7 +111,7 @@ class SequenceAttention(CheckedModule):
             # Give all inputs a gradient, as on the other workers.
             return query + key.sum() + value.sum()
         self._require(query, key, value, key_padding_mask, key_lengths)
-        cuts = self._cuts(query, key)
+        cuts = Cuts(self._query_cuts(query, self._cut_queries), self._key_cuts(key, self._cut_keys))
         line = self._P_line.rank
         assert line is not None
         padding = _padding(key_padding_mask, key_lengths, cuts.keys.block(line))
@@ -138,9 +138,6 @@ class SequenceAttention(CheckedModule):
         padding: torch.Tensor | None,
     ) -> torch.Tensor:
         raise NotImplementedError
-
-    def _cuts(self, query: torch.Tensor, key: torch.Tensor) -> Cuts:
-        return Cuts(self._query_cuts(query, self._cut_queries), self._key_cuts(key, self._cut_keys))
 
     def _cut_queries(self, query: torch.Tensor) -> Blocks:
         return self._query_agreement(query).decomposition.dims[SEQUENCE]

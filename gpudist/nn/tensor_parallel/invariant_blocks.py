@@ -127,7 +127,12 @@ def invariant_share(x: torch.Tensor, P: Partition) -> torch.Tensor:
     expect("invariant_share", "dual", x, P)
     if is_recorded():
         return _with_share_of_gradient(x, P.size)
-    return mark_result(apply_with_adjoint(x, *_shared_and_divided(P)), "invariant_share", P)
+    y = apply_with_adjoint(
+        x,
+        Declared("invariant_share", "dual", "invariant", P, torch.clone),
+        Declared("invariant_share", "invariant", "dual", P, lambda gradient: gradient / P.size),
+    )
+    return mark_result(y, "invariant_share", P)
 
 
 def gather_once(
@@ -181,10 +186,3 @@ def _gathered_and_cut(
             lambda x: x.narrow(dim, *own).clone(memory_format=torch.contiguous_format),
         ),
     )  # fmt: skip
-
-
-def _shared_and_divided(P: Partition) -> tuple[Declared, Declared]:
-    return (
-        Declared("invariant_share", "dual", "invariant", P, torch.clone),
-        Declared("invariant_share", "invariant", "dual", P, lambda x: x / P.size),
-    )

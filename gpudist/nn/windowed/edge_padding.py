@@ -84,7 +84,8 @@ def bind_edge_padding(
         places[d] = [source_cell(mode, cell, extent) - block[0] for cell in range(low, high)]
         front, behind = max(0, -low), max(0, high - extent)
         is_whole = (max(low, 0), min(high, extent)) == block
-        if is_whole and _torch_pads(mode, block, front, behind):
+        # Torch reflects at most all but one of the block's cells.
+        if is_whole and (mode == "replicate" or max(front, behind) < block[1] - block[0]):
             widths = [front, behind, *widths]
         else:
             widths = [0, 0, *widths]
@@ -94,10 +95,6 @@ def bind_edge_padding(
         return bind_arrangement(places, shape, P, f"padding of {name}", layout.dtype)
     padding = _TorchPadding(mode, tuple(widths), tuple(gathered))
     return padding if padding.cells or any(padding.widths) else None
-
-
-def _torch_pads(mode: CopyingMode, block: tuple[int, int], front: int, behind: int) -> bool:
-    return mode == "replicate" or max(front, behind) < block[1] - block[0]
 
 
 def require_padding_of_input(

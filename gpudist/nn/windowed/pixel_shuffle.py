@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -70,7 +71,7 @@ class DistributedPixelShuffle(DistributedWindowed):
         outputs: Box,
         x: torch.Tensor,
     ) -> Compute:
-        function = partial(_pixel_shuffle, factor=self.upscale_factor)
+        function = partial(_shuffle_pixels, F.pixel_shuffle, self.upscale_factor)
         return _Shuffle(function, _inside(windows, cells, outputs))
 
 
@@ -125,7 +126,7 @@ class DistributedPixelUnshuffle(DistributedWindowed):
         outputs: Box,
         x: torch.Tensor,
     ) -> Compute:
-        function = partial(_pixel_unshuffle, factor=self.downscale_factor)
+        function = partial(_shuffle_pixels, F.pixel_unshuffle, self.downscale_factor)
         return _Shuffle(function, _inside(windows, cells, outputs))
 
 
@@ -191,12 +192,8 @@ class _Shuffle:
         return self.function(x)[self.outputs].contiguous()
 
 
-def _pixel_shuffle(x: torch.Tensor, factor: int) -> torch.Tensor:
-    return F.pixel_shuffle(x, factor) if factor > 1 else x.clone()
-
-
-def _pixel_unshuffle(x: torch.Tensor, factor: int) -> torch.Tensor:
-    return F.pixel_unshuffle(x, factor) if factor > 1 else x.clone()
+def _shuffle_pixels(shuffle: Any, factor: int, x: torch.Tensor) -> torch.Tensor:
+    return shuffle(x, factor) if factor > 1 else x.clone()
 
 
 def _channel_shuffle(x: torch.Tensor, groups: int) -> torch.Tensor:
