@@ -138,10 +138,8 @@ class DistributedModule(CheckedModule):
         P_all: Partition | None = None,
         **options: Any,
     ) -> None:
-        """Let the ranks agree on inputs on ``P_x``, and keep what :meth:`_bind` returns for them.
-
-        The arguments are those of :class:`~gpudist.ops.shape_agreement.ShapeAgreement`.
-        """
+        # The ranks agree on inputs on ``P_x``, and what ``_bind`` returns for them is kept. The
+        # arguments are those of ShapeAgreement.
         self._agreement = ShapeAgreement(
             self._name, P_x, P_all or P_x, dims, global_shape, shape, **options
         )

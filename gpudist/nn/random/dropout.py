@@ -164,7 +164,7 @@ class DistributedDropout(DistributedModule):
         return (*shape[:leading], *(1,) * (len(shape) - leading))
 
     def _bind(self, layout: BlockLayout, x: torch.Tensor, *numbers: int) -> Cells:
-        """Return the global indices of this worker's cells in the leading dims."""
+        # The global indices of this worker's cells in the leading dims.
         index, cut = own_index(self.P_x), layout.decomposition
         if not self._seed_agreed and self.seed is not None:
             self.seed.fill_(self._agree_on_seed(int(self.seed.item())))
