@@ -163,8 +163,8 @@ def bind_in_place(
         stage, P = face.stages[0]
         stage, strip = from_strip(stage)
         # It keeps the identity of the face, since it sends the same messages.
-        from_strip_alone = replace(face, stages=((stage, P),), input_shape=strip.shape, fill=0.0)
-        strips.append((strip, from_strip_alone.T))
+        strip_movement = replace(face, stages=((stage, P),), input_shape=strip.shape, fill=0.0)
+        strips.append((strip, strip_movement.T))
     return ConvolutionInPlace(
         use.faces,
         tuple((slice(None), slice(None), *cells[2:]) for cells in use.outputs),

@@ -150,19 +150,19 @@ class _Adjoint:
         by, weight, gradient = self._by, self._weight, gradient.to(self._rest.dtype)
         if by.per_channel:
             first, second = self._sums(gradient)
-            of_parameters_here = [
+            own_sums = [
                 self._of_channels(second * self._inverse),
                 self._of_channels(first),
             ]
             weight = 1.0 if weight is None else weight.double().view(-1, *_ones(gradient))
             first, second, scale = first * weight, second * weight, self._inverse * weight
         else:
-            of_parameters_here = self._of_cells(gradient, needs[1:])
+            own_sums = self._of_cells(gradient, needs[1:])
             gradient = gradient if weight is None else gradient * weight.to(gradient.dtype)
             first, second = self._sums(gradient)
             scale = self._inverse
         of_sums = self._of_totals(first, second)
-        of_sums, of_parameters = by.move_gradients(of_sums, of_parameters_here, needs)
+        of_sums, of_parameters = by.move_gradients(of_sums, own_sums, needs)
         return [self._of_block(gradient, scale, of_sums), *of_parameters]
 
     def _sums(self, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

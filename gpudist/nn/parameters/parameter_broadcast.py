@@ -157,7 +157,7 @@ class _BroadcastParameters(torch.autograd.Function):
         moving, to_owners = tuple(compress(ctx.moving, moves)), not ctx.to_owners
         chosen = compress(gradients, moves)
         moved = iter(apply(_BroadcastParameters, moving, to_owners, ctx.bucket_bytes, *chosen))
-        return None, None, None, *[next(moved) if moves_here else None for moves_here in moves]
+        return None, None, None, *[next(moved) if is_moving else None for is_moving in moves]
 
 
 def _move_in_buckets(

@@ -72,8 +72,8 @@ def use_in_place(
     cells = _cells_of_largest_block(halo, layout)
     gpu = None if suits_cpu(x) else rates_of(P_x.wire.gpu)
     sends = any(blocks.parts > 1 for blocks in inputs.dims[2:])
-    circumstances = (gpu, layout.dtype.itemsize * cells, count, sends)
-    if cells == 0 or not saves_time(*circumstances, trains=False):
+    conditions = (gpu, layout.dtype.itemsize * cells, count, sends)
+    if cells == 0 or not saves_time(*conditions, trains=False):
         return None
     faces = plan_faces(inputs, halo, own_index(P_x), with_own)
     label = f"ghosts on {list(P_x.shape)} of {list(inputs.shape)}"
@@ -83,7 +83,7 @@ def use_in_place(
         for i, face in enumerate(faces)
     ]
     outputs = tuple(face.outputs.slices for face in faces)
-    trains = saves_time(*circumstances, trains=True)
+    trains = saves_time(*conditions, trains=True)
     return BlockInPlace(padding, tuple(movements), outputs, faces, trains)
 
 
