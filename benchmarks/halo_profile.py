@@ -39,7 +39,7 @@ def _lines(P_world: Partition) -> list[tuple[str, float]]:
     movement, y = exchange.movement(x), exchange(x)
     layers: dict[str, Callable[[], object]] = {
         "call": lambda: exchange(x),
-        "repeat": lambda: exchange._bound.repeat(x),
+        "repeat": lambda: exchange._bindings.repeat(x),
         "output": lambda: torch.empty_like(y),
         "native": one_call(movement, x, y),
         "local": local_part(movement, x, y),

@@ -69,7 +69,7 @@ def by_messages(P_world: Partition, block: tuple[int, ...], moves: list[Move]) -
     x = _block(block, rank).to(P_world.device)
     theirs = _block(block, peer).to(P_world.device)
     padded = tuple(n + 2 for n in block)
-    own = Move(Box.whole(block), Box.whole(block).shifted((-1,) * len(block)))
+    own = Move(Box.whole(block), Box.whole(block).relative_to((-1,) * len(block)))
     lowered = _lowered(block, moves, peer)
     lowered.after.append(_copied(own, block))
 

@@ -17,7 +17,7 @@ from gpudist.convert.network import GUARD, Conversion, modules_of, places_in
 from gpudist.convert.network_plan import NetworkPlan
 from gpudist.convert.parameters import Parameters
 from gpudist.errors import ConversionError
-from gpudist.exchange.tracing import untraced
+from gpudist.exchange.tracing import leave_untraced
 from gpudist.sbp.global_spec import GlobalSpec
 from gpudist.sbp.scope import current_scope
 from gpudist.world.partition import CartesianPartition
@@ -111,7 +111,7 @@ def make_converted_class(kind: type[torch.nn.Module], methods: tuple[str, ...]) 
             return conversion_of(self)(self, original.__get__(self), args, kwargs)
 
         call.__name__, call.__doc__ = name, original.__doc__
-        return untraced(_UNTRACED)(call)
+        return leave_untraced(_UNTRACED)(call)
 
     def call_network(self: Any, *args: Any, **kwargs: Any) -> Any:
         conversion = conversion_of(self)
@@ -121,7 +121,7 @@ def make_converted_class(kind: type[torch.nn.Module], methods: tuple[str, ...]) 
 
     entries = {name: entry(name) for name in methods if name != "forward"}
     if "forward" in methods:
-        entries["__call__"] = untraced(_UNTRACED)(call_network)
+        entries["__call__"] = leave_untraced(_UNTRACED)(call_network)
     body = {"__module__": kind.__module__, "__doc__": kind.__doc__, **entries}
     return type(f"Distributed{kind.__name__}", (Converted, kind), body)
 

@@ -141,7 +141,7 @@ class Entrance:
             self._agreements[key] = self._agreement(name, kind, is_dynamic)
         agreement, last = self._agreements[key], self._layouts.get((name, number))
         if last is not None and is_dynamic and _is_captured(x):
-            return agreement.adapted(last, x)
+            return agreement.adapt(last, x)
         layout = self._layouts[name, number] = agreement(x)
         if layout.has_equal_blocks:
             del self._agreements[key], self._layouts[name, number]

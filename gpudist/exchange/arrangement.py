@@ -8,7 +8,7 @@ import torch
 
 from gpudist.exchange.autograd import move
 from gpudist.exchange.movement import Movement, bind
-from gpudist.geometry.copies import MOST_BOXES, Run, plan_copies, runs_of
+from gpudist.geometry.copies import MOST_BOXES, plan_copies, runs_of
 from gpudist.world.partition import Partition
 
 # In a small dim, runs of single cells are boxes too.
@@ -19,12 +19,12 @@ class Arrangement:
     """Local, differentiable operator; see :func:`bind_arrangement`."""
 
     def __init__(
-        self, movement: Movement | None, gathered: Sequence[tuple[int, torch.Tensor]]
+        self, movement: Movement | None, gathers: Sequence[tuple[int, torch.Tensor]]
     ) -> None:
-        self._movement, self._gathered = movement, gathered
+        self._movement, self._gathers = movement, gathers
 
     def __call__(self, block: torch.Tensor) -> torch.Tensor:
-        for dim, cells in self._gathered:
+        for dim, cells in self._gathers:
             block = block.index_select(dim, cells)
         return block if self._movement is None else move((self._movement,), (block,))[0]
 
@@ -53,17 +53,17 @@ def bind_arrangement(
     """
     changed = {d: c for d, c in cells.items() if list(c) != list(range(shape[d]))}
     runs = {dim: runs_of(order) for dim, order in changed.items()}
-    few = {dim: along for dim, along in runs.items() if _are_few(along, len(changed[dim]))}
+    few = {
+        dim: along
+        for dim, along in runs.items()
+        if len(along) <= min(MOST_BOXES, max(_FEW_RUNS, len(changed[dim]) // 2))
+    }
     many = sorted(changed.keys() - few.keys())
-    gathered = [
+    gathers = [
         (dim, torch.tensor(changed[dim], dtype=torch.int64, device=P.device)) for dim in many
     ]
     after = [len(changed[d]) if d in many else extent for d, extent in enumerate(shape)]
     movement = None
     if few:
         movement = bind(plan_copies(after, few, P.plan_rank), P, label, dtype, (), dtype)
-    return Arrangement(movement, gathered) if changed else None
-
-
-def _are_few(runs: Sequence[Run], cells: int) -> bool:
-    return len(runs) <= min(MOST_BOXES, max(_FEW_RUNS, cells // 2))
+    return Arrangement(movement, gathers) if changed else None

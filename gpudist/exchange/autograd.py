@@ -56,7 +56,7 @@ def move(movements: Sequence[Movement], inputs: Sequence[torch.Tensor]) -> tuple
             return apply(_MoveNode, carry_out, tuple(movements), *inputs)
         return carry_out(movements, inputs)
     if is_recorded() or any([type(x) not in PLAIN for x in inputs]):
-        return _moved_by_library(movements, inputs)
+        return _move_by_library(movements, inputs)
     return apply(_MoveNode, move_without_node, tuple(movements), *inputs)
 
 
@@ -75,11 +75,11 @@ def move_without_node(
     Within the body, torch's transforms are no longer active, but its dispatch modes may be.
     """
     if has_modes() or any([type(x) not in PLAIN for x in inputs]):
-        return _moved_by_library(movements, inputs)
+        return _move_by_library(movements, inputs)
     return carry_out(movements, inputs)
 
 
-def _moved_by_library(
+def _move_by_library(
     movements: Sequence[Movement], inputs: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, ...]:
     try:
@@ -190,7 +190,7 @@ class Handwritten(Protocol):
         """Return the gradients of the inputs; those that are not needed may be ``None``."""
         ...
 
-    def composed(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def compose(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Return the output by a composition of differentiable operators."""
         ...
 
@@ -205,16 +205,16 @@ def apply_handwritten(operator: Handwritten, *inputs: torch.Tensor | None) -> to
     return operator.forward(*inputs)[0]
 
 
-def gradients_of_composed(
+def gradients_of_composition(
     operator: Handwritten, inputs: Saved, needs: Sequence[bool], gradient: torch.Tensor
 ) -> list[torch.Tensor | None]:
     """Return the gradients of the composition, which are differentiable again."""
     # Aliases: hooks of the inputs themselves run once, after the gradient of the node.
     aliases = [x.view_as(x) if need else x for x, need in zip(inputs, needs, strict=True)]
-    y = operator.composed(*aliases)
+    y = operator.compose(*aliases)
     needed = list(compress(aliases, needs))
-    found = iter(torch.autograd.grad(y, needed, gradient, create_graph=True))
-    return [next(found) if needed else None for needed in needs]
+    gradients = iter(torch.autograd.grad(y, needed, gradient, create_graph=True))
+    return [next(gradients) if need else None for need in needs]
 
 
 class _ApplyHandwritten(torch.autograd.Function):
@@ -235,7 +235,7 @@ class _ApplyHandwritten(torch.autograd.Function):
         needs = ctx.needs_input_grad[1:]
         if not torch.is_grad_enabled():
             return None, *ctx.operator.backward(gradients[0], inputs, kept, needs)
-        return None, *gradients_of_composed(ctx.operator, inputs, needs, gradients[0])
+        return None, *gradients_of_composition(ctx.operator, inputs, needs, gradients[0])
 
 
 class _MoveNode(torch.autograd.Function):
@@ -259,12 +259,10 @@ class _MoveNode(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        given = [(i, x) for i, x in enumerate(tangents[2:]) if x is not None]
-        moved = move([ctx.movements[i].T.T for i, _ in given], [x for _, x in given])
-        results: list[torch.Tensor | None] = [None] * len(ctx.movements)
-        for (i, _), tangent in zip(given, moved, strict=True):
-            results[i] = tangent
-        return tuple(results)
+        present = [x is not None for x in tangents[2:]]
+        linear = [movement.T.T for movement in compress(ctx.movements, present)]
+        moved = iter(move(linear, [x for x in tangents[2:] if x is not None]))
+        return tuple([next(moved) if is_present else None for is_present in present])
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from gpudist.exchange.autograd import Handwritten, gradients_of_composed
+from gpudist.exchange.autograd import Handwritten, gradients_of_composition
 from gpudist.exchange.torch_library import define, handles_of, thing_of
 
 
@@ -65,10 +65,14 @@ def _backward(ctx: Any, gradients: list[torch.Tensor]) -> tuple[Any, ...]:
     needs = list(ctx.needs_input_grad[1])
     if torch.is_grad_enabled():
         inputs = tensors[: ctx.count]
-        return None, gradients_of_composed(thing_of(ctx.handle), inputs, needs, gradients[0]), None
-    given = [gradients[0], *tensors]
-    found = torch.ops.gpudist.by_hand_backward(ctx.handle, given, ctx.count, needs, token)
-    return None, [x if need else None for x, need in zip(found, needs, strict=False)], None
+        return (
+            None,
+            gradients_of_composition(thing_of(ctx.handle), inputs, needs, gradients[0]),
+            None,
+        )
+    operands = [gradients[0], *tensors]
+    results = torch.ops.gpudist.by_hand_backward(ctx.handle, operands, ctx.count, needs, token)
+    return None, [x if need else None for x, need in zip(results, needs, strict=False)], None
 
 
 def _gradients(
@@ -79,8 +83,8 @@ def _gradients(
     for i, number in operator.kept_inputs.items():
         kept[i] = inputs[number]
     with torch.no_grad():
-        found = operator.backward(gradient, inputs, kept, [*needs, False])
-    return [_in_format_of(x, y) for x, y in zip(inputs, found, strict=False)]
+        results = operator.backward(gradient, inputs, kept, [*needs, False])
+    return [_in_format_of(x, y) for x, y in zip(inputs, results, strict=False)]
 
 
 def _in_format_of(x: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:

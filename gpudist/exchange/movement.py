@@ -13,7 +13,7 @@ import torch
 from gpudist.cache import Cache
 from gpudist.checks.digest import digest_of
 from gpudist.errors import ShapeError
-from gpudist.exchange.step import MovementStep, kept_form
+from gpudist.exchange.step import MovementStep, memory_format_of
 from gpudist.geometry.boxes import Plan, Stage
 from gpudist.world.partition import Partition
 
@@ -156,7 +156,7 @@ def output_form(movement: Movement, strides: Sequence[int]) -> torch.memory_form
     """Return the memory format of a movement's output for an input with these strides."""
     form = None
     for stage, partition in movement.stages:
-        form = kept_form(stage, partition, strides)
+        form = memory_format_of(stage, partition, strides)
         shape = stage.output_shape or ()
         strides = torch.empty(shape, device="meta", memory_format=form).stride()
     return form if form is not None else torch.contiguous_format

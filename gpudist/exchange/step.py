@@ -113,8 +113,8 @@ class MovementStep:
             strides, address = (), 0
         else:
             return self.make_output(), None
-        known = self.bound if into is None else self._accumulating
-        stage, make = known.get(strides) or self.bind(strides, into is not None)
+        stages = self.bound if into is None else self._accumulating
+        stage, make = stages.get(strides) or self.bind(strides, into is not None)
         y = into if into is not None else make()
         assert y is not None  # Movements of one step return at least a placeholder.
         return y, (stage, address, y.data_ptr())
@@ -125,7 +125,7 @@ class MovementStep:
         Threads that bind it concurrently all get the same one, which may already be running.
         """
         P, shape = self.partition, self.stage.output_shape
-        form = None if accumulates else kept_form(self.stage, P, strides)
+        form = None if accumulates else memory_format_of(self.stage, P, strides)
         output_strides, make = None, self.make_output
         if form is not None and shape is not None:
             output_strides = torch.empty(shape, device="meta", memory_format=form).stride()
@@ -138,19 +138,19 @@ class MovementStep:
             self.stage, P.ranks, P.plan_rank, strides, self.dtype, self.fill, accumulates,
             output_strides, self.is_guarded,
         )  # fmt: skip
-        known = self._accumulating if accumulates else self.bound
-        return known.setdefault(strides, (stage, make))
+        stages = self._accumulating if accumulates else self.bound
+        return stages.setdefault(strides, (stage, make))
 
 
-def kept_form(
+def memory_format_of(
     stage: Stage, partition: Partition, strides: Sequence[int]
 ) -> torch.memory_format | None:
     """Return the memory format of the input if the output keeps it, otherwise ``None``."""
-    given, shape = stage.input_shape, stage.output_shape
-    if given is None or shape is None or not partition.wire.keeps_layout:
+    input_shape, shape = stage.input_shape, stage.output_shape
+    if input_shape is None or shape is None or not partition.wire.keeps_layout:
         return None
-    form = _CHANNELS_LAST.get(len(given)) if len(given) == len(shape) else None
-    x = torch.empty_strided(given, strides, device="meta")
+    form = _CHANNELS_LAST.get(len(input_shape)) if len(input_shape) == len(shape) else None
+    x = torch.empty_strided(input_shape, strides, device="meta")
     if form is None or x.is_contiguous() or not x.is_contiguous(memory_format=form):
         return None
     return form

@@ -14,7 +14,7 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import islice
+from itertools import compress, islice
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -27,7 +27,6 @@ from torch.fx.node import has_side_effect
 
 from gpudist.exchange import Movement, all_reduce, carry_out, output_form
 from gpudist.exchange.tracing import constant_when_traced
-from gpudist.transport.base import ReduceOp
 
 _REMEMBERED = 4096
 _ITSELF, _ADJOINT, _ADJOINT_OF_ADJOINT = range(3)
@@ -118,7 +117,7 @@ def define(
     if backward is None:
         recorded = _constant(operation)
     else:
-        recorded = _refusing_tangents(
+        recorded = _refuse_tangents(
             make_autograd_impl(operation, Info(backward, setup_context)), name
         )
     _library.impl(name, _in_order(recorded), "Autograd", with_keyset=True)
@@ -134,7 +133,7 @@ def _constant(operation: Any) -> Callable[..., list[torch.Tensor]]:
     return call
 
 
-def _refusing_tangents(kernel: Callable[..., list[torch.Tensor]], name: str) -> Callable[..., Any]:
+def _refuse_tangents(kernel: Callable[..., list[torch.Tensor]], name: str) -> Callable[..., Any]:
     """Wrap ``kernel`` to raise instead of dropping tangents: graphs support reverse mode only."""
 
     def call(keyset: object, *args: Any) -> list[torch.Tensor]:
@@ -180,10 +179,6 @@ def _in_order(kernel: Callable[..., list[torch.Tensor]]) -> Callable[..., list[t
     return call
 
 
-def _move(handles: Sequence[int], inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    return carry_out([movement_of(handle) for handle in handles], inputs)
-
-
 def _fake_move(handles: Sequence[int], inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     movements = [movement_of(handle) for handle in handles]
     return [
@@ -206,22 +201,10 @@ def _remember_move(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]
 
 def _move_gradients(ctx: Any, gradients: list[torch.Tensor]) -> tuple[Any, ...]:
     (token,) = ctx.saved_tensors
-    needed = [i for i, needs in enumerate(ctx.needs_input_grad[1]) if needs]
-    moved = torch.ops.gpudist.move(
-        [adjoint_of(ctx.handles[i]) for i in needed], [gradients[i] for i in needed], token
-    )
-    results: list[torch.Tensor | None] = [None] * len(ctx.handles)
-    for i, gradient in zip(needed, moved, strict=False):
-        results[i] = gradient
-    return None, results, None
-
-
-def _all_reduce(partition: int, x: torch.Tensor, op: ReduceOp) -> Sequence[torch.Tensor]:
-    return [all_reduce(x, thing_of(partition), op)]
-
-
-def _fake_all_reduce(partition: int, x: torch.Tensor, op: ReduceOp) -> Sequence[torch.Tensor]:
-    return [x.new_empty(x.shape)]
+    needs = ctx.needs_input_grad[1]
+    adjoints = [adjoint_of(handle) for handle in compress(ctx.handles, needs)]
+    moved = iter(torch.ops.gpudist.move(adjoints, list(compress(gradients, needs)), token))
+    return None, [next(moved) if needed else None for needed in needs], None
 
 
 def _check(
@@ -231,14 +214,25 @@ def _check(
     return []
 
 
-def _fake_check(
-    owner: int, x: torch.Tensor, method: str, numbers: Sequence[int]
-) -> Sequence[torch.Tensor]:
-    return []
-
-
-define("move", "int[] handles, Tensor[] inputs", _move, _fake_move, _move_gradients, _remember_move)
+define(
+    "move",
+    "int[] handles, Tensor[] inputs",
+    lambda handles, inputs: carry_out([movement_of(handle) for handle in handles], inputs),
+    _fake_move,
+    _move_gradients,
+    _remember_move,
+)
 # Not differentiable.
-define("all_reduce", "int partition, Tensor x, str op", _all_reduce, _fake_all_reduce)
+define(
+    "all_reduce",
+    "int partition, Tensor x, str op",
+    lambda partition, x, op: [all_reduce(x, thing_of(partition), op)],
+    lambda partition, x, op: [x.new_empty(x.shape)],
+)
 # Calls a method only for the errors that it raises.
-define("check", "int owner, Tensor x, str method, int[] numbers", _check, _fake_check)
+define(
+    "check",
+    "int owner, Tensor x, str method, int[] numbers",
+    _check,
+    lambda owner, x, method, numbers: [],
+)

@@ -75,7 +75,7 @@ def is_recorded(x: torch.Tensor | None = None) -> bool:
     return has_modes() or (x is not None and type(x) not in PLAIN)
 
 
-def untraced(reason: str) -> Callable[[F], F]:
+def leave_untraced(reason: str) -> Callable[[F], F]:
     """Decorate a function that torch.compile leaves as it is, with what it calls.
 
     Args:
@@ -201,18 +201,18 @@ def constant_when_traced(function: F) -> F:
     therefore passed by address; Dynamo keeps them alive during the call.
     """
 
-    def found(*args: Any, **kwargs: Any) -> Any:
+    def call_by_address(*args: Any, **kwargs: Any) -> Any:
         named = {name: _object_of(*pair) for name, pair in kwargs.items()}
         return function(*[_object_of(*pair) for pair in args], **named)
 
-    vars(found)["_dynamo_marked_constant"] = True
+    vars(call_by_address)["_dynamo_marked_constant"] = True
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if not is_dynamo_compiling():
             return function(*args, **kwargs)
         named = {name: _address_or_value(value) for name, value in kwargs.items()}
-        return found(*[_address_or_value(value) for value in args], **named)
+        return call_by_address(*[_address_or_value(value) for value in args], **named)
 
     return call  # type: ignore[return-value]
 

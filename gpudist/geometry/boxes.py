@@ -42,7 +42,7 @@ class Box:
         """The box as an index into an array."""
         return tuple(slice(start, stop) for start, stop in zip(self.start, self.stop, strict=True))
 
-    def shifted(self, offset: Sequence[int]) -> Box:
+    def relative_to(self, offset: Sequence[int]) -> Box:
         """Return the box in coordinates with their origin at ``offset``."""
         return Box(
             tuple(start - o for start, o in zip(self.start, offset, strict=True)),

@@ -44,7 +44,7 @@ class Combine:
     def at(self, box: Box) -> Combine:
         """Return the restriction to ``box``, a box of the output within the destination."""
         sources = (
-            replace(source, box=box.shifted(_offset(source.box, self.destination)))
+            replace(source, box=box.relative_to(_offset(source.box, self.destination)))
             for source in self.sources
         )
         return Combine(box, tuple(sources))
@@ -70,13 +70,13 @@ def combines(stage: MessageStage, accumulates: bool = False) -> tuple[Combine, .
     pieces = [Combine(box, ()) for box in stage.fills]
     pieces += [Combine(move.destination, (Source(move.source),)) for move in stage.moves]
     for number, message in enumerate(stage.receives):
-        pieces += [_received(box, number, part) for part, box in enumerate(message.boxes)]
+        pieces += [_combine_received(box, number, part) for part, box in enumerate(message.boxes)]
     for i, contribution in enumerate(_contributions(stage)):
         for combine in contribution:
             if i == 0 and stage.starts_with_copy:
                 pieces.append(combine)
             else:
-                pieces = list(_added(pieces, combine, accumulates))
+                pieces = list(_add(pieces, combine, accumulates))
     return tuple(piece for piece in pieces if piece.destination.volume)
 
 
@@ -86,18 +86,18 @@ def _contributions(stage: MessageStage) -> Iterator[list[Combine]]:
     for contribution in stage.sums:
         boxes = contribution.destinations
         if contribution.peer is None:
-            own = zip(boxes, contribution.sources, strict=True)
-            yield [Combine(box, (Source(source),)) for box, source in own]
+            pairs = zip(boxes, contribution.sources, strict=True)
+            yield [Combine(box, (Source(source),)) for box, source in pairs]
         else:
-            yield [_received(box, number, part) for part, box in enumerate(boxes)]
+            yield [_combine_received(box, number, part) for part, box in enumerate(boxes)]
             number += 1
 
 
-def _received(box: Box, message: int, part: int) -> Combine:
-    return Combine(box, (Source(box.shifted(box.start), message, part),))
+def _combine_received(box: Box, message: int, part: int) -> Combine:
+    return Combine(box, (Source(box.relative_to(box.start), message, part),))
 
 
-def _added(pieces: list[Combine], new: Combine, accumulates: bool) -> Iterator[Combine]:
+def _add(pieces: list[Combine], new: Combine, accumulates: bool) -> Iterator[Combine]:
     """Add ``new`` to ``pieces``, cutting them where it begins and ends."""
     rest = [new.destination] if new.destination.volume else []
     for piece in pieces:

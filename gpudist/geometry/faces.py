@@ -54,7 +54,7 @@ def plan_faces(
     faces: list[Face] = []
     for d, axis in enumerate(axes):
         for side in _SIDES:
-            if _anybody_has(axis, side):
+            if any(axis.has(side, worker) for worker in range(axis.inputs.parts)):
                 before: tuple[Part, ...] = ("inside",) * d
                 behind: tuple[Part, ...] = ("whole",) * (len(axes) - d - 1)
                 parts = (*before, side, *behind)
@@ -70,15 +70,10 @@ def have_faces(inputs: Decomposition, halo: Halo) -> bool:
 def most_faces(inputs: Decomposition, halo: Halo) -> int:
     """Return the number of faces with outputs that a worker has at most."""
     axes = axes_of(inputs, halo, (0,) * len(inputs.dims))
-    return sum(max(_number_of_faces(axis, i) for i in range(axis.inputs.parts)) for axis in axes)
-
-
-def _number_of_faces(axis: HaloAxis, index: int) -> int:
-    return sum(axis.has(side, index) for side in _SIDES)
-
-
-def _anybody_has(axis: HaloAxis, side: Part) -> bool:
-    return any(axis.has(side, worker) for worker in range(axis.inputs.parts))
+    return sum(
+        max(sum(axis.has(side, i) for side in _SIDES) for i in range(axis.inputs.parts))
+        for axis in axes
+    )
 
 
 def _face(
@@ -91,14 +86,14 @@ def _face(
     of = list(zip(axes, parts, strict=True))
     rank = rank_of([axis.index for axis in axes], grid)
     moves = all_cells if with_own else _ghosts
-    stage = halo_stage([axis.shared(part) for axis, part in of], rank, grid, moves)
+    stage = halo_stage([axis.exchanged_segments(part) for axis, part in of], rank, grid, moves)
     outputs = [axis.outputs_of(part, axis.index) for axis, part in of]
     box = Box(tuple(start for start, _ in outputs), tuple(stop for _, stop in outputs))
     origin = [axis.outputs.block(axis.index)[0] for axis in axes]
     starts, stops = zip(*[axis.needed(part, axis.index) for axis, part in of], strict=True)
     owned = [axis.inputs.block(axis.index)[0] for axis in axes]
-    reads = Box(starts, stops).shifted(owned)
-    return Face(box.shifted(origin), Plan(key, rank, (stage,)), reads)
+    reads = Box(starts, stops).relative_to(owned)
+    return Face(box.relative_to(origin), Plan(key, rank, (stage,)), reads)
 
 
 def _ghosts(segments: Sequence[HaloSegment]) -> bool:
@@ -119,9 +114,9 @@ def from_strip(stage: Stage) -> tuple[Stage, Box]:
     return replace(
         stage,
         input_shape=strip.shape,
-        moves=tuple(Move(m.source.shifted(strip.start), m.destination) for m in stage.moves),
+        moves=tuple(Move(m.source.relative_to(strip.start), m.destination) for m in stage.moves),
         sends=tuple(
-            Message(send.peer, tuple(box.shifted(strip.start) for box in send.boxes))
+            Message(send.peer, tuple(box.relative_to(strip.start) for box in send.boxes))
             for send in stage.sends
         ),
     ), strip
@@ -136,15 +131,15 @@ def own_paddings(
     any worker would need different padding on its two sides, would have to drop own cells, or has
     outputs but no cells. The time is proportional to the number of workers along each axis.
     """
-    own: list[int] = []
+    own_widths: list[int] = []
     for blocks, window, i in zip(inputs.dims, windows, index, strict=True):
         if not isinstance(window, SlidingWindow):
             continue
         paddings = axis_paddings(blocks, window)
         if paddings is None:
             return None
-        own.append(paddings[i])
-    return tuple(own)
+        own_widths.append(paddings[i])
+    return tuple(own_widths)
 
 
 @lru_cache(maxsize=256)
@@ -160,8 +155,8 @@ def axis_paddings(inputs: Blocks, window: SlidingWindow) -> tuple[int, ...] | No
         padding = owned[0] - window.needed(start, stop, inputs.extent)[0]
         padded = owned[1] - owned[0] + 2 * padding
         fits = owned[0] < owned[1] and padding >= 0 and padded >= window.reach
-        own = replace(window, padding=(padding, padding)) if fits else window
-        if not fits or own.output_extent(owned[1] - owned[0]) != stop - start:
+        own_window = replace(window, padding=(padding, padding)) if fits else window
+        if not fits or own_window.output_extent(owned[1] - owned[0]) != stop - start:
             return None
         paddings.append(padding)
     return tuple(paddings)

@@ -109,7 +109,7 @@ class HaloAxis:
         low, high = self.window.needed(start, stop, self.inputs.extent)
         return (low, high) if start < stop else (low, low)
 
-    def shared(self, part: Part) -> _Shared:
+    def exchanged_segments(self, part: Part) -> _Shared:
         """Return the cells that outputs in ``part`` read, in time logarithmic in the workers."""
         owned, needed = self.inputs.block(self.index), self.needed(part, self.index)
         return _Shared(owned, needed, list(self._takes(part)), list(self._gives(part)))
@@ -118,8 +118,8 @@ class HaloAxis:
         low, high = self.needed(part, self.index)
         for shift in shifts((low, high), self.inputs.extent, self.periodic):
             for owner, start, stop in self.inputs.overlapping(low - shift, high - shift):
-                own = owner == self.index and shift == 0
-                yield HaloSegment(owner, start + shift - low, stop + shift - low, own)
+                is_own = owner == self.index and shift == 0
+                yield HaloSegment(owner, start + shift - low, stop + shift - low, is_own)
 
     def _gives(self, part: Part) -> Iterator[HaloSegment]:
         first, last = self.inputs.block(self.index)
@@ -136,8 +136,8 @@ class HaloAxis:
                     needed = self.needed(part, taker)
                     low, high = max(low, needed[0]), min(high, needed[1])
                 if low < high:
-                    own = taker == self.index and shift == 0
-                    yield HaloSegment(taker, low - shift - first, high - shift - first, own)
+                    is_own = taker == self.index and shift == 0
+                    yield HaloSegment(taker, low - shift - first, high - shift - first, is_own)
 
 
 @lru_cache(maxsize=4096)
@@ -194,14 +194,14 @@ def adjoint_in_place(stage: Stage, own: Box) -> Stage:
         own: the block's cells in the latter.
     """
     origin = [-n for n in own.start]
-    moves = [Move(move.destination, move.source.shifted(origin)) for move in stage.moves]
+    moves = [Move(move.destination, move.source.relative_to(origin)) for move in stage.moves]
     return Stage(
         stage.output_shape,
         stage.output_shape,
         tuple(move for move in moves if move.source != move.destination),
         stage.receives,
         tuple(
-            Message(send.peer, tuple(box.shifted(origin) for box in send.boxes))
+            Message(send.peer, tuple(box.relative_to(origin) for box in send.boxes))
             for send in stage.sends
         ),
         sources_overlap=True,
@@ -220,7 +220,7 @@ def plan_halo(inputs: Decomposition, halo: Halo, index: Sequence[int]) -> Plan:
     Returns:
         Plan whose ranks are row-major on the grid. Output cells that no block owns are padding.
     """
-    axes = [axis.shared("whole") for axis in axes_of(inputs, halo, index)]
+    axes = [axis.exchanged_segments("whole") for axis in axes_of(inputs, halo, index)]
     grid = inputs.grid
     rank = rank_of(index, grid)
     key = ("halo_exchange", inputs, halo)

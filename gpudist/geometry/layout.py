@@ -103,23 +103,25 @@ def split(dim: int, sizes: Sequence[int] | None = None) -> Sbp:
 
 def misfit(sbp: NdSbp, grid: tuple[int, ...], shape: tuple[int, ...]) -> str:
     """Return why explicit sizes do not fit this grid and shape; ``""`` if they fit."""
-    if all(one.sizes is None for one in sbp):
+    if all(attribute.sizes is None for attribute in sbp):
         return ""
     # Cells of the blocks of each dim, after the outer axes have split it.
     blocks = [{extent} for extent in shape]
-    for axis, (one, parts) in enumerate(zip(sbp, grid, strict=True)):
-        if not one.is_split:
+    for axis, (attribute, parts) in enumerate(zip(sbp, grid, strict=True)):
+        if not attribute.is_split:
             continue
-        cut = blocks[one.dim]
-        if one.sizes is not None and (len(one.sizes) != parts or cut != {sum(one.sizes)}):
+        cut = blocks[attribute.dim]
+        if attribute.sizes is not None and (
+            len(attribute.sizes) != parts or cut != {sum(attribute.sizes)}
+        ):
             cells = " or ".join(str(extent) for extent in sorted(cut))
             return (
-                f"{one!r}: {len(one.sizes)} sizes add up to {sum(one.sizes)} cells, but axis "
-                f"{axis} has {parts} workers and splits {cells} cells of dim {one.dim}; give one "
-                f"size per worker, {cells} cells in total, or omit sizes"
+                f"{attribute!r}: {len(attribute.sizes)} sizes add up to {sum(attribute.sizes)} "
+                f"cells, but axis {axis} has {parts} workers and splits {cells} cells of dim "
+                f"{attribute.dim}; give one size per worker, {cells} cells in total, or omit sizes"
             )
-        found = [one.blocks(extent, parts) for extent in cut]
-        blocks[one.dim] = {each.length(i) for each in found for i in range(parts)}
+        cuts = [attribute.blocks(extent, parts) for extent in cut]
+        blocks[attribute.dim] = {each.length(i) for each in cuts for i in range(parts)}
     return ""
 
 
@@ -147,18 +149,18 @@ def nd_sbp(sbp: Sbp | Sequence[Sbp], axes: int, dims: int | None = None) -> NdSb
     """
     if isinstance(sbp, Sbp):
         sbp = (sbp,) if sbp.is_split else (sbp,) * axes
-    given = tuple(sbp)
-    if len(given) != axes or not all(isinstance(one, Sbp) for one in given):  # pyright: ignore[reportUnnecessaryIsInstance]
+    attributes = tuple(sbp)
+    if len(attributes) != axes or not all(isinstance(attribute, Sbp) for attribute in attributes):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PartitionError(
             f"sbp={sbp!r}: give one of split(dim), broadcast and partial_sum for each of the "
             f"{axes} axes of the placement"
         )
-    for one in given:
-        if dims is not None and one.dim >= dims:
+    for attribute in attributes:
+        if dims is not None and attribute.dim >= dims:
             raise PartitionError(
-                f"{one!r}: the tensor has {dims} dims, numbered from 0; give one of them"
+                f"{attribute!r}: the tensor has {dims} dims, numbered from 0; give one of them"
             )
-    return given
+    return attributes
 
 
 Index = tuple[int, ...]
@@ -183,10 +185,10 @@ class Layout:
     def box(self, index: Index) -> Box:
         """Return the global cells of the rank at ``index``; the outer axis splits first."""
         start, stop = [0] * len(self.shape), list(self.shape)
-        for one, parts, i in zip(self.sbp, self.grid, index, strict=True):
-            if one.is_split:
-                d = one.dim
-                low, high = one.blocks(stop[d] - start[d], parts).block(i)
+        for attribute, parts, i in zip(self.sbp, self.grid, index, strict=True):
+            if attribute.is_split:
+                d = attribute.dim
+                low, high = attribute.blocks(stop[d] - start[d], parts).block(i)
                 start[d], stop[d] = start[d] + low, start[d] + high
         return Box(tuple(start), tuple(stop))
 
@@ -205,7 +207,7 @@ class Layout:
         """
         of_dims: list[Iterator[tuple[dict[int, int], int, int]]] = []
         for dim, extent in enumerate(self.shape):
-            axes = [axis for axis, one in enumerate(self.sbp) if one.dim == dim]
+            axes = [axis for axis, attribute in enumerate(self.sbp) if attribute.dim == dim]
             of_dims.append(self._segments(axes, extent, box.start[dim], box.stop[dim], pinned))
         for segments in product(*of_dims):
             at = {axis: i for indices, _, _ in segments for axis, i in indices.items()}
@@ -235,8 +237,10 @@ class Layout:
             low, high = max(low, start), min(high, stop)
         for i, first, last in blocks.overlapping(low, high):
             start, stop = blocks.block(i)
-            found = self._segments(inner, stop - start, first - start, last - start, pinned)
-            for indices, a, b in found:
+            inner_segments = self._segments(
+                inner, stop - start, first - start, last - start, pinned
+            )
+            for indices, a, b in inner_segments:
                 yield {axis: i, **indices}, start + a, start + b
 
     @cached_property
@@ -249,11 +253,11 @@ class Layout:
         """Whether a rank has no cells; found from the lengths of blocks along each dim."""
         for dim, extent in enumerate(self.shape):
             lengths = {extent}
-            for one, parts in zip(self.sbp, self.grid, strict=True):
-                if one.dim == dim:
-                    cuts = [one.blocks(length, parts) for length in lengths]
+            for attribute, parts in zip(self.sbp, self.grid, strict=True):
+                if attribute.dim == dim:
+                    cuts = [attribute.blocks(length, parts) for length in lengths]
                     # The longest and the shortest of balanced blocks are the first and the last.
-                    of = (0, parts - 1) if one.sizes is None else range(parts)
+                    of = (0, parts - 1) if attribute.sizes is None else range(parts)
                     lengths = {blocks.length(i) for blocks in cuts for i in of}
             if 0 in lengths:
                 return True
@@ -266,13 +270,17 @@ class Layout:
         Raises:
             ValueError: several axes split a dim, which then has no blocks for each index.
         """
-        found: list[Blocks] = []
+        per_dim: list[Blocks] = []
         for dim, extent in enumerate(self.shape):
             axes = zip(self.sbp, self.grid, strict=True)
-            cut = [one.blocks(extent, parts) for one, parts in axes if one.dim == dim and parts > 1]
+            cut = [
+                attribute.blocks(extent, parts)
+                for attribute, parts in axes
+                if attribute.dim == dim and parts > 1
+            ]
             (blocks,) = cut or [Blocks(extent, 1)]
-            found.append(blocks)
-        return tuple(found)
+            per_dim.append(blocks)
+        return tuple(per_dim)
 
     def groups(self, inner: str) -> dict[Box, list[list[int]]]:
         """Return, for each block with cells, the groups of ranks that hold it.
@@ -281,20 +289,23 @@ class Layout:
             inner: kind of the axes along which the ranks of a group differ: ``"broadcast"`` for all
                 copies of each term, ``"partial_sum"`` for all terms of each copy.
         """
-        found: defaultdict[Box, defaultdict[Index, list[int]]]
-        found = defaultdict(lambda: defaultdict(list))
+        ranks_by_box: defaultdict[Box, defaultdict[Index, list[int]]]
+        ranks_by_box = defaultdict(lambda: defaultdict(list))
         for position, rank in enumerate(self.ranks):
             index = index_of(position, self.grid)
             outer = tuple(
-                -1 if one.kind == inner else i for one, i in zip(self.sbp, index, strict=True)
+                -1 if attribute.kind == inner else i
+                for attribute, i in zip(self.sbp, index, strict=True)
             )
             if self.boxes[rank].volume:
-                found[self.boxes[rank]][outer].append(rank)
-        return {box: list(groups.values()) for box, groups in found.items()}
+                ranks_by_box[self.boxes[rank]][outer].append(rank)
+        return {box: list(groups.values()) for box, groups in ranks_by_box.items()}
 
     def count(self, kind: str) -> int:
         """Return the number of terms or copies of each cell."""
-        return prod(n for one, n in zip(self.sbp, self.grid, strict=True) if one.kind == kind)
+        return prod(
+            n for attribute, n in zip(self.sbp, self.grid, strict=True) if attribute.kind == kind
+        )
 
     def same_workers(self, other: Layout) -> bool:
         """Return whether both layouts use the same ranks on the same grid."""
@@ -304,11 +315,13 @@ class Layout:
         """Return the layout with other attributes."""
         return Layout(self.ranks, self.grid, sbp, self.shape)
 
-    def restricted(self, axes: Sequence[int], dims: Sequence[int]) -> Layout:
+    def restrict(self, axes: Sequence[int], dims: Sequence[int]) -> Layout:
         """Return the layout on these axes, of these dims; no other axis splits them."""
         sbp = tuple(
-            replace(one, dim=dims.index(one.dim)) if one.dim in dims else broadcast
-            for one in (self.sbp[axis] for axis in axes)
+            replace(attribute, dim=dims.index(attribute.dim))
+            if attribute.dim in dims
+            else broadcast
+            for attribute in (self.sbp[axis] for axis in axes)
         )
         return Layout(
             (), tuple(self.grid[a] for a in axes), sbp, tuple(self.shape[d] for d in dims)
@@ -317,13 +330,14 @@ class Layout:
     @cached_property
     def dual(self) -> Layout:
         """Layout of the gradient of a tensor with this layout."""
-        return self.with_sbp(tuple(one.dual for one in self.sbp))
+        return self.with_sbp(tuple(attribute.dual for attribute in self.sbp))
 
     @property
     def first_copies(self) -> Layout:
         """This layout on the first rank along every axis of copies."""
         kept = [
-            range(1 if one == broadcast else n) for one, n in zip(self.sbp, self.grid, strict=True)
+            range(1 if attribute == broadcast else n)
+            for attribute, n in zip(self.sbp, self.grid, strict=True)
         ]
         ranks = tuple(self.ranks[rank_of(index, self.grid)] for index in product(*kept))
         return Layout(ranks, tuple(map(len, kept)), self.sbp, self.shape)
@@ -335,8 +349,8 @@ def share_at_cuts(sbp: NdSbp, shape: tuple[int, ...], grid: tuple[int, ...]) -> 
     No sample, of the first dim, reads another.
     """
     parts: defaultdict[int, int] = defaultdict(lambda: 1)
-    for one, n in zip(sbp, grid, strict=True):
-        if one.is_split:
-            parts[one.dim] *= n
+    for attribute, n in zip(sbp, grid, strict=True):
+        if attribute.is_split:
+            parts[attribute.dim] *= n
     read = {dim: n for dim, n in parts.items() if n > 1 and (dim or shape[dim] < n)}
     return sum(n / max(shape[dim], 1) for dim, n in read.items())

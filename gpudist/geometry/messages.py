@@ -94,7 +94,7 @@ def as_messages(
         scatters: whether a large all-reduce may relay sums.
     """
     if scatters and not (from_zero or accumulates):
-        scattered = _scattered(stage, rank, item_bytes)
+        scattered = _scatter_sum(stage, rank, item_bytes)
         if scattered is not None:
             return scattered
     moves, sends, receives = list(stage.moves), list(stage.sends), list(stage.receives)
@@ -153,12 +153,12 @@ def _in_order(
     sums = [Contribution(message.peer, message.boxes) for message in receives]
     if moves:
         destinations = tuple(move.destination for move in moves)
-        own = Contribution(None, destinations, tuple(move.source for move in moves))
-        sums.insert(sum(message.peer < rank for message in receives), own)
+        own_contribution = Contribution(None, destinations, tuple(move.source for move in moves))
+        sums.insert(sum(message.peer < rank for message in receives), own_contribution)
     return tuple(sums)
 
 
-def _scattered(stage: Stage, rank: int, item_bytes: int) -> MessageStage | None:
+def _scatter_sum(stage: Stage, rank: int, item_bytes: int) -> MessageStage | None:
     """Return an all-reduce in which every member sums and relays one part, or ``None``."""
     if len(stage.collectives) != 1 or stage.collectives[0].kind != "all_reduce":
         return None
@@ -174,8 +174,10 @@ def _scattered(stage: Stage, rank: int, item_bytes: int) -> MessageStage | None:
     mine = parts[rank]
     others = [member for member in members if member != rank and parts[member].volume]
     receivers = [member for member in members if member != rank] if mine.volume else []
-    own = Contribution(None, (mine,), (mine,))
-    sums = [own if member == rank else Contribution(member, (mine,)) for member in members]
+    own_contribution = Contribution(None, (mine,), (mine,))
+    sums = [
+        own_contribution if member == rank else Contribution(member, (mine,)) for member in members
+    ]
     return MessageStage(
         sends=tuple(Message(member, (parts[member],)) for member in others),
         sums=tuple(sums) if mine.volume else (),

@@ -60,11 +60,11 @@ def plan_repartition(
     gives: list[tuple[int, Box]] = []
     takes: list[tuple[int, Box]] = []
     if owned is not None:
-        found = overlaps(owned, target)
-        gives = [(target_rank(index), cells.shifted(owned.start)) for index, cells in found]
+        parts = overlaps(owned, target)
+        gives = [(target_rank(index), cells.relative_to(owned.start)) for index, cells in parts]
     if wanted is not None:
-        found = overlaps(wanted, source)
-        takes = [(source_rank(index), cells.shifted(wanted.start)) for index, cells in found]
+        parts = overlaps(wanted, source)
+        takes = [(source_rank(index), cells.relative_to(wanted.start)) for index, cells in parts]
     input_shape = owned.shape if owned is not None else None
     output_shape = wanted.shape if wanted is not None else None
     stage = stage_of(rank, input_shape, output_shape, gives, takes)
@@ -97,7 +97,7 @@ def plan_all_gather(inputs: Decomposition, axes: Sequence[int], index: Sequence[
     block = Box.whole(owned.shape)
     gives = [(peer, block) for peer in members if owned.volume]
     takes = [
-        (rank_of(member, grid), cells.shifted(wanted.start))
+        (rank_of(member, grid), cells.relative_to(wanted.start))
         for member, cells in overlaps(wanted, inputs)
     ]
     stage = stage_of(rank, owned.shape, wanted.shape, gives, takes, len(members) > 1)

@@ -30,11 +30,11 @@ def plan_ring_hop(
     """
     parts = blocks.parts
 
-    def held(after: int) -> tuple[int, ...]:
+    def shape_held(after: int) -> tuple[int, ...]:
         length = blocks.length(held_block(rank, after, parts))
         return (*shape[:dim], length, *shape[dim + 1 :])
 
-    now, then = Box.whole(held(step)), Box.whole(held(step + 1))
+    now, then = Box.whole(shape_held(step)), Box.whole(shape_held(step + 1))
     stage = Stage(
         now.shape,
         then.shape,

@@ -50,8 +50,8 @@ class RouteStep:
         if self.summed is not None:
             return _cells_all_reduced(source, self.summed)
         if not self.is_local and source.count("broadcast") > 1 and target.count("partial_sum") > 1:
-            found = _searched(source, target)
-            return sum(cells.volume for holder, receiver, cells in found if holder != receiver)
+            transfers = _search_transfers(source, target)
+            return sum(cells.volume for holder, receiver, cells in transfers if holder != receiver)
         # Every rank keeps as many cells as it can.
         return _cells_needed(source, target) - _cells_kept(source, target)
 
@@ -86,11 +86,15 @@ def _is_alike(source: Layout, target: Layout, axis: int) -> bool:
     """Return whether one layout cuts a dim on ``axis``, in equal blocks, and the other does not."""
     cut, other = (target, source) if target.sbp[axis].is_split else (source, target)
     dim = cut.sbp[axis].dim
-    axes = [(one, n) for one, n in zip(cut.sbp, cut.grid, strict=True) if one.dim == dim]
+    axes = [
+        (attribute, n)
+        for attribute, n in zip(cut.sbp, cut.grid, strict=True)
+        if attribute.dim == dim
+    ]
     return (
         dim >= 0
-        and all(one.dim != dim for one in other.sbp)
-        and all(one.sizes is None for one, _ in axes)
+        and all(attribute.dim != dim for attribute in other.sbp)
+        and all(attribute.sizes is None for attribute, _ in axes)
         and cut.shape[dim] % prod(n for _, n in axes) == 0
     )
 
@@ -127,13 +131,13 @@ def _peers(own: Layout, index: Index, other: Layout) -> Iterator[tuple[int, Box]
 
 
 @lru_cache(maxsize=4096)
-def _searched(source: Layout, target: Layout) -> tuple[tuple[int, int, Box], ...]:
+def _search_transfers(source: Layout, target: Layout) -> tuple[tuple[int, int, Box], ...]:
     """Return holder, receiver and cells of all transfers, chosen with all ranks in view.
 
     They are in the same order on every rank; a holder may be its own receiver.
     """
     load: defaultdict[int, int] = defaultdict(int)
-    found: list[tuple[int, int, Box]] = []
+    transfers: list[tuple[int, int, Box]] = []
     blocks = source.groups("broadcast")
     numbers = {block: number for number, block in enumerate(blocks)}
     for wanted, copies in target.groups("partial_sum").items():
@@ -147,8 +151,8 @@ def _searched(source: Layout, target: Layout) -> tuple[tuple[int, int, Box], ...
                 if holder != receiver:
                     load[holder] += volume
                     load[receiver] += volume
-                found.append((holder, receiver, common[block]))
-    return tuple(found)
+                transfers.append((holder, receiver, common[block]))
+    return tuple(transfers)
 
 
 def _pairs(
@@ -175,11 +179,11 @@ def _pairs(
     starts = [position_of_term]
     if len(terms[0]) > 1:
         starts += [[m] * len(terms) for m in range(len(copies[0]))]
-    found = [_improved(terms, copies, start, load) for start in starts]
-    return min(found, key=lambda pairs: sum(holder != receiver for holder, receiver in pairs))
+    choices = [_improve(terms, copies, start, load) for start in starts]
+    return min(choices, key=lambda pairs: sum(holder != receiver for holder, receiver in pairs))
 
 
-def _improved(
+def _improve(
     terms: list[list[int]], copies: list[list[int]], positions: list[int], load: dict[int, int]
 ) -> list[tuple[int, int]]:
     """Improve the pairs by choosing sources and positions alternately.
@@ -308,7 +312,7 @@ def _cells_kept(source: Layout, target: Layout) -> int:
     # Where copies become terms, one rank keeps what all have.
     kept = prod(source.grid[i] for i in free if ends[i] != (broadcast, partial_sum))
     for axes, dims in groups:
-        a, b = (layout.restricted(sorted(axes), sorted(dims)) for layout in (source, target))
+        a, b = (layout.restrict(sorted(axes), sorted(dims)) for layout in (source, target))
         apart = not any(x.is_split and y.is_split for x, y in zip(a.sbp, b.sbp, strict=True))
         if a.sbp == b.sbp or (len(dims) == 1 and apart):
             kept *= prod(a.shape)
@@ -370,23 +374,25 @@ def _summed_axes(source: Layout, target: Layout) -> tuple[int, ...]:
 def _between(source: Layout, target: Layout) -> Iterator[Layout]:
     """Return intermediate layouts without terms: mixtures of both, then each block on one rank."""
     shape = source.shape
-    dims = {one.dim for one in (*source.sbp, *target.sbp) if one.is_split}
+    dims = {attribute.dim for attribute in (*source.sbp, *target.sbp) if attribute.is_split}
     if shape:
         dims.add(shape.index(max(shape)))
     kinds: list[Sbp] = [*(split(d) for d in sorted(dims)), broadcast, partial_sum]
     for end in (source, target):
         # An axis may also keep its own explicit cuts.
-        own = [[*kinds, one] if one.sizes is not None else kinds for one in end.sbp]
-        for sbp in product(*own):
+        choices = [
+            [*kinds, attribute] if attribute.sizes is not None else kinds for attribute in end.sbp
+        ]
+        for sbp in product(*choices):
             if not misfit(sbp, end.grid, shape):
                 yield end.with_sbp(sbp)
-    yield _gathered(source, target)
-    yield _gathered(target, source)
+    yield _gather_copies(source, target)
+    yield _gather_copies(target, source)
 
 
-def _gathered(layout: Layout, other: Layout) -> Layout:
+def _gather_copies(layout: Layout, other: Layout) -> Layout:
     """Return ``layout`` with each block on the one rank that holds most of it in ``other``."""
-    axes = [axis for axis, one in enumerate(layout.sbp) if one.is_split]
+    axes = [axis for axis, attribute in enumerate(layout.sbp) if attribute.is_split]
     chosen: dict[tuple[int, ...], tuple[int, int]] = {}
     for position, rank in enumerate(layout.ranks):
         index = index_of(position, layout.grid)
@@ -430,20 +436,20 @@ def _stage(step: RouteStep, rank: int, members: tuple[int, ...]) -> Stage:
         reduce = Collective("all_reduce", group, group[0], True)
         return Stage(input_shape, output_shape, collectives=(reduce,))
     if step.is_local:
-        given = () if here is None else _peers(source.dual, here, target.dual)
-        taken = () if there is None else _peers(target, there, source)
+        sent = () if here is None else _peers(source.dual, here, target.dual)
+        received = () if there is None else _peers(target, there, source)
     else:
-        found = _searched(source, target)
-        given = [(receiver, cells) for holder, receiver, cells in found if holder == rank]
-        taken = [(holder, cells) for holder, receiver, cells in found if receiver == rank]
+        transfers = _search_transfers(source, target)
+        sent = [(receiver, cells) for holder, receiver, cells in transfers if holder == rank]
+        received = [(holder, cells) for holder, receiver, cells in transfers if receiver == rank]
     gives = [
-        (bisect_left(members, peer), cells.shifted(owned.start))
-        for peer, cells in given
+        (bisect_left(members, peer), cells.relative_to(owned.start))
+        for peer, cells in sent
         if owned is not None
     ]
     takes = [
-        (bisect_left(members, peer), cells.shifted(wanted.start))
-        for peer, cells in taken
+        (bisect_left(members, peer), cells.relative_to(wanted.start))
+        for peer, cells in received
         if wanted is not None
     ]
     return stage_of(

@@ -237,14 +237,16 @@ class ComposedWindow:
         extents = [extent]
         for window in self.windows[:-1]:
             extents.append(window.outputs(Blocks(extents[-1], 1)).extent)
-        found: list[Read] = []
+        reads_of_windows: list[Read] = []
         outputs = (start, stop)
         for window, inputs in zip(reversed(self.windows), reversed(extents), strict=True):
             low, high = window.needed(*outputs, inputs)
             # The ends are monotone in the outputs, even if an intermediate window computes nothing.
-            found.append(Read(inputs, outputs, (low, max(low, high) if start < stop else low)))
-            outputs = found[-1].inside
-        return tuple(reversed(found))
+            reads_of_windows.append(
+                Read(inputs, outputs, (low, max(low, high) if start < stop else low))
+            )
+            outputs = reads_of_windows[-1].inside
+        return tuple(reversed(reads_of_windows))
 
 
 @dataclass(frozen=True)
@@ -335,7 +337,7 @@ class PaddingWindow:
         return start - self.left, stop - self.left
 
 
-def copied(mode: str, cell: int, extent: int) -> int:
+def source_cell(mode: str, cell: int, extent: int) -> int:
     """Return the cell of the extent that ``cell``, which may lie beyond an edge, is a copy of."""
     last = extent - 1
     if mode == "replicate":

@@ -70,25 +70,25 @@ class ShapeOnDevice(torch.Tensor):
 
     @staticmethod
     def like(meta: torch.Tensor, device: torch.device) -> ShapeOnDevice:
-        made = torch.Tensor._make_subclass(  # pyright: ignore
+        shape_alone = torch.Tensor._make_subclass(  # pyright: ignore
             ShapeOnDevice, meta, False, dispatch_device=True, device_for_backend_keys=device
         )
-        made._of = device
-        return made
+        shape_alone._of = device
+        return shape_alone
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given: list[ShapeOnDevice] = []
+        inputs: list[ShapeOnDevice] = []
 
         def shape_of(x: Any) -> Any:
             if isinstance(x, cls):
-                given.append(x)
+                inputs.append(x)
             elif isinstance(x, torch.Tensor):
                 return x.to("meta")
             return torch.device("meta") if isinstance(x, torch.device) else x
 
         args, kwargs = tree_map(shape_of, (args, kwargs or {}))
-        device = given[0]._of
+        device = inputs[0]._of
         if func is torch.ops.prim.device.default:
             return torch.device("meta") if _kernels.running else device
         with _kernels.as_meta():

@@ -80,17 +80,17 @@ def _set(type: str, enabled: bool, dtype: torch.dtype, meta_as: str) -> None:
 def _functions_cast_on(type: str) -> set[Any]:
     """Return the functions of which autocast has a kernel for ``type``, which have one here now."""
     library, known = _library()
-    found: set[Any] = set()
+    functions: set[Any] = set()
     for name in _private._dispatch_get_registrations_for_dispatch_key(f"Autocast{type.upper()}"):
         space, _, name = name.partition("::")
         if space == "aten":
             packet, _, overload = name.partition(".")
             function = getattr(getattr(torch.ops.aten, packet), overload or "default")
-            found.add(function)
+            functions.add(function)
             if function not in known:
                 known.add(function)
                 library.impl(name, _kernel_of(function), _NAME)
-    return found
+    return functions
 
 
 @cache
@@ -118,7 +118,10 @@ def _kernel_of(function: Any) -> Callable[..., Any]:
 
 
 def _as_cast(function: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    key = function, META_AS.type, torch.get_autocast_dtype(META_AS.type), *_forms(args, kwargs)
+    dtypes_of_inputs = [
+        x.dtype if isinstance(x, torch.Tensor) else None for x in tree_leaves((args, kwargs))
+    ]
+    key = function, META_AS.type, torch.get_autocast_dtype(META_AS.type), *dtypes_of_inputs
     if key not in _dtypes:
         _dtypes[key] = _dtypes_of(function, args, kwargs)
     dtypes = iter(_dtypes[key])
@@ -136,10 +139,6 @@ def _as_cast(function: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tens
 _dtypes: dict[Any, Dtypes] = {}
 
 
-def _forms(args: Any, kwargs: Any) -> list[Any]:
-    return [x.dtype if isinstance(x, torch.Tensor) else None for x in tree_leaves((args, kwargs))]
-
-
 def _dtypes_of(function: Any, args: Any, kwargs: Any) -> Dtypes:
     """Return the dtype to which torch casts each tensor among the arguments, if it does."""
     device = device_of(META_AS.type)
@@ -148,14 +147,14 @@ def _dtypes_of(function: Any, args: Any, kwargs: Any) -> Dtypes:
             lambda x: ShapeOnDevice.like(x.detach(), device) if isinstance(x, torch.Tensor) else x,
             (args, kwargs),
         )
-        given = _tensors_in((args, kwargs))
-        seen = _Casts(given)
+        inputs = _tensors_in((args, kwargs))
+        seen = _Casts(inputs)
         try:
             with seen:
                 function(*args, **kwargs)
         except _Computes:
             pass
-    return tuple(seen.dtypes.get(id(x)) for x in given)
+    return tuple(seen.dtypes.get(id(x)) for x in inputs)
 
 
 class _Computes(BaseException):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -24,7 +24,9 @@ from gpudist.nn.autocast import (
     widen,
 )
 from gpudist.nn.layer_table import LAYERS, sequential_of
-from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, refuse
+from gpudist.ops.bind_cache import BindCache
+from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, ShapeMode, refuse
+from gpudist.world.partition import Partition
 
 _any_autocast: Any = torch._C._is_any_autocast_enabled  # pyright: ignore
 
@@ -32,9 +34,16 @@ _any_autocast: Any = torch._C._is_any_autocast_enabled  # pyright: ignore
 class CheckedModule(Checked, torch.nn.Module):
     """Layer that checks its arguments at construction and at each call."""
 
+    # Name of the layer in errors.
+    _name: str
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls._name = cls.__name__
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
-            return self._called(args, kwargs)
+            return self._call(args, kwargs)
         for x in (*args, *kwargs.values()):
             if not (
                 type(x) is torch.Tensor
@@ -44,42 +53,41 @@ class CheckedModule(Checked, torch.nn.Module):
                 return self._call_with_others(args, kwargs)
         try:
             if _any_autocast():
-                return self._called(args, kwargs)
+                return self._call(args, kwargs)
             return super().__call__(*args, **kwargs)
         except TORCH_ERRORS as error:
             explain(type(self).__name__, error, (*args, *kwargs.values()))
             raise
 
-    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return super().__call__(*args, **kwargs)
 
     def _call_with_others(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        args, kwargs = self._settled(args, kwargs)
+        args, kwargs = self._prepare_arguments(args, kwargs)
         try:
-            return self._called(args, kwargs)
+            return self._call(args, kwargs)
         except TORCH_ERRORS as error:
             explain(type(self).__name__, error, (*args, *kwargs.values()))
             raise
 
-    def _settled(
+    def _prepare_arguments(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments with torch's zero tensors, which have no memory, materialized.
 
         Raises an error on all ranks if the layer does not accept the arguments.
         """
-        name = type(self).__name__
-        refusal = refusal_of(type(self).forward, name, (self, *args), kwargs)
+        refusal = refusal_of(type(self).forward, type(self).__name__, (self, *args), kwargs)
         if refusal is None:
-            refusal = storage_refusal(name, (*args, *kwargs.values()))
+            refusal = storage_refusal(type(self).__name__, (*args, *kwargs.values()))
         if refusal is not None:
             region: Any = getattr(self, "region", self)
             P: Any = self.P_x if region is self else region.P
             refuse(P, refusal)
-        return tuple(map(_filled, args)), {name: _filled(x) for name, x in kwargs.items()}
+        return tuple(map(_with_cells, args)), {name: _with_cells(x) for name, x in kwargs.items()}
 
 
-def _filled(x: Any) -> Any:
+def _with_cells(x: Any) -> Any:
     return with_memory(x) if isinstance(x, torch.Tensor) and x._is_zerotensor() else x
 
 
@@ -104,14 +112,14 @@ class DistributedModule(CheckedModule):
                 return carry_out(self, args, kwargs)
         return super()._call_with_others(args, kwargs)
 
-    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         device = "" if self._reads_low else self._device_that_widens(args or kwargs.values())
         if not device:
-            return super()._called(args, kwargs)
+            return super()._call(args, kwargs)
         # Torch casts the input of its layer once; this layer consists of several functions.
         with torch.autocast(device, enabled=False):
             single = {name: widen(x) for name, x in kwargs.items()}
-            return super()._called(tuple(map(widen, args)), single)
+            return super()._call(tuple(map(widen, args)), single)
 
     def _device_that_widens(self, inputs: Iterable[Any]) -> str:
         for x in inputs:
@@ -120,6 +128,29 @@ class DistributedModule(CheckedModule):
                 low = torch.get_autocast_dtype(device)
                 return device if is_single(type(self), device, x.dtype, low) else ""
         return ""
+
+    def _agree_on(
+        self,
+        P_x: Partition,
+        dims: int | None,
+        global_shape: Sequence[int] | None = None,
+        shape: ShapeMode = "static",
+        P_all: Partition | None = None,
+        **options: Any,
+    ) -> None:
+        # The ranks agree on inputs on ``P_x``, and what ``_bind`` returns for them is kept. The
+        # arguments are those of ShapeAgreement.
+        self._agreement = ShapeAgreement(
+            self._name, P_x, P_all or P_x, dims, global_shape, shape, **options
+        )
+        self._bindings: BindCache[Any] = BindCache(shape, self._agreement)
+
+    def _agree_and_bind(self, x: torch.Tensor, *numbers: int) -> Any:
+        return self._bind(self._agreement(x), x, *numbers)
+
+    def _bind(self, layout: BlockLayout, x: torch.Tensor, *numbers: int) -> Any:
+        # What ``forward`` computes with for tensors like ``x``, on which the ranks agree.
+        raise NotImplementedError
 
     def extra_repr(self) -> str:
         """Return the text of torch's layer of the same name, followed by the partitions' shapes."""
@@ -163,8 +194,8 @@ def _is_single(kind: type[torch.nn.Module], device: str, given: torch.dtype) -> 
                 for name, x in tensors.items():
                     tensors[name] = None if x is None else on_device(x.detach())
         inputs = [
-            torch.empty(one.shape, dtype=torch.int64 if one.values == "classes" else given)
-            for one in row.inputs
+            torch.empty(sample.shape, dtype=torch.int64 if sample.values == "classes" else given)
+            for sample in row.inputs
         ]
         try:
             y = layer(*map(on_device, inputs))
@@ -176,9 +207,9 @@ def _is_single(kind: type[torch.nn.Module], device: str, given: torch.dtype) -> 
 _singles = Cache[Any, tuple[bool]]()
 
 
-def settle(layer: torch.nn.Module, layout: BlockLayout) -> None:
+def set_layouts(layer: torch.nn.Module, layout: BlockLayout) -> None:
     """Set ``layout`` as the layout of every input of ``layer``, the same on all ranks."""
-    for one in layer.modules():
-        found = getattr(one, "agreement", None) or getattr(one, "_agreement", None)
-        if isinstance(found, ShapeAgreement):
-            found.settle(layout)
+    for part in layer.modules():
+        agreement = getattr(part, "agreement", None) or getattr(part, "_agreement", None)
+        if isinstance(agreement, ShapeAgreement):
+            agreement.set_layout(layout)

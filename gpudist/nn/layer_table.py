@@ -65,8 +65,8 @@ class Layer:
 
     def make(self, P_x: CartesianPartition) -> torch.nn.Module:
         """Return the sample's layer on ``P_x``."""
-        made: Any = self.kind
-        return made(P_x, **self.arguments)
+        kind: Any = self.kind
+        return kind(P_x, **self.arguments)
 
     def make_sequential(self) -> torch.nn.Module:
         """Return the sequential layer, with the arguments that it accepts."""
@@ -103,9 +103,9 @@ def layer(
     """
 
     def enter(kind: Kind) -> Kind:
-        made = sequential or getattr(torch.nn, kind.__name__.removeprefix("Distributed"))
+        torch_layer = sequential or getattr(torch.nn, kind.__name__.removeprefix("Distributed"))
         kind.__doc__ = kind.__doc__ or inspect.getdoc(kind)
-        LAYERS.append(Layer(kind, function, arguments, inputs, made))
+        LAYERS.append(Layer(kind, function, arguments, inputs, torch_layer))
         return kind
 
     return enter
@@ -113,5 +113,8 @@ def layer(
 
 def sequential_of(kind: type[torch.nn.Module]) -> Any:
     """Return the sequential class of a layer or of its base layer, else ``Module``."""
-    found = {row.kind: row.sequential for row in LAYERS}
-    return next((found[each] for each in kind.__mro__ if each in found), torch.nn.Module)
+    sequential_layers = {row.kind: row.sequential for row in LAYERS}
+    return next(
+        (sequential_layers[each] for each in kind.__mro__ if each in sequential_layers),
+        torch.nn.Module,
+    )

@@ -48,6 +48,18 @@ def require_shape(name: str, what: str, P: Partition, shape: Sequence[int | None
         raise PartitionError(f"{name}: {what} has shape {list(P.shape)} but must be {wanted}")
 
 
+def require_axes(name: str, P_x: Partition, fits: bool, axes: str) -> None:
+    """Raise unless ``fits``; ``axes`` says which axes ``P_x`` needs."""
+    if not fits:
+        raise PartitionError(f"{name}: P_x has shape {list(P_x.shape)} but needs {axes}")
+
+
+def require_features(name: str, P_x: Partition, dims: int) -> None:
+    """Raise unless ``P_x`` has axes for batch, channels and ``dims`` dims of features."""
+    axes = f"{dims + 2} axes: batch, channels and {dims} of features"
+    require_axes(name, P_x, P_x.dim == dims + 2, axes)
+
+
 def require_axis(name: str, P_x: CartesianPartition, dim: int) -> None:
     """Raise unless ``dim`` of the tensor is an axis of ``P_x``."""
     if not -P_x.dim <= dim < P_x.dim:

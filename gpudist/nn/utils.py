@@ -55,8 +55,8 @@ def clip_grad_norm_(
             "clip_grad_norm_: got parameters, which do not show which of their cells other "
             "workers also hold; pass the module"
         )
-    given = module, max_norm, norm_type, error_if_nonfinite, foreach
-    check(clip_grad_norm_, "clip_grad_norm_", given, {})
+    arguments = module, max_norm, norm_type, error_if_nonfinite, foreach
+    check(clip_grad_norm_, "clip_grad_norm_", arguments, {})
     order = _order_of(norm_type)
     total = _norm(module, order)
     if error_if_nonfinite and not total.isfinite():
@@ -96,8 +96,10 @@ def _norm(module: torch.nn.Module, order: float) -> torch.Tensor:
         wide = torch.promote_types(torch.float32, gradient.dtype)
         norms.append(torch.linalg.vector_norm(gradient, order, dtype=wide).double())
     device = P_world.device if P_world is not None else None
-    own = torch.stack([norm.to(device) for norm in norms]) if norms else torch.zeros(1).double()
-    return _combined(own.to(device), order, P_world).to(dtype)
+    own_norms = (
+        torch.stack([norm.to(device) for norm in norms]) if norms else torch.zeros(1).double()
+    )
+    return _combined(own_norms.to(device), order, P_world).to(dtype)
 
 
 def _combined(norms: torch.Tensor, order: float, P_world: Partition | None) -> torch.Tensor:

@@ -10,9 +10,9 @@ from gpudist.errors import ShapeError
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.repartition import plan_all_gather
-from gpudist.ops.all_sum_reduce import axes_given
+from gpudist.ops.all_sum_reduce import chosen_axes
 from gpudist.ops.arrays import Array, apply_to_array
-from gpudist.ops.operator import Operator, cached_operator
+from gpudist.ops.operator import Operator, cached_operator, own_index
 from gpudist.ops.operators import operator
 from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
@@ -35,12 +35,11 @@ class AllGather(Operator):
         global_shape: Sequence[int] | None = None,
         shape: ShapeMode = "static",
     ) -> None:
-        self.axes = axes_given("AllGather", P_x, axes, axes_keep)
+        self.axes = chosen_axes("AllGather", P_x, axes, axes_keep)
         super().__init__(P_x, P_x, P_x.dim, True, global_shape, shape)
 
     def _bind(self, layout: BlockLayout, x: torch.Tensor) -> Movement:
-        assert self.P_x.index is not None
-        plan = plan_all_gather(layout.decomposition, self.axes, self.P_x.index)
+        plan = plan_all_gather(layout.decomposition, self.axes, own_index(self.P_x))
         label = f"all_gather over axes {list(self.axes)} of {list(self.P_x.shape)}"
         return bind(plan, self.P_x, label, layout.dtype, x.shape, x.dtype)
 
@@ -61,12 +60,11 @@ class SumScatter(Operator):
         *,
         shape: ShapeMode = "static",
     ) -> None:
-        self.axes = axes_given("SumScatter", P_x, axes, axes_keep)
+        self.axes = chosen_axes("SumScatter", P_x, axes, axes_keep)
         super().__init__(P_x, P_x, P_x.dim, True, None, shape)
 
     def _bind(self, layout: BlockLayout, x: torch.Tensor) -> Movement:
-        assert self.P_x.index is not None
-        plan = plan_all_gather(self._target(layout), self.axes, self.P_x.index).T
+        plan = plan_all_gather(self._target(layout), self.axes, own_index(self.P_x)).T
         label = f"sum_scatter over axes {list(self.axes)} of {list(self.P_x.shape)}"
         return bind(plan, self.P_x, label, layout.dtype, x.shape, x.dtype)
 

@@ -35,7 +35,7 @@ class AllSumReduce(Operator):
         global_shape: Sequence[int] | None = None,
         shape: ShapeMode = "static",
     ) -> None:
-        self.axes = axes_given("AllSumReduce", P_x, axes_reduce, axes_keep)
+        self.axes = chosen_axes("AllSumReduce", P_x, axes_reduce, axes_keep)
         grid = tuple(1 if axis in self.axes else n for axis, n in enumerate(P_x.shape))
         super().__init__(
             P_x, P_x, None, True, global_shape, shape, grid,
@@ -72,7 +72,7 @@ class AllSumReduce(Operator):
         return tuple(0 if axis in self.axes else i for axis, i in enumerate(index))
 
 
-def axes_given(
+def chosen_axes(
     name: str,
     P_x: CartesianPartition,
     axes: Sequence[int] | None,

@@ -49,10 +49,10 @@ def apply_to_array(operator: Any, x: Array | None) -> Array:
     if isinstance(x, torch.Tensor):
         # Not a call of a module: the operator behind a function has no hooks.
         return operator.forward(x)
-    return _applied_to_array(operator, x)
+    return _apply_to_other(operator, x)
 
 
-def _applied_to_array(operator: Operator, x: Any) -> Any:
+def _apply_to_other(operator: Operator, x: Any) -> Any:
     if is_dynamo_compiling():
         return operator(x)
     agreement, device = operator.agreement, operator.P_x.device

@@ -12,9 +12,9 @@ from gpudist.world.partition import Partition
 def wrong_block(
     name: str,
     P_x: Partition,
-    found: Sequence[int],
-    own: Sequence[int],
-    whole: Sequence[int],
+    shape: Sequence[int],
+    expected: Sequence[int],
+    global_shape: Sequence[int],
     grid: Sequence[int],
 ) -> ShapeError | None:
     """Return the error for a tensor that is not this rank's balanced block of a known global shape.
@@ -27,13 +27,13 @@ def wrong_block(
         grid: grid that splits the tensor; dims that are not split may differ.
     """
     split = [d for d, parts in enumerate(grid) if parts > 1]
-    fits = len(found) == len(whole)
-    if fits and all(found[d] == own[d] for d in split):
+    fits = len(shape) == len(global_shape)
+    if fits and all(shape[d] == expected[d] for d in split):
         return None
-    if fits and all(found[d] == whole[d] for d in range(len(grid)) if d or d in split):
+    if fits and all(shape[d] == global_shape[d] for d in range(len(grid)) if d or d in split):
         what = "the whole tensor"
         remedy = "was scatter forgotten? call gpudist.scatter(x, P_x), or slice it"
-    elif turned := fits and _in_order_of(found, whole, grid):
+    elif turned := fits and _in_order_of(shape, global_shape, grid):
         what = "another block"
         remedy = f"give the extents in the order of the tensor's dims, as {turned} are"
     else:
@@ -43,16 +43,18 @@ def wrong_block(
             "global_shape= if blocks are not balanced"
         )
     return ShapeError(
-        f"{name}, rank {P_x.rank} of {P_x!r}: got {list(found)}, {what}; this worker's block of "
-        f"the global shape {list(whole)} is {list(own)}: {remedy}"
+        f"{name}, rank {P_x.rank} of {P_x!r}: got {list(shape)}, {what}; this worker's block of "
+        f"the global shape {list(global_shape)} is {list(expected)}: {remedy}"
     )
 
 
 def _in_order_of(
-    found: Sequence[int], whole: Sequence[int], grid: Sequence[int]
+    shape: Sequence[int], global_shape: Sequence[int], grid: Sequence[int]
 ) -> list[int] | None:
-    for order in permutations(whole):
-        blocks = zip(found, order, grid, strict=True)
-        if order != tuple(whole) and all(n // k <= own <= -(-n // k) for own, n, k in blocks):
+    for order in permutations(global_shape):
+        blocks = zip(shape, order, grid, strict=True)
+        if order != tuple(global_shape) and all(
+            n // k <= expected <= -(-n // k) for expected, n, k in blocks
+        ):
             return list(order)
     return None

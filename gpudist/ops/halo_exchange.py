@@ -147,17 +147,17 @@ def _windows(
         )
     if window is not None and halo is not None:
         raise ShapeError("HaloExchange: window and halo are both given; pass only one")
-    given: tuple[Window, ...] = ()
+    windows: tuple[Window, ...] = ()
     if window is not None:
-        given = tuple(window)
+        windows = tuple(window)
     elif halo is not None:
-        given = tuple(HaloWidths(left, right) for left, right in halo)
-    if len(given) > P_x.dim:
+        windows = tuple(HaloWidths(left, right) for left, right in halo)
+    if len(windows) > P_x.dim:
         raise PartitionError(
-            f"HaloExchange: {len(given)} windows for a partition with {P_x.dim} axes; pass one "
+            f"HaloExchange: {len(windows)} windows for a partition with {P_x.dim} axes; pass one "
             "window per dim, counted from the last"
         )
-    return given
+    return windows
 
 
 def halo_exchange(
@@ -221,19 +221,15 @@ def halo_exchange(
     return apply_to_array(operator, x)
 
 
-def _numbers(windows: Sequence[Window] | None) -> list[tuple[Any, ...]] | None:
+def _numbers(windows: Sequence[Any] | None) -> list[tuple[Any, ...]] | None:
     # torch.compile does not accept Window objects as constants: pass classes and numbers.
     if windows is None:
         return None
-    return [(type(w), *[getattr(w, name) for name in _fields_of(w)]) for w in windows]
-
-
-def _fields_of(window: Any) -> tuple[str, ...]:
-    return window.__match_args__
+    return [(type(w), *[getattr(w, name) for name in w.__match_args__]) for w in windows]
 
 
 def _of_numbers(
     P_x: CartesianPartition, windows: Sequence[tuple[Any, ...]] | None, *options: Any
 ) -> HaloExchange:
-    made = None if windows is None else tuple(kind(*numbers) for kind, *numbers in windows)
-    return cached_operator(HaloExchange, P_x, (made, *options))
+    rebuilt = None if windows is None else tuple(kind(*numbers) for kind, *numbers in windows)
+    return cached_operator(HaloExchange, P_x, (rebuilt, *options))

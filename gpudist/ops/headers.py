@@ -68,18 +68,18 @@ class SourceHeaders(ShapeAgreement):
     def _movement(self) -> Movement:
         return self._bind(ROW_LENGTH)
 
-    def _gathered(self, x: torch.Tensor) -> BlockLayout:
+    def _gather_layout(self, x: torch.Tensor) -> BlockLayout:
         rank, source = self._P_x.rank, self._source
         mine = self._facts_of(x)
         if mine.problem > BLOCK:
             self.refuse(self._error(mine.problem, self._P_all.rank, mine.shape, x))
         row = torch.tensor(mine.row if rank is not None else [], dtype=torch.int64)
-        (came,) = carry_out((self._movement,), (row.to(self._P_x.device),))
+        (header,) = carry_out((self._movement,), (row.to(self._P_x.device),))
         shapes = {rank: mine.shape} if rank is not None else {}
         facts = mine
         if source is not None and source != rank:
             self._P_x.wire.wait()
-            facts = TensorFacts.of(came.tolist())  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+            facts = TensorFacts.of(header.tolist())  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
             shapes[source] = facts.shape
             if rank is not None:
                 self._compare(mine, facts)

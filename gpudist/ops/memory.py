@@ -91,8 +91,10 @@ def allocate(
 
     Adjoint: :func:`deallocate`. Source: arXiv:2006.03108, section 2.
     """
-    own = tuple(a.shape)
-    first, second = _apply(_ALLOCATE, (a,), (own, own if shape is None else tuple(shape)))
+    block_shape = tuple(a.shape)
+    first, second = _apply(
+        _ALLOCATE, (a,), (block_shape, block_shape if shape is None else tuple(shape))
+    )
     return first, second
 
 

@@ -21,7 +21,7 @@ from gpudist.exchange.autograd import is_eager, move, move_one
 from gpudist.exchange.carry import carry_out_one, repetition_of
 from gpudist.exchange.torch_library import handle_of
 from gpudist.exchange.tracing import constant_when_traced
-from gpudist.ops.bound import Bound
+from gpudist.ops.bind_cache import BindCache
 from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, ShapeMode
 from gpudist.world.partition import CartesianPartition, Partition, require_one_world
 
@@ -109,13 +109,13 @@ class Operator(Checked, torch.nn.Module):
             type(self).__name__, P_x, self.P_all, dims, global_shape, shape, grid, placed
         )
         self._is_dynamic = shape == "dynamic"
-        self._bound = Bound[tuple[BlockLayout, Movement]](shape, self.agreement)
+        self._bindings = BindCache[tuple[BlockLayout, Movement]](shape, self.agreement)
         self._recent = Cache[object, Movement](64)
 
     def agree_by(self, agreement: ShapeAgreement) -> None:
         """Replace the agreement of all ranks by another one."""
         self.agreement = agreement
-        self._bound = Bound[tuple[BlockLayout, Movement]]("dynamic", agreement)
+        self._bindings = BindCache[tuple[BlockLayout, Movement]]("dynamic", agreement)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         # Torch's call takes as long as a small message.
@@ -133,12 +133,12 @@ class Operator(Checked, torch.nn.Module):
             or module._global_backward_pre_hooks
         ):
             return super().__call__(x)
-        y = self._bound.repeat(x)
+        y = self._bindings.repeat(x)
         return y if y is not None else self.forward(x)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         try:
-            if not is_dynamo_compiling() and (y := self._bound.repeat(x)) is not None:
+            if not is_dynamo_compiling() and (y := self._bindings.repeat(x)) is not None:
                 return y
             if not self._takes_part:
                 if not isinstance(x, torch.Tensor):
@@ -153,10 +153,10 @@ class Operator(Checked, torch.nn.Module):
                 x = _with_agreed_grad(x, layout)
                 movement = self._bind_recent(layout, x)
             else:
-                movement = self._bound.found(x, self._agree_and_bind)[1]
+                movement = self._bindings.get(x, self._agree_and_bind)[1]
                 if not x.requires_grad:
                     y = carry_out_one(movement, x)
-                    self._bound.repeat = repetition_of(movement)
+                    self._bindings.repeat = repetition_of(movement)
                     return y
             return move_one(movement, x)
         except TORCH_ERRORS as error:
@@ -171,11 +171,7 @@ class Operator(Checked, torch.nn.Module):
 
     def movement(self, x: torch.Tensor) -> Movement:
         """Return the movement of ``x``, bound to its shape and dtype; collective at first."""
-        return self._bound(x, self._agree_and_bind)[1]
-
-    def bound(self, x: torch.Tensor) -> tuple[BlockLayout, Movement]:
-        """Return the layout of the global tensor with block ``x``, and its movement."""
-        return self._bound(x, self._agree_and_bind)
+        return self._bindings(x, self._agree_and_bind)[1]
 
     def _agree_and_bind(self, x: torch.Tensor) -> tuple[BlockLayout, Movement]:
         layout = self.agreement(x)
@@ -219,43 +215,43 @@ def cached_operator(
     key: Any = (make, P_x, values)
     try:
         operators = P_x.wire.remembered
-        found = operators.get(key)
+        operator = operators.get(key)
     except (AttributeError, TypeError):
         # Lists have no hash; everything else is an invalid argument.
         try:
             key = as_plain(key)
             operators = P_x.wire.remembered
-            found = operators.get(key)
+            operator = operators.get(key)
         except (AttributeError, TypeError):
             args, kwargs = _arguments(make, values)
             check(make.__init__, make.__name__, (None, P_x, *args), kwargs)
             raise
-    if found is None:
+    if operator is None:
         args, kwargs = _arguments(make, values)
-        found = make(P_x, *args, **kwargs)
+        operator = make(P_x, *args, **kwargs)
         partitions = (P_x, *[value for value in values if isinstance(value, Partition)])
         order: Any = operators.setdefault(("order", partitions), deque())
         if len(order) >= _REMEMBERED_OPERATORS:
             del operators[order.popleft()]
         order.append(key)
-        operators[key] = found
-    return found  # type: ignore[return-value]
+        operators[key] = operator
+    return operator  # type: ignore[return-value]
 
 
 def _arguments(
     make: Callable[..., object], values: tuple[object, ...]
 ) -> tuple[tuple[object, ...], dict[str, object]]:
     parameters = signature(make).parameters.values()
-    names = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
+    names = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
     count = len(values) - len(names)
     return values[:count], dict(zip(names, values[count:], strict=True))
 
 
 @constant_when_traced
 def _remember_while_tracing(make: Callable[..., object], P_x: Partition, *values: object) -> str:
-    found = cached_operator(make, P_x, values)
-    name = f"_operator_{handle_of(found)}"
-    setattr(P_x, name, found)
+    operator = cached_operator(make, P_x, values)
+    name = f"_operator_{handle_of(operator)}"
+    setattr(P_x, name, operator)
     return name
 
 
@@ -266,6 +262,12 @@ def _constant(value: object) -> object:
         # Hashing converts a symbol to a number.
         (value,) = {value}
     return value
+
+
+def own_index(P: Partition) -> tuple[int, ...]:
+    """Return this worker's index on ``P``, of which it must be a member."""
+    assert P.index is not None
+    return P.index
 
 
 def require_cartesian(name: str, P: Partition) -> None:

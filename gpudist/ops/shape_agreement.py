@@ -83,7 +83,7 @@ class BlockLayout:
         """Key by which this rank distinguishes layouts."""
         return self.key, self.dtype
 
-    def adapted(self, extents: dict[int, int], dtype: torch.dtype) -> BlockLayout:
+    def with_extents(self, extents: dict[int, int], dtype: torch.dtype) -> BlockLayout:
         """Return the layout with other extents in dims that are not split, and another dtype."""
         if self._table is None:
             cut = self.decomposition.with_extents(extents)
@@ -190,13 +190,13 @@ class ShapeAgreement:
             PlanMismatch: a block changed in a way its peers cannot know.
         """
         if self._global_shape is not None:
-            return self.adapted(self._given(x), x)
+            return self.adapt(self._layout_of_global_shape(x), x)
         if self._agreed is None or self._dynamic:
-            self._agreed = self._gathered(x)
+            self._agreed = self._gather_layout(x)
             return self._agreed
-        return self.adapted(self._agreed, x)
+        return self.adapt(self._agreed, x)
 
-    def settle(self, layout: BlockLayout) -> None:
+    def set_layout(self, layout: BlockLayout) -> None:
         """Set ``layout`` as the agreed one; every rank must know it without a message."""
         self._agreed = layout
 
@@ -227,7 +227,7 @@ class ShapeAgreement:
     def _problem(self, x: torch.Tensor) -> int:
         return problem_of(x, self._P_x, self._dims)
 
-    def _given(self, x: torch.Tensor) -> BlockLayout:
+    def _layout_of_global_shape(self, x: torch.Tensor) -> BlockLayout:
         assert self._global_shape is not None
         problem = self._problem(x)
         if problem > BLOCK:
@@ -237,8 +237,8 @@ class ShapeAgreement:
         cut = Decomposition.balanced(whole, grid)
         layout = BlockLayout(self._name, grid, x.dtype, cut, placed=self._placed)
         if self._P_x.rank is not None:
-            own = layout.shape_of(self._P_x.rank)
-            error = wrong_block(self._name, self._P_x, x.shape, own, whole, grid)
+            expected = layout.shape_of(self._P_x.rank)
+            error = wrong_block(self._name, self._P_x, x.shape, expected, whole, grid)
             if error is not None:
                 self.refuse(error)
         return layout
@@ -247,15 +247,15 @@ class ShapeAgreement:
         problem = self._problem(x)
         return TensorFacts(problem, x.dtype, shape_of(x, problem), wants_gradient(x), self.kind)
 
-    def _gathered(self, x: torch.Tensor) -> BlockLayout:
-        known = self._known(x)
-        if known is not None:
-            return known
+    def _gather_layout(self, x: torch.Tensor) -> BlockLayout:
+        inferred = self._infer_layout(x)
+        if inferred is not None:
+            return inferred
         facts = [TensorFacts.of(row) for row in self._P_all.allgather_data(self._facts_of(x).row)]
         for rank, row in enumerate(facts):
             if row.problem > BLOCK:
-                given = x if rank == self._P_all.rank else None
-                error = self._error(row.problem, rank, row.shape, given)
+                own_block = x if rank == self._P_all.rank else None
+                error = self._error(row.problem, rank, row.shape, own_block)
                 if row.problem in NEVER_MOVED:
                     # Raise as at later calls, where only the rank with such a tensor could raise.
                     self.refuse(error)
@@ -290,7 +290,7 @@ class ShapeAgreement:
             layout.has_equal_blocks = len(digests) == 1 and 0 not in digests
         return layout
 
-    def _known(self, x: torch.Tensor) -> BlockLayout | None:
+    def _infer_layout(self, x: torch.Tensor) -> BlockLayout | None:
         """Return the layout if the transport knows it without other ranks, else ``None``."""
         if self._P_x.rank is None or self._problem(x) > BLOCK:
             return None
@@ -306,7 +306,7 @@ class ShapeAgreement:
         cut = Decomposition.balanced(shape, grid)
         return BlockLayout(self._name, grid, x.dtype, cut, placed=self._placed)
 
-    def adapted(self, agreed: BlockLayout, x: torch.Tensor) -> BlockLayout:
+    def adapt(self, agreed: BlockLayout, x: torch.Tensor) -> BlockLayout:
         """Return ``agreed`` with the allowed changes: the dtype, and dims that are not split.
 
         Raises:
@@ -338,7 +338,7 @@ class ShapeAgreement:
             self._refuse_change(f"{list(before)}", f"{now}")
         if not changed and dtype == agreed.dtype:
             return agreed
-        return agreed.adapted(changed, dtype)
+        return agreed.with_extents(changed, dtype)
 
     def _refuse_change(self, agreed: str, now: str) -> NoReturn:
         self.refuse(

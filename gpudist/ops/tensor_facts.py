@@ -112,10 +112,10 @@ def problem_error(
             "one with a dim for each axis of P_x, or use a P_x with one axis for each of its dims"
         )
     if problem == _WRONG_DEVICE:
-        found = "another device" if x is None else x.device
+        location = "another device" if x is None else x.device
         return ShapeError(
-            f"{where}: the tensor is on {found} but the partition's device is {device}; move it "
-            "there with .to()"
+            f"{where}: the tensor is on {location} but the partition's device is {device}; move "
+            "it there with .to()"
         )
     if problem == _NO_STORAGE:
         text = "the tensor is not in strided memory" if x is None else storage_problem(x)

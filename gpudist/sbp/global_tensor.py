@@ -12,7 +12,7 @@ from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.compiler import is_dynamo_compiling
 
 from gpudist.checks.arguments import checked
-from gpudist.exchange.tracing import untraced
+from gpudist.exchange.tracing import leave_untraced
 from gpudist.geometry.layout import Layout, NdSbp, Sbp, broadcast, nd_sbp
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.sbp import memory, methods, views
@@ -136,13 +136,13 @@ class GlobalTensor(torch.Tensor):
         """Whether each rank of the placement holds the full tensor."""
         return all(attribute == broadcast for attribute in self._global_spec.sbp)
 
-    @untraced(UNTRACED)
+    @leave_untraced(UNTRACED)
     @checked()
     def like(self, local: torch.Tensor) -> GlobalTensor:
         """Return a global tensor with this one's layout whose part on this rank is ``local``."""
         return self._wrap(local, self.placement, self.sbp, tuple(self.shape))
 
-    @untraced(UNTRACED)
+    @leave_untraced(UNTRACED)
     @checked()
     def to_global(
         self,
@@ -187,7 +187,7 @@ class GlobalTensor(torch.Tensor):
             )  # fmt: skip
         return self._wrap(local, placement, target.sbp, tuple(self.shape))
 
-    @untraced(UNTRACED)
+    @leave_untraced(UNTRACED)
     @checked()
     def to_local(self, *, grad_sbp: Sbp | Sequence[Sbp] | None = None) -> torch.Tensor:
         """Return this rank's part: a block, copy or term; empty outside the placement.
@@ -210,7 +210,7 @@ class GlobalTensor(torch.Tensor):
         is_one_value = self.is_copy_everywhere and layout == self.global_layout
         return local if is_one_value else mark_part(local, self.placement)
 
-    @untraced(UNTRACED)
+    @leave_untraced(UNTRACED)
     @checked()
     def full_tensor(self, *, grad_sbp: Sbp | Sequence[Sbp] | None = None) -> torch.Tensor:
         """Gather the full tensor on each rank of the placement. Collective over the placement.
@@ -240,7 +240,7 @@ class GlobalTensor(torch.Tensor):
         return self.full_tensor().numpy(force=force)
 
 
-_call_untraced = untraced(UNTRACED)(GlobalTensor.__torch_function__)
+_call_untraced = leave_untraced(UNTRACED)(GlobalTensor.__torch_function__)
 
 # Some libraries, such as opt_einsum, select a backend by the module of a tensor's class.
 GlobalTensor.__module__ = "torch"

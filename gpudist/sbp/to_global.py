@@ -15,7 +15,7 @@ from gpudist.exchange.autograd import (
     move,
     move_without_node,
 )
-from gpudist.exchange.tracing import is_immediate, untraced
+from gpudist.exchange.tracing import is_immediate, leave_untraced
 from gpudist.geometry.cartesian import index_of
 from gpudist.geometry.layout import Layout, NdSbp, Sbp, broadcast, nd_sbp
 from gpudist.nn.tensor_parallel.conventions import expect
@@ -54,7 +54,7 @@ def to_global(
     *,
     grad_sbp: Attributes | None = None,
 ) -> _Module: ...
-@untraced(UNTRACED)
+@leave_untraced(UNTRACED)
 @checked()
 def to_global(
     x: torch.Tensor | torch.nn.Module,

@@ -167,7 +167,7 @@ class _Square:
     def backward(self, gradient: Any, inputs: Any, kept: Any, needs: Any) -> list[torch.Tensor]:
         return [2 * inputs[0] * gradient]
 
-    def composed(self, x: torch.Tensor) -> torch.Tensor:
+    def compose(self, x: torch.Tensor) -> torch.Tensor:
         return x * x
 
 

@@ -20,7 +20,7 @@ import gpudist
 from gpudist import ops
 from gpudist.errors import PlanMismatch
 from gpudist.exchange.torch_library import adjoint_of, handle_of
-from gpudist.ops.bound import Bound
+from gpudist.ops.bind_cache import BindCache
 from gpudist.world.partition import Partition
 from tests.ops.dense import cells, operations, partition_of, random
 from tests.pool import distributed
@@ -367,6 +367,6 @@ def test_tangents_are_refused(P_world: Partition) -> None:
 def test_a_handle_of_nothing_is_refused(P_world: Partition) -> None:
     with pytest.raises(RuntimeError, match="handle 8, which does not exist"):
         torch.ops.gpudist.move([8], [torch.ones(2)], None)
-    bound = Bound[int]("static")
-    assert handle_of(bound) == handle_of(bound) != handle_of(Bound[int]("static"))
+    bound = BindCache[int]("static")
+    assert handle_of(bound) == handle_of(bound) != handle_of(BindCache[int]("static"))
     assert handle_of(bound) % 4 == 0

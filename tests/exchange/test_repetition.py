@@ -30,7 +30,7 @@ def called(P_world: Partition, x: torch.Tensor, **options: Any) -> tuple[HaloExc
     P_x = P_world.create_cartesian_topology_partition([P_world.size])
     operator = HaloExchange(P_x, halo=((1, 1),), periodic=True, **options)
     operator(x)
-    return operator, operator._bound.repeat
+    return operator, operator._bindings.repeat
 
 
 class Passing(TorchDispatchMode):
@@ -73,7 +73,7 @@ def test_ranks_without_an_input_or_an_output_repeat_it(P_world: Partition, name:
     x = torch.arange(12.0).view(2, 6) + 100 * (P_world.rank or 0)
     x = x if operator.P_x.active else zero_volume_tensor(2)
     operator(x)
-    repeat, z = operator._bound.repeat, 10 * x
+    repeat, z = operator._bindings.repeat, 10 * x
     y = repeat(z)
     assert y is not None
     assert torch.equal(y, operator.forward(z)) and torch.equal(y, 10 * operator(x))

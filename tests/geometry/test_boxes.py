@@ -32,7 +32,7 @@ def test_a_box_knows_its_shape_volume_and_slices():
     box = Box((1, 2), (4, 4))
     assert (box.shape, box.volume) == ((3, 2), 6)
     assert np.arange(20).reshape(4, 5)[box.slices].tolist() == [[7, 8], [12, 13], [17, 18]]
-    assert box.shifted((1, -1)) == Box((0, 3), (3, 5))
+    assert box.relative_to((1, -1)) == Box((0, 3), (3, 5))
     assert Box.whole((3, 2)) == Box((0, 0), (3, 2))
 
 

@@ -55,7 +55,7 @@ def needed_by(inputs: Decomposition, chosen: tuple[Window, ...], outputs: Box):
 
 
 def global_outputs(face: Face, block: Box) -> Box:
-    return face.outputs.shifted([-start for start in block.start])
+    return face.outputs.relative_to([-start for start in block.start])
 
 
 def reads_a_ghost(inputs: Decomposition, chosen, periodic, index, output) -> bool:

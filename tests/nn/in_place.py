@@ -32,8 +32,8 @@ def blocks_of_any_size() -> Generator[None]:
 
 def has_faces(layer: Any) -> bool:
     """Return whether the layer used its last block in place, and ghosts apart."""
-    return list(layer._bound._found.values())[-1].in_place is not None
+    return list(layer._bindings._results.values())[-1].in_place is not None
 
 
 def has_ghosts(layer: Any) -> bool:
-    return list(layer._bound._found.values())[-1].halo is not None
+    return list(layer._bindings._results.values())[-1].halo is not None

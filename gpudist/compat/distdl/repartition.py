@@ -67,7 +67,7 @@ class Repartition(ops.Repartition):
                 overlaps.append((None, None, None))
                 continue
             partner = self.P_all.rank_of(P_other.ranks[rank])
-            slices = shared.shifted(block.start).slices
+            slices = shared.relative_to(block.start).slices
             overlaps.append(
                 (slices, shared.shape, "self" if partner == self.P_all.rank else partner)
             )

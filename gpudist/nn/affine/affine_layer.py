@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from gpudist.exchange import Movement
+from gpudist.geometry.blocks import Blocks
+from gpudist.nn.affine.affine_placement import AffinePlacement
 from gpudist.nn.autocast import sum_of_products
 from gpudist.nn.parameters.parameter import empty_output, zero_bias
 from gpudist.nn.parameters.parameter_layer import ParameterLayer, move_those
+from gpudist.ops.shape_agreement import BlockLayout
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,8 @@ class BoundAffine:
 class AffineLayer(ParameterLayer):
     """Layer that is linear in its weight and bias, and moves them together with its input."""
 
+    _placement: AffinePlacement
+
     def affine(
         self, bound: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
@@ -50,8 +56,8 @@ class AffineLayer(ParameterLayer):
             x: block of the input, or its placeholder.
             weight, bias: this worker's parameters.
         """
-        given = [x, weight] if bias is None else [x, weight, bias]
-        block, weight, *biases = move_those((bound.halo, *bound.parameters), given)
+        operands = [x, weight] if bias is None else [x, weight, bias]
+        block, weight, *biases = move_those((bound.halo, *bound.parameters), operands)
         bias = biases[0] if biases else None
         if bound.features is None:
             dtype = x.dtype if x.is_floating_point() or x.is_complex() else weight.dtype
@@ -61,6 +67,34 @@ class AffineLayer(ParameterLayer):
                 bias = zero_bias(bias, bound.features)
             y = self._compute(bound, x, block, weight, bias)
         return y if bound.reduction is None else self._sum(bound.reduction, y)
+
+    def _bind_matrix(
+        self,
+        layout: BlockLayout,
+        x: torch.Tensor,
+        leading: Sequence[Blocks],
+        dim: int,
+        outputs: torch.dtype | None = None,
+    ) -> BoundAffine:
+        """Bind the product with a matrix that is split over workers.
+
+        Args:
+            layout: agreed layout of ``x``.
+            leading: dims of the output in front of its features.
+            dim: dim of the weight along which the output has its features.
+            outputs: dtype of the output, by default that of ``x``.
+        """
+        placed = self._placement
+        broadcast = placed.bind_broadcast(
+            layout.shape_of, layout.key, layout.dtype, (x.shape, x.dtype), x
+        )
+        features, index = self._placed["weight"].blocks[dim], placed.P_c.index
+        placeholder = broadcast.output_shape, outputs or broadcast.output_dtype
+        reduction = placed.bind_matrix_sum(
+            leading, features, outputs or layout.dtype, placeholder, x
+        )
+        count = features.length(index[dim - 2]) if index is not None else None
+        return BoundAffine(broadcast, self.bind_parameters(), reduction, count)
 
     def _compute(
         self,

@@ -15,7 +15,7 @@ from gpudist.geometry.broadcasting import Pairing
 from gpudist.geometry.cartesian import pad_left
 from gpudist.geometry.layout import split
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
-from gpudist.nn.partitions import plane, regrid, require_cells, require_shape
+from gpudist.nn.partitions import plane, regrid, require_cells, require_features, require_shape
 from gpudist.ops.broadcast import plan_between
 from gpudist.ops.operator import placeholder_shape
 from gpudist.world.partition import CartesianPartition, Partition
@@ -83,7 +83,7 @@ class AffinePlacement:
         shape_of: Callable[[int], tuple[int, ...]],
         key: object,
         dtype: torch.dtype,
-        given: tuple[torch.Size | tuple[int, ...], torch.dtype],
+        placeholder: tuple[torch.Size | tuple[int, ...], torch.dtype],
         x: torch.Tensor,
     ) -> Movement:
         """Bind the broadcast of the blocks of ``P_x`` to the computing workers.
@@ -92,7 +92,7 @@ class AffinePlacement:
             shape_of: function from a rank of ``P_x`` to the shape of its block.
             key: hashable values that determine these shapes.
             dtype: dtype of the blocks.
-            given: shape and dtype of the tensor that a worker without a block passes.
+            placeholder: shape and dtype of the tensor that a worker without a block passes.
             x: block of the input, or its placeholder.
         """
         P_x, P_c = self.P_source, self.P_c
@@ -100,43 +100,44 @@ class AffinePlacement:
         P_both = P_x.create_partition_union(P_c)
         plan = plan_between(P_x, P_c, P_both, Pairing(P_x.shape, P_c.shape), shape_of, key)
         label = f"broadcast {list(P_x.shape)} -> {list(P_c.shape)}"
-        return bind(plan, P_both, label, dtype, *given, placeholder_shape(x))
+        return bind(plan, P_both, label, dtype, *placeholder, placeholder_shape(x))
 
     def bind_sum(
         self,
         shape_of: Callable[[Sequence[int]], tuple[int, ...]],
         key: object,
         dtype: torch.dtype,
-        given: tuple[torch.Size | tuple[int, ...], torch.dtype],
+        placeholder: tuple[torch.Size | tuple[int, ...], torch.dtype],
         x: torch.Tensor,
-    ) -> Movement:
-        """Bind the sum-reduce of the outputs of the computing workers, into ``P_y``.
+    ) -> Movement | None:
+        """Bind the sum-reduce of the outputs of the computing workers, into ``P_y`` if it is split.
 
         Args:
             shape_of: function from an index on ``P_sum`` to the shape of that block of the output.
             key: hashable values that determine these shapes.
             dtype: dtype of the outputs.
-            given: shape and dtype of the tensor that a worker passes if it does not compute.
+            placeholder: shape and dtype of the tensor that a worker passes if it does not compute.
             x: block of the input, or its placeholder.
         """
         P_y, P_c = self.P_sum, self.P_c
-        assert P_y is not None
+        if P_y is None:
+            return None
         P_both = P_y.create_partition_union(P_c)
         plan = plan_between(
             P_y, P_c, P_both, Pairing(P_y.shape, P_c.shape),
             lambda rank: shape_of(P_y.cartesian_index(rank)), key,
         ).T  # fmt: skip
         label = f"sum_reduce {list(P_c.shape)} -> {list(P_y.shape)}"
-        return bind(plan, P_both, label, dtype, *given, placeholder_shape(x))
+        return bind(plan, P_both, label, dtype, *placeholder, placeholder_shape(x))
 
     def bind_matrix_sum(
         self,
         leading: Sequence[Blocks],
         features: Blocks,
         dtype: torch.dtype,
-        given: tuple[torch.Size | tuple[int, ...], torch.dtype],
+        placeholder: tuple[torch.Size | tuple[int, ...], torch.dtype],
         x: torch.Tensor,
-    ) -> Movement:
+    ) -> Movement | None:
         """Bind the sum of outputs with these blocks along leading dims and along features."""
 
         def shape_of(at: Sequence[int]) -> tuple[int, ...]:
@@ -146,7 +147,7 @@ class AffinePlacement:
             # The output is split along one of the two axes; the index on the other is 0.
             return (*lengths, features.length(row + column))
 
-        return self.bind_sum(shape_of, (tuple(leading), features), dtype, given, x)
+        return self.bind_sum(shape_of, (tuple(leading), features), dtype, placeholder, x)
 
 
 def place_matrix(
@@ -206,11 +207,7 @@ def place_channels(
         PartitionError: the partitions do not match, or split channels without ``P_y`` and ``P_w``.
         ShapeError: there are more blocks than channels.
     """
-    if P_x.dim != dims + 2:
-        raise PartitionError(
-            f"{name}: P_x has shape {list(P_x.shape)} but needs {dims + 2} axes: batch, channels "
-            f"and {dims} of features"
-        )
+    require_features(name, P_x, dims)
     spatial, ci = P_x.shape[2:], P_x.shape[1]
     if P_y is None and P_w is None and ci > 1:
         if groups == 1 or P_x.shape[0] > 1:

@@ -46,8 +46,7 @@ from gpudist.nn.windowed.edge_padding import Pad, bind_edge_padding, require_pad
 from gpudist.nn.windowed.region_layer import BlockOperation, WithPadding, padding_widths
 from gpudist.nn.windowed.window import per_dim
 from gpudist.ops.halo_exchange import HaloExchange
-from gpudist.ops.operator import Bound
-from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, ShapeMode
+from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 
@@ -147,7 +146,6 @@ class _DistributedConv(ConvLayer):
     ) -> None:  # fmt: skip
         super().__init__()
         self.overlap = overlap and not nested
-        self._name = type(self).__name__
         require_padding_mode(self._name, padding_mode, self._padding_modes)
         require_groups(self._name, in_channels, out_channels, groups)
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
@@ -174,15 +172,7 @@ class _DistributedConv(ConvLayer):
             periodic=padding_mode == "circular",
             nested=nested,
         )
-        self._agreement = ShapeAgreement(
-            self._name,
-            self._placement.P_x,
-            self._placement.P_all,
-            self._dims + 2,
-            global_shape,
-            shape,
-        )
-        self._bound = Bound[_BoundConv](shape, self._agreement)
+        self._agree_on(placed.P_x, P_x.dim, global_shape, shape, placed.P_all)
         weight_shape = (out_channels, in_channels // groups, *self.kernel_size)
         self._make_parameters(weight_shape, bias, device, dtype, replicate_parameters)
 
@@ -193,7 +183,7 @@ class _DistributedConv(ConvLayer):
         if not self._placement.P_all.active:
             return x.clone()
         x = self.cast(x)
-        bound = self._bound(x, self._agree_and_bind, self.way_of(x))
+        bound: _BoundConv = self._bindings(x, self._agree_and_bind, self.way_of(x))
         weight, bias = [*self.own_parameters(), None][:2]
         return self.convolve(bound, x, weight, bias)
 
@@ -222,12 +212,7 @@ class _DistributedConv(ConvLayer):
         assert bound.block is not None
         return bound.block(in_form(block, channels_last_form(x)), weight, bias)
 
-    def _agree_and_bind(self, x: torch.Tensor, way: int) -> _BoundConv:
-        layout = self._agreement(x)
-        self._require_dtype(layout.dtype)
-        return self.bind(layout, x)
-
-    def bind(self, layout: BlockLayout, x: torch.Tensor) -> _BoundConv:
+    def bind(self, layout: BlockLayout, x: torch.Tensor, *output_size: int) -> _BoundConv:
         """Bind the movements and the local convolution to an agreed input layout."""
         inputs = layout.decomposition
         self.require_input(inputs)
@@ -241,11 +226,9 @@ class _DistributedConv(ConvLayer):
             movement = movement.then(bind_haloed_broadcast(*haloed))
         windows = self.windows
         shape_of = output_shapes(self._placement, inputs, windows, self.out_channels)
-        reduction = None
-        if self._placement.P_sum is not None:
-            key = (self._name, inputs, windows, self.out_channels)
-            given = movement.output_shape, movement.output_dtype
-            reduction = self._placement.bind_sum(shape_of, key, layout.dtype, given, x)
+        key = (self._name, inputs, windows, self.out_channels)
+        placeholder = movement.output_shape, movement.output_dtype
+        reduction = self._placement.bind_sum(shape_of, key, layout.dtype, placeholder, x)
         index = self._placement.P_c.index
         block = None
         if index is not None:
@@ -256,8 +239,8 @@ class _DistributedConv(ConvLayer):
             return self._with_edge_padding(bound, layout, x)
         is_alone = self._placement.P_source is None and reduction is None
         if is_alone and index is not None and block is not None and 0 not in block.shape:
-            given = bound.parameters, block.convolution, partial(self.affine, bound)
-            with_ghosts = bind_with_ghosts(movement, inputs, read, index, *given)
+            placeholder = bound.parameters, block.convolution, partial(self.affine, bound)
+            with_ghosts = bind_with_ghosts(movement, inputs, read, index, *placeholder)
             bound = replace(bound, with_ghosts=with_ghosts)
         return self._with_block_in_place(bound, layout, x)
 

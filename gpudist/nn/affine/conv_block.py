@@ -31,8 +31,8 @@ class BlockConvolution:
     convolution: LocalConvolution = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        given = self.stride, self.padding, self.dilation, self.groups
-        object.__setattr__(self, "convolution", LocalConvolution(*given))
+        options = self.stride, self.padding, self.dilation, self.groups
+        object.__setattr__(self, "convolution", LocalConvolution(*options))
 
     def __call__(
         self, block: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None

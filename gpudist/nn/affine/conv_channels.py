@@ -37,8 +37,8 @@ def bind_haloed_broadcast(
         ]
         return tuple(stop - start for start, stop in ranges)
 
-    given = halo.output_shape, halo.output_dtype
-    return placed.bind_broadcast(haloed, ("haloed", inputs, windows), layout.dtype, given, x)
+    placeholder = halo.output_shape, halo.output_dtype
+    return placed.bind_broadcast(haloed, ("haloed", inputs, windows), layout.dtype, placeholder, x)
 
 
 def require_input_channels(name: str, inputs: Decomposition, in_channels: int) -> None:

@@ -10,7 +10,6 @@ import torch
 from gpudist.errors import PartitionError
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.nn.affine.affine_layer import AffineLayer, BoundAffine
-from gpudist.nn.affine.affine_placement import AffinePlacement
 from gpudist.nn.autocast import in_product_dtype
 from gpudist.nn.windowed.region_layer import RegionLayer
 from gpudist.ops.shape_agreement import BlockLayout
@@ -20,8 +19,6 @@ from gpudist.world.partition import CartesianPartition
 class ConvLayer(AffineLayer, RegionLayer):
     """Layer that maps blocks of input channels to blocks of output channels."""
 
-    _name: str
-    _placement: AffinePlacement
     P_y: CartesianPartition
     in_channels: int
     out_channels: int
@@ -29,7 +26,12 @@ class ConvLayer(AffineLayer, RegionLayer):
     kernel_size: tuple[int, ...]
     stride: tuple[int, ...]
 
-    def bind(self, layout: BlockLayout, x: torch.Tensor) -> BoundAffine:
+    def _bind(self, layout: BlockLayout, x: torch.Tensor, *numbers: int) -> BoundAffine:
+        self._require_dtype(layout.dtype)
+        # The first number is the way of the parameters.
+        return self.bind(layout, x, *numbers[1:])
+
+    def bind(self, layout: BlockLayout, x: torch.Tensor, *output_size: int) -> BoundAffine:
         """Bind the movements and the local computation to an agreed input layout."""
         raise NotImplementedError
 

@@ -40,7 +40,7 @@ class ConvolutionInPlace:
         in_training: whether it is also faster with gradients.
         copy: copy of the block beside its ghosts, for one gradient of the weight; ``None`` if the
             gradients of the slabs are added instead, which are thin: kernels of GPUs are slow then.
-        composed: the same convolution as a composition of differentiable operators.
+        compose: the same convolution as a composition of differentiable operators.
     """
 
     faces: tuple[Movement, ...]
@@ -50,7 +50,7 @@ class ConvolutionInPlace:
     of_own: LocalConvolution
     in_training: bool
     copy: BlockCopy | None
-    composed: Convolution
+    compose: Convolution
 
     @property
     def of_slab(self) -> LocalConvolution:
@@ -66,10 +66,10 @@ class ConvolutionInPlace:
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> list[torch.Tensor]:
         """Return tensors like the results of :meth:`forward`."""
-        given = [weight] if bias is None else [weight, bias]
+        operands = [weight] if bias is None else [weight, bias]
         weight, *biases = [
-            given if m is None else given.new_empty(m.output_shape)
-            for m, given in zip((*self.parameters, None, None), given, strict=False)
+            operands if m is None else operands.new_empty(m.output_shape)
+            for m, operands in zip((*self.parameters, None, None), operands, strict=False)
         ]
         slabs = [
             torch.empty(
@@ -147,14 +147,14 @@ def bind_in_place(
     use: BlockInPlace,
     parameters: tuple[Movement | None, ...],
     convolution: LocalConvolution,
-    composed: Convolution,
+    compose: Convolution,
     copies: bool,
 ) -> ConvolutionInPlace:
     """Bind the convolution.
 
     Args:
         use: plan for using the block in place.
-        parameters, composed: see :class:`ConvolutionInPlace`.
+        parameters, compose: see :class:`ConvolutionInPlace`.
         convolution: convolution of the block, with the padding of ``use``.
         copies: whether the gradient of the weight is computed from a copy.
     """
@@ -163,8 +163,8 @@ def bind_in_place(
         stage, P = face.stages[0]
         stage, strip = from_strip(stage)
         # It keeps the identity of the face, since it sends the same messages.
-        own = replace(face, stages=((stage, P),), input_shape=strip.shape, fill=0.0)
-        strips.append((strip, own.T))
+        strip_movement = replace(face, stages=((stage, P),), input_shape=strip.shape, fill=0.0)
+        strips.append((strip, strip_movement.T))
     return ConvolutionInPlace(
         use.faces,
         tuple((slice(None), slice(None), *cells[2:]) for cells in use.outputs),
@@ -173,7 +173,7 @@ def bind_in_place(
         convolution,
         use.in_training,
         _copy(use) if copies else None,
-        composed,
+        compose,
     )
 
 
@@ -181,14 +181,14 @@ def _copy(use: BlockInPlace) -> BlockCopy:
     face = use.faces[0]
     widths = (0, 0, *use.padding)
     shape = [n + 2 * w for n, w in zip(face.input_shape, widths, strict=True)]
-    own = Box.whole(face.input_shape).shifted([-w for w in widths])
-    covered, ghosts = [own], list[tuple[int, Box, Box]]()
+    own_box = Box.whole(face.input_shape).relative_to([-w for w in widths])
+    covered, ghosts = [own_box], list[tuple[int, Box, Box]]()
     for i, planned in enumerate(use.planned):
-        place = planned.reads.shifted([-w for w in widths])
+        place = planned.reads.relative_to([-w for w in widths])
         rest = [place] if place.volume else []
         for box in covered:
             rest = [piece for part in rest for piece in without(part, box)]
-        ghosts += [(i, box.shifted(place.start), box) for box in rest]
+        ghosts += [(i, box.relative_to(place.start), box) for box in rest]
         covered += rest
     assert all(intersection(Box.whole(shape), box) == box for box in covered)
-    return bind_block_copy(face.stages[0][1], face.dtype, own, shape, ghosts)
+    return bind_block_copy(face.stages[0][1], face.dtype, own_box, shape, ghosts)

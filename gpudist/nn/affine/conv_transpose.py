@@ -26,9 +26,8 @@ from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.partitions import partitions_lead
 from gpudist.nn.windowed.region_layer import BlockOperation
 from gpudist.nn.windowed.window import per_dim
-from gpudist.ops.bound import Bound
 from gpudist.ops.halo_exchange import HaloExchange
-from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, ShapeMode
+from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 
@@ -111,7 +110,6 @@ class _DistributedConvTranspose(ConvLayer):
         replicate_parameters: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
-        self._name = type(self).__name__
         require_padding_mode(self._name, padding_mode, ("zeros",))
 
         def numbers(what: str, value: int | Sequence[int]) -> tuple[int, ...]:
@@ -130,10 +128,7 @@ class _DistributedConvTranspose(ConvLayer):
         placed = place_channels(self._name, P_x, P_y, P_w, *channels, self._dims)
         self._placement = placed
         self.P_x, self.P_y = placed.P_x, placed.P_y
-        self._agreement = ShapeAgreement(
-            self._name, placed.P_x, placed.P_all, self._dims + 2, global_shape, shape
-        )
-        self._bound = Bound[_BoundConvTranspose](shape, self._agreement)
+        self._agree_on(placed.P_x, P_x.dim, global_shape, shape, placed.P_all)
         weight_shape = (in_channels, out_channels // groups, *self.kernel_size)
         is_diagonal = P_x.shape[1] > 1 and placed.parts[1] == 1
         dims = (0, 1) if is_diagonal else (1, 0)
@@ -174,7 +169,7 @@ class _DistributedConvTranspose(ConvLayer):
             return x.clone()
         x = self.cast(x)
         output_size = self._features_of(output_size)
-        bound = self._bound(x, self._agree_and_bind, self.way_of(x), *output_size)
+        bound = self._bindings(x, self._agree_and_bind, self.way_of(x), *output_size)
         weight, bias = [*self.own_parameters(), None][:2]
         return self.convolve(bound, x, weight, bias)
 
@@ -231,11 +226,6 @@ class _DistributedConvTranspose(ConvLayer):
             output_padding.append(size - smallest)
         return output_padding
 
-    def _agree_and_bind(self, x: torch.Tensor, way: int, *output_size: int) -> _BoundConvTranspose:
-        layout = self._agreement(x)
-        self._require_dtype(layout.dtype)
-        return self.bind(layout, x, *output_size)
-
     def bind(self, layout: BlockLayout, x: torch.Tensor, *output_size: int) -> _BoundConvTranspose:
         """Bind the movements and the local computation to an agreed input layout."""
         placed, inputs = self._placement, layout.decomposition
@@ -249,11 +239,9 @@ class _DistributedConvTranspose(ConvLayer):
             halo = halo.then(bind_haloed_broadcast(placed, layout, halo_exchange, halo, x))
             has_ghosts = True
         shape_of = output_shapes(placed, inputs, windows, self.out_channels)
-        reduction = None
-        if placed.P_sum is not None:
-            key = (self._name, inputs, windows, self.out_channels)
-            given = halo.output_shape, halo.output_dtype
-            reduction = placed.bind_sum(shape_of, key, layout.dtype, given, x)
+        key = (self._name, inputs, windows, self.out_channels)
+        placeholder = halo.output_shape, halo.output_dtype
+        reduction = placed.bind_sum(shape_of, key, layout.dtype, placeholder, x)
         block = None
         if placed.P_c.index is not None:
             block = self._block_at(placed.P_c.index, inputs, features, shape_of)

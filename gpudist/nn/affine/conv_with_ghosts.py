@@ -38,7 +38,7 @@ class ConvolutionWithGhosts:
         parameters: movements of the weight and, if there is one, of the bias; ``None`` for a
             parameter that is already local.
         convolution: convolution of the copy.
-        composed: the same convolution as a composition of differentiable operators.
+        compose: the same convolution as a composition of differentiable operators.
     """
 
     halo: Movement
@@ -46,7 +46,7 @@ class ConvolutionWithGhosts:
     copy: BlockCopy
     parameters: tuple[Movement | None, ...]
     convolution: LocalConvolution
-    composed: Convolution
+    compose: Convolution
 
     def forward(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
@@ -56,8 +56,8 @@ class ConvolutionWithGhosts:
         Each pass copies the block once. Backward keeps the block, which torch would keep too, and
         the ghosts.
         """
-        given = [x, weight] if bias is None else [x, weight, bias]
-        block, weight, *biases = move_those((self.halo, *self.parameters), given)
+        operands = [x, weight] if bias is None else [x, weight, bias]
+        block, weight, *biases = move_those((self.halo, *self.parameters), operands)
         block = in_form(block, channels_last_form(x))
         ghosts = [block[place.slices].clone() for _, _, place in self.copy.ghosts]
         return self.convolution(block, weight, *biases), [weight, *ghosts]
@@ -71,13 +71,13 @@ class ConvolutionWithGhosts:
         """
         x, (weight, *ghosts) = inputs[0], kept
         block = self.copy(x, ghosts) if needs[1] else self._unread(x)
-        of_block, *found = self.convolution.all_gradients(gradient, block, weight, needs)
+        of_block, *gradients = self.convolution.all_gradients(gradient, block, weight, needs)
         in_place = needs[0] and of_block.is_contiguous()
         adjoints = (self.adjoint if in_place else self.halo.T, *adjoints_of(self.parameters))
-        found = move_gradients(adjoints, (of_block, *found), of_block if in_place else None)
+        gradients = move_gradients(adjoints, (of_block, *gradients), of_block if in_place else None)
         if in_place:
-            found[0] = of_block[self.copy.own.slices]
-        return found
+            gradients[0] = of_block[self.copy.own.slices]
+        return gradients
 
     def _unread(self, x: torch.Tensor) -> torch.Tensor:
         # Only the shape of the copy is read.
@@ -93,7 +93,7 @@ def bind_with_ghosts(
     index: Sequence[int],
     parameters: tuple[Movement | None, ...],
     convolution: LocalConvolution,
-    composed: Convolution,
+    compose: Convolution,
 ) -> ConvolutionWithGhosts | None:
     """Bind the convolution; ``None`` if the copy is kept. Ranks may choose: messages are the same.
 
@@ -102,7 +102,7 @@ def bind_with_ghosts(
         inputs: decomposition of the input.
         windows: windows of the cells that ``halo`` moves.
         index: index of this worker.
-        parameters, convolution, composed: see :class:`ConvolutionWithGhosts`.
+        parameters, convolution, compose: see :class:`ConvolutionWithGhosts`.
     """
     sizes = [max(blocks.length(i) for i in range(blocks.parts)) for blocks in inputs.dims]
     if halo.dtype.itemsize * Box.whole(sizes).volume < SMALLEST_BLOCK_BYTES:
@@ -113,19 +113,19 @@ def bind_with_ghosts(
         return None
     along = zip(inputs.dims, windows, index, strict=True)
     start = [blocks.block(i)[0] - needed_range(blocks, w, i)[0] for blocks, w, i in along]
-    own = Box.whole(halo.input_shape).shifted([-n for n in start])
+    own_box = Box.whole(halo.input_shape).relative_to([-n for n in start])
     # It keeps the identity of the adjoint of ``halo``, since it sends the same messages.
     adjoint = replace(
-        halo.T, stages=((adjoint_in_place(stage, own), P),), output_shape=halo.output_shape,
+        halo.T, stages=((adjoint_in_place(stage, own_box), P),), output_shape=halo.output_shape,
         _forward=None,
     )  # fmt: skip
     filled = [box for message in stage.receives for box in message.boxes]
-    filled += [move.destination for move in stage.moves if move.destination != own]
+    filled += [move.destination for move in stage.moves if move.destination != own_box]
     ghosts = [
         box
-        for box in boxes_outside(halo.output_shape, [own])
+        for box in boxes_outside(halo.output_shape, [own_box])
         if any(intersection(box, part) for part in filled)
     ]
     places = [(i, Box.whole(box.shape), box) for i, box in enumerate(ghosts)]
-    copy = bind_block_copy(P, halo.dtype, own, halo.output_shape, places)
-    return ConvolutionWithGhosts(halo, adjoint, copy, parameters, convolution, composed)
+    copy = bind_block_copy(P, halo.dtype, own_box, halo.output_shape, places)
+    return ConvolutionWithGhosts(halo, adjoint, copy, parameters, convolution, compose)

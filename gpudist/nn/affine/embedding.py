@@ -19,15 +19,15 @@ from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.parameters.parameter import normal_parameter
 from gpudist.nn.parameters.parameter_layer import ParameterLayer, move_those
 from gpudist.nn.partitions import partitions_lead, plane, require_cells
-from gpudist.ops.bound import Bound
-from gpudist.ops.shape_agreement import ShapeAgreement, ShapeMode
+from gpudist.ops.bind_cache import BindCache
+from gpudist.ops.operator import own_index
+from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 
 class TableLayer(ParameterLayer):
     """Layer that looks up rows of a table, its weight."""
 
-    _name: str
     num_embeddings: int
     padding_idx: int | None
 
@@ -76,8 +76,8 @@ def rows_of_block(
     last = first + len(weight)
     own_padding = padding - first if padding is not None and first <= padding < last else None
     elsewhere = (x < first) | (x >= last)
-    found = F.embedding((x - first).masked_fill(elsewhere, 0), weight, own_padding)
-    return found.masked_fill(elsewhere.unsqueeze(-1), 0)
+    rows = F.embedding((x - first).masked_fill(elsewhere, 0), weight, own_padding)
+    return rows.masked_fill(elsewhere.unsqueeze(-1), 0)
 
 
 @layer(F.embedding, Sample((6, 7), "classes", 11), num_embeddings=11, embedding_dim=4)
@@ -153,13 +153,12 @@ class DistributedEmbedding(AffineLayer, TableLayer):
         replicate_parameters: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
-        self._name = name = type(self).__name__
         _refuse_given(
-            name, max_norm=max_norm, scale_grad_by_freq=scale_grad_by_freq, sparse=sparse,
+            self._name, max_norm=max_norm, scale_grad_by_freq=scale_grad_by_freq, sparse=sparse,
             _weight=_weight,
         )  # fmt: skip
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
-        self.padding_idx = padding_row(name, padding_idx, num_embeddings)
+        self.padding_idx = padding_row(self._name, padding_idx, num_embeddings)
         self.max_norm, self.norm_type = max_norm, norm_type
         self.scale_grad_by_freq, self.sparse = scale_grad_by_freq, sparse
         self.P_x, self.P_y = P_x, P_y if P_y is not None else P_x
@@ -167,11 +166,11 @@ class DistributedEmbedding(AffineLayer, TableLayer):
         if P_y is not None and P_w is not None:
             self.P_w, e = P_w, P_y.shape[-1]
             self._placement = place_matrix(
-                name, P_x, P_y, P_w, P_x.shape, (None, e), (1, 1), (1, e)
+                self._name, P_x, P_y, P_w, P_x.shape, (None, e), (1, 1), (1, e)
             )
             rows, columns = self._placement.parts
-            require_cells(name, 0, rows, self.num_embeddings, "embeddings")
-            require_cells(name, 1, columns, self.embedding_dim, "dims of an embedding")
+            require_cells(self._name, 0, rows, self.num_embeddings, "embeddings")
+            require_cells(self._name, 1, columns, self.embedding_dim, "dims of an embedding")
         used = self._placement.parameters((self.num_embeddings, self.embedding_dim))
         self._place(replicate_parameters, used, self._placement.P_all)
         placed = self._placed["weight"]
@@ -179,9 +178,8 @@ class DistributedEmbedding(AffineLayer, TableLayer):
         if placed.own_box is not None:
             self._clear_padding(placed.own_box.start[0])
         self.weight.requires_grad_(not _freeze)
-        P_all, is_whole = self._placement.P_all, self._placement.P_source is None
-        self._agreement = ShapeAgreement(name, P_x, P_all, None, global_shape, shape)
-        self._bound = Bound[BoundAffine]("static" if is_whole else shape, self._agreement)
+        self._agree_on(P_x, None, global_shape, shape, self._placement.P_all)
+        self._whole = BindCache[BoundAffine]("static")
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not self._placement.P_all.active:
@@ -189,9 +187,9 @@ class DistributedEmbedding(AffineLayer, TableLayer):
         if self.P_x.active:
             self._require_indices(input)
         if self._placement.P_source is None:
-            bound = self._bound(self.weight, self._bind_whole, self.way_of(input))
+            bound = self._whole(self.weight, self._bind_whole, self.way_of(input))
         else:
-            bound = self._bound(input, self._agree_and_bind, self.way_of(input))
+            bound = self._bindings(input, self._agree_and_bind, self.way_of(input))
         (weight,) = self.own_parameters()
         return self.affine(bound, input, weight, None)
 
@@ -209,30 +207,20 @@ class DistributedEmbedding(AffineLayer, TableLayer):
         placed = self._placement
         if placed.P_source is None:
             return F.embedding(block, weight, self.padding_idx)
-        assert placed.P_c.index is not None
-        first, _ = self._placed["weight"].blocks[0].block(placed.P_c.index[-2])
+        first, _ = self._placed["weight"].blocks[0].block(own_index(placed.P_c)[-2])
         return rows_of_block(block, weight, first, self.padding_idx)
 
     def _sum(self, reduction: Movement, y: torch.Tensor) -> torch.Tensor:
         # Autocast leaves embeddings in the dtype of the table.
         return move_those((reduction,), [y])[0]
 
-    def _agree_and_bind(self, x: torch.Tensor, way: int) -> BoundAffine:
-        placed, layout = self._placement, self._agreement(x)
+    def _bind(self, layout: BlockLayout, x: torch.Tensor, *numbers: int) -> BoundAffine:
         if layout.dims < self.P_x.dim:
             raise ShapeError(
                 f"{self._name}: the indices have {layout.dims} dims but P_x of shape "
                 f"{list(self.P_x.shape)} has {self.P_x.dim} axes; a block needs one dim per axis"
             )
-        broadcast = placed.bind_broadcast(
-            layout.shape_of, layout.key, layout.dtype, (x.shape, x.dtype), x
-        )
-        leading, features = layout.decomposition.dims, self._placed["weight"].blocks[1]
-        given = broadcast.output_shape, self.weight.dtype
-        reduction = placed.bind_matrix_sum(leading, features, self.weight.dtype, given, x)
-        index = placed.P_c.index
-        own = features.length(index[-1]) if index is not None else None
-        return BoundAffine(broadcast, self.bind_parameters(), reduction, own)
+        return self._bind_matrix(layout, x, layout.decomposition.dims, 1, self.weight.dtype)
 
     def _refuse(self, error: ShapeError) -> NoReturn:
         self._agreement.refuse(error)

@@ -13,8 +13,8 @@ from gpudist.nn.affine.affine_layer import AffineLayer, BoundAffine
 from gpudist.nn.affine.affine_placement import AffinePlacement, place_matrix
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.partitions import partitions_lead, plane, require_cells
-from gpudist.ops.bound import Bound
-from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, ShapeMode
+from gpudist.ops.bind_cache import BindCache
+from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 
@@ -83,7 +83,6 @@ class DistributedLinear(AffineLayer):
         replicate_parameters: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
-        self._name = name = type(self).__name__
         self.in_features, self.out_features = in_features, out_features
         self.P_x, self.P_y = P_x, P_y if P_y is not None else P_x
         leading, fi = P_x.shape[:-1], P_x.shape[-1]
@@ -92,30 +91,31 @@ class DistributedLinear(AffineLayer):
         if P_w is not None and P_y is not None:
             fo = P_y.shape[-1]
             self.P_w = P_w
-            self._placement = place_matrix(name, P_x, P_y, P_w, leading, (fo, fi), (1, fi), (fo, 1))
-            require_cells(name, -1, fi, self.in_features, "input features")
-            require_cells(name, -1, fo, self.out_features, "output features")
+            self._placement = place_matrix(
+                self._name, P_x, P_y, P_w, leading, (fo, fi), (1, fi), (fo, 1)
+            )
+            require_cells(self._name, -1, fi, self.in_features, "input features")
+            require_cells(self._name, -1, fo, self.out_features, "output features")
         elif fi > 1:
             raise PartitionError(
-                f"{name}, dim -1: P_x of shape {list(P_x.shape)} splits the features; give P_y "
-                f"and P_w of shapes {[*leading, 'fo']} and {[*leading, 'fo', fi]} too"
+                f"{self._name}, dim -1: P_x of shape {list(P_x.shape)} splits the features; give "
+                f"P_y and P_w of shapes {[*leading, 'fo']} and {[*leading, 'fo', fi]} too"
             )
         weight_shape, cells = (out_features, in_features), out_features if bias else None
         used = self._placement.parameters(weight_shape, cells)
         self._place(replicate_parameters, used, self._placement.P_all)
         self._draw_affine(device, dtype)
-        P_all, is_whole = self._placement.P_all, self._placement.P_source is None
-        self._agreement = ShapeAgreement(name, P_x, P_all, None, global_shape, shape)
-        self._bound = Bound[BoundAffine]("static" if is_whole else shape, self._agreement)
+        self._agree_on(P_x, None, global_shape, shape, self._placement.P_all)
+        self._whole = BindCache[BoundAffine]("static")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self._placement.P_all.active:
             return x.clone()
         if self._placement.P_source is None:
             self._require_whole_features(x)
-            bound = self._bound(self.weight, self._bind_whole, self.way_of(x))
+            bound = self._whole(self.weight, self._bind_whole, self.way_of(x))
         else:
-            bound = self._bound(x, self._agree_and_bind, self.way_of(x))
+            bound = self._bindings(x, self._agree_and_bind, self.way_of(x))
         weight, bias = [*self.own_parameters(), None][:2]
         return self.affine(bound, x, weight, bias)
 
@@ -141,20 +141,10 @@ class DistributedLinear(AffineLayer):
     def _bind_whole(self, weight: torch.Tensor, way: int) -> BoundAffine:
         return BoundAffine(None, self.bind_parameters(), None, self.out_features)
 
-    def _agree_and_bind(self, x: torch.Tensor, way: int) -> BoundAffine:
-        placed, layout = self._placement, self._agreement(x)
+    def _bind(self, layout: BlockLayout, x: torch.Tensor, *numbers: int) -> BoundAffine:
         self._require_dtype(layout.dtype)
         self._check(layout)
-        broadcast = placed.bind_broadcast(
-            layout.shape_of, layout.key, layout.dtype, (x.shape, x.dtype), x
-        )
-        given = broadcast.output_shape, broadcast.output_dtype
-        *leading, _ = layout.decomposition.dims
-        features = self._placed["weight"].blocks[0]
-        reduction = placed.bind_matrix_sum(leading, features, layout.dtype, given, x)
-        index = placed.P_c.index
-        own = features.length(index[-2]) if index is not None else None
-        return BoundAffine(broadcast, self.bind_parameters(), reduction, own)
+        return self._bind_matrix(layout, x, layout.decomposition.dims[:-1], 0)
 
     def _check(self, layout: BlockLayout) -> None:
         if layout.dims < self.P_x.dim:

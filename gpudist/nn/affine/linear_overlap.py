@@ -32,7 +32,7 @@ class BlockProducts:
     dim: int
     lengths: tuple[int, ...]
 
-    def of_gathered(
+    def multiply_gathered(
         self, block: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         """Apply the linear layer to the gathered blocks, multiplying each as soon as it arrives.
@@ -44,20 +44,20 @@ class BlockProducts:
         Cost:
             An all-gather, and in backward a sum-scatter, both overlapped with the products.
         """
-        operator = _OfGathered(self)
+        operator = _GatheredProduct(self)
         if not is_eager(block):
-            return operator.composed(block, weight, bias)
+            return operator.compose(block, weight, bias)
         return apply_handwritten(operator, block, weight, bias)
 
-    def scattered(self, whole: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def scatter_product(self, whole: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Return this worker's block of the summed products, which are sent as they are computed.
 
         Adjoint, Cost:
-            See :meth:`of_gathered`, with the directions exchanged.
+            See :meth:`multiply_gathered`, with the directions exchanged.
         """
-        operator = _Scattered(self)
+        operator = _ScatteredProduct(self)
         if not is_eager(whole):
-            return operator.composed(whole, weight)
+            return operator.compose(whole, weight)
         return apply_handwritten(operator, whole, weight)
 
     def blocks(self, whole: torch.Tensor) -> list[torch.Tensor]:
@@ -89,16 +89,16 @@ class BlockProducts:
 
         Also returns the movements in flight; wait for them before reading the sum.
         """
-        own = blocks[self.rank]
+        own_sum = blocks[self.rank]
         under_way: list[InFlight] = []
         for i, (piece, block) in enumerate(zip(self.pieces, blocks, strict=True)):
-            made = product(block)
+            part = product(block)
             if i == self.rank:
-                own = made.contiguous()
-                under_way.append(start((piece.T,), (made.new_empty(0),), (own,)))
+                own_sum = part.contiguous()
+                under_way.append(start((piece.T,), (part.new_empty(0),), (own_sum,)))
             else:
-                under_way.append(start((piece.T,), (made,)))
-        return own, under_way
+                under_way.append(start((piece.T,), (part,)))
+        return own_sum, under_way
 
 
 def _wait(under_way: Sequence[InFlight]) -> None:
@@ -115,7 +115,7 @@ def _of_weight(gradients: Sequence[torch.Tensor], blocks: Sequence[torch.Tensor]
 
 
 @dataclass(frozen=True)
-class _OfGathered:
+class _GatheredProduct:
     products: BlockProducts
     name, takes, gives = "linear layer", "dual", "dual"
 
@@ -137,14 +137,14 @@ class _OfGathered:
         _wait(under_way)
         return [of_x, of_weight, of_bias]
 
-    def composed(
+    def compose(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         return F.linear(move((self.products.gather,), (x,))[0], weight, bias)
 
 
 @dataclass(frozen=True)
-class _Scattered:
+class _ScatteredProduct:
     products: BlockProducts
     name, takes, gives = "linear layer", "dual", "dual"
 
@@ -164,5 +164,5 @@ class _Scattered:
         parts, of_x = self.products.multiply_arrivals(gradient, lambda part: part @ weight)
         return [of_x, _of_weight(parts, self.products.blocks(x)) if needs[1] else None]
 
-    def composed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def compose(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return move((self.products.gather.T,), (F.linear(x, weight),))[0]

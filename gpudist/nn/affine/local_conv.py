@@ -62,8 +62,8 @@ class LocalConvolution:
         """Return the convolution of ``x``, differentiable any number of times."""
         if not self._replaces(x, weight):
             # Unlike torch.convolution, these functions respect autocast.
-            given = self.stride, self.padding, self.dilation, self.groups
-            return _FUNCTIONS[len(self.stride)](x, weight, bias, *given)
+            options = self.stride, self.padding, self.dilation, self.groups
+            return _FUNCTIONS[len(self.stride)](x, weight, bias, *options)
         inputs = (x, weight, bias)
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
             return _Convolve.apply(self, *inputs)  # pyright: ignore
@@ -76,10 +76,10 @@ class LocalConvolution:
         if not torch.is_grad_enabled() and self._replaces(x, weight):
             # Torch always uses oneDNN's kernel for oneDNN tensors.
             x, gradient = x.to_mkldnn(), gradient.contiguous().to_mkldnn()
-        found = torch.ops.aten.convolution_backward(
+        gradients = torch.ops.aten.convolution_backward(
             gradient, x, weight, None, *self._rest(), [needs[0], needs[1], False]
         )[:2]
-        return [None if t is None else t.to_dense() if t.is_mkldnn else t for t in found]
+        return [None if t is None else t.to_dense() if t.is_mkldnn else t for t in gradients]
 
     def all_gradients(
         self, gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, needs: Sequence[bool]

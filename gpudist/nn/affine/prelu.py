@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from gpudist.errors import PartitionError, ShapeError
+from gpudist.errors import ShapeError
 from gpudist.exchange import Movement
 from gpudist.geometry.layout import split
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.parameters.parameter_layer import ParameterLayer, move_those
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
-from gpudist.ops.bound import Bound
-from gpudist.ops.shape_agreement import ShapeAgreement, ShapeMode
+from gpudist.nn.partitions import require_axes
+from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 
@@ -60,31 +60,28 @@ class DistributedPReLU(ParameterLayer):
         replicate_parameters: bool = False,
     ) -> None:
         super().__init__()
-        self._name = type(self).__name__
-        if P_x.dim < 2:
-            raise PartitionError(
-                f"{self._name}: P_x has shape {list(P_x.shape)} but needs an axis for the batch "
-                "and one for the channels"
-            )
+        require_axes(
+            self._name, P_x, P_x.dim >= 2, "an axis for the batch and one for the channels"
+        )
         self.P_x, self.num_parameters, self.init = P_x, num_parameters, init
         splits = {1: split(0)} if num_parameters > 1 else None
         used = {"weight": ParameterPlacement.on(P_x, (num_parameters,), splits)}
         self._place(replicate_parameters, used, P_x)
         cells = self._placed["weight"].own_shape
         self.weight = torch.nn.Parameter(torch.full(cells, init, device=device, dtype=dtype))
-        self._agreement = ShapeAgreement(self._name, P_x, P_x, P_x.dim, global_shape, shape)
-        self._bound = Bound[tuple[Movement | None, ...]](shape, self._agreement)
+        self._agree_on(P_x, P_x.dim, global_shape, shape)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return the block of the output for the block ``input``, of the same shape."""
         if not self.P_x.active:
             return input.clone()
-        movements = self._bound(input, self._bind, self.way_of(input))
+        movements = self._bindings(input, self._agree_and_bind, self.way_of(input))
         (weight,) = move_those(movements, self.own_parameters())
         return F.prelu(input, weight)
 
-    def _bind(self, x: torch.Tensor, way: int) -> tuple[Movement | None, ...]:
-        layout = self._agreement(x)
+    def _bind(
+        self, layout: BlockLayout, x: torch.Tensor, *numbers: int
+    ) -> tuple[Movement | None, ...]:
         channels = layout.decomposition.dims[1]
         if self.num_parameters > 1 and channels != self._placed["weight"].blocks[0]:
             raise ShapeError(

@@ -64,11 +64,11 @@ class AllToAllAttention(SequenceAttention):
         drops = block.drops
         if drops is not None:
             assert line.rank is not None
-            own = Blocks(heads * repeats, line.size).block(line.rank)
-            drops = drops.of_heads(queries, [groups * head for head in own])
+            own_heads = Blocks(heads * repeats, line.size).block(line.rank)
+            drops = drops.of_heads(queries, [groups * head for head in own_heads])
         whole = replace(block, queries=queries, groups=groups, drops=drops)
-        given = (query, key, value) if padding is None else (query, key, value, padding)
-        return attend_by_heads(line, cuts, groups, given, partial(attend_to_all, whole))
+        operands = (query, key, value) if padding is None else (query, key, value, padding)
+        return attend_by_heads(line, cuts, groups, operands, partial(attend_to_all, whole))
 
 
 @checked()

@@ -145,7 +145,7 @@ class BlockAttention:
         offset = largest.masked_fill(largest == -torch.inf, 0)
         before = (sums.largest - offset).exp()
         weights = (scores - offset).exp()
-        weighted = sums.weighted * before + self._weighted(weights, value, keys)
+        weighted = sums.weighted * before + self._weigh_values(weights, value, keys)
         return AttentionSums(weighted, sums.total * before + weights.sum(-1, keepdim=True), largest)
 
     def finish(self, sums: AttentionSums) -> tuple[torch.Tensor, torch.Tensor]:
@@ -177,7 +177,7 @@ class BlockAttention:
             logarithm: log-sum-exp over all blocks, from :meth:`finish`; a constant.
         """
         weights = (self._scores(query, key, padding, keys) - logarithm).exp()
-        return self._weighted(weights, value, keys), weights.sum(-1, keepdim=True)
+        return self._weigh_values(weights, value, keys), weights.sum(-1, keepdim=True)
 
     def gradients(
         self,
@@ -208,7 +208,9 @@ class BlockAttention:
             scores = scores.masked_fill(padding[:, None, None], -torch.inf)
         return scores
 
-    def _weighted(self, weights: torch.Tensor, value: torch.Tensor, keys: Range) -> torch.Tensor:
+    def _weigh_values(
+        self, weights: torch.Tensor, value: torch.Tensor, keys: Range
+    ) -> torch.Tensor:
         if self.drops is not None:
             factors = self.drops.factors(keys, self.key_count, weights.dtype, weights.device)
             weights = weights * factors.reshape(weights.shape)

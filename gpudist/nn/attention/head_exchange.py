@@ -49,8 +49,8 @@ def attend_by_heads(
     dtype = product_dtype(tensors[0])
     if dtype != tensors[0].dtype:
         tensors = [x.to(dtype) if x.is_floating_point() else x for x in tensors]
-    given = [(x.shape, x.dtype) for x in tensors]
-    *to_heads, back = _bind(line, *cuts, groups, *given)
+    blocks = [(x.shape, x.dtype) for x in tensors]
+    *to_heads, back = _bind(line, *cuts, groups, *blocks)
     y = attend(*move(to_heads, tensors))
     return move((back,), (y.contiguous(),))[0]
 
@@ -98,5 +98,5 @@ def _movement(
 ) -> Movement:
     ranks = tuple(range(line.size))
     source = Layout(ranks, (line.size,), (before,), tuple(shape))
-    own = plan(source, source.with_sbp((after,)), line.plan_rank, ranks)
-    return bind(own, line, label, dtype, (0,), dtype)
+    own_plan = plan(source, source.with_sbp((after,)), line.plan_rank, ranks)
+    return bind(own_plan, line, label, dtype, (0,), dtype)

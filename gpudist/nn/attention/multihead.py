@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
-from gpudist.errors import PartitionError, ShapeError
+from gpudist.errors import ShapeError
 from gpudist.exchange import Movement
 from gpudist.nn.affine.linear import DistributedLinear
 from gpudist.nn.attention.all_to_all import AllToAllAttention
@@ -19,8 +19,8 @@ from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.parameters.parameter import uniform_parameter
 from gpudist.nn.parameters.parameter_layer import ParameterLayer, move_those
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
-from gpudist.nn.partitions import regrid
-from gpudist.ops.bound import Bound
+from gpudist.nn.partitions import regrid, require_axes
+from gpudist.ops.bind_cache import BindCache
 from gpudist.ops.shape_agreement import ShapeMode
 from gpudist.world.partition import CartesianPartition
 
@@ -86,7 +86,6 @@ class DistributedMultiheadAttention(ParameterLayer):
         replicate_parameters: bool = False,
     ) -> None:
         super().__init__()
-        self._name = type(self).__name__
         self._require(P_x, embed_dim, num_heads, exchange)
         for name, value in (
             ("add_bias_kv", add_bias_kv), ("add_zero_attn", add_zero_attn), ("kdim", kdim),
@@ -107,16 +106,17 @@ class DistributedMultiheadAttention(ParameterLayer):
         kind = RingAttention if exchange == "ring" else AllToAllAttention
         P_heads = heads_partition(P_x, batch_first)
         self.attention: SequenceAttention = kind(P_heads, dropout_p=dropout, seed=seed, shape=shape)
-        self._bound = Bound[tuple[Movement | None, ...]]("static")
+        self._bindings = BindCache[tuple[Movement | None, ...]]("static")
 
     def _require(
         self, P_x: CartesianPartition, embed_dim: int, num_heads: int, exchange: str
     ) -> None:
-        if P_x.dim != 3 or P_x.shape[2] != 1:
-            raise PartitionError(
-                f"{self._name}: P_x has shape {list(P_x.shape)} but needs axes for batch, sequence "
-                "and features, with 1 worker along the last"
-            )
+        require_axes(
+            self._name,
+            P_x,
+            P_x.dim == 3 and P_x.shape[2] == 1,
+            "axes for batch, sequence and features, with 1 worker along the last",
+        )
         if exchange not in ("ring", "all_to_all"):
             raise ShapeError(f"{self._name}: exchange is {exchange!r}; use 'ring' or 'all_to_all'")
         if embed_dim % num_heads:
@@ -193,7 +193,7 @@ class DistributedMultiheadAttention(ParameterLayer):
         return self.out_proj(y if self.batch_first else y.transpose(0, 1)), None
 
     def _project_to_heads(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
-        movements = self._bound(inputs[0], self._bind, self.way_of(inputs[0]))
+        movements = self._bindings(inputs[0], self._bind_own, self.way_of(inputs[0]))
         weight, *biases = move_those(movements, self.own_parameters())
         projected = project(inputs, weight, None, biases[0] if biases else None)
         return [self._split_heads(x) for x in projected]
@@ -203,7 +203,7 @@ class DistributedMultiheadAttention(ParameterLayer):
         size = self.embed_dim // self.num_heads
         return x.reshape(*x.shape[:2], self.num_heads, size).transpose(1, 2)
 
-    def _bind(self, x: torch.Tensor, way: int) -> tuple[Movement | None, ...]:
+    def _bind_own(self, x: torch.Tensor, way: int) -> tuple[Movement | None, ...]:
         return self.bind_parameters()
 
     def extra_repr(self) -> str:

@@ -68,7 +68,7 @@ class RingAttention(SequenceAttention):
         ring = _Ring(block, cuts.keys, rank, self._hops_of(cuts.keys, held))
         if is_eager(query):
             return apply_handwritten(ring, query, *held)
-        return ring.composed(query, *held)
+        return ring.compose(query, *held)
 
     def _hops_of(self, keys: Blocks, held: Held) -> tuple[tuple[Movement, ...], ...]:
         """Return the cached movements of all hops for tensors like ``held``."""
@@ -147,14 +147,14 @@ class _Ring:
             is_last = step + 1 == len(self.hops)
             in_flight = None if is_last else start(hop, held)
             if self.block.sees(self._keys(step)):
-                sums = self._added(sums, rows, held, step)
+                sums = self._add_keys(sums, rows, held, step)
             if in_flight is not None:
-                held = _arrived(in_flight, held)
+                held = _wait_for_all(in_flight, held)
         result, logarithm = self.block.finish(sums)
         output = self.block.unfold(result).to(query.dtype)
         return output, (output, logarithm)
 
-    def composed(self, query: torch.Tensor, *held: torch.Tensor) -> torch.Tensor:
+    def compose(self, query: torch.Tensor, *held: torch.Tensor) -> torch.Tensor:
         """Compute the output by a composition of differentiable operators.
 
         The composition skips no product, because a worker that did not use the output of a movement
@@ -165,7 +165,7 @@ class _Ring:
         for step in range(len(self.hops)):
             if step:
                 held = move(self.hops[step - 1], held)
-            sums = self._added(sums, rows, held, step)
+            sums = self._add_keys(sums, rows, held, step)
         return self.block.unfold(self.block.finish(sums)[0]).to(query.dtype)
 
     def backward(
@@ -176,27 +176,27 @@ class _Ring:
         needs: Sequence[bool],
     ) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of query, key and value; steps run from the last to the first."""
-        (query, *own), (output, logarithm) = inputs, kept
-        held: Held = tuple(own)
+        (query, *own_block), (output, logarithm) = inputs, kept
+        held: Held = tuple(own_block)
         rows, wide = self.block.fold(query), self.block.fold(gradient).to(logarithm.dtype)
         # Gradient with respect to the logarithm, which also depends on the scores.
         of_logarithm = -(wide * self.block.fold(output)).sum(-1, keepdim=True)
-        given = rows, logarithm, (wide, of_logarithm)
+        constants = rows, logarithm, (wide, of_logarithm)
         last = len(self.hops) - 1
         coming = self._start_back(last, held)
-        of_rows, of_own = self._gradients(0, held, *given)
+        of_rows, of_own = self._gradients(0, held, *constants)
         going: InFlight | None = None
         for step in range(last, 0, -1):
-            held = _arrived(coming, held)
+            held = _wait_for_all(coming, held)
             coming = self._start_back(step - 1, held) if step > 1 else coming
-            part, of_held = self._gradients(step, held, *given)
+            part, of_held = self._gradients(step, held, *constants)
             of_rows = of_rows + part
             if going is not None:
-                of_held = _sums(of_held, _arrived(going, of_held))
+                of_held = _sums(of_held, _wait_for_all(going, of_held))
             going = start([movement.T for movement in self.hops[step - 1][:2]], of_held)
         assert going is not None
         of_padding = (None,) * (len(inputs) - 3)
-        return self.block.unfold(of_rows), *_sums(of_own, _arrived(going, of_own)), *of_padding
+        return self.block.unfold(of_rows), *_sums(of_own, _wait_for_all(going, of_own)), *of_padding
 
     def _start_back(self, hop: int, held: Held) -> InFlight:
         return start([movement.T for movement in self.hops[hop]], held)
@@ -204,7 +204,7 @@ class _Ring:
     def _keys(self, step: int) -> Range:
         return self.keys.block(held_block(self.rank, step, self.keys.parts))
 
-    def _added(
+    def _add_keys(
         self, sums: AttentionSums, rows: torch.Tensor, held: Held, step: int
     ) -> AttentionSums:
         key, value, padding = (*held, None)[:3]
@@ -231,7 +231,7 @@ class _Ring:
         return of_rows, tuple(of_held)
 
 
-def _arrived(in_flight: InFlight, like: Sequence[torch.Tensor]) -> Held:
+def _wait_for_all(in_flight: InFlight, like: Sequence[torch.Tensor]) -> Held:
     return tuple(in_flight.wait(i) for i in range(len(like)))
 
 

@@ -9,12 +9,13 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.cache import Cache
-from gpudist.errors import PartitionError, ShapeError
+from gpudist.errors import ShapeError
 from gpudist.geometry.blocks import Blocks
 from gpudist.nn.attention.blockwise import AttentionDropout, BlockAttention
 from gpudist.nn.autocast import in_product_dtype
 from gpudist.nn.distributed_module import CheckedModule
-from gpudist.ops.bound import Bound
+from gpudist.nn.partitions import require_axes
+from gpudist.ops.bind_cache import BindCache
 from gpudist.ops.shape_agreement import ShapeAgreement, ShapeMode, refuse
 from gpudist.world.partition import CartesianPartition
 
@@ -56,22 +57,24 @@ class SequenceAttention(CheckedModule):
         shape: ShapeMode = "static",
     ) -> None:
         super().__init__()
-        self._name = name = type(self).__name__
-        if P_x.dim != 4 or P_x.shape[3] != 1:
-            raise PartitionError(
-                f"{name}: P_x has shape {list(P_x.shape)} but needs axes for batch, heads, "
-                "sequence and features, with 1 worker along the last"
-            )
+        require_axes(
+            self._name,
+            P_x,
+            P_x.dim == 4 and P_x.shape[3] == 1,
+            "axes for batch, heads, sequence and features, with 1 worker along the last",
+        )
         self.P_x, self.is_causal, self.scale = P_x, is_causal, scale
         self._P_line = line = P_x.along([SEQUENCE])
-        self._query_agreement = ShapeAgreement(name, line, line, 4, None, shape)
-        self._key_agreement = ShapeAgreement(name, line, line, 4, None, shape)
-        self._query_cuts = Bound[Blocks](shape, self._query_agreement)
-        self._key_cuts = Bound[Blocks](shape, self._key_agreement)
+        self._query_agreement = ShapeAgreement(self._name, line, line, 4, None, shape)
+        self._key_agreement = ShapeAgreement(self._name, line, line, 4, None, shape)
+        self._query_cuts = BindCache[Blocks](shape, self._query_agreement)
+        self._key_cuts = BindCache[Blocks](shape, self._key_agreement)
         # Movements of the layer's exchange, by the tensors that it moves.
         self._movements = Cache[object, Any](64)
         if not 0 <= dropout_p < 1:
-            raise ShapeError(f"{name}: dropout_p is {dropout_p}; it must be from 0 to below 1")
+            raise ShapeError(
+                f"{self._name}: dropout_p is {dropout_p}; it must be from 0 to below 1"
+            )
         self.dropout = None
         if dropout_p > 0:
             self.dropout = AttentionDropout(P_x, dropout_p, seed=seed, shape=shape)
@@ -111,7 +114,7 @@ class SequenceAttention(CheckedModule):
             # Give all inputs a gradient, as on the other workers.
             return query + key.sum() + value.sum()
         self._require(query, key, value, key_padding_mask, key_lengths)
-        cuts = self._cuts(query, key)
+        cuts = Cuts(self._query_cuts(query, self._cut_queries), self._key_cuts(key, self._cut_keys))
         line = self._P_line.rank
         assert line is not None
         padding = _padding(key_padding_mask, key_lengths, cuts.keys.block(line))
@@ -138,9 +141,6 @@ class SequenceAttention(CheckedModule):
         padding: torch.Tensor | None,
     ) -> torch.Tensor:
         raise NotImplementedError
-
-    def _cuts(self, query: torch.Tensor, key: torch.Tensor) -> Cuts:
-        return Cuts(self._query_cuts(query, self._cut_queries), self._key_cuts(key, self._cut_keys))
 
     def _cut_queries(self, query: torch.Tensor) -> Blocks:
         return self._query_agreement(query).decomposition.dims[SEQUENCE]

@@ -10,6 +10,7 @@ from gpudist.errors import PartitionError, ShapeError
 from gpudist.exchange.torch_library import handles_of
 from gpudist.exchange.tracing import is_recorded
 from gpudist.nn.distributed_module import DistributedModule
+from gpudist.nn.partitions import require_axes
 from gpudist.nn.tensor_parallel.conventions import Expectation
 from gpudist.nn.tensor_parallel.invariant import sum_once
 from gpudist.ops.all_sum_reduce import AllSumReduce
@@ -51,7 +52,9 @@ class DistributedLoss(DistributedModule):
     _shown = ("reduction",)
     reductions: ClassVar[tuple[str, ...]] = ("mean", "sum", "none")
 
-    def __init__(self, P_x: Partition, reduction: str, P_loss: Partition | None) -> None:
+    def __init__(
+        self, P_x: Partition, reduction: Reduction = "mean", *, P_loss: Partition | None = None
+    ) -> None:
         super().__init__()
         if reduction not in self.reductions:
             *others, last = map(repr, self.reductions)
@@ -70,10 +73,6 @@ class DistributedLoss(DistributedModule):
             )
         self.reduction = reduction
         self._expectation = Expectation(self._name, "dual")
-
-    @property
-    def _name(self) -> str:
-        return type(self).__name__
 
     def _value(
         self, losses: torch.Tensor, weights: torch.Tensor, dtype: torch.dtype
@@ -121,11 +120,6 @@ class DistributedElementLoss(DistributedLoss):
     Input and target are split alike; neither is broadcast to the other.
     """
 
-    def __init__(
-        self, P_x: Partition, reduction: Reduction = "mean", *, P_loss: Partition | None = None
-    ) -> None:
-        super().__init__(P_x, reduction, P_loss)
-
     def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         if self.P_x.active:
             self._check_shape("target", target, input.shape)
@@ -149,14 +143,12 @@ class DistributedSampleLoss(DistributedLoss):
     counts once.
     """
 
-    def __init__(self, P_x: CartesianPartition, reduction: str, P_loss: Partition | None) -> None:
-        super().__init__(P_x, reduction, P_loss)
+    def __init__(
+        self, P_x: CartesianPartition, reduction: Reduction, P_loss: Partition | None
+    ) -> None:
+        super().__init__(P_x, reduction, P_loss=P_loss)
         require_cartesian(self._name, P_x)
-        if P_x.dim < 2:
-            raise PartitionError(
-                f"{self._name}: P_x has shape {list(P_x.shape)} but needs an axis for the batch "
-                "and one for dim 1"
-            )
+        require_axes(self._name, P_x, P_x.dim >= 2, "an axis for the batch and one for dim 1")
         # Samples are independent: only workers that hold parts of the same samples need to agree.
         self._line = P_x.along([1])
         self._sum = AllSumReduce(self._line, [1])

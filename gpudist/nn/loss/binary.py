@@ -10,9 +10,8 @@ from gpudist.geometry.cartesian import pad_left
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.loss.base import DistributedElementLoss, Reduction, no_cells
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
-from gpudist.ops.bound import Bound
-from gpudist.ops.operator import require_cartesian
-from gpudist.ops.shape_agreement import ShapeAgreement
+from gpudist.ops.operator import own_index, require_cartesian
+from gpudist.ops.shape_agreement import BlockLayout
 from gpudist.world.partition import CartesianPartition, Partition
 
 
@@ -22,9 +21,10 @@ class _WeightedElementLoss(DistributedElementLoss):
     def __init__(
         self,
         P_x: Partition,
-        weight: torch.Tensor | None,
-        reduction: Reduction,
-        P_loss: Partition | None,
+        weight: torch.Tensor | None = None,
+        reduction: Reduction = "mean",
+        *,
+        P_loss: Partition | None = None,
     ) -> None:
         super().__init__(P_x, reduction, P_loss=P_loss)
         # The global position of a weight for this worker's cells alone is unknown.
@@ -70,16 +70,6 @@ class DistributedBCELoss(_WeightedElementLoss):
         ShapeError: on every worker, for inputs and targets outside 0 to 1.
     """
 
-    def __init__(
-        self,
-        P_x: Partition,
-        weight: torch.Tensor | None = None,
-        reduction: Reduction = "mean",
-        *,
-        P_loss: Partition | None = None,
-    ) -> None:
-        super().__init__(P_x, weight, reduction, P_loss)
-
     def _losses(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         weight = self._own_weight(input.shape)
         self._check_values("_check_probabilities", input)
@@ -123,7 +113,7 @@ class DistributedBCEWithLogitsLoss(_WeightedElementLoss):
         *,
         P_loss: Partition | None = None,
     ) -> None:
-        super().__init__(P_x, weight, reduction, P_loss)
+        super().__init__(P_x, weight, reduction, P_loss=P_loss)
         self.register_buffer("pos_weight", pos_weight)
         self.pos_weight: torch.Tensor | None
         if pos_weight is not None and pos_weight.dim():
@@ -139,8 +129,7 @@ class DistributedBCEWithLogitsLoss(_WeightedElementLoss):
             )
         first = P_x.dim - len(shape)
         line = P_x.along([first + d for d, extent in enumerate(shape) if extent != 1])
-        self._agreement = ShapeAgreement(self._name, line, line, P_x.dim)
-        self._bound = Bound[tuple[slice, ...]]("static", self._agreement)
+        self._agree_on(line, P_x.dim)
 
     def _losses(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         weight = self._own_weight(input.shape)
@@ -156,11 +145,11 @@ class DistributedBCEWithLogitsLoss(_WeightedElementLoss):
             return no_cells(self.pos_weight)
         if not self.pos_weight.dim():
             return self.pos_weight
-        return self.pos_weight[self._bound(input, self._agree_on_slices)]
+        return self.pos_weight[self._bindings(input, self._agree_and_bind)]
 
-    def _agree_on_slices(self, input: torch.Tensor) -> tuple[slice, ...]:
-        assert self.pos_weight is not None and self.P_x.index is not None
-        cut = self._agreement(input).decomposition
+    def _bind(self, layout: BlockLayout, x: torch.Tensor, *numbers: int) -> tuple[slice, ...]:
+        assert self.pos_weight is not None
+        index, cut = own_index(self.P_x), layout.decomposition
         shape = self.pos_weight.shape
         if not _broadcasts(shape, cut.shape):
             self._refuse(
@@ -168,8 +157,8 @@ class DistributedBCEWithLogitsLoss(_WeightedElementLoss):
                 f"input's {list(cut.shape)}"
             )
         slices: list[slice] = []
-        for axis, extent in enumerate(shape, input.dim() - len(shape)):
-            first, last = cut.dims[axis].block(self.P_x.index[axis])
+        for axis, extent in enumerate(shape, x.dim() - len(shape)):
+            first, last = cut.dims[axis].block(index[axis])
             slices.append(slice(None) if extent == 1 else slice(first, last))
         return tuple(slices)
 

@@ -14,8 +14,8 @@ from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.loss.base import DistributedSampleLoss, Reduction, at_least_float32, no_cells
 from gpudist.nn.norm.softmax import largest_of_block
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
-from gpudist.ops.bound import Bound
-from gpudist.ops.shape_agreement import ShapeAgreement
+from gpudist.ops.operator import own_index
+from gpudist.ops.shape_agreement import BlockLayout
 from gpudist.world.partition import CartesianPartition, Partition
 
 
@@ -32,10 +32,11 @@ class _ClassLoss(DistributedSampleLoss):
     def __init__(
         self,
         P_x: CartesianPartition,
-        weight: torch.Tensor | None,
-        ignore_index: int,
-        reduction: Reduction,
-        P_loss: Partition | None,
+        weight: torch.Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: Reduction = "mean",
+        *,
+        P_loss: Partition | None = None,
     ) -> None:
         super().__init__(P_x, reduction, P_loss)
         if weight is not None and weight.dim() != 1:
@@ -46,8 +47,7 @@ class _ClassLoss(DistributedSampleLoss):
         self.ignore_index = ignore_index
         self.register_buffer("weight", weight)
         self.weight: torch.Tensor | None
-        self._agreement = ShapeAgreement(self._name, self._line, self._line, P_x.dim)
-        self._bound = Bound[_Classes]("static", self._agreement)
+        self._agree_on(self._line, P_x.dim)
 
     def _placements(self) -> dict[str, ParameterPlacement]:
         if self.weight is None:
@@ -56,7 +56,7 @@ class _ClassLoss(DistributedSampleLoss):
 
     def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         if self.P_x.active:
-            classes = self._bound(input, self._agree_on_classes)
+            classes: _Classes = self._bindings(input, self._agree_and_bind)
             self._check_target(input, target, classes)
         else:
             # The same computation as on other workers, for no samples and one class.
@@ -67,15 +67,14 @@ class _ClassLoss(DistributedSampleLoss):
         losses, weights = self._losses(input, target, classes)
         return self._value(losses, weights, self._dtype(input, target))
 
-    def _agree_on_classes(self, input: torch.Tensor) -> _Classes:
-        assert self.P_x.index is not None
-        classes = self._agreement(input).decomposition.dims[1]
+    def _bind(self, layout: BlockLayout, x: torch.Tensor, *numbers: int) -> _Classes:
+        classes = layout.decomposition.dims[1]
         if self.weight is not None and len(self.weight) != classes.extent:
             self._refuse(
                 f"the weight has {len(self.weight)} elements, but the global input has "
                 f"{classes.extent} classes"
             )
-        return _Classes(classes.extent, *classes.block(self.P_x.index[1]))
+        return _Classes(classes.extent, *classes.block(own_index(self.P_x)[1]))
 
     def _check_target(self, input: torch.Tensor, target: torch.Tensor, classes: _Classes) -> None:
         shape = input.shape[:1] + input.shape[2:]
@@ -174,17 +173,6 @@ class DistributedNLLLoss(_ClassLoss):
         in backward; and the all-reduce of the base class.
     """
 
-    def __init__(
-        self,
-        P_x: CartesianPartition,
-        weight: torch.Tensor | None = None,
-        ignore_index: int = -100,
-        reduction: Reduction = "mean",
-        *,
-        P_loss: Partition | None = None,
-    ) -> None:
-        super().__init__(P_x, weight, ignore_index, reduction, P_loss)
-
     def _losses(
         self, input: torch.Tensor, target: torch.Tensor, classes: _Classes
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -236,7 +224,7 @@ class DistributedCrossEntropyLoss(_ClassLoss):
         *,
         P_loss: Partition | None = None,
     ) -> None:
-        super().__init__(P_x, weight, ignore_index, reduction, P_loss)
+        super().__init__(P_x, weight, ignore_index, reduction, P_loss=P_loss)
         if not 0 <= label_smoothing <= 1:
             raise ShapeError(
                 f"{self._name}: label_smoothing is {label_smoothing}; it must be between 0 and 1"

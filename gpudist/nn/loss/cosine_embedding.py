@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from gpudist.errors import PartitionError
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.loss.base import DistributedSampleLoss, Reduction, at_least_float32, no_cells
+from gpudist.nn.partitions import require_axes
 from gpudist.world.partition import CartesianPartition, Partition
 
 # Keeps the cosine of a zero vector finite; torch's 1e-12, rounded to float32.
@@ -42,11 +42,7 @@ class DistributedCosineEmbeddingLoss(DistributedSampleLoss):
         P_loss: Partition | None = None,
     ) -> None:
         super().__init__(P_x, reduction, P_loss)
-        if P_x.dim != 2:
-            raise PartitionError(
-                f"{self._name}: P_x has shape {list(P_x.shape)} but needs two axes, one per "
-                "dim of the inputs"
-            )
+        require_axes(self._name, P_x, P_x.dim == 2, "two axes, one per dim of the inputs")
         self.margin = margin
 
     def forward(

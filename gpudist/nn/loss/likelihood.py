@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -46,7 +46,7 @@ class DistributedKLDivLoss(DistributedElementLoss):
         *,
         P_loss: Partition | None = None,
     ) -> None:
-        DistributedLoss.__init__(self, P_x, reduction, P_loss)
+        super().__init__(P_x, cast(Any, reduction), P_loss=P_loss)
         self.log_target = log_target
 
     def _losses(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -131,7 +131,7 @@ class DistributedGaussianNLLLoss(DistributedLoss):
         reduction: Reduction = "mean",
         P_loss: Partition | None = None,
     ) -> None:
-        super().__init__(P_x, reduction, P_loss)
+        super().__init__(P_x, reduction, P_loss=P_loss)
         self.full = full
         self.eps = eps
 
@@ -142,14 +142,14 @@ class DistributedGaussianNLLLoss(DistributedLoss):
             var = torch.full_like(input, var)
         if self.P_x.active:
             self._check_shape("target", target, input.shape)
-            var = self._aligned(var, input.shape)
+            var = self._align(var, input.shape)
         else:
             input, target, var = no_cells(input), no_cells(target), no_cells(var)
         self._check_values("_check_variances", var)
         losses = gaussian_losses(input, target, var, self.full, self.eps)
         return self._value(losses, number_of_cells(losses), losses.dtype)
 
-    def _aligned(self, var: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    def _align(self, var: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         """Return ``var`` with as many dims as the input."""
         if var.shape == shape[:-1] and var.shape != shape:
             var = var.unsqueeze(-1)

@@ -16,8 +16,8 @@ from gpudist.nn.norm.normalization import Normalization
 from gpudist.nn.parameters.parameter import bind_parameter
 from gpudist.nn.parameters.parameter_layer import ParameterLayer
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement, plan_recut
-from gpudist.ops.bound import Bound
-from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, ShapeMode
+from gpudist.ops.operator import own_index
+from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 
@@ -62,14 +62,11 @@ class Norm(ParameterLayer):
         self._used = ParameterPlacement.on(P_x, parameter_shape, splits)
         wanted = {"weight": weight, "bias": bias}
         self._place(replicate_parameters, {n: self._used for n in wanted if wanted[n]}, P_x)
-        self.register_parameter("weight", self._filled("weight", 1.0, device, dtype))
-        self.register_parameter("bias", self._filled("bias", 0.0, device, dtype))
-        self._agreement = ShapeAgreement(
-            type(self).__name__, P_x, P_x, P_x.dim, global_shape, shape
-        )
-        self._bound = Bound[Normalization](shape, self._agreement)
+        self.register_parameter("weight", self._full_parameter("weight", 1.0, device, dtype))
+        self.register_parameter("bias", self._full_parameter("bias", 0.0, device, dtype))
+        self._agree_on(P_x, P_x.dim, global_shape, shape)
 
-    def _filled(
+    def _full_parameter(
         self, name: str, value: float, device: torch.device | str | None, dtype: torch.dtype | None
     ) -> torch.nn.Parameter | None:
         if name not in self._placed:
@@ -80,36 +77,34 @@ class Norm(ParameterLayer):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         device = self._device_that_widens((input,))
         if not device:
-            return self._normalized(input)
+            return self._normalize(input)
         with torch.autocast(device, enabled=False):
-            return self._normalized(input, torch.float32)
+            return self._normalize(input, torch.float32)
 
-    def _normalized(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    def _normalize(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         if not self.P_x.active:
             return x.to(dtype or x.dtype, copy=True)
-        bound = self._bound(x, self._bind, self.way_of(x))
+        bound: Normalization = self._bindings(x, self._agree_and_bind, self.way_of(x))
         return normalize_block(bound, x, self.own_parameters(), dtype)
 
-    def _named(
+    def _weight_and_bias(
         self, parameters: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         weight = parameters[0] if self.weight is not None else None
         return weight, parameters[-1] if self.bias is not None else None
 
-    def _bind(self, x: torch.Tensor, way: int) -> Normalization:
-        layout = self._agreement(x)
+    def _bind(self, layout: BlockLayout, x: torch.Tensor, *numbers: int) -> Normalization:
         if not layout.dtype.is_floating_point:
             raise ShapeError(
                 f"{type(self).__name__}: the input is {layout.dtype}; convert it to floating point"
             )
         self._check(layout)
-        assert self.P_x.index is not None
-        by, cut = self._unbound(layout), layout.decomposition
+        by, cut = self._normalization(layout), layout.decomposition
         channels = cut.dims[1] if by.group_count else Blocks(0, 1)
         return by.bind(
             self.P_x,
             range(self.P_x.dim),
-            cut.block(self.P_x.index),
+            cut.block(own_index(self.P_x)),
             cut.shape,
             [channels.block(i) for i in range(channels.parts)],
             layout.key,
@@ -119,7 +114,7 @@ class Norm(ParameterLayer):
     def _check(self, layout: BlockLayout) -> None:
         raise NotImplementedError
 
-    def _unbound(self, layout: BlockLayout) -> Normalization:
+    def _normalization(self, layout: BlockLayout) -> Normalization:
         raise NotImplementedError
 
     def _bind_parameters(self, layout: BlockLayout) -> tuple[Movement | None, ...]:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 
-from gpudist.errors import PartitionError
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.norm.node import is_alone, normalize
 from gpudist.nn.norm.normalization import Normalization
-from gpudist.nn.norm.running import RunningNorm, require_dims
+from gpudist.nn.norm.running import RunningNorm
 from gpudist.nn.norm.strides import gradient_as_laid_out
-from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
-from gpudist.world.partition import CartesianPartition
+from gpudist.ops.shape_agreement import BlockLayout
 
 
 @layer(F.batch_norm, Sample((2, 4, 9, 8)), num_features=4, sequential=torch.nn.BatchNorm2d)
@@ -51,38 +47,7 @@ class DistributedBatchNorm(RunningNorm):
         Ioffe & Szegedy 2015, arXiv:1502.03167.
     """
 
-    _possible_dims: tuple[int, ...] = ()
-
-    def __init__(
-        self,
-        P_x: CartesianPartition,
-        num_features: int,
-        eps: float = 1e-5,
-        momentum: float | None = 0.1,
-        affine: bool = True,
-        track_running_stats: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        bias: bool = True,
-        global_shape: Sequence[int] | None = None,
-        shape: ShapeMode = "static",
-        replicate_parameters: bool = False,
-    ) -> None:
-        name = type(self).__name__
-        if self._possible_dims:
-            require_dims(name, P_x, self._possible_dims)
-        if P_x.dim < 2:
-            raise PartitionError(
-                f"{name}: P_x has shape {list(P_x.shape)} but needs an axis for the batch and one "
-                "for the channels"
-            )
-        super().__init__(
-            P_x, num_features, eps, momentum, affine, track_running_stats, device, dtype, bias,
-            global_shape, shape, replicate_parameters,
-        )  # fmt: skip
-
-    def _unbound(self, layout: BlockLayout) -> Normalization:
+    def _normalization(self, layout: BlockLayout) -> Normalization:
         return Normalization(tuple(d for d in range(self.P_x.dim) if d != 1), self.eps)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -91,7 +56,7 @@ class DistributedBatchNorm(RunningNorm):
             self.num_batches_tracked.add_(1)
         if not self.P_x.active:
             return input.clone()
-        bound = self._bound(input, self._bind, self.way_of(input))
+        bound: Normalization = self._bindings(input, self._agree_and_bind, self.way_of(input))
         if not self.training and self.running_mean is not None:
             return self._by_running_moments(input, bound)
         self._require_values(bound.cells, "value per channel")
@@ -105,7 +70,7 @@ class DistributedBatchNorm(RunningNorm):
                 assert factor is not None
                 running = self._running(factor)
             return normalize(bound, input, parameters, running).y
-        weight, bias = self._named(bound.move(None, parameters)[1])
+        weight, bias = self._weight_and_bias(bound.move(None, parameters)[1])
         running = (self.running_mean, self.running_var) if learns else (None, None)
         return gradient_as_laid_out(
             F.batch_norm(input, *running, weight, bias, True, self.momentum or 0.0, self.eps)

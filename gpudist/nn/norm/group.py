@@ -8,10 +8,11 @@ from math import prod
 import torch
 import torch.nn.functional as F
 
-from gpudist.errors import PartitionError, ShapeError
+from gpudist.errors import ShapeError
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.norm.base import Norm
 from gpudist.nn.norm.normalization import Normalization
+from gpudist.nn.partitions import require_axes
 from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
@@ -62,15 +63,12 @@ class DistributedGroupNorm(Norm):
         shape: ShapeMode = "static",
         replicate_parameters: bool = False,
     ) -> None:
-        name = type(self).__name__
-        if P_x.dim < 2:
-            raise PartitionError(
-                f"{name}: P_x has shape {list(P_x.shape)} but needs an axis for the batch and one "
-                "for the channels"
-            )
+        require_axes(
+            self._name, P_x, P_x.dim >= 2, "an axis for the batch and one for the channels"
+        )
         if num_groups < 1 or num_channels < 1 or num_channels % num_groups:
             raise ShapeError(
-                f"{name}, dim 1: {num_channels} channels cannot be divided into {num_groups} "
+                f"{self._name}, dim 1: {num_channels} channels cannot be divided into {num_groups} "
                 f"groups of equal size; use a divisor of {num_channels}"
             )
         super().__init__(
@@ -81,18 +79,18 @@ class DistributedGroupNorm(Norm):
         self.eps, self.affine = eps, affine
 
     def _check(self, layout: BlockLayout) -> None:
-        name, shape = type(self).__name__, layout.decomposition.shape
+        shape = layout.decomposition.shape
         if shape[1] != self.num_channels:
             raise ShapeError(
-                f"{name}, dim 1: the input of global shape {list(shape)} has {shape[1]} channels, "
-                f"not {self.num_channels}"
+                f"{self._name}, dim 1: the input of global shape {list(shape)} has {shape[1]} "
+                f"channels, not {self.num_channels}"
             )
         if prod(shape) == self.num_groups:
             raise ShapeError(
-                f"{name}: expected more than 1 value per group in the global tensor of shape "
+                f"{self._name}: expected more than 1 value per group in the global tensor of shape "
                 f"{list(shape)}"
             )
 
-    def _unbound(self, layout: BlockLayout) -> Normalization:
+    def _normalization(self, layout: BlockLayout) -> Normalization:
         features = tuple(range(2, self.P_x.dim))
         return Normalization(features, self.eps, group_count=self.num_groups)

@@ -11,7 +11,7 @@ from gpudist.exchange.autograd import move
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.norm.node import normalize, normalize_block
 from gpudist.nn.norm.normalization import Normalization, bind_total
-from gpudist.nn.norm.running import RunningNorm, require_dims
+from gpudist.nn.norm.running import RunningNorm
 from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
@@ -48,8 +48,6 @@ class _DistributedInstanceNorm(RunningNorm):
         Ulyanov, Vedaldi & Lempitsky 2016, arXiv:1607.08022.
     """
 
-    _features: int
-
     def __init__(
         self,
         P_x: CartesianPartition,
@@ -66,13 +64,12 @@ class _DistributedInstanceNorm(RunningNorm):
         shape: ShapeMode = "static",
         replicate_parameters: bool = False,
     ) -> None:
-        require_dims(type(self).__name__, P_x, (self._features + 2,))
         super().__init__(
-            P_x, num_features, eps, momentum, affine, track_running_stats, device, dtype, bias,
-            global_shape, shape, replicate_parameters,
+            P_x, num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias,
+            global_shape=global_shape, shape=shape, replicate_parameters=replicate_parameters,
         )  # fmt: skip
 
-    def _unbound(self, layout: BlockLayout) -> Normalization:
+    def _normalization(self, layout: BlockLayout) -> Normalization:
         assert self.P_x.rank is not None
         channels = layout.shape_of(self.P_x.rank)[1]
         batch = bind_total(self.P_x, (0,), layout.key, (channels, 2))
@@ -82,7 +79,7 @@ class _DistributedInstanceNorm(RunningNorm):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not self.P_x.active:
             return input.clone()
-        bound = self._bound(input, self._bind, self.way_of(input))
+        bound: Normalization = self._bindings(input, self._agree_and_bind, self.way_of(input))
         if not self.training and self.running_mean is not None:
             return self._by_running_moments(input, bound)
         self._require_values(bound.cells, "spatial element")
@@ -108,14 +105,14 @@ class _DistributedInstanceNorm(RunningNorm):
 
 @layer(F.instance_norm, Sample((2, 4, 9)), num_features=4, affine=True)
 class DistributedInstanceNorm1d(_DistributedInstanceNorm):
-    _features = 1
+    _possible_dims = (3,)
 
 
 @layer(F.instance_norm, Sample((2, 4, 9, 8)), num_features=4, affine=True)
 class DistributedInstanceNorm2d(_DistributedInstanceNorm):
-    _features = 2
+    _possible_dims = (4,)
 
 
 @layer(F.instance_norm, Sample((2, 4, 5, 6, 3)), num_features=4, affine=True)
 class DistributedInstanceNorm3d(_DistributedInstanceNorm):
-    _features = 3
+    _possible_dims = (5,)

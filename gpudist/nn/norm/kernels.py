@@ -113,14 +113,14 @@ class ByKernels(Summing):
         self, x: torch.Tensor, *parameters: torch.Tensor
     ) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
         by = self.normalization
-        norm, size, current, unguarded, failed_word = _bound(by, x, self.dtype)
+        norm, size, current, unguarded, failed_word = _kernels_for(by, x, self.dtype)
         stream, at_x = current(), x.data_ptr()
         sums = torch.empty(by.sums_shape(x.shape), dtype=torch.float64, device=x.device)
         workspace = torch.empty(size, dtype=torch.float64, device=x.device)
         at_shifts = 0
         if x.dtype == torch.float64 and by.subtracts_mean:
             norm.sums(at_x, 0, sums.data_ptr(), workspace.data_ptr(), stream)
-            self.shifts = by.moved_sums(sums)
+            self.shifts = by.sum_over_workers(sums)
             sums, at_shifts = torch.empty_like(sums), self.shifts.data_ptr()
         norm.sums(at_x, at_shifts, sums.data_ptr(), workspace.data_ptr(), stream)
         self.totals, moved = unguarded.move(sums, parameters)
@@ -144,21 +144,23 @@ class ByKernels(Summing):
         needs: Sequence[bool],
     ) -> list[torch.Tensor | None]:
         x, totals, shifts, weights = inputs[0], *kept[:2], kept[2:]
-        norm, size, current, unguarded, failed_word = _bound(self.normalization, x, self.dtype)
+        norm, size, current, unguarded, failed_word = _kernels_for(
+            self.normalization, x, self.dtype
+        )
         gradient = gradient.contiguous() if x.is_contiguous() else _by_columns(gradient)
         of_sums = torch.empty_like(totals)
         workspace = torch.empty(size, dtype=torch.float64, device=x.device)
-        found = [
+        own_sums = [
             torch.empty_like(weights[0]) if needed and weights else None for needed in needs[1:]
         ]
         at_shifts = 0 if shifts is None else shifts.data_ptr()
         at_x, at_gradient, at_totals = x.data_ptr(), gradient.data_ptr(), totals.data_ptr()
         weight, stream = _addresses(weights), current()
         norm.gradient_sums(
-            at_gradient, at_x, at_totals, at_shifts, weight, of_sums.data_ptr(), _addresses(found),
-            workspace.data_ptr(), stream,
+            at_gradient, at_x, at_totals, at_shifts, weight, of_sums.data_ptr(),
+            _addresses(own_sums), workspace.data_ptr(), stream,
         )  # fmt: skip
-        of_totals, of_parameters = unguarded.move_gradients(of_sums, found, needs)
+        of_totals, of_parameters = unguarded.move_gradients(of_sums, own_sums, needs)
         of_x = None
         if of_totals is not None:
             of_x = torch.empty_like(x)
@@ -195,8 +197,10 @@ class DryPasses(Summing):
         # A pass over both, and a kernel that adds its parts.
         for read in (gradient, x):
             read.sum()
-        found = [torch.empty_like(kept[1]) if needed and kept[1:] else None for needed in needs[1:]]
-        of_totals, of_parameters = by.move_gradients(torch.empty_like(totals), found, needs)
+        own_sums = [
+            torch.empty_like(kept[1]) if needed and kept[1:] else None for needed in needs[1:]
+        ]
+        of_totals, of_parameters = by.move_gradients(torch.empty_like(totals), own_sums, needs)
         of_x = None if of_totals is None else torch.add(gradient, x)
         return [of_x, *of_parameters]
 
@@ -276,14 +280,14 @@ def _addresses_of_running(running: Running | None) -> tuple[int, int, int, float
     return mean.data_ptr(), variance.data_ptr(), batches, momentum, _DTYPES[mean.dtype]
 
 
-def _bound(
+def _kernels_for(
     normalization: Normalization, x: torch.Tensor, dtype: torch.dtype | None
 ) -> _BoundKernels:
     key = (x.dtype, dtype, x.device, x.is_contiguous())
-    found = normalization.native.get(key)
-    if found is None:
-        found = normalization.native[key] = _bind(normalization, x, dtype or x.dtype)
-    return found
+    kernels = normalization.native.get(key)
+    if kernels is None:
+        kernels = normalization.native[key] = _bind(normalization, x, dtype or x.dtype)
+    return kernels
 
 
 def _bind(by: Normalization, x: torch.Tensor, dtype: torch.dtype) -> _BoundKernels:

@@ -33,14 +33,13 @@ class _DistributedTrailingNorm(Norm):
         shape: ShapeMode,
         replicate_parameters: bool,
     ) -> None:
-        name = type(self).__name__
         if isinstance(normalized_shape, int):
             normalized_shape = (normalized_shape,)
         self.normalized_shape = tuple(normalized_shape)
         count = len(self.normalized_shape)
         if count == 0 or count > P_x.dim:
             raise PartitionError(
-                f"{name}: normalized_shape {list(self.normalized_shape)} has {count} dims; "
+                f"{self._name}: normalized_shape {list(self.normalized_shape)} has {count} dims; "
                 f"it needs at least 1 and at most {P_x.dim}, one per axis of P_x of shape "
                 f"{list(P_x.shape)}"
             )
@@ -61,7 +60,7 @@ class _DistributedTrailingNorm(Norm):
                 f"{list(shape)} does not end in normalized_shape {list(self.normalized_shape)}"
             )
 
-    def _unbound(self, layout: BlockLayout) -> Normalization:
+    def _normalization(self, layout: BlockLayout) -> Normalization:
         wide = torch.promote_types(layout.dtype, torch.float32)
         eps = self.eps if self.eps is not None else torch.finfo(wide).eps
         return Normalization(self._dims, eps, self._subtracts_mean, per_channel=False)

@@ -11,7 +11,7 @@ from gpudist.exchange import Movement, bind
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.broadcasting import plan_all_sum_reduce
 from gpudist.geometry.repartition import plan_all_gather, plan_to_others
-from gpudist.ops.bound import Bound
+from gpudist.ops.bind_cache import BindCache
 from gpudist.ops.shape_agreement import refuse
 from gpudist.world.partition import Partition
 
@@ -36,10 +36,10 @@ class LineBlocks:
         assert P.rank is not None
         self.P, self._name = P, name
         self._rank = P.rank
-        self._gathers = Bound[Movement]("static")
-        self._sums = Bound[Movement]("static")
-        self._totals = Bound[Movement]("static")
-        self._pieces = Bound[tuple[Movement, ...]]("static")
+        self._gathers = BindCache[Movement]("static")
+        self._sums = BindCache[Movement]("static")
+        self._totals = BindCache[Movement]("static")
+        self._pieces = BindCache[tuple[Movement, ...]]("static")
 
     def gather(self, block: torch.Tensor, dim: int, lengths: Sequence[int]) -> Movement:
         """Return the all-gather along ``dim`` of blocks with these lengths."""
@@ -60,7 +60,7 @@ class LineBlocks:
         """
         return self._pieces(block, self._bind_pieces, dim, *lengths)
 
-    def given(
+    def require_lengths(
         self, x: torch.Tensor, dim: int, lengths: int | Sequence[int] | None, is_whole: bool
     ) -> tuple[int, ...]:
         """Return the lengths of all blocks along ``dim``, balanced by default.
@@ -77,15 +77,17 @@ class LineBlocks:
         """
         extent, parts = x.shape[dim], self.P.size
         total = extent if lengths is None else lengths
-        found = balanced_lengths(total, parts) if isinstance(total, int) else tuple(total)
-        if len(found) == parts and extent == (sum(found) if is_whole else found[self._rank]):
-            return found
+        block_lengths = balanced_lengths(total, parts) if isinstance(total, int) else tuple(total)
+        if len(block_lengths) == parts and extent == (
+            sum(block_lengths) if is_whole else block_lengths[self._rank]
+        ):
+            return block_lengths
         what = "tensor" if is_whole else "block"
         refuse(
             self.P,
             ShapeError(
                 f"{self._name}: the {what} of rank {self._rank} of {parts} has {extent} cells in "
-                f"dim {dim}, but lengths are {list(found)}; pass the lengths of all blocks"
+                f"dim {dim}, but lengths are {list(block_lengths)}; pass the lengths of all blocks"
             ),
         )
 

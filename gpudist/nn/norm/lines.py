@@ -81,13 +81,15 @@ class ByLines(Summing):
         x, totals, weight = inputs[0], kept[0], kept[1] if kept[1:] else None
         gradient = gradient.contiguous()
         lines, of_sums = _lines_of(self.normalization, x), torch.empty_like(totals)
-        found = [torch.empty_like(kept[1]) if needed and kept[1:] else None for needed in needs[1:]]
+        own_sums = [
+            torch.empty_like(kept[1]) if needed and kept[1:] else None for needed in needs[1:]
+        ]
         at_x, at_totals, at_weight = x.data_ptr(), totals.data_ptr(), _address(weight)
-        of_weight, of_bias = [*map(_address, found), 0, 0][:2]
+        of_weight, of_bias = [*map(_address, own_sums), 0, 0][:2]
         lines.gradient_sums(
             gradient.data_ptr(), at_x, at_totals, at_weight, of_sums.data_ptr(), of_weight, of_bias
         )
-        of_totals, of_parameters = self.normalization.move_gradients(of_sums, found, needs)
+        of_totals, of_parameters = self.normalization.move_gradients(of_sums, own_sums, needs)
         of_x = None
         if of_totals is not None:
             of_x = recycling.empty(x.shape, x.dtype)
@@ -107,10 +109,10 @@ def _address(tensor: torch.Tensor | None) -> int:
 
 
 def _lines_of(normalization: Normalization, x: torch.Tensor) -> NormLines:
-    found = normalization.native.get("lines")
-    if found is None:
-        found = normalization.native["lines"] = _bind_lines(normalization, x)
-    return found
+    lines = normalization.native.get("lines")
+    if lines is None:
+        lines = normalization.native["lines"] = _bind_lines(normalization, x)
+    return lines
 
 
 def _bind_lines(normalization: Normalization, x: torch.Tensor) -> NormLines:

@@ -50,30 +50,30 @@ def normalize(
         y, shift = apply_handwritten(by, x, *parameters), None
         if by.shifts is not None:
             shift = by.shifts[..., 0] / max(1, normalization.cells)
-        found = Normalized(y, by.totals, shift)
-        return found if updates else _remembered(normalization, found, running)
+        result = Normalized(y, by.totals, shift)
+        return result if updates else _remember(normalization, result, running)
     # A block that shares no statistics may be empty; it is treated as by torch's layer.
     if normalization.total is None or not is_eager(x):
         composed = normalization.compose(x, parameters)
-        found = Normalized(composed.y, composed.totals.detach(), composed.shift)
+        result = Normalized(composed.y, composed.totals.detach(), composed.shift)
     else:
         kind: type[Summing] = _ByTorch
         if lines.fits(normalization, x, parameters):
             kind = kernels.DryPasses if x.is_meta else lines.ByLines
         summing = kind(normalization)
         y = apply_handwritten(summing, x, *parameters)
-        found = Normalized(y, summing.totals, summing.shift)
-    return _remembered(normalization, found, running)
+        result = Normalized(y, summing.totals, summing.shift)
+    return _remember(normalization, result, running)
 
 
-def _remembered(
-    normalization: Normalization, found: Normalized, running: Running | None
+def _remember(
+    normalization: Normalization, result: Normalized, running: Running | None
 ) -> Normalized:
     if running is not None and normalization.cells > 0:
-        mean, variance = normalization.moments(found.totals, found.shift)
+        mean, variance = normalization.moments(result.totals, result.shift)
         assert mean is not None
         running.update(mean, variance * (normalization.cells / max(1, normalization.cells - 1)))
-    return found
+    return result
 
 
 def is_alone(normalization: Normalization, x: torch.Tensor, parameters: Parameters) -> bool:
@@ -110,10 +110,10 @@ class _ByTorch(Summing):
     def forward(
         self, x: torch.Tensor, *parameters: torch.Tensor | None
     ) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
-        found = self.normalization.compose(x, parameters)
-        self.totals, self.shift = found.totals, found.shift
-        weight = found.parameters[0] if parameters else None
-        return found.y, [*found[3:8], weight]
+        result = self.normalization.compose(x, parameters)
+        self.totals, self.shift = result.totals, result.shift
+        weight = result.parameters[0] if parameters else None
+        return result.y, [*result[3:8], weight]
 
     def backward(
         self,
@@ -141,7 +141,7 @@ class _Adjoint:
     ) -> None:
         self._by = normalization
         self._dtype = x.dtype
-        self._rest, _ = normalization.centred(x, own_mean)
+        self._rest, _ = normalization.subtract_own_mean(x, own_mean)
         self._offset, self._mean, self._error = offset, mean, error
         self._inverse, self._weight = inverse, weight
 
@@ -150,16 +150,19 @@ class _Adjoint:
         by, weight, gradient = self._by, self._weight, gradient.to(self._rest.dtype)
         if by.per_channel:
             first, second = self._sums(gradient)
-            found = [self._of_channels(second * self._inverse), self._of_channels(first)]
+            own_sums = [
+                self._of_channels(second * self._inverse),
+                self._of_channels(first),
+            ]
             weight = 1.0 if weight is None else weight.double().view(-1, *_ones(gradient))
             first, second, scale = first * weight, second * weight, self._inverse * weight
         else:
-            found = self._of_cells(gradient, needs[1:])
+            own_sums = self._of_cells(gradient, needs[1:])
             gradient = gradient if weight is None else gradient * weight.to(gradient.dtype)
             first, second = self._sums(gradient)
             scale = self._inverse
         of_sums = self._of_totals(first, second)
-        of_sums, of_parameters = by.move_gradients(of_sums, found, needs)
+        of_sums, of_parameters = by.move_gradients(of_sums, own_sums, needs)
         return [self._of_block(gradient, scale, of_sums), *of_parameters]
 
     def _sums(self, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -175,13 +178,16 @@ class _Adjoint:
         """Return the gradients of parameters of the shape of the last dims."""
         leading = list(range(gradient.dim() - len(self._by.dims)))
 
-        def summed(x: torch.Tensor) -> torch.Tensor:
+        def sum_leading(x: torch.Tensor) -> torch.Tensor:
             return x.sum(leading) if leading else x
 
         if not any(needs):
             return [gradient.new_empty(0)] * len(needs)
         z = self._rest if self._error is None else self._rest - self._error.to(gradient.dtype)
-        return [summed(gradient * (z * self._inverse.to(gradient.dtype))), summed(gradient)]
+        return [
+            sum_leading(gradient * (z * self._inverse.to(gradient.dtype))),
+            sum_leading(gradient),
+        ]
 
     def _of_totals(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         """Return this worker's part of the sums' gradient, from sums of the scaled gradient."""

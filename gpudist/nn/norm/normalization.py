@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from math import prod
 from typing import Any, NamedTuple
 
@@ -173,7 +174,7 @@ class Normalization:
             x: the block.
             parameters: this worker's weight and bias, or as many of them as there are.
         """
-        rest, own_mean = self.centred(x)
+        rest, own_mean = self.subtract_own_mean(x)
         offset = None if own_mean is None else own_mean.double()
         shift = None
         if x.dtype == torch.float64:
@@ -186,10 +187,10 @@ class Normalization:
         error = None
         if mean is not None and offset is not None:
             error = self.of_lines(mean, x.dim()) - offset
-        y = self._scaled(rest, error, inverse, moved).to(x.dtype)
+        y = self._scale(rest, error, inverse, moved).to(x.dtype)
         return Composed(y, totals, shift, own_mean, offset, mean, error, inverse, moved)
 
-    def centred(
+    def subtract_own_mean(
         self, x: torch.Tensor, own_mean: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return ``x`` minus the block's mean of each line, and that mean.
@@ -210,7 +211,7 @@ class Normalization:
     @property
     def moves(self) -> bool:
         """Whether sums or parameters are moved."""
-        return self.total is not None or any(one is not None for one in self.parameters)
+        return self.total is not None or any(movement is not None for movement in self.parameters)
 
     def move(
         self, sums: torch.Tensor | None, parameters: Parameters
@@ -218,15 +219,15 @@ class Normalization:
         """Return the sums over all workers and the parameters, moved in one group of messages."""
         if not self.moves:
             return sums, list(parameters)  # pyright: ignore
-        movements = (self.total if sums is not None else None, *self.parameters)
-        tensors = [sums, *parameters]
-        moving = [i for i, movement in enumerate(movements) if movement is not None]
-        if moving:
+        unmoved = (None,) * (len(parameters) - len(self.parameters))
+        movements = (self.total if sums is not None else None, *self.parameters, *unmoved)
+        tensors: list[Any] = [sums, *parameters]
+        if any(movements):
             chosen = [movement for movement in movements if movement is not None]
-            moved = move(chosen, [tensors[i] for i in moving])  # pyright: ignore
-            for i, tensor in zip(moving, moved, strict=True):
-                tensors[i] = tensor
-        return tensors[0], tensors[1:]  # pyright: ignore
+            moved = iter(move(chosen, list(compress(tensors, movements))))
+            pairs = zip(movements, tensors, strict=True)
+            tensors = [x if movement is None else next(moved) for movement, x in pairs]
+        return tensors[0], tensors[1:]
 
     def move_gradients(
         self,
@@ -242,17 +243,17 @@ class Normalization:
         unmoved = (None,) * (len(needs) - 1 - len(self.parameters))
         movements = [self.total, *self.parameters, *unmoved]
         parts = [of_sums, *of_parameters[: len(needs) - 1]]
-        found = [part if needed else None for needed, part in zip(needs, parts, strict=True)]
+        gradients = [part if needed else None for needed, part in zip(needs, parts, strict=True)]
         moving = [
             (i, movement.T, part.to(movement.dtype))
-            for i, (movement, part) in enumerate(zip(movements, found, strict=True))
+            for i, (movement, part) in enumerate(zip(movements, gradients, strict=True))
             if movement is not None and part is not None
         ]
         if moving:
             moved = move([m for _, m, _ in moving], [part for _, _, part in moving])
             for (i, _, _), part in zip(moving, moved, strict=True):
-                found[i] = part
-        return found[0], found[1:]
+                gradients[i] = part
+        return gradients[0], gradients[1:]
 
     def alone(self, x: torch.Tensor, parameters: Parameters) -> torch.Tensor:
         """Normalize a block with cells that shares no statistics, by torch's kernel."""
@@ -295,9 +296,9 @@ class Normalization:
     ) -> torch.Tensor | None:
         if offset is None:
             return None
-        return self.moments(self.moved_sums(self._sums(rest, offset)))[0]
+        return self.moments(self.sum_over_workers(self._sums(rest, offset)))[0]
 
-    def moved_sums(self, sums: torch.Tensor) -> torch.Tensor:
+    def sum_over_workers(self, sums: torch.Tensor) -> torch.Tensor:
         """Return the sums over all workers, moved alone."""
         return sums if self.total is None else move((self.total,), (sums,))[0]
 
@@ -332,7 +333,7 @@ class Normalization:
         chosen = statistics.index_select(1, self.groups)
         return chosen.view(*chosen.shape[:2], *(1,) * (dims - 2), *chosen.shape[2:])
 
-    def _scaled(
+    def _scale(
         self,
         rest: torch.Tensor,
         error: torch.Tensor | None,
@@ -355,10 +356,10 @@ class Normalization:
         factor = scale.to(rest.dtype)
         y = rest.mul_(factor) if in_place else rest * factor
         if shift is not None:
-            y = _added(y, shift.to(rest.dtype))
+            y = _add(y, shift.to(rest.dtype))
         if weight is not None:
             y = y * weight.to(rest.dtype)
-        return y if bias is None else _added(y, bias.to(rest.dtype))
+        return y if bias is None else _add(y, bias.to(rest.dtype))
 
 
 class Summing:
@@ -383,11 +384,11 @@ class Summing:
         self.running = running
         self.dtype = dtype
 
-    def composed(self, x: torch.Tensor, *parameters: torch.Tensor | None) -> torch.Tensor:
+    def compose(self, x: torch.Tensor, *parameters: torch.Tensor | None) -> torch.Tensor:
         return self.normalization.compose(x.to(self.dtype or x.dtype), parameters).y
 
 
-def _added(y: torch.Tensor, term: torch.Tensor) -> torch.Tensor:
+def _add(y: torch.Tensor, term: torch.Tensor) -> torch.Tensor:
     # Works in place, unless a graph may have saved ``y``.
     return y.add_(term) if is_eager(y) else y + term
 

@@ -7,24 +7,15 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from gpudist.errors import PartitionError, ShapeError
+from gpudist.errors import ShapeError
 from gpudist.nn.norm.base import Norm
 from gpudist.nn.norm.normalization import Normalization, Running
 from gpudist.nn.norm.strides import gradient_as_laid_out
 from gpudist.nn.parameters.parameter import empty_output
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
+from gpudist.nn.partitions import require_axes
 from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
-
-
-def require_dims(name: str, P_x: CartesianPartition, dims: Sequence[int]) -> None:
-    """Raise if the number of axes of ``P_x`` does not fit the layer."""
-    if P_x.dim not in dims:
-        wanted = " or ".join(map(str, dims))
-        raise PartitionError(
-            f"{name}: P_x has shape {list(P_x.shape)} but needs {wanted} axes: batch, channels and "
-            "features"
-        )
 
 
 class RunningNorm(Norm):
@@ -35,22 +26,34 @@ class RunningNorm(Norm):
     """
 
     _reads_low = False
+    # Numbers of axes that the layer accepts; without them, any number from 2.
+    _possible_dims: tuple[int, ...] = ()
 
     def __init__(
         self,
         P_x: CartesianPartition,
         num_features: int,
-        eps: float,
-        momentum: float | None,
-        affine: bool,
-        track_running_stats: bool,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
-        bias: bool,
-        global_shape: Sequence[int] | None,
-        shape: ShapeMode,
-        replicate_parameters: bool,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        bias: bool = True,
+        global_shape: Sequence[int] | None = None,
+        shape: ShapeMode = "static",
+        replicate_parameters: bool = False,
     ) -> None:
+        needed = " or ".join(map(str, self._possible_dims))
+        require_axes(
+            type(self).__name__,
+            P_x,
+            P_x.dim in self._possible_dims if needed else P_x.dim >= 2,
+            f"{needed} axes: batch, channels and features"
+            if needed
+            else "an axis for the batch and one for the channels",
+        )
         super().__init__(
             P_x, (num_features,), (1,), affine, affine and bias, device, dtype, global_shape, shape,
             replicate_parameters,
@@ -88,17 +91,18 @@ class RunningNorm(Norm):
             self.num_batches_tracked.zero_()
 
     def _check(self, layout: BlockLayout) -> None:
-        name, channels = type(self).__name__, layout.decomposition.dims[1]
+        channels = layout.decomposition.dims[1]
         if channels.extent != self.num_features:
             raise ShapeError(
-                f"{name}, dim 1: the input of global shape {list(layout.decomposition.shape)} has "
-                f"{channels.extent} channels, not {self.num_features}"
+                f"{self._name}, dim 1: the input of global shape "
+                f"{list(layout.decomposition.shape)} has {channels.extent} channels, not "
+                f"{self.num_features}"
             )
         if self.track_running_stats and channels != self._used.blocks[0]:
             sizes = [channels.length(i) for i in range(channels.parts)]
             raise ShapeError(
-                f"{name}, dim 1: the input's blocks have {sizes} channels, but running statistics "
-                "are kept for balanced blocks; repartition the input or pass "
+                f"{self._name}, dim 1: the input's blocks have {sizes} channels, but running "
+                "statistics are kept for balanced blocks; repartition the input or pass "
                 "track_running_stats=False"
             )
 
@@ -110,7 +114,7 @@ class RunningNorm(Norm):
             )
 
     def _by_running_moments(self, x: torch.Tensor, bound: Normalization) -> torch.Tensor:
-        weight, bias = self._named(bound.move(None, self.own_parameters())[1])
+        weight, bias = self._weight_and_bias(bound.move(None, self.own_parameters())[1])
         if x.numel() == 0:
             return empty_output(x.shape, x.dtype, x, weight, bias)
         running = self.running_mean, self.running_var

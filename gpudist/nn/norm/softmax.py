@@ -7,15 +7,14 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from gpudist.errors import PartitionError, ShapeError
+from gpudist.errors import ShapeError
 from gpudist.exchange import Movement, bind
 from gpudist.exchange.autograd import all_reduce_constant, move
 from gpudist.geometry.broadcasting import plan_all_sum_reduce
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.layer_table import Sample, layer
-from gpudist.nn.partitions import require_axis
-from gpudist.ops.bound import Bound
-from gpudist.ops.shape_agreement import ShapeAgreement
+from gpudist.nn.partitions import require_axes, require_axis
+from gpudist.ops.shape_agreement import BlockLayout
 from gpudist.world.partition import CartesianPartition
 
 
@@ -76,7 +75,6 @@ class DistributedSoftmax(DistributedModule):
 
     def __init__(self, P_x: CartesianPartition, dim: int | None = None) -> None:
         super().__init__()
-        self._name = type(self).__name__
         if dim is None:
             raise ShapeError(
                 f"{self._name}: dim is None, for which torch guesses a dim by the number of dims; "
@@ -86,8 +84,7 @@ class DistributedSoftmax(DistributedModule):
         self.P_x, self.dim = P_x, dim
         # Only workers with cells of the same lines along the dim communicate.
         self._P_line = P_x.along([dim])
-        self._agreement = ShapeAgreement(self._name, self._P_line, self._P_line, P_x.dim)
-        self._sum_movement = Bound[Movement]("static")
+        self._agree_on(self._P_line, P_x.dim)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not self.P_x.active:
@@ -98,9 +95,9 @@ class DistributedSoftmax(DistributedModule):
             return (F.log_softmax if self._is_log else F.softmax)(x, self.dim)
         # Torch also computes 16-bit inputs in float32.
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        own = largest_of_block(wide, self.dim)
-        movement = self._sum_movement(own, self._bind_sum)
-        largest = all_reduce_constant(own, self._P_line, "max")
+        own_largest = largest_of_block(wide, self.dim)
+        movement: Movement = self._bindings(own_largest, self._agree_and_bind)
+        largest = all_reduce_constant(own_largest, self._P_line, "max")
 
         def total(sums: torch.Tensor) -> torch.Tensor:
             return move((movement,), (sums,))[0]
@@ -116,8 +113,8 @@ class DistributedSoftmax(DistributedModule):
         if not x.is_floating_point():
             raise ShapeError(f"{self._name}: the input is {x.dtype} but must be floating point")
 
-    def _bind_sum(self, largest: torch.Tensor) -> Movement:
-        layout, line = self._agreement(largest), self._P_line
+    def _bind(self, layout: BlockLayout, x: torch.Tensor, *numbers: int) -> Movement:
+        line = self._P_line
         shape = layout.decomposition.block(line.index or ()).shape
         key = ("sum along a dim", self.dim % line.dim, line.shape, layout.key)
         plan = plan_all_sum_reduce(line.rank or 0, range(line.size), shape, key)
@@ -150,11 +147,12 @@ class DistributedSoftmax2d(DistributedSoftmax):
     """
 
     def __init__(self, P_x: CartesianPartition) -> None:
-        if P_x.dim not in (3, 4):
-            raise PartitionError(
-                f"DistributedSoftmax2d: P_x has shape {list(P_x.shape)} but needs axes for "
-                "channels, height and width, with or without one for the batch in front"
-            )
+        require_axes(
+            "DistributedSoftmax2d",
+            P_x,
+            P_x.dim in (3, 4),
+            "axes for channels, height and width, with or without one for the batch in front",
+        )
         super().__init__(P_x, -3)
 
 

@@ -19,10 +19,10 @@ def gradient_as_laid_out(y: torch.Tensor) -> torch.Tensor:
     if y.requires_grad and suits_cpu(y) and is_eager(y):
         strides = y.stride()
 
-        def laid_out(gradient: torch.Tensor) -> torch.Tensor | None:
+        def lay_out(gradient: torch.Tensor) -> torch.Tensor | None:
             if gradient.stride() == strides:
                 return None
             return gradient.new_empty_strided(gradient.shape, strides).copy_(gradient)
 
-        y.register_hook(laid_out)
+        y.register_hook(lay_out)
     return y

@@ -22,17 +22,17 @@ def messages(
             larger.
         copied_bytes: size of the largest tensor that is copied, in bytes.
     """
-    found: list[list[int]] = []
+    buckets: list[list[int]] = []
     held = 0
     for i, size in nbytes.items():
         if size > copied_bytes:
             continue
-        if not found or held + size > bucket_bytes:
-            found.append([])
+        if not buckets or held + size > bucket_bytes:
+            buckets.append([])
             held = 0
-        found[-1].append(i)
+        buckets[-1].append(i)
         held += size
-    return [*found, *([i] for i, size in nbytes.items() if size > copied_bytes)]
+    return [*buckets, *([i] for i, size in nbytes.items() if size > copied_bytes)]
 
 
 def concatenate_cells(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -88,20 +88,20 @@ def border_of(node: Node) -> Border | None:
             return None
         name, takes, gives = movements[0].label, "dual", "dual"
     P = getattr(node, "made_on", None) or getattr(function, "P", None)
-    ranks = frozenset(P.ranks) if P is not None else _met(movements)
+    ranks = frozenset(P.ranks) if P is not None else _ranks_of(movements)
     return Border(getattr(node, "made_by", name), takes, gives, ranks)
 
 
-def _met(movements: Iterable[Any]) -> frozenset[int]:
+def _ranks_of(movements: Iterable[Any]) -> frozenset[int]:
     """Return the world ranks with which this one exchanges messages, including its own."""
-    found: set[int] = set()
+    members: set[int] = set()
     for step in (step for movement in movements for step in movement.steps):
         stage, ranks = step.stage, step.partition.ranks
         peers = {message.peer for message in (*stage.sends, *stage.receives)}
         peers |= {rank for group in stage.collectives for rank in group.members}
-        found |= {ranks[peer] for peer in peers}
-        found.add(ranks[step.partition.rank])
-    return frozenset(found)
+        members |= {ranks[peer] for peer in peers}
+        members.add(ranks[step.partition.rank])
+    return frozenset(members)
 
 
 def is_opaque(node: Node) -> bool:
@@ -133,11 +133,11 @@ def outline(node: Node, nodes: int) -> tuple[str | int, ...]:
         nodes: number of nodes to visit.
     """
     number = first = node._sequence_nr()
-    found: list[str | int] = []
+    items: list[str | int] = []
     for _ in range(nodes):
         declared = getattr(node, "declared", None)
         name = type(node).__name__ if declared is None else f"{declared.name}, {declared.takes}"
-        found += [name, first - number]
+        items += [name, first - number]
         newest = None
         for source, _ in inputs_of(node):
             made = source._sequence_nr()
@@ -146,4 +146,4 @@ def outline(node: Node, nodes: int) -> tuple[str | int, ...]:
         if newest is None:
             break
         node = newest
-    return tuple(found)
+    return tuple(items)

@@ -113,13 +113,16 @@ def _insert_copies(
             )
         return
     ways = {layer: layer.ways() for layer in network.modules() if isinstance(layer, ParameterLayer)}
-    layers = [layer for layer, found in ways.items() if found]
-    all_ways = [way for found in ways.values() for way in found]
+    layers = [layer for layer, ways_of_layer in ways.items() if ways_of_layer]
+    all_ways = [way for ways_of_layer in ways.values() for way in ways_of_layer]
     plain = _parameters_of_others(network) if with_others and torch.is_grad_enabled() else []
-    own = [*(way.parameter for way in all_ways), *(one.parameter for one in plain)]
+    parameters = [
+        *(way.parameter for way in all_ways),
+        *(plain_parameter.parameter for plain_parameter in plain),
+    ]
     broadcasts = [*(way.broadcast for way in all_ways), *(None,) * len(plain)]
     all_holders = [*(way.holders for way in all_ways), *(holders,) * len(plain)]
-    copies = copies_of_owned(own, broadcasts, bucket_bytes)
+    copies = copies_of_owned(parameters, broadcasts, bucket_bytes)
     copies = copies_of(copies, all_holders, bucket_bytes)
     for layer in layers:
         count = len(ways[layer])
@@ -138,10 +141,16 @@ def _insert_copies(
 def _copies_node(
     plain: Sequence[_PlainParameter], copies: Sequence[torch.Tensor]
 ) -> tuple[Node, dict[int, torch.nn.Parameter]] | None:
-    pairs = [(one, copy) for one, copy in zip(plain, copies, strict=True) if not copy.is_leaf]
+    pairs = [
+        (plain_parameter, copy)
+        for plain_parameter, copy in zip(plain, copies, strict=True)
+        if not copy.is_leaf
+    ]
     if not pairs:
         return None
-    return pairs[0][1].grad_fn, {copy.output_nr: one.parameter for one, copy in pairs}
+    return pairs[0][1].grad_fn, {
+        copy.output_nr: plain_parameter.parameter for plain_parameter, copy in pairs
+    }
 
 
 def _parameters_of_others(network: torch.nn.Module) -> list[_PlainParameter]:
@@ -171,4 +180,4 @@ def _restore_parameters(
     for module, name, parameter in plain:
         module._parameters[name] = parameter
     if source is not None and sums is not None:
-        sums.settle(network, output, end_record(), *source)
+        sums.set_holders(network, output, end_record(), *source)

@@ -38,7 +38,7 @@ def uniform_parameter(
 ) -> torch.nn.Parameter:
     """Return this worker's box of a parameter drawn from ``[-bound, bound)``.
 
-    See :func:`_drawn_parameter`.
+    See :func:`_draw_parameter`.
 
     Args:
         shape: global shape of the parameter.
@@ -46,7 +46,7 @@ def uniform_parameter(
         box: box that this worker owns, or ``None``.
         device, dtype: device and dtype of the parameter, as in torch.
     """
-    return _drawn_parameter(shape, lambda x: x.uniform_(-bound, bound), box, device, dtype)
+    return _draw_parameter(shape, lambda x: x.uniform_(-bound, bound), box, device, dtype)
 
 
 def normal_parameter(
@@ -57,17 +57,17 @@ def normal_parameter(
 ) -> torch.nn.Parameter:
     """Return this worker's box of a parameter drawn from a standard normal distribution.
 
-    See :func:`_drawn_parameter`.
+    See :func:`_draw_parameter`.
 
     Args:
         shape: global shape of the parameter.
         box: box that this worker owns, or ``None``.
         device, dtype: device and dtype of the parameter, as in torch.
     """
-    return _drawn_parameter(shape, lambda x: x.normal_(), box, device, dtype)
+    return _draw_parameter(shape, lambda x: x.normal_(), box, device, dtype)
 
 
-def _drawn_parameter(
+def _draw_parameter(
     shape: Sequence[int],
     draw: Callable[[torch.Tensor], torch.Tensor],
     box: Box | None,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress
 from math import prod
 from typing import Any, NamedTuple
 
@@ -110,12 +111,12 @@ def copies_of_owned(
     learns = torch.is_grad_enabled() and any([tensor.requires_grad for tensor in tensors])
     if is_recorded():
         ways = zip(moving, tensors, strict=True)
-        found = move([broadcast.bind(tensor.dtype) for (_, broadcast), tensor in ways], tensors)
+        copied = move([broadcast.bind(tensor.dtype) for (_, broadcast), tensor in ways], tensors)
     elif learns or not is_eager():
-        found = apply(_BroadcastParameters, moving, False, bucket_bytes, *tensors)
+        copied = apply(_BroadcastParameters, moving, False, bucket_bytes, *tensors)
     else:
-        found = _moved(moving, tensors, False, bucket_bytes)
-    for (number, _), copy in zip(moving, found, strict=True):
+        copied = _move_in_buckets(moving, tensors, False, bucket_bytes)
+    for (number, _), copy in zip(moving, copied, strict=True):
         copies[number] = copy
     return copies
 
@@ -127,7 +128,7 @@ class _BroadcastParameters(torch.autograd.Function):
     def forward(
         moving: tuple[Moving, ...], to_owners: bool, bucket_bytes: int, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        return _moved(moving, tensors, to_owners, bucket_bytes)
+        return _move_in_buckets(moving, tensors, to_owners, bucket_bytes)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
@@ -150,20 +151,16 @@ class _BroadcastParameters(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         needed = zip(gradients, ctx.needs_input_grad[3:], strict=True)
-        given = [i for i, (gradient, needs) in enumerate(needed) if needs and gradient is not None]
-        results: list[torch.Tensor | None] = [None] * len(gradients)
-        if given:
-            moving = tuple([ctx.moving[i] for i in given])
-            chosen = [gradients[i] for i in given]
-            found = apply(
-                _BroadcastParameters, moving, not ctx.to_owners, ctx.bucket_bytes, *chosen
-            )
-            for i, gradient in zip(given, found, strict=True):
-                results[i] = gradient
-        return None, None, None, *results
+        moves = [needs and gradient is not None for gradient, needs in needed]
+        if not any(moves):
+            return (None,) * len(ctx.needs_input_grad)
+        moving, to_owners = tuple(compress(ctx.moving, moves)), not ctx.to_owners
+        chosen = compress(gradients, moves)
+        moved = iter(apply(_BroadcastParameters, moving, to_owners, ctx.bucket_bytes, *chosen))
+        return None, None, None, *[next(moved) if is_moving else None for is_moving in moves]
 
 
-def _moved(
+def _move_in_buckets(
     moving: Sequence[Moving],
     tensors: Sequence[torch.Tensor],
     to_owners: bool,

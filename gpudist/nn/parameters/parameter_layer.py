@@ -66,11 +66,10 @@ class ParameterLayer(DistributedModule):
         self._placed = {
             name: used[name] if replicate_parameters else used[name].first_copies for name in names
         }
-        of_layer = type(self).__name__
         self._holders = tuple(holders_of(self._placed[name]) for name in names)
         self._broadcasts = tuple(
             ParameterBroadcast.between(
-                f"{name} of {of_layer}", self._placed[name], used[name], P_all
+                f"{name} of {type(self).__name__}", self._placed[name], used[name], P_all
             )
             for name in names
         )
@@ -94,12 +93,12 @@ class ParameterLayer(DistributedModule):
 
     def _require_dtype(self, dtype: torch.dtype) -> None:
         # A trace may be under an autocast that only its graph enters.
-        own = self.weight
-        if dtype == own.dtype or is_traced():
+        weight = self.weight
+        if dtype == weight.dtype or is_traced():
             return
         is_float = dtype.is_floating_point or dtype.is_complex
-        if not (is_float and autocast_is_on(own.device)):
-            raise ShapeError(f"{type(self).__name__}: {dtype_remedy((dtype, own.dtype))}")
+        if not (is_float and autocast_is_on(weight.device)):
+            raise ShapeError(f"{type(self).__name__}: {dtype_remedy((dtype, weight.dtype))}")
 
     def _placements(self) -> dict[str, ParameterPlacement]:
         return self._placed
@@ -190,12 +189,11 @@ def move_gradients(
     Returns:
         The gradients; those without a movement as they are.
     """
-    found = list(gradients)
-    targets = (into, *[None] * (len(found) - 1))
-    pairs = enumerate(zip(movements, gradients, strict=True))
-    moving = [i for i, (m, g) in pairs if m is not None and g is not None]
-    if moving:
-        given: list[Any] = [[one[i] for i in moving] for one in (movements, gradients, targets)]
-        for i, moved in zip(moving, add_into(*given), strict=True):
-            found[i] = moved
-    return found
+    targets = (into, *[None] * (len(gradients) - 1))
+    pairs = zip(movements, gradients, strict=True)
+    moves = [m is not None and g is not None for m, g in pairs]
+    if not any(moves):
+        return list(gradients)
+    operands: list[Any] = [list(compress(row, moves)) for row in (movements, gradients, targets)]
+    moved = iter(add_into(*operands))
+    return [next(moved) if m else g for m, g in zip(moves, gradients, strict=True)]

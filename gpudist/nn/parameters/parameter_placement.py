@@ -35,8 +35,8 @@ class ParameterPlacement:
         cls, P: Partition, shape: Sequence[int], splits: Mapping[int, Sbp] | None = None
     ) -> ParameterPlacement:
         """Place a tensor of ``shape`` on ``P``, split along the axes in ``splits``, else copied."""
-        given = splits or {}
-        return cls(P, tuple(given.get(a, broadcast) for a in range(P.dim)), tuple(shape))
+        attributes = splits or {}
+        return cls(P, tuple(attributes.get(a, broadcast) for a in range(P.dim)), tuple(shape))
 
     @cached_property
     def layout(self) -> Layout:
@@ -87,25 +87,27 @@ class ParameterPlacement:
         index = self.P.index
         if index is None:
             return False
-        return not any(i for i, one in zip(index, self.sbp, strict=True) if one == broadcast)
+        return not any(
+            i for i, attribute in zip(index, self.sbp, strict=True) if attribute == broadcast
+        )
 
     @property
     def block_index(self) -> tuple[int, ...] | None:
         """Return the index of this worker's block along each dim, ``None`` without a block."""
         if self.P.index is None:
             return None
-        found = [0] * len(self.shape)
-        for one, i in zip(self.sbp, self.P.index, strict=True):
-            if one.is_split:
-                found[one.dim] += i
-        return tuple(found)
+        block = [0] * len(self.shape)
+        for attribute, i in zip(self.sbp, self.P.index, strict=True):
+            if attribute.is_split:
+                block[attribute.dim] += i
+        return tuple(block)
 
     def holder_of(self, block: Sequence[int]) -> int:
         """Return the rank of the world that holds a block, on this worker's index of copies."""
-        own = self.P.index or (0,) * self.P.dim
+        own_index = self.P.index or (0,) * self.P.dim
         index = [
-            min(block[one.dim], parts - 1) if one.is_split else i
-            for one, parts, i in zip(self.sbp, self.P.shape, own, strict=True)
+            min(block[attribute.dim], parts - 1) if attribute.is_split else i
+            for attribute, parts, i in zip(self.sbp, self.P.shape, own_index, strict=True)
         ]
         return self.P.ranks[rank_of(index, self.P.shape)]
 

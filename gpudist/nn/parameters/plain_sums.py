@@ -61,7 +61,7 @@ class PlainSums:
             )
         return False
 
-    def settle(
+    def set_holders(
         self,
         network: torch.nn.Module,
         outputs: object,
@@ -78,14 +78,14 @@ class PlainSums:
             copies_node: node that made the copies.
             parameters: parameters of plain modules, by output number.
         """
-        found = tensors_of(outputs)
-        used = UsedParameters(found, copies_node)
+        tensors = tensors_of(outputs)
+        used = UsedParameters(tensors, copies_node)
         key = used.structure
         if key not in self._known:
             names = {p: name for name, p in network.named_parameters()}
             names = {number: names[p] for number, p in parameters.items()}
             try:
-                sums = self._found(network, used, names)
+                sums = self._find_sums(network, used, names)
             except ConventionError as error:
                 refuse(self._P, error)
             self._known[key] = sums
@@ -96,7 +96,7 @@ class PlainSums:
             for i, parameter in enumerate(copies_node.replicated)
         )
 
-    def _found(
+    def _find_sums(
         self, network: torch.nn.Module, used: UsedParameters, names: Mapping[int, str]
     ) -> _GradientSums:
         ranks = {number: frozenset(self._P.ranks) for number in names}
@@ -133,8 +133,8 @@ class PlainSums:
             )
         world = self._P.world
         holders = {
-            number: world.create_partition_inclusive(sorted(own)) if len(own) > 1 else None
-            for number, own in ranks.items()
+            number: world.create_partition_inclusive(sorted(members)) if len(members) > 1 else None
+            for number, members in ranks.items()
             if number not in unknown
         }
         return _GradientSums(holders, unknown)
@@ -165,8 +165,8 @@ class PlainSums:
 
 
 def _regions_of(network: torch.nn.Module) -> list[TensorRegion]:
-    found = [getattr(module, "region", None) for module in network.modules()]
-    regions = [region for region in found if isinstance(region, TensorRegion)]
+    candidates = [getattr(module, "region", None) for module in network.modules()]
+    regions = [region for region in candidates if isinstance(region, TensorRegion)]
     return [region for region in regions if region.P.active and region.size > 1]
 
 

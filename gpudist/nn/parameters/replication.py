@@ -51,7 +51,9 @@ def holders_of(placement: ParameterPlacement) -> Partition | None:
     if not P.active or not placement.is_replicated:
         return None
     grid = P.create_cartesian_topology_partition(P.shape)
-    same = grid.along([axis for axis, one in enumerate(placement.sbp) if one == broadcast])
+    same = grid.along(
+        [axis for axis, attribute in enumerate(placement.sbp) if attribute == broadcast]
+    )
     # Ascending ranks, so that layers on different grids are summed together.
     return P.world.create_partition_inclusive(sorted(same.ranks))
 
@@ -94,13 +96,13 @@ def copies_of(
         if (learns and copies[i].requires_grad) or not is_eager()
     ]
     if replicated:
-        found = apply(
+        copied = apply(
             _Copy,
             tuple(replicated),
             bucket_bytes,
             *[copies[parameter.number] for parameter in replicated],
         )
-        for parameter, copy in zip(replicated, found, strict=True):
+        for parameter, copy in zip(replicated, copied, strict=True):
             copies[parameter.number] = copy
     return copies
 
@@ -130,21 +132,21 @@ class _Copy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         results = list(gradients)
-        found = [i for i, gradient in enumerate(gradients) if gradient is not None]
-        _refuse_unknown(ctx, found)
-        given = [i for i in found if ctx.replicated[i].holders is not None]
-        if given:
-            replicated = tuple([ctx.replicated[i] for i in given])
+        present = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        _refuse_unknown(ctx, present)
+        summed = [i for i in present if ctx.replicated[i].holders is not None]
+        if summed:
+            replicated = tuple([ctx.replicated[i] for i in summed])
             sums = apply(
-                _GradientSumNode, replicated, ctx.bucket_bytes, *[gradients[i] for i in given]
+                _GradientSumNode, replicated, ctx.bucket_bytes, *[gradients[i] for i in summed]
             )
-            for i, total in zip(given, sums, strict=True):
+            for i, total in zip(summed, sums, strict=True):
                 results[i] = total
         return None, None, *results
 
 
-def _refuse_unknown(ctx: Any, given: Sequence[int]) -> None:
-    for i in given:
+def _refuse_unknown(ctx: Any, numbers: Sequence[int]) -> None:
+    for i in numbers:
         if i in ctx.unknown:
             # A parameter that occurs twice keeps its first holders.
             refuse(ctx.replicated[i].holders, ConventionError(ctx.unknown[i]))
@@ -183,13 +185,13 @@ def sums_of(
     deadlock.
     """
     alike: dict[tuple[Partition | None, torch.dtype], list[int]] = {}
-    key, own = None, []
+    key, numbers = None, []
     for i, (parameter, gradient) in enumerate(zip(replicated, gradients, strict=True)):
         # Most have those of the one before, and to hash a partition takes a while.
         if key is None or parameter.holders is not key[0] or gradient.dtype != key[1]:
             key = parameter.holders, gradient.dtype
-            own = alike.setdefault(key, [])
-        own.append(i)
+            numbers = alike.setdefault(key, [])
+        numbers.append(i)
     sums = list(gradients)
     # A sum whose memory is not in the parameter's order would be copied into ``grad``.
     blocks = [
@@ -207,7 +209,7 @@ def sums_of(
             )
             for part in parts
         ]
-        totals = _carried_out(
+        totals = _carry_out(
             movements, (concatenate_cells([blocks[i] for i in part]) for part in parts)
         )
         for part, total in zip(parts, totals, strict=True):
@@ -229,7 +231,7 @@ def _inverse(order: tuple[int, ...]) -> list[int]:
     return sorted(range(len(order)), key=order.__getitem__)
 
 
-def _carried_out(
+def _carry_out(
     movements: Sequence[Movement], blocks: Iterable[torch.Tensor]
 ) -> tuple[torch.Tensor, ...]:
     # With streams, the next bucket is filled while the previous one is in flight.

@@ -119,19 +119,21 @@ class UsedParameters:
                 _DeclaredConvention(border.gives, border.name),
                 _DeclaredConvention(border.takes, border.name),
             )
-            for vertex, own in zip((2 * i, 2 * i + 1), sides, strict=True):
-                other = declared.setdefault(root(vertex), own)
-                if other.convention != own.convention:
-                    raise ConventionError(_text_of_both(own, other, len(line)))
+            for vertex, declaration in zip((2 * i, 2 * i + 1), sides, strict=True):
+                other = declared.setdefault(root(vertex), declaration)
+                if other.convention != declaration.convention:
+                    raise ConventionError(_text_of_both(declaration, other, len(line)))
         uses: dict[int, set[Convention | None]] = {}
         for number, user in self._uses:
-            known = declared.get(root(2 * user + 1))
-            uses.setdefault(number, set()).add(known.convention if known else None)
+            declaration_of_user = declared.get(root(2 * user + 1))
+            uses.setdefault(number, set()).add(
+                declaration_of_user.convention if declaration_of_user else None
+            )
         return uses
 
 
-def _text_of_both(one: _DeclaredConvention, other: _DeclaredConvention, workers: int) -> str:
-    dual, invariant = (one, other) if one.convention == "dual" else (other, one)
+def _text_of_both(first: _DeclaredConvention, other: _DeclaredConvention, workers: int) -> str:
+    dual, invariant = (first, other) if first.convention == "dual" else (other, first)
     return (
         f"fuse_parameter_movements: values of {dual.name}, whose gradients add up over {workers} "
         f"workers (convention 'dual'), meet values of {invariant.name}, which have the whole "

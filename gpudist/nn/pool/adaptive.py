@@ -10,17 +10,18 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from gpudist.errors import PartitionError, ShapeError
+from gpudist.errors import ShapeError
 from gpudist.geometry.parts import PartsWindow
 from gpudist.geometry.windows import AdaptiveWindow
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.layer_table import Sample, layer
+from gpudist.nn.partitions import require_features
 from gpudist.nn.pool.local import coordinates, flat_indices
 from gpudist.nn.pool.ranges import adaptive_maxima, adaptive_means
 from gpudist.nn.pool.sliding import refuse_empty
 from gpudist.nn.pool.steps import MaximumStep, ReducedAxis, SumStep, maximum_step, sum_step
-from gpudist.ops.operator import Bound, placeholder_shape
-from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, ShapeMode
+from gpudist.ops.operator import own_index, placeholder_shape
+from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 OutputSize = int | Sequence[int | None]
@@ -54,27 +55,20 @@ class _DistributedAdaptivePool(DistributedModule):
         self,
         P_x: CartesianPartition,
         output_size: OutputSize,
-        global_shape: Sequence[int] | None,
-        shape: ShapeMode,
+        *,
+        global_shape: Sequence[int] | None = None,
+        shape: ShapeMode = "static",
     ) -> None:
         super().__init__()
-        self._name = name = type(self).__name__
-        if P_x.dim != self._dims + 2:
-            raise PartitionError(
-                f"{name}: P_x has shape {list(P_x.shape)} but needs {self._dims + 2} axes: batch, "
-                f"channels and {self._dims} of features"
-            )
+        require_features(self._name, P_x, self._dims)
         self.P_x = P_x
         self.output_size = output_size
-        self._sizes = _sizes(name, output_size, self._dims)
-        self._agreement = ShapeAgreement(name, P_x, P_x, P_x.dim, global_shape, shape)
-        self._bound = Bound[_BoundAdaptivePool](shape, self._agreement)
+        self._sizes = _sizes(self._name, output_size, self._dims)
+        self._agree_on(P_x, P_x.dim, global_shape, shape)
 
-    def _bind(self, x: torch.Tensor) -> _BoundAdaptivePool:
-        layout = self._agreement(x)
+    def _bind(self, layout: BlockLayout, x: torch.Tensor, *numbers: int) -> _BoundAdaptivePool:
         refuse_empty(self._name, layout.decomposition)
-        index = self.P_x.index
-        assert index is not None
+        index = own_index(self.P_x)
         inputs, steps, moves, are_irregular = layout.decomposition, [], False, False
         for dim in reversed(range(2, self.P_x.dim)):
             blocks = inputs.dims[dim]
@@ -84,7 +78,7 @@ class _DistributedAdaptivePool(DistributedModule):
             steps.append(self._step(axis, layout, x))
             moves |= axis.window.moves
             are_irregular |= blocks.extent % max(1, windows.output_extent) > 0
-            inputs = axis.reduced()
+            inputs = axis.outputs()
         origin = layout.decomposition.block(index).start[2:]
         return _BoundAdaptivePool(
             layout, origin, inputs.block(index).shape, moves, are_irregular, tuple(steps)
@@ -126,20 +120,10 @@ class DistributedAdaptiveAvgPool(_DistributedAdaptivePool):
         Hewett & Grady 2020, arXiv:2006.03108, section 4.
     """
 
-    def __init__(
-        self,
-        P_x: CartesianPartition,
-        output_size: OutputSize,
-        *,
-        global_shape: Sequence[int] | None = None,
-        shape: ShapeMode = "static",
-    ) -> None:
-        super().__init__(P_x, output_size, global_shape, shape)
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.P_x.active:
             return x.clone()
-        bound = self._bound(x, self._bind)
+        bound: _BoundAdaptivePool = self._bindings(x, self._agree_and_bind)
         if not bound.moves and bound.are_irregular:
             return adaptive_means(x, bound.output_shape)
         for step in bound.steps:
@@ -185,7 +169,7 @@ class _DistributedAdaptiveMaxPool(_DistributedAdaptivePool):
         global_shape: Sequence[int] | None = None,
         shape: ShapeMode = "static",
     ) -> None:
-        super().__init__(P_x, output_size, global_shape, shape)
+        super().__init__(P_x, output_size, global_shape=global_shape, shape=shape)
         self.return_indices = return_indices
 
     def forward(self, x: torch.Tensor) -> Any:
@@ -201,7 +185,7 @@ class _DistributedAdaptiveMaxPool(_DistributedAdaptivePool):
         return y, places
 
     def _maxima(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        bound = self._bound(x, self._bind)
+        bound: _BoundAdaptivePool = self._bindings(x, self._agree_and_bind)
         places: torch.Tensor | None = None
         if bound.moves:
             for step in bound.steps:

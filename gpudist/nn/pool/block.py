@@ -44,30 +44,30 @@ class PoolBlock:
     holds_padding: bool = True
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.scaled(self.pooled(x)[0])
+        return self.scale(self.apply(x)[0])
 
-    def pooled(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def apply(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return maxima and their flat indices in ``x``, or means over all cells of the kernel."""
         if 0 in self.shape:
-            y, _ = self._pooled(no_samples(x, [window.reach for window in self.windows]))
+            y, _ = self._apply(no_samples(x, [window.reach for window in self.windows]))
             return y.view(self.shape), None
-        return self._pooled(x)
+        return self._apply(x)
 
-    def _pooled(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _apply(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         has_margin = self.holds_padding and any(window.padding[0] for window in self.windows)
         if not (self.pool.takes_maximum and has_margin):
             y, places = self.pool.forward(x, self.padding)
             if y.shape[2:] == self.shape[2:] or 0 in self.shape:
                 return y, places
-            own = (..., *(slice(n) for n in self.shape[2:]))
-            return y[own], None if places is None else places[own]
+            kept = (..., *(slice(n) for n in self.shape[2:]))
+            return y[kept], None if places is None else places[kept]
         _, places = self.pool.maxima(x.detach(), self.padding)
         margin = self.margin_before(self.outputs)
         places = behind_margin(places, x.shape[2:], margin, self.pool.dilation)
         return gather_cells(x, places), places
 
-    def scaled(self, y: torch.Tensor) -> torch.Tensor:
-        """Return the output for a result of :meth:`pooled`, with corrected means."""
+    def scale(self, y: torch.Tensor) -> torch.Tensor:
+        """Return the output for a result of :meth:`apply`, with corrected means."""
         if self.pool.takes_maximum or self.pool.divisor is not None:
             return y
         per_dim = list(zip(self.windows, self.extents, strict=True))

@@ -28,7 +28,7 @@ class PoolingInPlace:
         outputs: slices of the output block with the outputs of each face.
         margins: cells of padding in front of each slab, per spatial dim.
         padding: cells of padding on both sides of the local block, per spatial dim.
-        composed: the same pooling as a composition of differentiable operators.
+        compose: the same pooling as a composition of differentiable operators.
     """
 
     pool: LocalPool
@@ -36,7 +36,7 @@ class PoolingInPlace:
     outputs: tuple[tuple[slice, ...], ...]
     margins: tuple[tuple[int, ...], ...]
     padding: tuple[int, ...]
-    composed: Callable[[torch.Tensor], torch.Tensor]
+    compose: Callable[[torch.Tensor], torch.Tensor]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return the local block of the output, as a single differentiable node.

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from gpudist.errors import PartitionError, ShapeError
+from gpudist.errors import ShapeError
 from gpudist.exchange import Movement
 from gpudist.exchange.autograd import is_eager, move
 from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.faces import axis_paddings
 from gpudist.geometry.windows import HaloWidths, MaximumWindow, PoolWindow, Read, Window
+from gpudist.nn.partitions import require_features
 from gpudist.nn.pool.block import PoolBlock
 from gpudist.nn.pool.local import LocalPool
 from gpudist.nn.pool.overlap import PoolingInPlace
@@ -26,7 +27,7 @@ from gpudist.nn.windowed.region_layer import (
 )
 from gpudist.nn.windowed.window import per_dim
 from gpudist.ops.halo_exchange import HaloExchange
-from gpudist.ops.operator import Bound, placeholder_shape
+from gpudist.ops.operator import BindCache, own_index, placeholder_shape
 from gpudist.ops.shape_agreement import ShapeMode
 from gpudist.world.partition import CartesianPartition
 
@@ -90,26 +91,21 @@ class SlidingPool(RegionLayer):
         super().__init__()
         # The slab of a face includes corners, which a neighbour along one dim does not own.
         self.overlap = overlap and not nested
-        self._name = name = type(self).__name__
-        if P_x.dim != self._dims + 2:
-            raise PartitionError(
-                f"{name}: P_x has shape {list(P_x.shape)} but needs {self._dims + 2} axes: batch, "
-                f"channels and {self._dims} of features"
-            )
+        require_features(self._name, P_x, self._dims)
         self.P_x = P_x
         self.kernel_size, self.padding, self.dilation = kernel_size, padding, dilation
         self.stride = kernel_size if stride is None else stride
-        self._kernel = per_dim(name, "kernel_size", kernel_size, self._dims)
-        self._strides = per_dim(name, "stride", self.stride, self._dims)
-        self._paddings = per_dim(name, "padding", padding, self._dims)
-        self._dilations = per_dim(name, "dilation", dilation, self._dims)
+        self._kernel = per_dim(self._name, "kernel_size", kernel_size, self._dims)
+        self._strides = per_dim(self._name, "stride", self.stride, self._dims)
+        self._paddings = per_dim(self._name, "padding", padding, self._dims)
+        self._dilations = per_dim(self._name, "dilation", dilation, self._dims)
         self.ceil_mode = ceil_mode
         self.count_include_pad = count_include_pad
         for d, (p, k) in enumerate(zip(self._paddings, self._kernel, strict=True)):
             if 2 * p > k:
                 raise ShapeError(
-                    f"{name}, dim {d + 2}: padding {p} is more than half of the kernel {k}, so "
-                    "that a window could contain only padding; pad less"
+                    f"{self._name}, dim {d + 2}: padding {p} is more than half of the kernel {k}, "
+                    "so that a window could contain only padding; pad less"
                 )
         self._windows = self._make_windows()
         self._pool = LocalPool(
@@ -123,7 +119,7 @@ class SlidingPool(RegionLayer):
             global_shape=global_shape,
             shape=shape,
         )
-        self._bound = Bound[_BoundSlidingPool](shape, self.halo_exchange.agreement)
+        self._bindings = BindCache[_BoundSlidingPool](shape, self.halo_exchange.agreement)
 
     def _make_windows(self) -> list[PoolWindow]:
         per_dim = zip(self._kernel, self._strides, self._dilations, self._paddings, strict=True)
@@ -135,17 +131,17 @@ class SlidingPool(RegionLayer):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.P_x.active:
             return x.clone()
-        bound = self._bound(x, self._bind)
+        bound = self._bindings(x, self._bind_pool)
         by_hand = bound.in_place or bound.with_ghosts
         if by_hand is not None and is_eager(x):
-            return bound.block.scaled(by_hand(x))
-        return bound.block.scaled(self._compose(bound, x)[0])
+            return bound.block.scale(by_hand(x))
+        return bound.block.scale(self._compose(bound, x)[0])
 
     def with_indices(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the maxima, and their flat indices in the spatial dims of the global tensor."""
         if not self.P_x.active:
             return x.clone(), x.new_empty(placeholder_shape(x), dtype=torch.int64)
-        bound = self._bound(x, self._bind)
+        bound = self._bindings(x, self._bind_pool)
         y, places = self._compose(bound, x)
         if places is None:
             return y, x.new_empty(bound.block.shape, dtype=torch.int64)
@@ -155,9 +151,9 @@ class SlidingPool(RegionLayer):
     def _compose(
         self, bound: _BoundSlidingPool, x: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        return bound.block.pooled(move((bound.halo,), (x,))[0] if bound.has_ghosts else x)
+        return bound.block.apply(move((bound.halo,), (x,))[0] if bound.has_ghosts else x)
 
-    def _bind(self, x: torch.Tensor) -> _BoundSlidingPool:
+    def _bind_pool(self, x: torch.Tensor) -> _BoundSlidingPool:
         takes_maximum = self._pool.takes_maximum
         windows = [MaximumWindow(window) if takes_maximum else window for window in self._windows]
         try:
@@ -167,8 +163,8 @@ class SlidingPool(RegionLayer):
         except ShapeError as error:
             raise ShapeError(f"{self._name}: {error}") from None
         self.require_input(inputs)
-        assert self.P_x.index is not None
-        outputs = self.outputs_of(inputs).block(self.P_x.index)
+        index = own_index(self.P_x)
+        outputs = self.outputs_of(inputs).block(index)
         block = self._block(outputs.shape, inputs.shape[2:], outputs.start[2:])
         first = block.first_cells(block.outputs)
         if takes_maximum:
@@ -185,7 +181,7 @@ class SlidingPool(RegionLayer):
         are_whole = self._torch_pools_every_block(inputs)
         if not use.faces and (are_whole or not self._pool.needs_whole_kernels):
             block = replace(block, padding=use.padding, holds_padding=False)
-            owned = inputs.block(self.P_x.index).start[2:]
+            owned = inputs.block(index).start[2:]
             return _BoundSlidingPool(halo, block, owned, has_ghosts=False)
         if not use.faces or not are_whole:
             return bound

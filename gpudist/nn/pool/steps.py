@@ -14,6 +14,7 @@ from gpudist.geometry.windows import HaloWidths, Window
 from gpudist.nn.pool.local import coordinates, gather_cells
 from gpudist.nn.pool.ranges import RangeMaximum, RangeSum
 from gpudist.ops.halo_exchange import HaloExchange
+from gpudist.ops.operator import own_index
 from gpudist.world.partition import CartesianPartition
 
 
@@ -38,8 +39,7 @@ class ReducedAxis:
     @property
     def index(self) -> tuple[int, ...]:
         """Index of this worker on the grid."""
-        assert self.P_x.index is not None
-        return self.P_x.index
+        return own_index(self.P_x)
 
     @property
     def block_shape(self) -> tuple[int, ...]:
@@ -52,7 +52,7 @@ class ReducedAxis:
         parts = _with_dim(self.inputs, self.dim, self.window.parts)
         return HaloExchange(self.P_x, windows).bind_to(parts, dtype, x)
 
-    def reduced(self) -> Decomposition:
+    def outputs(self) -> Decomposition:
         """Decomposition of the tensor after this reduction."""
         return _with_dim(self.inputs, self.dim, self.window.outputs(self.window.parts))
 
@@ -97,9 +97,9 @@ class MaximumStep:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         y, cells = self.of_cells(x)
         if with_places:
-            own = coordinates(cells, self.shape[2:])[self.dim - 2] + self.origin
+            places_along = coordinates(cells, self.shape[2:])[self.dim - 2] + self.origin
             before = 0 if places is None else gather_cells(places, cells)
-            places = own * self.stride + before
+            places = places_along * self.stride + before
         if self.movements is None or self.of_parts is None:
             return y, places
         if places is None:
@@ -111,13 +111,13 @@ class MaximumStep:
 
 def sum_step(axis: ReducedAxis, x: torch.Tensor) -> SumStep:
     """Bind means along an axis to the layer's input block ``x``."""
-    window, dim, own = axis.window, axis.dim, axis.index[axis.dim]
-    cells, lengths = window.own_cells(own), window.own_lengths(own)
+    window, dim, worker = axis.window, axis.dim, axis.index[axis.dim]
+    cells, lengths = window.own_cells(worker), window.own_lengths(worker)
     of_cells = RangeSum(axis.block_shape, dim, cells, lengths, x.device, axis.dtype)
     if not window.moves:
         return SumStep(of_cells, None, None)
     movement = axis.movement(x, axis.dtype)
-    parts = window.own_parts(own)
+    parts = window.own_parts(worker)
     ones = [1] * len(parts)
     of_parts = RangeSum(movement.output_shape, dim, parts, ones, x.device, axis.dtype)
     return SumStep(of_cells, movement, of_parts)
@@ -125,14 +125,14 @@ def sum_step(axis: ReducedAxis, x: torch.Tensor) -> SumStep:
 
 def maximum_step(axis: ReducedAxis, x: torch.Tensor, stride: int) -> MaximumStep:
     """Bind maxima along an axis, ``stride`` apart in flat indices, to the input block ``x``."""
-    window, dim, own, shape = axis.window, axis.dim, axis.index[axis.dim], axis.block_shape
-    origin = window.inputs.block(own)[0]
-    of_cells = RangeMaximum(shape, dim, window.own_cells(own), x.device)
+    window, dim, worker, shape = axis.window, axis.dim, axis.index[axis.dim], axis.block_shape
+    origin = window.inputs.block(worker)[0]
+    of_cells = RangeMaximum(shape, dim, window.own_cells(worker), x.device)
     if not window.moves:
         return MaximumStep(of_cells, None, None, shape, dim, origin, stride)
     movements = axis.movement(x, axis.dtype), axis.movement(x, torch.int64)
     received = movements[0].output_shape
-    of_parts = RangeMaximum(received, dim, window.own_parts(own), x.device)
+    of_parts = RangeMaximum(received, dim, window.own_parts(worker), x.device)
     return MaximumStep(of_cells, movements, of_parts, shape, dim, origin, stride)
 
 

@@ -21,12 +21,12 @@ class PoolingWithGhosts:
     Attributes:
         halo: movement of the cells that the pool reads.
         block: pooling of these cells; on no rank does torch compute outputs of another one.
-        composed: the same pooling as a composition of differentiable operators.
+        compose: the same pooling as a composition of differentiable operators.
     """
 
     halo: Movement
     block: PoolBlock
-    composed: Callable[[torch.Tensor], torch.Tensor]
+    compose: Callable[[torch.Tensor], torch.Tensor]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return the local block of the output, as a single differentiable node."""
@@ -34,7 +34,7 @@ class PoolingWithGhosts:
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
         """Return the output, and the indices of the maxima."""
-        y, places = self.block.pooled(carry_out((self.halo,), (x,))[0])
+        y, places = self.block.apply(carry_out((self.halo,), (x,))[0])
         return y, [places]
 
     def backward(

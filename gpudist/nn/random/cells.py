@@ -54,10 +54,10 @@ class Key(NamedTuple):
         """Return the key for the composition, one int64."""
         if self.stored is not None:
             return self.stored
-        one = [
+        numbers = [
             x if isinstance(x, torch.Tensor) else torch.tensor(x, device=device) for x in self[:2]
         ]
-        return composed_cells.mix_key(*one)
+        return composed_cells.mix_key(*numbers)
 
 
 class Cells(NamedTuple):
@@ -171,13 +171,13 @@ def bernoulli_by_index(
     drawn = torch.empty(cells.box.shape, dtype=dtype, device=device)
     if not draws_natively(drawn) or not (by_cell is None or has_memory(by_cell)):
         return (uniform_by_index(key, cells, dtype, device) < probability).to(dtype)
-    factor = 0.0 if isinstance(probability, torch.Tensor) else _rounded(probability, dtype)
+    factor = 0.0 if isinstance(probability, torch.Tensor) else _round(probability, dtype)
     draw("bernoulli", drawn, key, cells, input=by_cell, factor=factor)
     return drawn
 
 
 @lru_cache
-def _rounded(x: float, dtype: torch.dtype) -> float:
+def _round(x: float, dtype: torch.dtype) -> float:
     return torch.tensor(x, dtype=dtype, device="cpu").item()
 
 

@@ -23,7 +23,7 @@ _BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16
 
 def mix_key(seed: torch.Tensor, call: torch.Tensor) -> torch.Tensor:
     """Return the key of the numbers of a seed and a call, all int64."""
-    return _mixed(_mixed(seed + _STEP) ^ call)
+    return _mix(_mix(seed + _STEP) ^ call)
 
 
 def fill_kept(
@@ -31,15 +31,15 @@ def fill_kept(
 ) -> None:
     """Set the bool tensor ``kept`` to whether the number of each cell is not too low."""
     for tile, numbers in _numbers(key, box, shape, kept.device):
-        kept[tile.shifted(box.start).slices] = numbers >= dropped_below
+        kept[tile.relative_to(box.start).slices] = numbers >= dropped_below
 
 
 def fill_uniform(drawn: torch.Tensor, key: torch.Tensor, box: Box, shape: tuple[int, ...]) -> None:
     """Fill ``drawn`` with uniform numbers."""
     bits = _BITS[drawn.dtype]
     for tile, numbers in _numbers(key, box, shape, drawn.device):
-        steps = _shifted(numbers, 64 - bits).double() * 2.0**-bits
-        drawn[tile.shifted(box.start).slices] = steps.to(drawn.dtype)
+        steps = _shift_right(numbers, 64 - bits).double() * 2.0**-bits
+        drawn[tile.relative_to(box.start).slices] = steps.to(drawn.dtype)
 
 
 def fill_normal(drawn: torch.Tensor, key: torch.Tensor, box: Box, shape: tuple[int, ...]) -> None:
@@ -53,19 +53,19 @@ def fill_normal(drawn: torch.Tensor, key: torch.Tensor, box: Box, shape: tuple[i
     """
     for tile, numbers in _numbers(key, box, shape, drawn.device):
         # The number must be above 0, so that the logarithm is finite.
-        radius = (_shifted(numbers, 11) + 1).double() * 2.0**-53
-        turn = _shifted(_mixed(numbers + _STEP), 11).double() * 2.0**-53
+        radius = (_shift_right(numbers, 11) + 1).double() * 2.0**-53
+        turn = _shift_right(_mix(numbers + _STEP), 11).double() * 2.0**-53
         cells = (-2 * radius.log()).sqrt() * (2 * pi * turn).cos()
-        drawn[tile.shifted(box.start).slices] = cells.to(drawn.dtype)
+        drawn[tile.relative_to(box.start).slices] = cells.to(drawn.dtype)
 
 
 def _numbers(
     key: torch.Tensor, box: Box, shape: tuple[int, ...], device: torch.device
 ) -> Iterator[tuple[Box, torch.Tensor]]:
-    second = _mixed(key + _STEP)
+    second = _mix(key + _STEP)
     strides = [prod(shape[d + 1 :]) for d in range(len(shape))]
     for tile in _tiles(box, _TILE_CELLS if device.type == "cpu" else _TILE_CELLS_OF_GPU):
-        yield tile, _mixed(_mixed(_indices(tile, strides, device) + key) ^ second)
+        yield tile, _mix(_mix(_indices(tile, strides, device) + key) ^ second)
 
 
 def draw_kept_by_torch(box: Box, shape: tuple[int, ...], p: float) -> torch.Tensor:
@@ -90,8 +90,8 @@ def draw_kept_by_torch(box: Box, shape: tuple[int, ...], p: float) -> torch.Tens
         drawn = torch.empty(tile.shape, dtype=torch.bool).bernoulli_(1 - p)
         common = _common(tile, box)
         if common.volume:
-            cells = drawn[common.shifted(tile.start).slices]
-            kept[common.shifted(box.start).slices] = cells
+            cells = drawn[common.relative_to(tile.start).slices]
+            kept[common.relative_to(box.start).slices] = cells
     return kept
 
 
@@ -119,13 +119,13 @@ def _indices(box: Box, strides: list[int], device: torch.device) -> torch.Tensor
     return indices
 
 
-def _mixed(z: torch.Tensor) -> torch.Tensor:
+def _mix(z: torch.Tensor) -> torch.Tensor:
     # A bijection of 64-bit numbers whose results look independent.
-    z = (z ^ _shifted(z, 30)) * _FACTORS[0]
-    z = (z ^ _shifted(z, 27)) * _FACTORS[1]
-    return z ^ _shifted(z, 31)
+    z = (z ^ _shift_right(z, 30)) * _FACTORS[0]
+    z = (z ^ _shift_right(z, 27)) * _FACTORS[1]
+    return z ^ _shift_right(z, 31)
 
 
-def _shifted(z: torch.Tensor, bits: int) -> torch.Tensor:
+def _shift_right(z: torch.Tensor, bits: int) -> torch.Tensor:
     # A logical shift: ``>>`` would repeat the sign bit.
     return (z >> bits) & ((1 << (64 - bits)) - 1)

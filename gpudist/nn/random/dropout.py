@@ -14,12 +14,13 @@ from gpudist.exchange.tracing import is_recorded
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
+from gpudist.nn.partitions import require_axes
 from gpudist.nn.random.call_numbers import CallNumbers
 from gpudist.nn.random.cells import Cells, Key, draw_kept
 from gpudist.nn.random.composed_cells import draw_kept_by_torch
 from gpudist.nn.random.drop import alpha_drop_cells, drop_by_index, drop_cells
-from gpudist.ops.bound import Bound
-from gpudist.ops.shape_agreement import ShapeAgreement, ShapeMode
+from gpudist.ops.operator import own_index
+from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 Generator = Literal["index", "torch"]
@@ -27,12 +28,36 @@ Generator = Literal["index", "torch"]
 _NO_SEED = -1
 
 
-class _DropoutLayer(DistributedModule):
-    """Layer that drops random cells of a tensor on ``P_x``.
+@layer(F.dropout, Sample((2, 4, 9, 8)), p=0.4, generator="torch")
+class DistributedDropout(DistributedModule):
+    """Set each cell of a tensor split over ``P_x`` to zero with probability ``p``, while training.
+
+    Kept cells are divided by ``1 - p``. Which cells are dropped depends on ``seed``, the number of
+    the call and the cell's index in the global tensor, so it is the same for every partition. Seed
+    and call number are buffers, so that a run resumed from a state dict continues identically.
+    Without ``seed``, the first call draws the seed from torch's generator on the first worker. A
+    call repeated by ``torch.utils.checkpoint`` drops the same cells again; it is recognized by a
+    number that every call draws from torch's generator on the CPU. In evaluation, and on workers
+    outside ``P_x``, the layer returns a clone.
 
     Args:
-        leading_dims: number of leading dims that are dropped cell by cell; each such cell is
-            dropped with all its cells in the other dims.
+        P_x: partition of input and output, one axis per dim of the tensor; blocks may be uneven or
+            empty.
+        p: probability of dropping a cell.
+        inplace: not supported.
+        seed: seed of at least 0, the same on all workers; use a different one for each layer.
+        generator: ``"index"`` as above; ``"torch"`` draws, bitwise, what torch's layer draws for
+            the whole tensor on a CPU, given the same ``torch.manual_seed`` on all workers.
+        global_shape: global shape of a balanced input; saves the agreement on its blocks.
+        shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
+
+    Cost:
+        No communication after the first call. One pass over the block in forward, and one in
+        backward, which draws again. With ``generator="torch"``, every worker draws the whole
+        tensor.
+
+    Raises:
+        ShapeError: ``p`` is not a probability, or an argument is not supported.
     """
 
     seed: torch.Tensor | None
@@ -45,28 +70,26 @@ class _DropoutLayer(DistributedModule):
     def __init__(
         self,
         P_x: CartesianPartition,
-        p: float,
-        inplace: bool,
-        seed: int | None,
-        generator: Generator,
-        global_shape: Sequence[int] | None,
-        shape: ShapeMode,
-        leading_dims: int,
+        p: float = 0.5,
+        inplace: bool = False,
+        *,
+        seed: int | None = None,
+        generator: Generator = "index",
+        global_shape: Sequence[int] | None = None,
+        shape: ShapeMode = "static",
     ) -> None:
         super().__init__()
-        self._name = type(self).__name__
         self._require(P_x, p, inplace, seed, generator)
         self.P_x, self.p, self.generator = P_x, p, generator
         self.inplace = inplace
-        self._leading_dims = leading_dims
+        self._leading_dims = self._count_leading_dims(P_x)
         by_index = generator == "index"
         first = _NO_SEED if seed is None else seed
         self.register_buffer("seed", torch.tensor(first) if by_index else None)
         self.register_buffer("calls", torch.tensor(0) if by_index else None)
         self._numbers = CallNumbers()
         self._seed_agreed = seed is not None
-        self._agreement = ShapeAgreement(self._name, P_x, P_x, P_x.dim, global_shape, shape)
-        self._bound = Bound[Cells](shape, self._agreement)
+        self._agree_on(P_x, P_x.dim, global_shape, shape)
 
     def _require(
         self,
@@ -110,46 +133,45 @@ class _DropoutLayer(DistributedModule):
         elif self.P_x.active and self.seed is not None:
             return drop_by_index(input, *self._draw(input), self.p, self._is_alpha)
         else:
-            kept = self.kept(input)
+            kept = self.draw_mask(input)
         if not self.P_x.active:
             return input.clone()
         return (alpha_drop_cells if self._is_alpha else drop_cells)(input, kept, self.p)
 
     def _draw(self, x: torch.Tensor) -> tuple[Key, Cells]:
-        cells, call = self._bound(x, self._agree), self._number()
+        cells, call = self._bindings(x, self._agree_and_bind), self._number()
         assert self.seed is not None and call is not None
         return Key(self.seed, call), cells
 
-    def kept(self, x: torch.Tensor) -> torch.Tensor:
+    def draw_mask(self, x: torch.Tensor) -> torch.Tensor:
         """Return a bool mask of the cells to keep, with extent 1 in dims that are not leading."""
-        whole = self.kept_shape(x.shape)
+        whole = self.mask_shape(x.shape)
         if not self.P_x.active:
             self._number()
             return x.new_empty(whole, dtype=torch.bool)
         if self.seed is None:
-            return draw_kept_by_torch(*self._bound(x, self._agree), self.p).view(whole)
+            box, shape = self._bindings(x, self._agree_and_bind)
+            return draw_kept_by_torch(box, shape, self.p).view(whole)
         return draw_kept(*self._draw(x), self.p, x.device).view(whole)
 
     def _number(self) -> torch.Tensor | None:
         # All workers count calls, so that generators and state dicts remain equal.
         return None if self.calls is None else self._numbers(self.calls, self._name)
 
-    def kept_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+    def mask_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Return the shape of the mask of a block of this shape."""
         leading = self._leading_dims
         return (*shape[:leading], *(1,) * (len(shape) - leading))
 
-    def _agree(self, x: torch.Tensor) -> Cells:
-        """Return the global indices of this worker's cells in the leading dims."""
-        index = self.P_x.index
-        assert index is not None
-        cut = self._agreement(x).decomposition
+    def _bind(self, layout: BlockLayout, x: torch.Tensor, *numbers: int) -> Cells:
+        # The global indices of this worker's cells in the leading dims.
+        index, cut = own_index(self.P_x), layout.decomposition
         if not self._seed_agreed and self.seed is not None:
-            self.seed.fill_(self._agreed_seed(int(self.seed.item())))
+            self.seed.fill_(self._agree_on_seed(int(self.seed.item())))
         self._seed_agreed = True
         return Cells.leading(cut.block(index), cut.shape, self._leading_dims)
 
-    def _agreed_seed(self, seed: int) -> int:
+    def _agree_on_seed(self, seed: int) -> int:
         # Without a given seed, use the next number of torch's generator on the first worker.
         if seed == _NO_SEED:
             generator = torch.Generator()
@@ -165,69 +187,18 @@ class _DropoutLayer(DistributedModule):
             state_dict.setdefault(prefix + name, buffer)
         super()._load_from_state_dict(state_dict, prefix, *rest, **options)
 
-
-def _fake_kept(layer: int, x: torch.Tensor) -> list[torch.Tensor]:
-    return [x.new_empty(thing_of(layer).kept_shape(x.shape), dtype=torch.bool)]
+    @classmethod
+    def _count_leading_dims(cls, P_x: CartesianPartition) -> int:
+        return P_x.dim
 
 
 # In a compiled graph, drawing the mask is one operation, because it has state and many tiles.
 define(
     "dropout_kept",
     "int layer, Tensor x",
-    lambda layer, x: [thing_of(layer).kept(x)],
-    _fake_kept,
+    lambda layer, x: [thing_of(layer).draw_mask(x)],
+    lambda layer, x: [x.new_empty(thing_of(layer).mask_shape(x.shape), dtype=torch.bool)],
 )
-
-
-@layer(F.dropout, Sample((2, 4, 9, 8)), p=0.4, generator="torch")
-class DistributedDropout(_DropoutLayer):
-    """Set each cell of a tensor split over ``P_x`` to zero with probability ``p``, while training.
-
-    Kept cells are divided by ``1 - p``. Which cells are dropped depends on ``seed``, the number of
-    the call and the cell's index in the global tensor, so it is the same for every partition. Seed
-    and call number are buffers, so that a run resumed from a state dict continues identically.
-    Without ``seed``, the first call draws the seed from torch's generator on the first worker. A
-    call repeated by ``torch.utils.checkpoint`` drops the same cells again; it is recognized by a
-    number that every call draws from torch's generator on the CPU. In evaluation, and on workers
-    outside ``P_x``, the layer returns a clone.
-
-    Args:
-        P_x: partition of input and output, one axis per dim of the tensor; blocks may be uneven or
-            empty.
-        p: probability of dropping a cell.
-        inplace: not supported.
-        seed: seed of at least 0, the same on all workers; use a different one for each layer.
-        generator: ``"index"`` as above; ``"torch"`` draws, bitwise, what torch's layer draws for
-            the whole tensor on a CPU, given the same ``torch.manual_seed`` on all workers.
-        global_shape: global shape of a balanced input; saves the agreement on its blocks.
-        shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
-
-    Cost:
-        No communication after the first call. One pass over the block in forward, and one in
-        backward, which draws again. With ``generator="torch"``, every worker draws the whole
-        tensor.
-
-    Raises:
-        ShapeError: ``p`` is not a probability, or an argument is not supported.
-    """
-
-    def __init__(
-        self,
-        P_x: CartesianPartition,
-        p: float = 0.5,
-        inplace: bool = False,
-        *,
-        seed: int | None = None,
-        generator: Generator = "index",
-        global_shape: Sequence[int] | None = None,
-        shape: ShapeMode = "static",
-    ) -> None:
-        dims = self._count_leading_dims(P_x)
-        super().__init__(P_x, p, inplace, seed, generator, global_shape, shape, dims)
-
-    @classmethod
-    def _count_leading_dims(cls, P_x: CartesianPartition) -> int:
-        return P_x.dim
 
 
 class _DistributedChannelDropout(DistributedDropout):
@@ -323,9 +294,5 @@ class DistributedFeatureAlphaDropout(DistributedAlphaDropout):
 
     @classmethod
     def _count_leading_dims(cls, P_x: CartesianPartition) -> int:
-        if P_x.dim < 2:
-            raise PartitionError(
-                f"{cls.__name__}: P_x has shape {list(P_x.shape)} but needs axes for the batch and "
-                "the channels"
-            )
+        require_axes(cls.__name__, P_x, P_x.dim >= 2, "axes for the batch and the channels")
         return 2

@@ -38,12 +38,12 @@ class Replays:
 
 def replays_on(device: torch.device, known: dict[torch.device, Replays]) -> Replays:
     """Return the counter of a GPU from ``known``, or create it."""
-    found = known.get(device)
-    if found is None:
+    replays = known.get(device)
+    if replays is None:
         if torch.cuda.is_current_stream_capturing():
             raise GpudistError(
                 "random numbers are drawn for the first time while a CUDA graph is captured: call "
                 "the network once before"
             )
-        found = known[device] = Replays(device)
-    return found
+        replays = known[device] = Replays(device)
+    return replays

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from gpudist.checks.arguments import checked
@@ -87,17 +85,17 @@ def affine_scan(
             _sequence_first(factors, dim, reverse),
             _sequence_first(terms, dim, reverse),
         )
-        own = block_scan(factors, terms, torch.zeros_like(terms[:1].sum(0)), product)
-        one = product.one(factors[:1].sum(0))
-        kept = block_scan(factors, torch.zeros_like(factors), one, product)
+        own_states = block_scan(factors, terms, torch.zeros_like(terms[:1].sum(0)), product)
+        identity = product.one(factors[:1].sum(0))
+        kept = block_scan(factors, torch.zeros_like(factors), identity, product)
         # Also an empty block has its factor and state in the graph.
-        of_block = kept[-1] if len(kept) else one + factors.sum(0)
-        end = own[-1] if len(own) else terms.sum(0)
+        of_block = kept[-1] if len(kept) else identity + factors.sum(0)
+        end = own_states[-1] if len(own_states) else terms.sum(0)
         entering = carried_state(
             of_block.unsqueeze(dim), end.unsqueeze(dim), P_x, dim,
             matrix=matrix, reverse=reverse, seq_idx=seq_idx, shape=shape,
         )  # fmt: skip
-        states = own + product.of(kept, entering.movedim(dim, 0))
+        states = own_states + product.of(kept, entering.movedim(dim, 0))
         return (states.flip(0) if reverse else states).movedim(0, dim).to(dtype)
 
 
@@ -180,15 +178,10 @@ def _to_followers(
         cells = x.shape[dim] * (line.shape[dim] - 1)
         widths = ((0, 0),) * dim + (((0, cells) if reverse else (cells, 0)),)
         halo = widths + ((0, 0),) * (line.dim - dim - 1)
-        operator = cached_operator(_halo_exchange, line, (halo, shape))
+        options = None, halo, False, 0.0, False, None, shape
+        operator = cached_operator(HaloExchange, line, options)
         movements.append(operator.movement(x))
     return movements, slots
-
-
-def _halo_exchange(
-    line: CartesianPartition, halo: Sequence[tuple[int, int]], shape: ShapeMode
-) -> HaloExchange:
-    return HaloExchange(line, halo=halo, shape=shape)
 
 
 def _sequence_first(x: torch.Tensor, dim: int, reverse: bool) -> torch.Tensor:
@@ -206,8 +199,8 @@ def _where_documents_start(
     seq_idx: torch.Tensor, like: torch.Tensor, dim: int, reverse: bool
 ) -> torch.Tensor:
     starts = torch.zeros_like(seq_idx, dtype=torch.bool)
-    own = starts[:, :-1] if reverse else starts[:, 1:]
-    own.copy_(seq_idx[:, 1:] != seq_idx[:, :-1])
+    own_starts = starts[:, :-1] if reverse else starts[:, 1:]
+    own_starts.copy_(seq_idx[:, 1:] != seq_idx[:, :-1])
     return _with_dims_of(starts, like, dim)
 
 

@@ -116,25 +116,25 @@ def _states(
 ) -> torch.Tensor:
     steps = b.shape[0]
     if steps <= _STEPS:
-        found = torch.empty_like(b, memory_format=torch.contiguous_format)
+        states_in_chunks = torch.empty_like(b, memory_format=torch.contiguous_format)
         for t in range(steps):
-            state = torch.add(of(a[t], state), b[t], out=found[t])
-        return found
+            state = torch.add(of(a[t], state), b[t], out=states_in_chunks[t])
+        return states_in_chunks
     length = isqrt(steps)
     count = steps // length
     whole = count * length
     # Scan all chunks at once from a zero state, then their ends, then add what enters each chunk.
     chunks = b[:whole].unflatten(0, (count, length)).transpose(0, 1)
     factors = a[:whole].unflatten(0, (count, length)).transpose(0, 1)
-    found, products = [chunks[0]], [factors[0]]
+    states_in_chunks, products = [chunks[0]], [factors[0]]
     for t in range(1, length):
-        found.append(of(factors[t], found[-1]) + chunks[t])
+        states_in_chunks.append(of(factors[t], states_in_chunks[-1]) + chunks[t])
         products.append(of(factors[t], products[-1]))
-    ends = _states(products[-1], found[-1], state, of)
+    ends = _states(products[-1], states_in_chunks[-1], state, of)
     entering = torch.cat([state.unsqueeze(0), ends[:-1]])
     states = torch.empty_like(b, memory_format=torch.contiguous_format)
     corrected = states[:whole].unflatten(0, (count, length)).transpose(0, 1)
     for t in range(length):
-        torch.add(of(products[t], entering), found[t], out=corrected[t])
+        torch.add(of(products[t], entering), states_in_chunks[t], out=corrected[t])
     states[whole:] = _states(a[whole:], b[whole:], ends[-1], of)
     return states

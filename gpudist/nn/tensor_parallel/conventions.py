@@ -58,19 +58,19 @@ class Expectation:
         key = (*outline(x.grad_fn, self._nodes), P.ranks)
         if key in self._seen:
             return
-        found, visited = nearest_of_other(x.grad_fn, frozenset(P.ranks), self._convention)
-        if found is not None:
-            refuse(P, ConventionError(self._text(found)))
+        border, visited = nearest_of_other(x.grad_fn, frozenset(P.ranks), self._convention)
+        if border is not None:
+            refuse(P, ConventionError(self._text(border)))
         if visited <= _FOLLOWED_NODES:
             return
         self._seen[key] = True
 
-    def _text(self, found: Border) -> str:
+    def _text(self, border: Border) -> str:
         if self._convention == "dual":
             return (
                 f"{self._name} expects parts, or copies whose gradients add up (convention "
-                f"'dual'), but its input comes from {found.name}, whose output has the whole "
-                f"gradient on each of {len(found.ranks)} workers (convention 'invariant'): "
+                f"'dual'), but its input comes from {border.name}, whose output has the whole "
+                f"gradient on each of {len(border.ranks)} workers (convention 'invariant'): "
                 "gradients would be too small or incomplete. Pass it through "
                 "gpudist.nn.invariant_copy or invariant_scatter, use an operator of the invariant "
                 "convention (a loss of torch, of the whole output), or make all layers with "
@@ -78,8 +78,8 @@ class Expectation:
             )
         return (
             f"{self._name} expects a value that has the whole gradient on each worker (convention "
-            f"'invariant'), but its input comes from {found.name}, whose output is a part, or a "
-            f"copy whose gradients add up over {len(found.ranks)} workers (convention 'dual'): "
+            f"'invariant'), but its input comes from {border.name}, whose output is a part, or a "
+            f"copy whose gradients add up over {len(border.ranks)} workers (convention 'dual'): "
             "gradients would be counted several times. Pass copies through "
             "gpudist.nn.invariant_share, parts through invariant_sum or invariant_gather, or make "
             "all layers with one convention"

@@ -59,12 +59,11 @@ class VocabParallelEmbedding(TableLayer, ParallelLayer):
         sequence_dim: int | None = None,
         convention: Convention = "invariant",
     ) -> None:
-        name = type(self).__name__
-        region = TensorRegion(name, P, axis, convention)
+        region = TensorRegion(self._name, P, axis, convention)
         super().__init__(region, sequence_dim)
-        require_cells(name, 0, region.size, num_embeddings, "embeddings")
+        require_cells(self._name, 0, region.size, num_embeddings, "embeddings")
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
-        self.padding_idx = padding_row(name, padding_idx, num_embeddings)
+        self.padding_idx = padding_row(self._name, padding_idx, num_embeddings)
         shape = num_embeddings, embedding_dim
         sizes = balanced_lengths(num_embeddings, region.size)
         placed = region.placement(sizes, shape, 0)

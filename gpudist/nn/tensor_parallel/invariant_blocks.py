@@ -55,7 +55,9 @@ def invariant_gather(
     dim %= x.dim()
     if lengths is None:
         lengths = [row[0] for row in P.allgather_data([x.shape[dim]])]
-    movement, own = _movement_and_own(blocks, x, dim, blocks.given(x, dim, lengths, False))
+    movement, own = _movement_and_own(
+        blocks, x, dim, blocks.require_lengths(x, dim, lengths, False)
+    )
     expect("invariant_gather", "dual", x, P)
     return mark_result(gather_once(x, movement, dim, own), "invariant_gather", P)
 
@@ -92,7 +94,7 @@ def invariant_scatter(
     blocks = cached_operator(LineBlocks, P, ("invariant_scatter",))
     dim %= x.dim()
     expect("invariant_scatter", "invariant", x, P)
-    y = cut_unchecked(x, blocks, dim, blocks.given(x, dim, lengths, True))
+    y = cut_unchecked(x, blocks, dim, blocks.require_lengths(x, dim, lengths, True))
     return mark_result(y, "invariant_scatter", P)
 
 
@@ -125,7 +127,12 @@ def invariant_share(x: torch.Tensor, P: Partition) -> torch.Tensor:
     expect("invariant_share", "dual", x, P)
     if is_recorded():
         return _with_share_of_gradient(x, P.size)
-    return mark_result(apply_with_adjoint(x, *_shared_and_divided(P)), "invariant_share", P)
+    y = apply_with_adjoint(
+        x,
+        Declared("invariant_share", "dual", "invariant", P, torch.clone),
+        Declared("invariant_share", "invariant", "dual", P, lambda gradient: gradient / P.size),
+    )
+    return mark_result(y, "invariant_share", P)
 
 
 def gather_once(
@@ -179,10 +186,3 @@ def _gathered_and_cut(
             lambda x: x.narrow(dim, *own).clone(memory_format=torch.contiguous_format),
         ),
     )  # fmt: skip
-
-
-def _shared_and_divided(P: Partition) -> tuple[Declared, Declared]:
-    return (
-        Declared("invariant_share", "dual", "invariant", P, torch.clone),
-        Declared("invariant_share", "invariant", "dual", P, lambda x: x / P.size),
-    )

@@ -82,7 +82,7 @@ class ParallelLinear(ParallelLayer):
         if self.overlap:
             self.region.take_parts(x)
             products = self.region.products(x, dim, known)
-            return self.region.marked(products.of_gathered(x, weight, bias))
+            return self.region.mark(products.multiply_gathered(x, weight, bias))
         return F.linear(self.region.gather(x, dim, known), weight, bias)
 
     def multiply_own(
@@ -98,7 +98,7 @@ class ParallelLinear(ParallelLayer):
         block = x.new_empty(()).expand(shape)
         self.region.take_parts(x)
         products = self.region.products(block, dim, known)
-        return self.region.marked(products.scattered(x, weight))
+        return self.region.mark(products.scatter_product(x, weight))
 
     def extra_repr(self) -> str:
         return (

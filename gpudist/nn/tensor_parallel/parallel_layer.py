@@ -21,7 +21,6 @@ class ParallelLayer(ParameterLayer):
 
     def __init__(self, region: TensorRegion, sequence_dim: int | None) -> None:
         super().__init__()
-        self._name = type(self).__name__
         self.region, self.sequence_dim = region, sequence_dim
 
     def _keep(self, **placed: ParameterPlacement) -> None:

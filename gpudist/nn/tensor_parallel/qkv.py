@@ -89,20 +89,19 @@ class ParallelQKV(CheckedModule):
         overlap: bool = False,
     ) -> None:
         super().__init__()
-        name = type(self).__name__
-        self.region = region = TensorRegion(name, P, axis, convention, shape)
+        self.region = region = TensorRegion(self._name, P, axis, convention, shape)
         if head_dim is None and embed_dim % num_heads:
             raise ShapeError(
-                f"{name}: embed_dim {embed_dim} is not a multiple of num_heads {num_heads}; pass "
-                "head_dim"
+                f"{self._name}: embed_dim {embed_dim} is not a multiple of num_heads {num_heads}; "
+                "pass head_dim"
             )
         self.head_dim = head_dim if head_dim is not None else embed_dim // num_heads
-        self.heads = HeadCut.of(name, num_heads, num_kv_heads or num_heads, region.size)
+        self.heads = HeadCut.of(self._name, num_heads, num_kv_heads or num_heads, region.size)
         self.sequence_dim = sequence_dim
-        given = self.head_dim, sequence_dim, bias, device, dtype, overlap
-        self.q_proj = HeadProjection(region, embed_dim, self.heads.queries, *given)
-        self.k_proj = HeadProjection(region, embed_dim, self.heads.keys, *given)
-        self.v_proj = HeadProjection(region, embed_dim, self.heads.keys, *given)
+        options = self.head_dim, sequence_dim, bias, device, dtype, overlap
+        self.q_proj = HeadProjection(region, embed_dim, self.heads.queries, *options)
+        self.k_proj = HeadProjection(region, embed_dim, self.heads.keys, *options)
+        self.v_proj = HeadProjection(region, embed_dim, self.heads.keys, *options)
 
     def forward(
         self, x: torch.Tensor, lengths: Lengths | None = None
@@ -125,7 +124,8 @@ class ParallelQKV(CheckedModule):
         starts = [0, first, first]
         weights: list[torch.Tensor] = []
         biases: list[torch.Tensor] = []
-        for layer, start, count in zip(self._projections, starts, counts, strict=True):
+        layers = self.q_proj, self.k_proj, self.v_proj
+        for layer, start, count in zip(layers, starts, counts, strict=True):
             weight, *bias = layer.own_parameters()
             cells = start * self.head_dim, count * self.head_dim
             weights.append(weight.narrow(0, *cells))
@@ -134,10 +134,6 @@ class ParallelQKV(CheckedModule):
         y = self.q_proj.multiply_whole(x, lengths, torch.cat(weights), bias)
         q, k, v = y.unflatten(-1, (sum(counts), self.head_dim)).split(counts, -2)
         return q, k, v
-
-    @property
-    def _projections(self) -> tuple[HeadProjection, HeadProjection, HeadProjection]:
-        return self.q_proj, self.k_proj, self.v_proj
 
     def extra_repr(self) -> str:
         return f"query heads {list(self.heads.queries)}, key heads {list(self.heads.keys)}"

@@ -22,7 +22,7 @@ from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.nn.tensor_parallel.conventions import Expectation, mark_result
 from gpudist.nn.tensor_parallel.invariant import copy_once, sum_once
 from gpudist.nn.tensor_parallel.invariant_blocks import cut_unchecked, gather_once
-from gpudist.ops.bound import Bound
+from gpudist.ops.bind_cache import BindCache
 from gpudist.ops.shape_agreement import ShapeMode, refuse
 from gpudist.world.partition import CartesianPartition, Partition
 
@@ -74,7 +74,7 @@ class TensorRegion:
         self._parts = Expectation(name, "dual", 2)
         self._dynamic = shape == "dynamic"
         self._agreed: tuple[int, ...] | None = None
-        self._learnt = Bound[tuple[int, ...]](shape)
+        self._learnt = BindCache[tuple[int, ...]](shape)
 
     @property
     def is_invariant(self) -> bool:
@@ -112,25 +112,25 @@ class TensorRegion:
         if self.size == 1:
             return (x.shape[dim],)
         if given is not None:
-            return self._line_blocks.given(x, dim, given, False)
+            return self._line_blocks.require_lengths(x, dim, given, False)
         if self._dynamic and is_dynamo_compiling():
             _refuse_to_trace(self._name)
         return self._learnt(x, self._learn, dim)
 
     def lengths_of_whole(self, x: torch.Tensor, dim: int, given: Lengths | None) -> tuple[int, ...]:
         """Return the lengths of blocks into which to split ``x``, balanced unless given."""
-        return self._line_blocks.given(x, dim, given, True)
+        return self._line_blocks.require_lengths(x, dim, given, True)
 
     def _learn(self, x: torch.Tensor, dim: int) -> tuple[int, ...]:
-        own = x.shape[dim]
+        length = x.shape[dim]
         if self._agreed is None or self._dynamic:
-            self._agreed = tuple([row[0] for row in self.line.allgather_data([own])])
-        elif own != self._agreed[self.rank]:
+            self._agreed = tuple([row[0] for row in self.line.allgather_data([length])])
+        elif length != self._agreed[self.rank]:
             refuse(
                 self.line,
                 PlanMismatch(
                     f"{self._name}: the block of rank {self.rank} of {self.line!r} had "
-                    f"{self._agreed[self.rank]} cells in dim {dim} and now has {own}, which the "
+                    f"{self._agreed[self.rank]} cells in dim {dim} and now has {length}, which the "
                     "other ranks cannot know; pass lengths=, or shape='dynamic' to agree at every "
                     "call"
                 ),
@@ -146,7 +146,7 @@ class TensorRegion:
         """Copy a value that is equal on all workers, before they compute different parts."""
         self._copies(x, self.line)
         if self.size > 1 and self.is_invariant:
-            return self.marked(copy_once(x, self.line))
+            return self.mark(copy_once(x, self.line))
         return x
 
     def total(self, x: torch.Tensor) -> torch.Tensor:
@@ -155,15 +155,15 @@ class TensorRegion:
             return x
         self.take_parts(x)
         if self.is_invariant:
-            return self.marked(sum_once(x, self.line))
-        return self._moved(self._line_blocks.total(x), x)
+            return self.mark(sum_once(x, self.line))
+        return self._move(self._line_blocks.total(x), x)
 
     def gather(self, x: torch.Tensor, dim: int, lengths: Sequence[int]) -> torch.Tensor:
         """Gather the workers' blocks, before they compute different parts."""
         if self.size == 1:
             return x
         self.take_parts(x)
-        return self._moved(self._line_blocks.gather(x, dim, lengths), x)
+        return self._move(self._line_blocks.gather(x, dim, lengths), x)
 
     def products(self, block: torch.Tensor, dim: int, lengths: Sequence[int]) -> BlockProducts:
         """Return products of blocks like ``block`` that overlap with the exchange of the blocks."""
@@ -179,26 +179,26 @@ class TensorRegion:
         if self.size == 1:
             return x
         blocks = self._line_blocks
-        lengths = blocks.given(x, dim, given, True)
+        lengths = blocks.require_lengths(x, dim, given, True)
         self.take_parts(x)
-        return self._moved(blocks.sum_scatter(x, dim, lengths), x)
+        return self._move(blocks.sum_scatter(x, dim, lengths), x)
 
     def whole(self, x: torch.Tensor, dim: int, lengths: Sequence[int]) -> torch.Tensor:
         """Gather the workers' blocks into a value that is equal on all of them."""
         if self.size == 1 or not self.is_invariant:
             return self.gather(x, dim, lengths)
-        own = sum(lengths[: self.rank]), lengths[self.rank]
+        own_range = sum(lengths[: self.rank]), lengths[self.rank]
         self.take_parts(x)
-        return self.marked(gather_once(x, self._line_blocks.gather(x, dim, lengths), dim, own))
+        return self.mark(gather_once(x, self._line_blocks.gather(x, dim, lengths), dim, own_range))
 
-    def _moved(self, movement: Movement, x: torch.Tensor) -> torch.Tensor:
-        return self.marked(move((movement,), (x,))[0])
+    def _move(self, movement: Movement, x: torch.Tensor) -> torch.Tensor:
+        return self.mark(move((movement,), (x,))[0])
 
     def take_parts(self, x: torch.Tensor) -> None:
         """Raise if a value has the full gradient on each worker, where parts are expected."""
         self._parts(x, self.line)
 
-    def marked(self, y: torch.Tensor) -> torch.Tensor:
+    def mark(self, y: torch.Tensor) -> torch.Tensor:
         """Return ``y``, the new result of an operator, with the layer's name on its node."""
         return mark_result(y, self._name, self.line)
 
@@ -206,10 +206,10 @@ class TensorRegion:
         """Return this worker's block of a value that is equal on all workers."""
         if self.size == 1:
             return x
-        lengths = self._line_blocks.given(x, dim, lengths, True)
+        lengths = self._line_blocks.require_lengths(x, dim, lengths, True)
         self._copies(x, self.line)
         if self.is_invariant:
-            return self.marked(cut_unchecked(x, self._line_blocks, dim, lengths))
+            return self.mark(cut_unchecked(x, self._line_blocks, dim, lengths))
         return x.narrow(dim, sum(lengths[: self.rank]), lengths[self.rank])
 
 

@@ -14,6 +14,7 @@ from gpudist.nn.autocast import LOW
 from gpudist.nn.gpu_rates import GpuRates, rates_of
 from gpudist.nn.kernel_choice import suits_cpu
 from gpudist.ops.halo_exchange import HaloExchange
+from gpudist.ops.operator import own_index
 from gpudist.ops.shape_agreement import BlockLayout
 
 # Measured with one thread: computing the faces separately costs more than copying a block of
@@ -60,8 +61,7 @@ def use_in_place(
             block's, which 16-bit dtypes are not.
     """
     inputs, halo, P_x = layout.decomposition, exchange.halo, exchange.P_x
-    assert P_x.index is not None
-    padding = own_paddings(inputs, halo.windows, P_x.index)
+    padding = own_paddings(inputs, halo.windows, own_index(P_x))
     if padding is None:
         return None
     count = most_faces(inputs, halo)
@@ -72,10 +72,10 @@ def use_in_place(
     cells = _cells_of_largest_block(halo, layout)
     gpu = None if suits_cpu(x) else rates_of(P_x.wire.gpu)
     sends = any(blocks.parts > 1 for blocks in inputs.dims[2:])
-    given = (gpu, layout.dtype.itemsize * cells, count, sends)
-    if cells == 0 or not saves_time(*given, trains=False):
+    conditions = (gpu, layout.dtype.itemsize * cells, count, sends)
+    if cells == 0 or not saves_time(*conditions, trains=False):
         return None
-    faces = plan_faces(inputs, halo, P_x.index, with_own)
+    faces = plan_faces(inputs, halo, own_index(P_x), with_own)
     label = f"ghosts on {list(P_x.shape)} of {list(inputs.shape)}"
     fill = exchange.padding_value
     movements = [
@@ -83,7 +83,7 @@ def use_in_place(
         for i, face in enumerate(faces)
     ]
     outputs = tuple(face.outputs.slices for face in faces)
-    trains = saves_time(*given, trains=True)
+    trains = saves_time(*conditions, trains=True)
     return BlockInPlace(padding, tuple(movements), outputs, faces, trains)
 
 

@@ -15,10 +15,11 @@ from gpudist.geometry.windows import (
     CopyingMode,
     FoldedWindow,
     Window,
-    copied,
     require_padding_fits,
+    source_cell,
 )
 from gpudist.nn.kernel_choice import suits_cpu
+from gpudist.ops.operator import own_index
 from gpudist.ops.shape_agreement import BlockLayout
 from gpudist.world.partition import CartesianPartition
 
@@ -67,8 +68,7 @@ def bind_edge_padding(
         moved: shape of the result of the halo exchange; ``None`` to pad the worker's own block,
             because no worker needs ghosts.
     """
-    inputs, index = layout.decomposition, P.index
-    assert index is not None
+    inputs, index = layout.decomposition, own_index(P)
     mode: CopyingMode = "replicate"
     widths: list[int] = []
     places: dict[int, list[int]] = {}
@@ -81,10 +81,11 @@ def bind_edge_padding(
         if isinstance(window, FoldedWindow):
             mode, read = window.mode, window.window
         low, high = needed_range(blocks, read, i)
-        places[d] = [copied(mode, cell, extent) - block[0] for cell in range(low, high)]
+        places[d] = [source_cell(mode, cell, extent) - block[0] for cell in range(low, high)]
         front, behind = max(0, -low), max(0, high - extent)
         is_whole = (max(low, 0), min(high, extent)) == block
-        if is_whole and _torch_pads(mode, block, front, behind):
+        # Torch reflects at most all but one of the block's cells.
+        if is_whole and (mode == "replicate" or max(front, behind) < block[1] - block[0]):
             widths = [front, behind, *widths]
         else:
             widths = [0, 0, *widths]
@@ -94,10 +95,6 @@ def bind_edge_padding(
         return bind_arrangement(places, shape, P, f"padding of {name}", layout.dtype)
     padding = _TorchPadding(mode, tuple(widths), tuple(gathered))
     return padding if padding.cells or any(padding.widths) else None
-
-
-def _torch_pads(mode: CopyingMode, block: tuple[int, int], front: int, behind: int) -> bool:
-    return mode == "replicate" or max(front, behind) < block[1] - block[0]
 
 
 def require_padding_of_input(

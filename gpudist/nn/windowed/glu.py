@@ -12,9 +12,8 @@ from gpudist.geometry.windows import HaloWidths, PaddingWindow
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.partitions import require_axis
-from gpudist.ops.bound import Bound
 from gpudist.ops.halo_exchange import HaloExchange
-from gpudist.ops.shape_agreement import ShapeAgreement
+from gpudist.ops.shape_agreement import BlockLayout
 from gpudist.world.partition import CartesianPartition
 
 
@@ -38,18 +37,17 @@ class DistributedGLU(DistributedModule):
         require_axis("DistributedGLU", P_x, dim)
         self.P_x, self.dim, line = P_x, dim, P_x.along([dim])
         remedy = "create a layer for each extent of a split dim"
-        self._agreement = ShapeAgreement("DistributedGLU", line, line, P_x.dim, remedy=remedy)
-        self._crops = Bound[list[Movement]]("static")
+        self._agree_on(line, P_x.dim, remedy=remedy)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not self.P_x.active:
             return input.clone()
-        crops = self._crops(input, self._bind)
+        crops: list[Movement] = self._bindings(input, self._agree_and_bind)
         halves = torch.cat(move(crops, (input, input)), self.dim) if crops else input
         return F.glu(halves, self.dim)
 
-    def _bind(self, x: torch.Tensor) -> list[Movement]:
-        inputs, line = self._agreement(x).decomposition, self.P_x.along([self.dim])
+    def _bind(self, layout: BlockLayout, x: torch.Tensor, *numbers: int) -> list[Movement]:
+        inputs, line = layout.decomposition, self.P_x.along([self.dim])
         dim, extent = self.dim % line.dim, inputs.shape[self.dim]
         if extent % 2:
             raise ShapeError(

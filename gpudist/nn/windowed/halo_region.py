@@ -18,9 +18,9 @@ from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.parameters.movements import fuse_parameter_movements
 from gpudist.nn.parameters.parameter_layer import ParameterLayer, move_those
 from gpudist.nn.windowed.region_layer import BlockOperation, RegionLayer
-from gpudist.ops.bound import Bound
 from gpudist.ops.halo_exchange import HaloExchange
-from gpudist.ops.shape_agreement import ShapeAgreement, ShapeMode
+from gpudist.ops.operator import own_index
+from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 # Elementwise modules without parameters or random numbers, since several workers compute the same
@@ -100,14 +100,13 @@ class HaloRegion(DistributedModule):
             raise ShapeError("HaloRegion: none of the layers is distributed; use a Sequential")
         per_dim = zip(*(layer.windows for layer in self._layers), strict=True)
         self.windows = tuple(ComposedWindow(tuple(windows)) for windows in per_dim)
-        self._agreement = ShapeAgreement("HaloRegion", P_x, P_x, P_x.dim, global_shape, shape)
-        self._bound = Bound[_BoundRegion](shape, self._agreement)
+        self._agree_on(P_x, P_x.dim, global_shape, shape)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.P_x.active:
             return x.clone()
         ways = [a.way_of(x) for a in self._layers if isinstance(a, ParameterLayer)]
-        bound = self._bound(x, self._bind, *ways)
+        bound: _BoundRegion = self._bindings(x, self._agree_and_bind, *ways)
         parameters = [p for layer in self._layers for p in layer.own_parameters()]
         halo = bound.halo if bound.has_ghosts else None
         block, *parameters = move_those((halo, *bound.parameters), [x, *parameters])
@@ -120,9 +119,8 @@ class HaloRegion(DistributedModule):
             parameters = parameters[operation.parameters :]
         return block
 
-    def _bind(self, x: torch.Tensor, *ways: int) -> _BoundRegion:
-        layout, index = self._agreement(x), self.P_x.index
-        assert index is not None
+    def _bind(self, layout: BlockLayout, x: torch.Tensor, *numbers: int) -> _BoundRegion:
+        index = own_index(self.P_x)
         inputs = [layout.decomposition]
         for name, layer in zip(self._names, self._chain, strict=True):
             if isinstance(layer, RegionLayer):
@@ -131,11 +129,11 @@ class HaloRegion(DistributedModule):
         halo = exchange.bind_to(inputs[0], layout.dtype, x)
         has_ghosts = not all(map(reads_own_cells, inputs[0].dims, self.windows))
         reads = self._reads(inputs[0], inputs[-1], index)
-        found: list[_LocalOperation] = []
+        local_operations: list[_LocalOperation] = []
         for layer, outputs, read in zip(self._layers, inputs[1:], reads, strict=True):
             block = layer.bind_block(read, _shape(outputs, read, index))
-            found.append(_LocalOperation(block, len(layer.bind_parameters())))
-        remaining = iter(found)
+            local_operations.append(_LocalOperation(block, len(layer.bind_parameters())))
+        remaining = iter(local_operations)
         operations = tuple(
             next(remaining) if isinstance(layer, RegionLayer) else None for layer in self._chain
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from gpudist.errors import PartitionError, ShapeError
+from gpudist.errors import ShapeError
 from gpudist.exchange import Movement
 from gpudist.exchange.autograd import move
 from gpudist.geometry.blocks import Decomposition
@@ -16,11 +16,12 @@ from gpudist.geometry.windows import CopyingMode, FoldedWindow, PaddingWindow, R
 from gpudist.nn.channels_last import channels_last_form, in_form
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.parameters.parameter import empty_output
+from gpudist.nn.partitions import require_features
 from gpudist.nn.windowed.edge_padding import Pad, bind_edge_padding, require_padding_of_input
 from gpudist.nn.windowed.region_layer import BlockOperation, RegionLayer, padding_widths
 from gpudist.ops.halo_exchange import HaloExchange
-from gpudist.ops.operator import Bound
-from gpudist.ops.shape_agreement import ShapeMode
+from gpudist.ops.operator import BindCache, own_index
+from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 
@@ -43,51 +44,47 @@ class _DistributedPad(RegionLayer):
     """Padding layer over a tensor ``[B, C, *spatial]`` partitioned by ``P_x`` in any dims."""
 
     _dims: int
+    _mode: str = "constant"
+    value: float = 0.0
 
     def __init__(
         self,
         P_x: CartesianPartition,
         padding: int | Sequence[int],
-        mode: str,
-        value: float,
-        global_shape: Sequence[int] | None,
-        shape: ShapeMode,
-        nested: bool | None,
+        *,
+        global_shape: Sequence[int] | None = None,
+        shape: ShapeMode = "static",
+        nested: bool | None = False,
     ) -> None:
         super().__init__()
-        self._name = type(self).__name__
-        if P_x.dim != self._dims + 2:
-            raise PartitionError(
-                f"{self._name}: P_x has shape {list(P_x.shape)} but needs {self._dims + 2} axes: "
-                f"batch, channels and {self._dims} of features"
-            )
+        require_features(self._name, P_x, self._dims)
         self.P_x = P_x
         self.padding = _widths(self._name, padding, self._dims)
-        self._mode = mode
         # Torch lists the last dim first.
         pairs = zip(self.padding[::2], self.padding[1::2], strict=True)
         self._paddings = tuple(reversed(list(pairs)))
         for d, (left, right) in enumerate(self._paddings):
-            if mode == "circular" and min(left, right) < 0 < max(left, right):
+            if self._mode == "circular" and min(left, right) < 0 < max(left, right):
                 raise ShapeError(
                     f"{self._name}, dim {d + 2}: padding {(left, right)} crops on one side and "
                     "wraps on the other, which is not supported; crop first, then pad"
                 )
         self.halo_exchange = HaloExchange(
             P_x,
-            [_window(mode, *padding) for padding in self._paddings],
-            periodic=mode == "circular",
-            padding_value=value,
+            [_window(self._mode, *padding) for padding in self._paddings],
+            periodic=self._mode == "circular",
+            padding_value=self.value,
             nested=nested,
             global_shape=global_shape,
             shape=shape,
         )
-        self._bound = Bound[_BoundPad](shape, self.halo_exchange.agreement)
+        self._agreement = self.halo_exchange.agreement
+        self._bindings = BindCache[_BoundPad](shape, self._agreement)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.P_x.active:
             return x.clone()
-        bound = self._bound(x, self._bind)
+        bound = self._bindings(x, self._agree_and_bind)
         y = move((bound.halo,), (x,))[0]
         if 0 in bound.output_shape:
             return empty_output(bound.output_shape, y.dtype, y)
@@ -95,13 +92,11 @@ class _DistributedPad(RegionLayer):
             y = bound.edge_padding(y)
         return in_form(y, channels_last_form(x))
 
-    def _bind(self, x: torch.Tensor) -> _BoundPad:
-        layout = self.halo_exchange.agreement(x)
-        inputs, windows, index = layout.decomposition, self.windows, self.P_x.index
-        assert index is not None
+    def _bind(self, layout: BlockLayout, x: torch.Tensor, *numbers: int) -> _BoundPad:
+        inputs, windows = layout.decomposition, self.windows
         self.require_input(inputs)
         halo = self.halo_exchange.bind_to(inputs, layout.dtype, x)
-        outputs = self.outputs_of(inputs).block(index).shape
+        outputs = self.outputs_of(inputs).block(own_index(self.P_x)).shape
         edge_padding = None
         if self._mode in ("reflect", "replicate") and 0 not in outputs:
             moved = halo.output_shape
@@ -191,11 +186,11 @@ class _DistributedConstantPad(_DistributedPad):
         shape: ShapeMode = "static",
         nested: bool | None = False,
     ) -> None:
-        super().__init__(P_x, padding, "constant", value, global_shape, shape, nested)
         self.value = value
+        super().__init__(P_x, padding, global_shape=global_shape, shape=shape, nested=nested)
 
 
-class _DistributedZeroPad(_DistributedConstantPad):
+class _DistributedZeroPad(_DistributedPad):
     """Pad a tensor ``[B, C, *spatial]``, partitioned by ``P_x`` in any dims, with zeros.
 
     Equivalent to :class:`DistributedConstantPad2d` with value 0.
@@ -203,17 +198,6 @@ class _DistributedZeroPad(_DistributedConstantPad):
     Args:
         P_x ... nested: see :class:`DistributedConstantPad2d`, without ``value``.
     """
-
-    def __init__(
-        self,
-        P_x: CartesianPartition,
-        padding: int | Sequence[int],
-        *,
-        global_shape: Sequence[int] | None = None,
-        shape: ShapeMode = "static",
-        nested: bool | None = False,
-    ) -> None:
-        super().__init__(P_x, padding, 0.0, global_shape=global_shape, shape=shape, nested=nested)
 
 
 class _DistributedCopyingPad(_DistributedPad):
@@ -249,19 +233,6 @@ class _DistributedCopyingPad(_DistributedPad):
             remain.
     """
 
-    _padding_mode: str
-
-    def __init__(
-        self,
-        P_x: CartesianPartition,
-        padding: int | Sequence[int],
-        *,
-        global_shape: Sequence[int] | None = None,
-        shape: ShapeMode = "static",
-        nested: bool | None = False,
-    ) -> None:
-        super().__init__(P_x, padding, self._padding_mode, 0.0, global_shape, shape, nested)
-
 
 @layer(F.pad, Sample((2, 4, 9)), padding=1, value=0.5)
 class DistributedConstantPad1d(_DistributedConstantPad):
@@ -296,52 +267,52 @@ class DistributedZeroPad3d(_DistributedZeroPad):
 @layer(F.pad, Sample((2, 4, 9)), padding=1)
 class DistributedReflectionPad1d(_DistributedCopyingPad):
     _dims = 1
-    _padding_mode = "reflect"
+    _mode = "reflect"
 
 
 @layer(F.pad, Sample((2, 4, 9, 8)), padding=1)
 class DistributedReflectionPad2d(_DistributedCopyingPad):
     _dims = 2
-    _padding_mode = "reflect"
+    _mode = "reflect"
 
 
 @layer(F.pad, Sample((2, 4, 5, 6, 3)), padding=1)
 class DistributedReflectionPad3d(_DistributedCopyingPad):
     _dims = 3
-    _padding_mode = "reflect"
+    _mode = "reflect"
 
 
 @layer(F.pad, Sample((2, 4, 9)), padding=1)
 class DistributedReplicationPad1d(_DistributedCopyingPad):
     _dims = 1
-    _padding_mode = "replicate"
+    _mode = "replicate"
 
 
 @layer(F.pad, Sample((2, 4, 9, 8)), padding=1)
 class DistributedReplicationPad2d(_DistributedCopyingPad):
     _dims = 2
-    _padding_mode = "replicate"
+    _mode = "replicate"
 
 
 @layer(F.pad, Sample((2, 4, 5, 6, 3)), padding=1)
 class DistributedReplicationPad3d(_DistributedCopyingPad):
     _dims = 3
-    _padding_mode = "replicate"
+    _mode = "replicate"
 
 
 @layer(F.pad, Sample((2, 4, 9)), padding=1)
 class DistributedCircularPad1d(_DistributedCopyingPad):
     _dims = 1
-    _padding_mode = "circular"
+    _mode = "circular"
 
 
 @layer(F.pad, Sample((2, 4, 9, 8)), padding=1)
 class DistributedCircularPad2d(_DistributedCopyingPad):
     _dims = 2
-    _padding_mode = "circular"
+    _mode = "circular"
 
 
 @layer(F.pad, Sample((2, 4, 5, 6, 3)), padding=1)
 class DistributedCircularPad3d(_DistributedCopyingPad):
     _dims = 3
-    _padding_mode = "circular"
+    _mode = "circular"

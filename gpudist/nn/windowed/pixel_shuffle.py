@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,7 @@ from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry.boxes import Box
 from gpudist.geometry.windows import ExpandedWindow, HaloWidths, SlidingWindow, Window
 from gpudist.nn.layer_table import Sample, layer
+from gpudist.nn.partitions import require_axes
 from gpudist.nn.windowed.windowed_layer import Compute, DistributedWindowed
 from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
@@ -52,7 +54,7 @@ class DistributedPixelShuffle(DistributedWindowed):
         shape: ShapeMode = "static",
     ) -> None:
         super().__init__(P_x, global_shape, shape)
-        _require_three_dims(self._name, P_x)
+        _require_plane(self._name, P_x)
         self.upscale_factor = _positive(self._name, "upscale_factor", upscale_factor)
 
     def _windows(self, layout: BlockLayout, x: torch.Tensor) -> tuple[Window, ...]:
@@ -69,7 +71,7 @@ class DistributedPixelShuffle(DistributedWindowed):
         outputs: Box,
         x: torch.Tensor,
     ) -> Compute:
-        function = partial(_pixel_shuffle, factor=self.upscale_factor)
+        function = partial(_shuffle_pixels, F.pixel_shuffle, self.upscale_factor)
         return _Shuffle(function, _inside(windows, cells, outputs))
 
 
@@ -106,7 +108,7 @@ class DistributedPixelUnshuffle(DistributedWindowed):
         shape: ShapeMode = "static",
     ) -> None:
         super().__init__(P_x, global_shape, shape)
-        _require_three_dims(self._name, P_x)
+        _require_plane(self._name, P_x)
         self.downscale_factor = _positive(self._name, "downscale_factor", downscale_factor)
 
     def _windows(self, layout: BlockLayout, x: torch.Tensor) -> tuple[Window, ...]:
@@ -124,7 +126,7 @@ class DistributedPixelUnshuffle(DistributedWindowed):
         outputs: Box,
         x: torch.Tensor,
     ) -> Compute:
-        function = partial(_pixel_unshuffle, factor=self.downscale_factor)
+        function = partial(_shuffle_pixels, F.pixel_unshuffle, self.downscale_factor)
         return _Shuffle(function, _inside(windows, cells, outputs))
 
 
@@ -190,12 +192,8 @@ class _Shuffle:
         return self.function(x)[self.outputs].contiguous()
 
 
-def _pixel_shuffle(x: torch.Tensor, factor: int) -> torch.Tensor:
-    return F.pixel_shuffle(x, factor) if factor > 1 else x.clone()
-
-
-def _pixel_unshuffle(x: torch.Tensor, factor: int) -> torch.Tensor:
-    return F.pixel_unshuffle(x, factor) if factor > 1 else x.clone()
+def _shuffle_pixels(shuffle: Any, factor: int, x: torch.Tensor) -> torch.Tensor:
+    return shuffle(x, factor) if factor > 1 else x.clone()
 
 
 def _channel_shuffle(x: torch.Tensor, groups: int) -> torch.Tensor:
@@ -210,19 +208,15 @@ def _inside(windows: Sequence[Window], cells: Box, outputs: Box) -> tuple[slice,
         windows, cells.start, outputs.start, outputs.stop, strict=True
     ):
         if isinstance(window, ExpandedWindow):
-            made = first * window.factor
-            where.append(slice(start - made, stop - made))
+            origin = first * window.factor
+            where.append(slice(start - origin, stop - origin))
         else:
             where.append(slice(None))
     return tuple(where)
 
 
-def _require_three_dims(name: str, P_x: CartesianPartition) -> None:
-    if P_x.dim < 3:
-        raise PartitionError(
-            f"{name}: P_x has shape {list(P_x.shape)} but needs at least 3 axes: channels and 2 of "
-            "features"
-        )
+def _require_plane(name: str, P_x: CartesianPartition) -> None:
+    require_axes(name, P_x, P_x.dim >= 3, "at least 3 axes: channels and 2 of features")
 
 
 def _positive(name: str, what: str, value: int) -> int:

@@ -30,12 +30,12 @@ class Taps:
     weights: tuple[torch.Tensor, ...]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        first = _selected(x, self.dim, self.cells[0])
+        first = _select(x, self.dim, self.cells[0])
         if not self.weights:
             return first
         y = first * self.weights[0]
         for cells, weight in zip(self.cells[1:], self.weights[1:], strict=True):
-            y = torch.addcmul(y, _selected(x, self.dim, cells), weight)
+            y = torch.addcmul(y, _select(x, self.dim, cells), weight)
         return y
 
 
@@ -109,7 +109,7 @@ def magnification(
     return Interpolation(mode, scale_factor=tuple(map(float, factors)), outputs=part)
 
 
-def _selected(x: torch.Tensor, dim: int, cells: torch.Tensor) -> torch.Tensor:
+def _select(x: torch.Tensor, dim: int, cells: torch.Tensor) -> torch.Tensor:
     if dim < x.dim() - 1:
         return x.index_select(dim, cells)
     # Along the last dim, torch's index_select is eight times slower on a CPU.

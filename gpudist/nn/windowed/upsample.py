@@ -14,6 +14,7 @@ from gpudist.geometry.boxes import Box
 from gpudist.geometry.interpolation import InterpolationMode, InterpolationWindow, Kernel
 from gpudist.geometry.windows import HaloWidths, Window
 from gpudist.nn.layer_table import Sample, layer
+from gpudist.nn.partitions import require_features
 from gpudist.nn.pool.adaptive import DistributedAdaptiveAvgPool
 from gpudist.nn.windowed.resampling import (
     Interpolation,
@@ -146,10 +147,10 @@ class DistributedUpsample(DistributedWindowed):
                 f"{self._name}: {what} has {len(values)} entries but P_x has {self._dims} dims of "
                 "features"
             )
-        for d, given in enumerate(values):
+        for d, number in enumerate(values):
             where = f"{self._name}, dim {d + 2}"
-            if not 0 < given < math.inf:
-                raise ShapeError(f"{where}: {what} {given} must be above 0")
+            if not 0 < number < math.inf:
+                raise ShapeError(f"{where}: {what} {number} must be above 0")
         return values
 
     def _windows(self, layout: BlockLayout, x: torch.Tensor) -> tuple[Window, ...]:
@@ -199,22 +200,24 @@ class DistributedUpsample(DistributedWindowed):
         outputs: Box,
         x: torch.Tensor,
     ) -> Compute:
-        if 0 in outputs.shape:
-            return _no_outputs
         extents = layout.decomposition.shape
         if set(self.P_x.shape[2:]) == {1} and self._has_torchs_gradient(x.dtype):
             return self._whole(outputs.shape[2:])
-        read = list(zip(cells.start, cells.stop, strict=True))
-        made = list(zip(outputs.start, outputs.stop, strict=True))
+        cells_per_dim = list(zip(cells.start, cells.stop, strict=True))
+        outputs_per_dim = list(zip(outputs.start, outputs.stop, strict=True))
         factors = [
             window.exact_factor(n) if isinstance(window, InterpolationWindow) else None
             for window, n in zip(windows[2:], extents[2:], strict=True)
         ]
         if None not in factors:
-            return magnification(self.mode, cast(list[int], factors), read[2:], made[2:])
+            return magnification(
+                self.mode, cast(list[int], factors), cells_per_dim[2:], outputs_per_dim[2:]
+            )
         # Dims that shrink most are first, which reduces the work of later steps.
         dims = sorted(range(2, len(extents)), key=lambda d: (outputs.shape[d] / cells.shape[d], -d))
-        steps = [_step(windows[d], extents[d], read[d], made[d], d, x) for d in dims]
+        steps = [
+            _step(windows[d], extents[d], cells_per_dim[d], outputs_per_dim[d], d, x) for d in dims
+        ]
         weighted = self.mode not in _NEAREST
         dtype = sum_dtype(x.dtype) if weighted else x.dtype
         return Resampling(tuple(step for step in steps if step is not None), dtype)
@@ -250,13 +253,10 @@ class _Means(DistributedAdaptiveAvgPool):
         self._name = DistributedUpsample.__name__
         self._extent_of = output_extent
 
-    def _bind(self, x: torch.Tensor) -> Any:
-        bound = super()._bind(x)
-        if not bound.layout.dtype.is_floating_point:
-            raise ShapeError(
-                f"{self._name}: torch does not interpolate {bound.layout.dtype} by 'area'"
-            )
-        return bound
+    def _bind(self, layout: BlockLayout, x: torch.Tensor, *numbers: int) -> Any:
+        if not layout.dtype.is_floating_point:
+            raise ShapeError(f"{self._name}: torch does not interpolate {layout.dtype} by 'area'")
+        return super()._bind(layout, x)
 
     def _output_extent(self, d: int, extent: int) -> int:
         return self._extent_of(d, extent)
@@ -273,10 +273,6 @@ def _step(
 ) -> Step | None:
     assert isinstance(window, InterpolationWindow)
     return interpolating_step(window, extent, cells, outputs, dim, x)
-
-
-def _no_outputs(x: torch.Tensor) -> torch.Tensor:
-    raise AssertionError("a block without outputs is not computed")
 
 
 @layer(F.interpolate, Sample((2, 4, 9, 8)), scale_factor=2)
@@ -297,7 +293,7 @@ class DistributedUpsamplingNearest2d(DistributedUpsample):
         shape: ShapeMode = "static",
     ) -> None:
         super().__init__(P_x, size, scale_factor, global_shape=global_shape, shape=shape)
-        _require_two_dims(self._name, P_x)
+        require_features(self._name, P_x, 2)
 
 
 @layer(F.interpolate, Sample((2, 4, 9, 8)), scale_factor=2)
@@ -319,12 +315,4 @@ class DistributedUpsamplingBilinear2d(DistributedUpsample):
     ) -> None:
         super().__init__(
             P_x, size, scale_factor, "bilinear", True, global_shape=global_shape, shape=shape
-        )
-
-
-def _require_two_dims(name: str, P_x: CartesianPartition) -> None:
-    if P_x.dim != 4:
-        raise PartitionError(
-            f"{name}: P_x has shape {list(P_x.shape)} but needs 4 axes: batch, channels and 2 of "
-            "features"
         )

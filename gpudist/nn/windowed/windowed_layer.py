@@ -17,8 +17,8 @@ from gpudist.geometry.windows import Window
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.parameters.parameter import empty_output
 from gpudist.ops.halo_exchange import HaloExchange
-from gpudist.ops.operator import Bound, require_cartesian
-from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, ShapeMode
+from gpudist.ops.operator import own_index, require_cartesian
+from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 Compute = Callable[[torch.Tensor], torch.Tensor]
@@ -38,7 +38,7 @@ class _BoundWindowedLayer:
 
     halo: Movement | None
     output_shape: tuple[int, ...]
-    compute: Compute
+    compute: Compute | None
 
 
 class DistributedWindowed(DistributedModule):
@@ -48,36 +48,33 @@ class DistributedWindowed(DistributedModule):
         self, P_x: CartesianPartition, global_shape: Sequence[int] | None, shape: ShapeMode
     ) -> None:
         super().__init__()
-        self._name = type(self).__name__
         require_cartesian(self._name, P_x)
         self.P_x = P_x
-        self._agreement = ShapeAgreement(self._name, P_x, P_x, P_x.dim, global_shape, shape)
-        self._bound = Bound[_BoundWindowedLayer](shape, self._agreement)
+        self._agree_on(P_x, P_x.dim, global_shape, shape)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.P_x.active:
             return x.clone()
-        bound = self._bound(x, self._bind)
+        bound: _BoundWindowedLayer = self._bindings(x, self._agree_and_bind)
         block = x if bound.halo is None else move((bound.halo,), (x,))[0]
-        if 0 in bound.output_shape:
+        if bound.compute is None:
             return empty_output(bound.output_shape, block.dtype, block)
         return bound.compute(block)
 
-    def _bind(self, x: torch.Tensor) -> _BoundWindowedLayer:
-        layout = self._agreement(x)
-        index, inputs = self.P_x.index, layout.decomposition
-        assert index is not None
+    def _bind(self, layout: BlockLayout, x: torch.Tensor, *numbers: int) -> _BoundWindowedLayer:
+        index, inputs = own_index(self.P_x), layout.decomposition
         windows = self._windows(layout, x)
         pairs = list(zip(inputs.dims, windows, strict=True))
         outputs = Decomposition(tuple(window.outputs(blocks) for blocks, window in pairs))
-        own, cells, halo = outputs.block(index), inputs.block(index), None
+        output_box, cells, halo = outputs.block(index), inputs.block(index), None
         if not all(_owns_what_it_reads(blocks, window) for blocks, window in pairs):
             halo = HaloExchange(self.P_x, windows).bind_to(inputs, layout.dtype, x)
             ranges = [needed_range(*pair, i) for pair, i in zip(pairs, index, strict=True)]
             cells = Box(*zip(*ranges, strict=True))
-        return _BoundWindowedLayer(
-            halo, own.shape, self._computation(layout, windows, cells, own, x)
-        )
+        compute = None
+        if 0 not in output_box.shape:
+            compute = self._computation(layout, windows, cells, output_box, x)
+        return _BoundWindowedLayer(halo, output_box.shape, compute)
 
     @abstractmethod
     def _windows(self, layout: BlockLayout, x: torch.Tensor) -> tuple[Window, ...]:

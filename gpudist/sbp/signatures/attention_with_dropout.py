@@ -106,7 +106,7 @@ def _attend(
     scale = 1 / sqrt(q.shape[-1]) if options.scale is None else options.scale
     dropping = _Dropping(scale, options.dropout_p, draw, cells, mask is not None)
     tensors = q, k, v, hidden
-    y = apply_handwritten(dropping, *tensors) if is_eager(*tensors) else dropping.composed(*tensors)
+    y = apply_handwritten(dropping, *tensors) if is_eager(*tensors) else dropping.compose(*tensors)
     return y.view(*batch, *y.shape[-2:])
 
 
@@ -156,7 +156,7 @@ class _Dropping:
         of_k = self._scaled(of_scores.mT, q) if needs[1] else None
         return of_q, of_k, of_v, of_hidden
 
-    def composed(self, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> Tensor:
+    def compose(self, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> Tensor:
         return self._drop_and_cast(self._weights(q, k, hidden), v.dtype) @ v
 
     def _scaled(self, a: Tensor, b: Tensor) -> Tensor:

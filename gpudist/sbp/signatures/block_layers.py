@@ -11,7 +11,7 @@ import torch
 
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.layout import split
-from gpudist.nn.distributed_module import settle
+from gpudist.nn.distributed_module import set_layouts
 from gpudist.ops.shape_agreement import BlockLayout
 from gpudist.sbp.call import Call, Compute
 from gpudist.sbp.registry import Bind, SbpSignature, Where
@@ -92,7 +92,7 @@ class LayerAlongLast:
         self.dims = dims
         self.layer = make(P)
         layout = BlockLayout(name, P.shape, where.call.tensors[0].dtype, cut)
-        settle(self.layer, layout)
+        set_layouts(self.layer, layout)
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> Any:
         (x,) = tensors

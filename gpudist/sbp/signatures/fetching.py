@@ -249,7 +249,7 @@ def _plan(P: CartesianPartition, inputs: Decomposition, dims: Sequence[_Dim]) ->
     along = list(enumerate(zip(dims, index, strict=True)))
     workers = [range(dim.inputs.parts) for dim in dims]
     wanted = [[(j, dim.common(j, i)) for j in workers[d]] for d, (dim, i) in along]
-    gives = [(peer, box.shifted(offset)) for peer, box in _boxes(wanted, P.shape)]
+    gives = [(peer, box.relative_to(offset)) for peer, box in _boxes(wanted, P.shape)]
     owned = [[(j, dim.common(i, j)) for j in workers[d]] for d, (dim, i) in along]
     takes = [(peer, _compact(box, dims, index)) for peer, box in _boxes(owned, P.shape)]
     output_shape = tuple(

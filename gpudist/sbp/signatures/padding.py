@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch.nn.functional as F
 
 from gpudist.geometry.layout import partial_sum, split
-from gpudist.geometry.windows import copied
+from gpudist.geometry.windows import source_cell
 from gpudist.sbp.call import Call
 from gpudist.sbp.registry import AxisPart, SbpSignature, register
 from gpudist.sbp.signatures.fetching import Fetch, Sizes, balanced_cut, fetching
@@ -95,6 +95,6 @@ def _sources_of_copies(mode: str, call: Call) -> dict[int, Fetch]:
             first, last = max(0, -left), n + min(0, right)
             cells = [first + (i - first) % (last - first) for i in places]
         else:
-            cells = [copied(mode, i, n) for i in places]
+            cells = [source_cell(mode, i, n) for i in places]
         sources[dim] = Fetch(cells, partial(padded_cut, (left, right)))
     return sources

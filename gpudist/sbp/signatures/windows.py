@@ -218,6 +218,6 @@ class LayerOfShape:
         x, weight, *biases = tensors
         x = in_product_dtype(x)
         if self.bound is None:
-            self.bound = self.layer.bind(self.layout.adapted({}, x.dtype), x)
+            self.bound = self.layer.bind(self.layout.with_extents({}, x.dtype), x)
             self.alone = self.bound.alone
         return self.layer.convolve(self.bound, x, weight, biases[0] if biases else None)

@@ -76,7 +76,7 @@ def test_gradients_of_gradients_repeat_the_composition(P_world: Partition) -> No
     results: list[tuple[torch.Tensor, ...]] = []
     with blocks_of_any_size():
         layer(x)
-        (bound,) = layer._bound._found.values()
+        (bound,) = layer._bindings._results.values()
         for apply in (apply_compiled, apply_handwritten):
             y = apply(bound.in_place, *learning)
             first = torch.autograd.grad(y.pow(3).sum(), learning, create_graph=True)

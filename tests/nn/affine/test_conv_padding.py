@@ -106,7 +106,7 @@ def test_nested_exchanges_on_every_transport(P_world: Partition) -> None:
         with blocks_of_any_size():
             results.append(layer(x))
         assert has_faces(layer) is not nested and has_ghosts(layer)
-        bound: Any = next(iter(layer._bound._found.values()))
+        bound: Any = next(iter(layer._bindings._results.values()))
         steps = len(bound.halo.steps)
         assert steps == (2 if nested else 1)
     torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)

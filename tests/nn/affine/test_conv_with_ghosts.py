@@ -178,4 +178,4 @@ def test_a_large_unet_keeps_what_the_sequential_network_keeps() -> None:
 
 
 def _keeps_ghosts(layer: Any) -> bool:
-    return list(layer._bound._found.values())[-1].with_ghosts is not None
+    return list(layer._bindings._results.values())[-1].with_ghosts is not None

@@ -247,7 +247,10 @@ def test_which_blocks_fit(P_world: Partition) -> None:
     P_x = grid(P_world, [1, 1, 2, 1])
     layer = nn.DistributedGroupNorm(P_x, 2, 8)
     x = own_block(random_like_all(SHAPE, 1).float(), P_x, requires_grad=False)
-    bound, parameters = layer._bound(x, layer._bind, layer.way_of(x)), layer.own_parameters()
+    bound, parameters = (
+        layer._bindings(x, layer._agree_and_bind, layer.way_of(x)),
+        layer.own_parameters(),
+    )
     assert lines.fits(bound, x, parameters)
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         assert kernels.fits(bound, x.to(dtype), parameters)

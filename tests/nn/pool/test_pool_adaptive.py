@@ -118,7 +118,7 @@ def test_a_global_pool_moves_one_number_a_worker(P_world: Partition, kind: str) 
     layer = DISTRIBUTED[kind][1](P_x, 1)
     x = own_block(random_like_all((2, 3, 64, 64), 1), P_x)
     layer(x)
-    (bound,) = layer._bound._found.values()
+    (bound,) = layer._bindings._results.values()
     sent: list[int] = []
     for step in bound.steps:
         movement = step.movement if kind == "average" else step.movements[0]

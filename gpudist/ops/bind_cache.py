@@ -31,7 +31,7 @@ from gpudist.ops.shape_agreement import ShapeAgreement, ShapeMode
 T = TypeVar("T")
 
 
-class Bound(Generic[T]):
+class BindCache(Generic[T]):
     """Cache of objects bound to the shape, dtype and device of a tensor.
 
     Args:
@@ -46,41 +46,40 @@ class Bound(Generic[T]):
     def __init__(self, shape: ShapeMode, agreement: ShapeAgreement | None = None) -> None:
         self._remembers = shape != "dynamic"
         self._agreement = agreement
-        self._found = Cache[tuple[object, ...], T]()
+        self._results = Cache[tuple[object, ...], T]()
         self.repeat: Callable[[Any], torch.Tensor | None] = never_repeated
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Bound[T]:
+    def __deepcopy__(self, memo: dict[int, Any]) -> BindCache[T]:
         # Bound objects belong to the original, so a copy binds again, with the same agreement.
         shape: ShapeMode = "static" if self._remembers else "dynamic"
-        return Bound(shape, copy.deepcopy(self._agreement, memo))
+        return BindCache(shape, copy.deepcopy(self._agreement, memo))
 
     def __call__(self, x: torch.Tensor, make: Callable[..., T], *numbers: int) -> T:
         """Return ``make(x, *numbers)``, cached for tensors like ``x`` and the same numbers."""
         if is_traced():
-            return self._traced(x, make, *numbers)
-        return self.found(x, make, *numbers)
+            return self._bind_into_graph(x, make, *numbers)
+        return self.get(x, make, *numbers)
 
-    def found(self, x: torch.Tensor, make: Callable[..., T], *numbers: int) -> T:
+    def get(self, x: torch.Tensor, make: Callable[..., T], *numbers: int) -> T:
         """Do the same outside of traces."""
         if not self._remembers:
-            return _made(make, x, *numbers)
+            return _bind_outside_torch(make, x, *numbers)
         try:
             key = (x.shape, x.dtype, x.device, *numbers)
-            found = self._found.get(key)
+            result = self._results.get(key)
         except (RuntimeError, TypeError) as error:
             raise ShapeError(storage_problem(x) or f"a tensor without a shape: {error}") from error
-        if found is None:
-            found = _made(make, x, *numbers)
-            self._found[key] = found
-        return found
+        if result is None:
+            result = self._results[key] = _bind_outside_torch(make, x, *numbers)
+        return result
 
-    def _traced(self, x: torch.Tensor, make: Callable[..., T], *numbers: int) -> T:
+    def _bind_into_graph(self, x: torch.Tensor, make: Callable[..., T], *numbers: int) -> T:
         """Bind while a graph is traced, so that the result becomes part of the graph."""
         # operator.index converts symbols to numbers, so the graph is for this shape only.
         shape = [operator.index(extent) for extent in x.shape]
-        given = [operator.index(number) for number in numbers]
+        plain_numbers = [operator.index(number) for number in numbers]
         name, agreed = _bind_while_tracing(
-            self, make.__func__, make.__self__, len(shape), *shape, *given,
+            self, make.__func__, make.__self__, len(shape), *shape, *plain_numbers,
             dtype=x.dtype, device=x.device, compiled=is_dynamo_compiling(),
         )  # fmt: skip
         if not self._remembers:
@@ -89,7 +88,7 @@ class Bound(Generic[T]):
         return getattr(self, name)
 
 
-def _made(make: Callable[..., T], x: torch.Tensor, *numbers: int) -> T:
+def _bind_outside_torch(make: Callable[..., T], x: torch.Tensor, *numbers: int) -> T:
     # This also works in transforms and modes, where new tensors have no memory.
     refuse_vmap()
     if has_modes():
@@ -109,7 +108,7 @@ def _stand_in(
 
 @constant_when_traced
 def _bind_while_tracing(
-    bound: Bound[Any],
+    cache: BindCache[Any],
     make: Callable[..., Any],
     owner: object,
     dims: int,
@@ -121,11 +120,11 @@ def _bind_while_tracing(
     """Bind for such a tensor; return the attribute with the result, and the agreement's number."""
     shape, numbers = shape_and_numbers[:dims], shape_and_numbers[dims:]
     with outside_torch(), binding_for_compiler() if compiled else nullcontext():
-        found = bound(_stand_in(shape, dtype, device), partial(make, owner), *numbers)
+        result = cache(_stand_in(shape, dtype, device), partial(make, owner), *numbers)
     agreed = 0
-    if not bound._remembers and bound._agreement is not None:
-        agreed = bound._agreement.number
+    if not cache._remembers and cache._agreement is not None:
+        agreed = cache._agreement.number
     name = re.sub(r"\W+", "_", f"_traced_{shape}_with_{numbers}_{dtype}_{device}_{agreed}")
-    if not hasattr(bound, name):
-        setattr(bound, name, found)
+    if not hasattr(cache, name):
+        setattr(cache, name, result)
     return name, agreed
