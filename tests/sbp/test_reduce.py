@@ -73,6 +73,15 @@ def test_one_dim(P_world: Partition, name: str) -> None:
     assert_everywhere(P_world, function, [FEW], (2, 1, 0))
 
 
+@distributed(ranks=3, transports=("loopback",))
+def test_cumulative_sums_begin_with_those_of_earlier_blocks(P_world: Partition) -> None:
+    placement = Placement("cpu", [2, 0, 1], P_world)
+    rows = len(NUMBERS)
+    for cut in (S(0), S(0, [1, 0, rows - 1])):
+        (y,) = assert_matches(lambda x: x.cumsum(0), [NUMBERS], placement, [(cut,)])
+        assert y.sbp == (cut,)
+
+
 @pytest.mark.parametrize("name", ALL)
 @distributed(ranks=8, transports=("loopback",))
 def test_all_dims(P_world: Partition, name: str) -> None:
