@@ -230,10 +230,10 @@ def private_reads(tree: ast.AST, room: str, attributes: dict[str, set[str]]) -> 
         if is_of_other_room(origin) and is_private(origin.rpartition(".")[2])
     ]
     for node in ast.walk(tree):
-        is_named = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-        if is_named and node.func.id in BY_NAME:
-            names = [a.value for a in node.args if isinstance(a, ast.Constant)]
-            found += [name for name in names if isinstance(name, str) and name in others]
+        match node:
+            case ast.Call(func=ast.Name(id=function), args=given) if function in BY_NAME:
+                names = [a.value for a in given if isinstance(a, ast.Constant)]
+                found += [name for name in names if isinstance(name, str) and name in others]
         if not isinstance(node, ast.Attribute) or not is_private(node.attr):
             continue
         base = ast.unparse(node.value)
