@@ -64,22 +64,18 @@ ALL: dict[str, Any] = {
 }
 
 
+@distributed(ranks=3, transports=("loopback",))
+def test_layouts_of_one_dim(P_world: Partition) -> None:
+    for function, rows in OPERATORS.values():
+        assert_table(P_world, function, [NUMBERS], rows)
+
+
 @pytest.mark.parametrize("name", OPERATORS)
 @distributed(ranks=8, transports=("loopback",))
 def test_one_dim(P_world: Partition, name: str) -> None:
-    function, rows = OPERATORS[name]
-    assert_table(P_world, function, [NUMBERS], rows)
+    function, _ = OPERATORS[name]
     assert_everywhere(P_world, function, [NUMBERS], (2, 2, 1))
     assert_everywhere(P_world, function, [FEW], (2, 1, 0))
-
-
-@distributed(ranks=3, transports=("loopback",))
-def test_cumulative_sums_begin_with_those_of_earlier_blocks(P_world: Partition) -> None:
-    placement = Placement("cpu", [2, 0, 1], P_world)
-    rows = len(NUMBERS)
-    for cut in (S(0), S(0, [1, 0, rows - 1])):
-        (y,) = assert_matches(lambda x: x.cumsum(0), [NUMBERS], placement, [(cut,)])
-        assert y.sbp == (cut,)
 
 
 @pytest.mark.parametrize("name", ALL)
