@@ -199,7 +199,7 @@ def private_attributes(tree: ast.AST) -> set[str]:
             node.attr
             for node in ast.walk(kind)
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-            if ast.unparse(node.value) in ("self", "cls")
+            if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
         }
     return {name for name in found if is_private(name)}
 
@@ -230,9 +230,10 @@ def private_reads(tree: ast.AST, room: str, attributes: dict[str, set[str]]) -> 
         if is_of_other_room(origin) and is_private(origin.rpartition(".")[2])
     ]
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in BY_NAME:
-            names = [a.value for a in node.args if isinstance(a, ast.Constant)]
-            found += [name for name in names if isinstance(name, str) and name in others]
+        match node:
+            case ast.Call(func=ast.Name(id=function), args=given) if function in BY_NAME:
+                names = [a.value for a in given if isinstance(a, ast.Constant)]
+                found += [name for name in names if isinstance(name, str) and name in others]
         if not isinstance(node, ast.Attribute) or not is_private(node.attr):
             continue
         base = ast.unparse(node.value)

@@ -47,6 +47,13 @@ SHAPE = (3, 1024, 256)  # of 3 MiB in float32
 needs_core = pytest.mark.skipif(not is_built(), reason=what_is_missing())
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_objects() -> None:
+    """Leave what exists out of the collections of these tests."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def limit() -> Iterator[int]:
     """An empty pool with room for 64 MiB."""

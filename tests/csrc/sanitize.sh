@@ -18,9 +18,8 @@ export TSAN_OPTIONS=halt_on_error=1:suppressions=$root/tests/csrc/thread_sanitiz
 build() { # tree, sanitizers, optimization, further arguments
     folder=$1 sanitizers=$2 flags="$3 -g1 -DNDEBUG"
     shift 3
-    # Six sources at a time: most of the time goes into headers.
     cmake -S . -B "$folder" -GNinja -DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_FLAGS="$flags" \
-        -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=6 -DGPUDIST_CUDA=OFF -DGPUDIST_SANITIZE="$sanitizers" "$@" >/dev/null
+        -DGPUDIST_CUDA=OFF -DGPUDIST_SANITIZE="$sanitizers" "$@" >/dev/null
     cmake --build "$folder"
 }
 

@@ -61,15 +61,29 @@ def compile_to(target: Path) -> None:
         raise NoCompiler("the doubles of CUDA and NCCL need a C++ compiler: no c++ or g++ in PATH")
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        objects = [f"{folder}/{path.stem}.o" for path in sources()]
-        compilations = [
-            [compiler, *FLAGS, "-I", str(ROOT / "csrc"), "-c", str(path), "-o", made]
-            for path, made in zip(sources(), objects, strict=True)
-        ]
-        run_all(compilations)
+        units = units_in(Path(folder))
+        objects = [str(unit.with_suffix(".o")) for unit in units]
+        flags = [*FLAGS, "-I", str(ROOT / "csrc"), "-I", str(HERE)]
+        run_all(
+            [
+                [compiler, *flags, "-c", str(unit), "-o", made]
+                for unit, made in zip(units, objects, strict=True)
+            ]
+        )
         linked = f"{folder}/{target.name}"
         run_all([[compiler, *LINKING, *objects, "-o", linked]])
         os.replace(linked, target)
+
+
+def units_in(folder: Path) -> list[Path]:
+    """Write a unit for each core, of several sources: most of the time goes into headers."""
+    cores = os.cpu_count() or 1
+    units = []
+    for number in range(min(cores, len(sources()))):
+        unit = folder / f"unit_{number}.cpp"
+        unit.write_text("".join(f'#include "{path}"\n' for path in sources()[number::cores]))
+        units.append(unit)
+    return units
 
 
 def run_all(commands: list[list[str]]) -> None:

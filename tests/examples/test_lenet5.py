@@ -19,7 +19,8 @@ import torch
 from tests import warm
 
 pytest.importorskip("rich", reason="the example prints with rich: pip install 'gpudist[examples]'")
-pytest.importorskip("sklearn", reason="the digits are scikit-learn's")
+if importlib.util.find_spec("sklearn") is None:
+    pytest.skip("the digits are scikit-learn's", allow_module_level=True)
 
 ROOT = Path(__file__).resolve().parents[2]
 MNIST = ROOT.parent / "shared" / "data" / "mnist"

@@ -20,6 +20,8 @@ from tests.zoo.operators import declare_missing_operators
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+# Examples that import what another one does, whose processes they fork too.
+LIKE = {"monai_bundle": "monai_trainer"}
 
 
 def needs(*packages: str) -> None:
@@ -33,10 +35,10 @@ def train(example: str, *arguments: object, ranks: int = 4) -> subprocess.Comple
     """Run an example of the folder ``examples`` as a user does."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "COLUMNS": "80"}
-    script = f"examples/{example}.py"
-    program = ["-m", "tests.examples.trainers", script]
+    server = warm.python(f"examples/{LIKE.get(example, example)}.py")
+    program = ["-m", "tests.examples.trainers", f"examples/{example}.py"]
     return subprocess.run(
-        [warm.python(script), *LAUNCH, str(ranks), *program, *map(str, arguments)],
+        [server, *LAUNCH, str(ranks), *program, *map(str, arguments)],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
 

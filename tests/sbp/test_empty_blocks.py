@@ -81,9 +81,13 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("grid", LAYOUTS)
 @distributed(ranks=5, transports=("loopback",))
-def test_every_function(P_world: Partition, grid: tuple[int, ...]) -> None:
+def test_every_function(P_world: Partition) -> None:
+    for grid in LAYOUTS:
+        assert_every_function(P_world, grid)
+
+
+def assert_every_function(P_world: Partition, grid: tuple[int, ...]) -> None:
     size = torch.Size(grid).numel()
     P = P_world.create_partition_inclusive(range(size)).create_cartesian_topology_partition(grid)
     placement, copies = Placement.of(P), (broadcast,) * len(grid)

@@ -38,17 +38,16 @@ OPERATORS: dict[str, tuple[Any, list[Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", OPERATORS)
 @distributed(ranks=2, transports=("loopback",))
-def test_one_axis(P_world: Partition, name: str) -> None:
-    function, expected = OPERATORS[name]
-    placement = Placement("cpu", range(2), P_world)
-    rows = [*zip((S(0), S(1), S(2)), expected, strict=True), (B, B), (P, P)]
-    for given, result in rows:
-        with explain() as lines:
-            (y,) = assert_matches(function, [random((5, 4, 2))], placement, [(given,)], double=True)
-        assert any("boxed to" in line for line in lines) == (result is None), lines
-        assert result is None or y.sbp == (result,)
+def test_one_axis(P_world: Partition) -> None:
+    placement, x = Placement("cpu", range(2), P_world), random((5, 4, 2))
+    for name, (function, expected) in OPERATORS.items():
+        rows = [*zip((S(0), S(1), S(2)), expected, strict=True), (B, B), (P, P)]
+        for given, result in rows:
+            with explain() as lines:
+                (y,) = assert_matches(function, [x], placement, [(given,)], double=True)
+            assert any("boxed to" in line for line in lines) == (result is None), (name, lines)
+            assert result is None or y.sbp == (result,), name
 
 
 @distributed(ranks=8, transports=("loopback",))
