@@ -72,7 +72,7 @@ class _CachedComposite(NamedTuple):
     function: Any
 
 
-class _ThreadState(threading.local):
+class _CallState(threading.local):
     """Per-thread state.
 
     Attributes:
@@ -85,7 +85,7 @@ class _ThreadState(threading.local):
         self.anew = 0
 
 
-_thread = _ThreadState()
+_thread = _CallState()
 
 
 @contextmanager
