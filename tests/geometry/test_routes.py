@@ -344,7 +344,7 @@ def test_peers_by_indices_are_as_busy_as_by_search(
         source, target = Layout(ranks, grid, a, shape), Layout(others, grid, b, shape)
         if routes.RouteStep(source, target).is_local:
             found = by_indices(source, target)
-            if largest_load(found) > largest_load(routes._searched(source, target)):
+            if largest_load(found) > largest_load(routes._search_transfers(source, target)):
                 busier.append(f"{a} -> {b} of ranks {others}")
     assert not busier
 
