@@ -72,7 +72,7 @@ class _CachedComposite(NamedTuple):
     function: Any
 
 
-class _CallState(threading.local):
+class _Derivations(threading.local):
     """Per-thread state.
 
     Attributes:
@@ -85,17 +85,17 @@ class _CallState(threading.local):
         self.anew = 0
 
 
-_thread = _CallState()
+_calls = _Derivations()
 
 
 @contextmanager
 def without_cache() -> Iterator[None]:
     """Disable the cache within the context: derive every call."""
-    _thread.anew += 1
+    _calls.anew += 1
     try:
         yield
     finally:
-        _thread.anew -= 1
+        _calls.anew -= 1
 
 
 def call_cached(
@@ -115,7 +115,7 @@ def call_cached(
     local: Sequence[torch.Tensor] = parts
     call: _CachedCall | _CachedComposite | None = first.calls.get(key)
     is_explained = (open_lines.get() or debug_logs.get(DEBUG, True)) and is_explaining()
-    if call is None or is_explained or _thread.anew or _transforms_active():
+    if call is None or is_explained or _calls.anew or _transforms_active():
         return _derive(kind, function, args, kwargs, first, key, scope)
     if isinstance(call, _CachedComposite):
         if scope is not None:
@@ -160,8 +160,8 @@ def call_cached(
         y._local, y._global_spec = result, spec
         if operator.is_view and (operator.is_copy or "_view" in args[0].__dict__):
             views.note(y, function, args, kwargs, operator.call, operator.is_copy, None)
-        if _thread.open:
-            _thread.open[-1].append(operator._replace(inputs=_tensors(args, kwargs), results=[y]))
+        if _calls.open:
+            _calls.open[-1].append(operator._replace(inputs=_tensors(args, kwargs), results=[y]))
         return y
     outputs = [
         wrap(kind, y, _of_dtype(spec, y.dtype))
@@ -170,8 +170,8 @@ def call_cached(
     if operator.is_view:
         for place, y in enumerate(outputs):
             views.note(y, function, args, kwargs, operator.call, operator.is_copy, place)
-    if _thread.open:
-        _thread.open[-1].append(operator._replace(inputs=_tensors(args, kwargs), results=outputs))
+    if _calls.open:
+        _calls.open[-1].append(operator._replace(inputs=_tensors(args, kwargs), results=outputs))
     return holder(outputs) if specs else args[0]
 
 
@@ -280,13 +280,13 @@ def _dispatch_and_list(
 ) -> tuple[Any, list[OperatorCall | None]]:
     """Derive a new call, and return its result and the operators it consists of."""
     operators: list[OperatorCall | None] = []
-    _thread.open.append(operators)
+    _calls.open.append(operators)
     try:
         result = dispatch(kind, function, args, kwargs, operators)
     finally:
-        _thread.open.pop()
-    if _thread.open:
-        _thread.open[-1].extend(operators)
+        _calls.open.pop()
+    if _calls.open:
+        _calls.open[-1].extend(operators)
     return result, operators
 
 

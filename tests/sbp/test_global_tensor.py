@@ -353,6 +353,17 @@ def test_methods_are_installed_on_request_only() -> None:
 
 
 @distributed(ranks=2, transports=("loopback",))
+def test_values_are_read_on_ranks_with_cells(P_world: Partition) -> None:
+    x = to_global(torch.tensor(2.0), Placement("cpu", [0], P_world), B)
+    for convert in (bool, int, float, complex, torch.Tensor.item, torch.Tensor.tolist):
+        if P_world.rank == 0:
+            assert convert(x) == convert(torch.tensor(2.0))
+            continue
+        with pytest.raises(PartitionError, match="so it cannot read its value; move it"):
+            convert(x)
+
+
+@distributed(ranks=2, transports=("loopback",))
 def test_sizes_are_those_of_torch(P_world: Partition) -> None:
     placement = Placement("cpu", [0, 1], P_world)
     plain = torch.empty(3, 4, 5)
