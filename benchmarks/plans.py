@@ -155,7 +155,10 @@ def plans_of(network: Network, batch: int, ranks: int, profile: Profile) -> list
         stretches = (whole(one.grid, *stretch) for stretch in network.stretches)
         add("by hand", one.grid, stretches, len(network.stretches))
     for one in searches:
-        others = (Plan(layouts=one.pins(choice)) for _, choice in one.choices.solve(10).found)
+        others = (
+            Plan(layouts=one.choices.pins(choice, one.modules))
+            for _, choice in one.choices.solve(10).found
+        )
         add("search", one.alone.grid, others, NEXT)
     for number, one in enumerate(searches, 1):
         add(
@@ -173,7 +176,7 @@ def _plans_of_random_stretches(search: Search, tries: int = 200) -> Iterator[Pla
         start, stop = sorted(draw.sample(range(len(choices.nodes)), 2))
         choice = stretch(choices, start, stop, draw.choice(choices.states))
         if choices.cost(choice) is not None:
-            yield Plan(layouts=search.pins(choice))
+            yield Plan(layouts=choices.pins(choice, search.modules))
 
 
 def whole(grid: Sequence[int], first: str, after: str) -> Plan:
