@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from gpudist.geometry.layout import Sbp, broadcast, partial_sum, split
-from gpudist.nn.autocast import widen
+from gpudist.nn.autocast import LOW, widen
 from gpudist.sbp.call import Call, Function, on_meta
 from gpudist.sbp.registry import Derive, Run, SbpSignature, Where, compose, forms, register
 from gpudist.sbp.signatures.across import axes_that_split, largest, stack_blocks, terms, total
@@ -90,7 +90,7 @@ def _mean(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Te
     dtype = call.kwargs.get("dtype") or x.dtype
     cells = prod(where.call.tensors[0].shape[d] for d in dims)
     # The divisor is global.
-    wide = x.to(torch.promote_types(dtype, torch.float32))
+    wide = x.to(torch.float32 if dtype in LOW else dtype)
     return (sum_over(wide, dims, len(where.outputs[0].shape)) / cells).to(dtype)
 
 
