@@ -100,6 +100,13 @@ def test_complex_numbers_have_a_sum_alone(P_world: Partition, in_rank_order: boo
     assert output.tolist() == [2 + 4j] * 2
 
 
+@distributed(ranks=2, transports=["nccl"])
+def test_numbers_that_nccl_cannot_add_are_refused(P_world: Partition) -> None:
+    x = torch.ones(4).to(torch.float8_e4m3fn)
+    with pytest.raises(TransportError, match=r"NCCL does not reduce torch\.float8_e4m3fn; conv"):
+        P_world.communicator.all_reduce(x, torch.empty_like(x))
+
+
 @pytest.mark.parametrize(
     ("collective", "dtype", "expected"),
     [

@@ -34,6 +34,7 @@ REDUCED = {
     torch.float64: "float64",
 }
 REAL_OF = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+_WIDENED = (torch.bool, torch.int16, torch.uint16)
 
 
 @dataclass(frozen=True)
@@ -185,6 +186,11 @@ class NcclCommunicator(Communicator):
     ) -> None:
         if tensor.is_complex() and op != "sum":
             raise TransportError(f"{kind}: complex numbers support sum over NCCL, not {op}")
+        if tensor.dtype not in (*REDUCED, *REAL_OF, *_WIDENED):
+            raise TransportError(
+                f"{kind}: NCCL does not reduce {tensor.dtype}; convert the tensor to one of "
+                f"{', '.join(map(str, (*REDUCED, *REAL_OF)))}"
+            )
         if self._wire.in_rank_order:
             self._gather_and_combine(kind, tensor, output, op)
             return
