@@ -76,7 +76,7 @@ def test_all_ranks_of_an_operator_forget_it_together(P_world: Partition) -> None
 def test_boxings_of_many_shapes_are_forgotten(P_world: Partition) -> None:
     placement = Placement("cpu", [0, 1], P_world)
     remembered: dict = P_world.wire.remembered
-    boxings = remembered[boxing._bound.__wrapped__] = Cache(LIMIT)  # pyright: ignore
+    boxings = remembered[boxing._bind.__wrapped__] = Cache(LIMIT)  # pyright: ignore
     for n in range(1, 3 * LIMIT):
         x = to_global(torch.arange(float(n)), placement, (B,))
         y = x.to_global(sbp=(S(0),))

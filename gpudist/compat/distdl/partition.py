@@ -63,9 +63,13 @@ class MPIPartition:
         return self.partition.rank
 
     @cached_property
+    def _comm(self) -> Communicator | None:
+        return Communicator(lambda: self.partition) if self.active else None
+
+    @property
     def comm(self) -> Communicator | None:
         """Communicator of the members, ``None`` on other workers."""
-        return Communicator(lambda: self.partition) if self.active else None
+        return self._comm
 
     @property
     def device(self) -> torch.device:

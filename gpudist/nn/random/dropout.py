@@ -133,7 +133,7 @@ class DistributedDropout(DistributedModule):
         elif self.P_x.active and self.seed is not None:
             return drop_by_index(input, *self._draw(input), self.p, self._is_alpha)
         else:
-            kept = self.draw_mask(input)
+            kept = self._draw_mask(input)
         if not self.P_x.active:
             return input.clone()
         return (alpha_drop_cells if self._is_alpha else drop_cells)(input, kept, self.p)
@@ -143,9 +143,9 @@ class DistributedDropout(DistributedModule):
         assert self.seed is not None and call is not None
         return Key(self.seed, call), cells
 
-    def draw_mask(self, x: torch.Tensor) -> torch.Tensor:
+    def _draw_mask(self, x: torch.Tensor) -> torch.Tensor:
         """Return a bool mask of the cells to keep, with extent 1 in dims that are not leading."""
-        whole = self.mask_shape(x.shape)
+        whole = self._mask_shape(x.shape)
         if not self.P_x.active:
             self._number()
             return x.new_empty(whole, dtype=torch.bool)
@@ -158,7 +158,7 @@ class DistributedDropout(DistributedModule):
         # All workers count calls, so that generators and state dicts remain equal.
         return None if self.calls is None else self._numbers(self.calls, self._name)
 
-    def mask_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+    def _mask_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Return the shape of the mask of a block of this shape."""
         leading = self._leading_dims
         return (*shape[:leading], *(1,) * (len(shape) - leading))
@@ -196,8 +196,8 @@ class DistributedDropout(DistributedModule):
 define(
     "dropout_kept",
     "int layer, Tensor x",
-    lambda layer, x: [thing_of(layer).draw_mask(x)],
-    lambda layer, x: [x.new_empty(thing_of(layer).mask_shape(x.shape), dtype=torch.bool)],
+    lambda layer, x: [thing_of(layer)._draw_mask(x)],
+    lambda layer, x: [x.new_empty(thing_of(layer)._mask_shape(x.shape), dtype=torch.bool)],
 )
 
 
