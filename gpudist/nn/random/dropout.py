@@ -159,7 +159,6 @@ class DistributedDropout(DistributedModule):
         return None if self.calls is None else self._numbers(self.calls, self._name)
 
     def _mask_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape of the mask of a block of this shape."""
         leading = self._leading_dims
         return (*shape[:leading], *(1,) * (len(shape) - leading))
 
