@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
+from gpudist.exchange.tracing import leave_untraced
 from gpudist.nn.autocast_on_meta import patched_autocast
 from gpudist.sbp.call_cache import call_cached
 from gpudist.sbp.copies import copy_of, needs_copies, with_copies
@@ -19,7 +21,7 @@ from gpudist.sbp.drawing import DRAWING, WITHOUT_INDEX, Drawing, may_draw
 from gpudist.sbp.fresh import FACTORIES, FreshTensors
 from gpudist.sbp.functions import dispatch_functions
 from gpudist.sbp.global_parameter import GlobalParameter
-from gpudist.sbp.global_tensor import GlobalTensor
+from gpudist.sbp.global_tensor import UNTRACED, GlobalTensor
 from gpudist.sbp.methods import METADATA, METHODS
 from gpudist.sbp.outer import OuterTensor, materialize_in, outer, without_cells
 from gpudist.sbp.registry import name_of
@@ -53,6 +55,8 @@ class _Interception(Drawing):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if get_eval_frame_callback() is not None:
+            return _call_untraced(self, func, types, args, kwargs)
         kwargs = kwargs or {}
         pins = self.scope.pins
         is_free = pins is None or func in pins.unpinned
@@ -233,3 +237,5 @@ def register_copies() -> None:
     dispatch_functions()
     if _modules.Module.register_parameter is not _register_copies_too:
         _modules.Module.register_parameter = _register_copies_too
+
+_call_untraced = leave_untraced(UNTRACED)(_Interception.__torch_function__)

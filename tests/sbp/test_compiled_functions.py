@@ -11,6 +11,8 @@ from torch._dynamo.exc import Unsupported
 
 import gpudist
 from gpudist.sbp import split
+from tests.convert.training import assert_as_alone
+from tests.nn.compare import grid
 from tests.pool import distributed
 
 
@@ -58,3 +60,24 @@ def test_a_graph_of_all_names_what_to_use(P_world: Any) -> None:
     ):
         with pytest.raises(Unsupported, match=r"gpudist\.compiled\(network\) runs a network as"):
             torch.compile(function, backend="eager", fullgraph=True)(given)
+
+
+class Helped(nn.Module):
+    """A network that compiles one of its own functions, as libraries do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(12.0).view(1, 2, 6) / 7)
+        self.mixed = torch.compile(self._mixed, backend="eager")
+
+    def _mixed(self, x: Any, weight: Any) -> Any:
+        return torch.einsum("bchw,bcw->bhw", torch.relu(x), weight)
+
+    def forward(self, x: Any) -> Any:
+        return self.mixed(x, self.weight).cos()
+
+
+@distributed(ranks=2, transports=["host"])
+def test_functions_that_a_converted_network_compiles_run_as_they_are(P_world: Any) -> None:
+    torch.compiler.reset()
+    assert_as_alone(Helped, grid(P_world, [1, 1, 2, 1]), [(2, 2, 5, 6)])
