@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -65,6 +65,17 @@ _UNTRACED = (
 )
 
 
+def _entry(method: Any) -> Any:
+    """Return ``method`` as one that torch.compile can trace, up to the reason to go no further."""
+    untraced = leave_untraced(_UNTRACED)(method)
+
+    @wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return untraced(*args, **kwargs)
+
+    return call
+
+
 def _remake(P_x: CartesianPartition, make: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     return make(*args)
 
@@ -111,7 +122,7 @@ def make_converted_class(kind: type[torch.nn.Module], methods: tuple[str, ...]) 
             return conversion_of(self)(self, original.__get__(self), args, kwargs)
 
         call.__name__, call.__doc__ = name, original.__doc__
-        return leave_untraced(_UNTRACED)(call)
+        return _entry(call)
 
     def call_network(self: Any, *args: Any, **kwargs: Any) -> Any:
         conversion = conversion_of(self)
@@ -121,7 +132,7 @@ def make_converted_class(kind: type[torch.nn.Module], methods: tuple[str, ...]) 
 
     entries = {name: entry(name) for name in methods if name != "forward"}
     if "forward" in methods:
-        entries["__call__"] = leave_untraced(_UNTRACED)(call_network)
+        entries["__call__"] = _entry(call_network)
     body = {"__module__": kind.__module__, "__doc__": kind.__doc__, **entries}
     return type(f"Distributed{kind.__name__}", (Converted, kind), body)
 

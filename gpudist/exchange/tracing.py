@@ -9,17 +9,17 @@ from contextlib import contextmanager
 from enum import Enum
 from functools import wraps
 from types import FunctionType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
-from torch._C._dynamo.eval_frame import get_eval_frame_callback
+from torch._C._dynamo import eval_frame
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from gpudist.checks.storage import PLAIN
-from gpudist.errors import ConversionError, GpudistError, ShapeError
+from gpudist.errors import GpudistError, ShapeError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -48,6 +48,10 @@ class _ThreadState(threading.local):
 
 
 _thread = _ThreadState()
+# Of a frame, and of those that it calls.
+_AS_IT_IS = eval_frame._FrameExecStrategy(
+    eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP
+)
 _PROXY = _private._TorchDispatchModeKey.PROXY
 
 
@@ -78,21 +82,17 @@ def is_recorded(x: torch.Tensor | None = None) -> bool:
 def leave_untraced(reason: str) -> Callable[[F], F]:
     """Decorate a function that torch.compile leaves as it is, with what it calls.
 
+    Unlike ``torch.compiler.disable``, this imports no compiler, and does not wrap the function.
+    It decorates the function itself, not another decorator's: those share their code.
+
     Args:
         reason: text of the error under ``fullgraph=True``.
     """
 
-    def decorate(call: F) -> F:
-        @wraps(call)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            if is_dynamo_compiling():
-                # With fullgraph=False, torch then calls this function without tracing it.
-                raise ConversionError(reason)
-            if get_eval_frame_callback() is not None:
-                return torch.compiler.disable(call)(*args, **kwargs)
-            return call(*args, **kwargs)
-
-        return cast(F, run)
+    def decorate(function: F) -> F:
+        vars(function).update(_torchdynamo_disable=True, _torchdynamo_disable_msg=reason)
+        eval_frame.set_code_exec_strategy(function.__code__, _AS_IT_IS)
+        return function
 
     return decorate
 

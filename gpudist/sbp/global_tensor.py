@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch._C._dynamo.eval_frame import get_eval_frame_callback
-from torch.compiler import is_dynamo_compiling
 
 from gpudist.checks.arguments import checked
 from gpudist.exchange.tracing import leave_untraced
@@ -72,6 +70,7 @@ class GlobalTensor(torch.Tensor):
         return wrap(GlobalTensor, local, self._global_spec)
 
     @classmethod
+    @leave_untraced(UNTRACED)
     def __torch_function__(
         cls,
         func: Any,
@@ -79,8 +78,6 @@ class GlobalTensor(torch.Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if is_dynamo_compiling() or get_eval_frame_callback() is not None:
-            return _call_untraced(func, types, args, kwargs)
         kwargs = kwargs or {}
         if func in methods.METADATA:
             with torch._C.DisableTorchFunctionSubclass():
@@ -136,14 +133,14 @@ class GlobalTensor(torch.Tensor):
         """Whether each rank of the placement holds the full tensor."""
         return all(attribute == broadcast for attribute in self._global_spec.sbp)
 
-    @leave_untraced(UNTRACED)
     @checked()
+    @leave_untraced(UNTRACED)
     def like(self, local: torch.Tensor) -> GlobalTensor:
         """Return a global tensor with this one's layout whose part on this rank is ``local``."""
         return self._wrap(local, self.placement, self.sbp, tuple(self.shape))
 
-    @leave_untraced(UNTRACED)
     @checked()
+    @leave_untraced(UNTRACED)
     def to_global(
         self,
         placement: Placement | None = None,
@@ -187,8 +184,8 @@ class GlobalTensor(torch.Tensor):
             )  # fmt: skip
         return self._wrap(local, placement, target.sbp, tuple(self.shape))
 
-    @leave_untraced(UNTRACED)
     @checked()
+    @leave_untraced(UNTRACED)
     def to_local(self, *, grad_sbp: Sbp | Sequence[Sbp] | None = None) -> torch.Tensor:
         """Return this rank's part: a block, copy or term; empty outside the placement.
 
@@ -210,8 +207,8 @@ class GlobalTensor(torch.Tensor):
         is_one_value = self.is_copy_everywhere and layout == self.global_layout
         return local if is_one_value else mark_part(local, self.placement)
 
-    @leave_untraced(UNTRACED)
     @checked()
+    @leave_untraced(UNTRACED)
     def full_tensor(self, *, grad_sbp: Sbp | Sequence[Sbp] | None = None) -> torch.Tensor:
         """Gather the full tensor on each rank of the placement. Collective over the placement.
 
@@ -239,8 +236,6 @@ class GlobalTensor(torch.Tensor):
         """
         return self.full_tensor().numpy(force=force)
 
-
-_call_untraced = leave_untraced(UNTRACED)(GlobalTensor.__torch_function__)
 
 # Some libraries, such as opt_einsum, select a backend by the module of a tensor's class.
 GlobalTensor.__module__ = "torch"

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
 from gpudist.exchange.tracing import leave_untraced
 from gpudist.nn.autocast_on_meta import patched_autocast
@@ -52,11 +51,10 @@ class _Interception(Drawing):
             if isinstance(outer_mode, _Interception):
                 outer_mode.fresh.refs.clear()
 
+    @leave_untraced(UNTRACED)
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if get_eval_frame_callback() is not None:
-            return _call_untraced(self, func, types, args, kwargs)
         kwargs = kwargs or {}
         pins = self.scope.pins
         is_free = pins is None or func in pins.unpinned
@@ -237,5 +235,3 @@ def register_copies() -> None:
     dispatch_functions()
     if _modules.Module.register_parameter is not _register_copies_too:
         _modules.Module.register_parameter = _register_copies_too
-
-_call_untraced = leave_untraced(UNTRACED)(_Interception.__torch_function__)

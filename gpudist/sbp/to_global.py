@@ -54,8 +54,8 @@ def to_global(
     *,
     grad_sbp: Attributes | None = None,
 ) -> _Module: ...
-@leave_untraced(UNTRACED)
 @checked()
+@leave_untraced(UNTRACED)
 def to_global(
     x: torch.Tensor | torch.nn.Module,
     placement: Placement | None = None,
