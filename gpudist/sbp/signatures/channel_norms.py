@@ -130,7 +130,8 @@ def _is_normalized(call: Call) -> bool:
 def by_channel(call: Call, parts: int) -> list[SbpSignature]:
     """Split all dims; a split of the channels also splits parameters and moments."""
     is_instance = call.function in INSTANCES
-    computes = _is_normalized(call)
+    # torch's functions reject some blocks without cells.
+    bind = _bind if _is_normalized(call) else None
     signatures: list[SbpSignature] = []
     for d in range(call.tensors[0].dims):
         others = split(0) if d == 1 else broadcast
@@ -140,8 +141,6 @@ def by_channel(call: Call, parts: int) -> list[SbpSignature]:
         if len(call.args) == 5:
             moment = split(d if is_instance else 0) if has_statistic else broadcast
             seen = (moment, moment)
-        # torch's functions reject some blocks without cells.
-        bind = _bind if computes else None
         signatures.append(SbpSignature(inputs, (split(d), *seen), bind=bind))
     copies = (broadcast,) * len(call.tensors), (broadcast,) * len(signatures[0].outputs)
     signatures.append(SbpSignature(*copies, bind=bind))
