@@ -180,14 +180,14 @@ def rank_grids(
     """
     refusals: dict[int, str] = {}
     axes = axes_of(dry, refusals)
-    found = sorted(grids(ranks, dry.global_shape, axes), key=lambda g: estimate_s(dry, g))
+    candidate_grids = sorted(grids(ranks, dry.global_shape, axes), key=lambda g: estimate_s(dry, g))
     if best is None and ranks > 4:
         best = 8
-    most = len(found) if best is None else min(best, len(found))
+    most = len(candidate_grids) if best is None else min(best, len(candidate_grids))
     advice: list[Advice] = []
     planned = 0
     reasons = [f"dim {axis} cannot be cut: {reason}" for axis, reason in refusals.items()]
-    for candidate in found:
+    for candidate in candidate_grids:
         if planned >= most:
             break
         if progress is not None:
@@ -196,32 +196,32 @@ def rank_grids(
         if wanted is not None and len(advice) == wanted:
             limit_s = seconds_to_beat(advice[-1])
         try:
-            one = advice_below(dry, candidate, limit_s, every_rank)
+            entry = advice_below(dry, candidate, limit_s, every_rank)
         except GpudistError as error:
             reasons.append(f"{list(candidate)}: {error}")
             continue
         planned += 1
-        if one is not None:
-            advice = sorted([*advice, one], key=order)[:wanted]
+        if entry is not None:
+            advice = sorted([*advice, entry], key=order)[:wanted]
     if not advice:
         raise ShapeError(
             f"no partition of {list(dry.global_shape)} over {ranks} ranks: "
             + ("; ".join(reasons) or _too_many(ranks, [dry.global_shape[axis] for axis in axes]))
         )
-    candidates = len(found) - (len(reasons) - len(refusals))
+    candidates = len(candidate_grids) - (len(reasons) - len(refusals))
     if progress is not None:
         progress("", most, most)
-    return [replace(one, candidates=candidates) for one in advice]
+    return [replace(entry, candidates=candidates) for entry in advice]
 
 
-def seconds_to_beat(one: Advice) -> float:
+def seconds_to_beat(advice: Advice) -> float:
     """Return the seconds from which on no other advice comes before ``one`` in their order."""
-    return inf if one.fits is False else one.seconds
+    return inf if advice.fits is False else advice.seconds
 
 
-def order(one: Advice) -> tuple[bool, float]:
+def order(advice: Advice) -> tuple[bool, float]:
     """Key of sorting: partitions that fit come first, the fastest first."""
-    return one.fits is False, one.seconds
+    return advice.fits is False, advice.seconds
 
 
 def dry_network(

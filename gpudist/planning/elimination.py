@@ -75,24 +75,24 @@ def solve(sizes: Sequence[int], tables: Iterable[Table], count: int = 1) -> Solu
     left = {x: _fill(x, beside) for x in range(len(sizes))}
     number, is_exact = len(open_tables), True
     while left:
-        x = min(left, key=lambda one: (left[one], one))
+        x = min(left, key=lambda y: (left[y], y))
         del left[x]
         scope = tuple(sorted(beside[x]))
-        while prod(len(domains[one]) for one in scope) > MOST_CHOICES:
-            widest = max(scope, key=lambda one: (len(domains[one]), len(beside[one])))
+        while prod(len(domains[y]) for y in scope) > MOST_CHOICES:
+            widest = max(scope, key=lambda y: (len(domains[y]), len(beside[y])))
             domains[widest], is_exact = range(1), False
-        made = _without(x, scope, list(of[x].values()), domains, count)
-        for one in scope:
+        joined = _without(x, scope, list(of[x].values()), domains, count)
+        for y in scope:
             for old in of[x]:
-                of[one].pop(old, None)
-            of[one][number] = scope, made
-            beside[one] |= beside[x]
-            beside[one] -= {one, x}
+                of[y].pop(old, None)
+            of[y][number] = scope, joined
+            beside[y] |= beside[x]
+            beside[y] -= {y, x}
         if not scope:
-            rest.append(made[()])
+            rest.append(joined[()])
         number += 1
-        for one in {*scope, *(other for near in scope for other in beside[near])}:
-            left[one] = _fill(one, beside)
+        for y in {*scope, *(other for near in scope for other in beside[near])}:
+            left[y] = _fill(y, beside)
     return Solutions([(cost, _values(trail, len(sizes))) for cost, trail in _sums(rest, count)],
                      is_exact)  # fmt: skip
 
@@ -100,7 +100,7 @@ def solve(sizes: Sequence[int], tables: Iterable[Table], count: int = 1) -> Solu
 def _fill(x: int, beside: Sequence[set[int]]) -> tuple[int, int]:
     # Pairs of neighbours that get a common table, and neighbours.
     near = beside[x]
-    return sum(len(near) - 1 - len(near & beside[one]) for one in near), len(near)
+    return sum(len(near) - 1 - len(near & beside[y]) for y in near), len(near)
 
 
 def _without(
@@ -110,37 +110,37 @@ def _without(
     domains: Sequence[range],
     count: int,
 ) -> dict[tuple[int, ...], list[_Entry]]:
-    place = {one: i for i, one in enumerate((*scope, x))}
-    keys = [(cells, [place[one] for one in variables]) for variables, cells in tables]
-    made: dict[tuple[int, ...], list[_Entry]] = {}
-    for choice in product(*(domains[one] for one in scope)):
-        found: list[_Entry] = []
+    place = {y: i for i, y in enumerate((*scope, x))}
+    keys = [(cells, [place[y] for y in variables]) for variables, cells in tables]
+    best: dict[tuple[int, ...], list[_Entry]] = {}
+    for choice in product(*(domains[y] for y in scope)):
+        entries: list[_Entry] = []
         for value in domains[x]:
             values = (*choice, value)
             parts = [cells.get(tuple([values[i] for i in places])) for cells, places in keys]
             if all(parts):
                 sums: Any = _sums(parts, count)
-                found += [(cost, (x, value, trail)) for cost, trail in sums]
-        if found:
-            made[choice] = nsmallest(count, found, key=_cost)
-    return made
+                entries += [(cost, (x, value, trail)) for cost, trail in sums]
+        if entries:
+            best[choice] = nsmallest(count, entries, key=_cost)
+    return best
 
 
 def _sums(parts: Sequence[Any], count: int) -> list[_Entry]:
     """Return the smallest sums of one entry of each part."""
-    found: list[_Entry] = [(0.0, ())]
+    entries: list[_Entry] = [(0.0, ())]
     for part in parts:
         # The entry (i, j) is no better than (i + 1) * (j + 1) - 1 others.
-        found = nsmallest(
+        entries = nsmallest(
             count,
             (
                 (a[0] + b[0], (a[1], b[1]))
-                for i, a in enumerate(found)
+                for i, a in enumerate(entries)
                 for b in part[: count // (i + 1)]
             ),
             key=_cost,
         )
-    return found
+    return entries
 
 
 def _cost(entry: _Entry) -> float:
@@ -150,10 +150,10 @@ def _cost(entry: _Entry) -> float:
 def _values(trail: Any, size: int) -> tuple[int, ...]:
     values, left = [0] * size, [trail]
     while left:
-        one = left.pop()
-        if len(one) == 3:
-            values[one[0]] = one[1]
-            left.append(one[2])
+        part = left.pop()
+        if len(part) == 3:
+            values[part[0]] = part[1]
+            left.append(part[2])
         else:
-            left += one
+            left += part
     return tuple(values)

@@ -163,8 +163,8 @@ class Profile(Checked):
             Operations per second: of the dtype and stride if the profile has such rates, else of
             the dtype, else those of float32 times the ratio of the two dtypes.
         """
-        own = [rate for rate in self.convolutions if rate.dtype == dtype]
-        known = own or [rate for rate in self.convolutions if rate.dtype == "float32"]
+        of_dtype = [rate for rate in self.convolutions if rate.dtype == dtype]
+        known = of_dtype or [rate for rate in self.convolutions if rate.dtype == "float32"]
         known = [rate for rate in known if rate.stride == stride] or known
         whole = self.flops_per_s(dtype)
         if not known:
@@ -175,7 +175,7 @@ class Profile(Checked):
                 tflops = rate.backward_tflops if backward else rate.forward_tflops
                 by_channels.setdefault(rate.channels, []).append((rate.gflop * 1e9, tflops))
         rates = [(count, _between(points, flops)) for count, points in by_channels.items()]
-        return _between(rates, channels) * (1e12 if own else whole / self.tflops)
+        return _between(rates, channels) * (1e12 if of_dtype else whole / self.tflops)
 
     @checked()
     def save(self, path: str | Path) -> None:
@@ -223,13 +223,14 @@ def profile_of_device() -> Profile:
         ShapeError: the device is a CPU, or none of the built-in profiles is its own.
     """
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU"
-    found = next((own for words, own in _DEVICES if all(word in name for word in words)), None)
-    if found is None:
+    profiles = (known for words, known in _DEVICES if all(word in name for word in words))
+    profile = next(profiles, None)
+    if profile is None:
         raise ShapeError(
             f"the device is {name}, but built-in profiles are for {', '.join(BUILT_IN)}; measure "
             "one with gpudist bench profile, and pass its file as profile="
         )
-    return BUILT_IN[found]
+    return BUILT_IN[profile]
 
 
 # Words of the device's name, and the profile.

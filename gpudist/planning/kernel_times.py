@@ -157,9 +157,9 @@ def _described(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return {"": [list(value.shape), list(value.stride()), str(value.dtype)]}
     if isinstance(value, (list, tuple)):
-        return [_described(one) for one in value]
+        return [_described(item) for item in value]
     if isinstance(value, dict):
-        return {name: _described(one) for name, one in value.items()}
+        return {name: _described(item) for name, item in value.items()}
     if isinstance(value, torch.device):
         return {"": "device"}
     return {"": str(value)} if isinstance(value, _TORCHS) else value
@@ -167,11 +167,11 @@ def _described(value: Any) -> Any:
 
 def _restored(value: Any, device: torch.device) -> Any:
     if isinstance(value, list):
-        return [_restored(one, device) for one in value]
+        return [_restored(item, device) for item in value]
     if not isinstance(value, dict):
         return value
     if "" not in value:
-        return {name: _restored(one, device) for name, one in value.items()}
+        return {name: _restored(item, device) for name, item in value.items()}
     what = value[""]
     if isinstance(what, str):
         return device if what == "device" else getattr(torch, what.removeprefix("torch."))

@@ -66,9 +66,9 @@ class LayoutChoices:
         ways = [(False, True) if axis else (False,) for axis in axes or [0]]
         self.states = states = list(product(*ways))
         self.leaving = {
-            found
+            origin
             for y in tree_leaves(left)
-            if hasattr(y, "dtype") and (found := graph.source_of(y)) is not None
+            if hasattr(y, "dtype") and (origin := graph.source_of(y)) is not None
         }
         self.uses: dict[Returned, dict[int, int]] = defaultdict(dict)
         for at, node in enumerate(self.nodes):
@@ -82,9 +82,9 @@ class LayoutChoices:
         for at, node in enumerate(self.nodes):
             ways = len(self.uses.get(Returned(at, 0), ())) + (Returned(at, 0) in self.leaving)
             if self._gives_one(node) and ways > 1:
-                found = tuple(self._states_with_distinct_layouts(node.outputs, states))
+                distinct = tuple(self._states_with_distinct_layouts(node.outputs, states))
                 self.results[at] = len(self.variables)
-                self.variables.append(Variable(at, found, True))
+                self.variables.append(Variable(at, distinct, True))
 
     @cached_property
     def tables(self) -> list[tuple[Choice, dict[Choice, Cost]]]:
@@ -97,7 +97,7 @@ class LayoutChoices:
 
     @cached_property
     def sizes(self) -> list[int]:
-        return [len(one.states) for one in self.variables]
+        return [len(variable.states) for variable in self.variables]
 
     def solve(self, count: int, seconds_per_byte: float = 0.0) -> Solutions:
         """Return the fastest choices, if a byte kept for backward costs as much."""
@@ -114,10 +114,10 @@ class LayoutChoices:
         """Return what a choice costs; ``None`` if it is impossible."""
         seconds, nbytes = 0.0, 0
         for variables, costs in self.tables:
-            one = costs.get(tuple([choice[x] for x in variables]))
-            if one is None:
+            cost = costs.get(tuple([choice[x] for x in variables]))
+            if cost is None:
                 return None
-            seconds, nbytes = seconds + one[0], nbytes + one[1]
+            seconds, nbytes = seconds + cost[0], nbytes + cost[1]
         return seconds, nbytes
 
     def value(self, number: int, state: State) -> int | None:
@@ -126,8 +126,8 @@ class LayoutChoices:
         node = self.nodes[variable.node]
         tensors = node.outputs if variable.is_result else (*node.inputs, *node.outputs)
         wanted = _layouts(tensors, state)
-        found = [_layouts(tensors, one) for one in variable.states]
-        return found.index(wanted) if wanted in found else None
+        layouts = [_layouts(tensors, each) for each in variable.states]
+        return layouts.index(wanted) if wanted in layouts else None
 
     def state(self, choice: Choice, at: int) -> State:
         """Return the state of a function."""
@@ -137,18 +137,20 @@ class LayoutChoices:
         """Return the pins by which a network of these modules computes so."""
         pins: list[Pin] = []
         for at, node in enumerate(self.nodes):
-            own = self.state(choice, at)
+            chosen = self.state(choice, at)
             taken = [
-                (one, self._state_before(choice, at, source))
-                for one, source in zip(node.inputs, node.sources, strict=True)
-                if one.sbp is not None
+                (tensor, self._state_before(choice, at, source))
+                for tensor, source in zip(node.inputs, node.sources, strict=True)
+                if tensor.sbp is not None
             ]
-            is_moved = any(_layouts([one], s) != _layouts([one], own) for one, s in taken)
+            is_moved = any(
+                _layouts([tensor], s) != _layouts([tensor], chosen) for tensor, s in taken
+            )
             if is_moved and self._takes_alike(node):
-                pins.append(self._pin(node, "input", taken[0][0], own, modules))
+                pins.append(self._pin(node, "input", taken[0][0], chosen, modules))
             if self._gives_one(node):
                 after = self._state_after(choice, at)
-                if _layouts(node.outputs, after) != _layouts(node.outputs, own):
+                if _layouts(node.outputs, after) != _layouts(node.outputs, chosen):
                     pins.append(self._pin(node, "output", node.outputs[0], after, modules))
         return pins
 
@@ -159,17 +161,17 @@ class LayoutChoices:
         """
         moves: dict[Any, int] = {}
         for at in functions:
-            own = self.state(choice, at)
-            for place, (one, source) in enumerate(
+            chosen = self.state(choice, at)
+            for place, (tensor, source) in enumerate(
                 zip(self.nodes[at].inputs, self.nodes[at].sources, strict=True)
             ):
-                if one.sbp is None or (source is not None and source.node in functions):
+                if tensor.sbp is None or (source is not None and source.node in functions):
                     continue
                 before = self.home if source is None else self.state(choice, source.node)
                 between = self._state_before(choice, at, source)
-                for start, stop in ((before, between), (between, own)):
-                    move = self.costs.move(one, start, stop)
-                    key = source or (at, place), _layouts([one], start), _layouts([one], stop)
+                for start, stop in ((before, between), (between, chosen)):
+                    move = self.costs.move(tensor, start, stop)
+                    key = source or (at, place), _layouts([tensor], start), _layouts([tensor], stop)
                     moves[key] = 0 if move is None else move.sent_bytes
         return sum(moves.values())
 
@@ -188,10 +190,10 @@ class LayoutChoices:
             return self.variables[variable].states[choice[variable]]
         if Returned(at, 0) in self.leaving:
             return self.home
-        own = self.state(choice, at)
+        chosen = self.state(choice, at)
         (user,) = self.uses.get(Returned(at, 0)) or (None,)
         if user is None or self._takes_alike(self.nodes[user]):
-            return own
+            return chosen
         return self.state(choice, user)
 
     def _pin(
@@ -220,22 +222,24 @@ class LayoutChoices:
     @staticmethod
     def _takes_alike(node: Node) -> bool:
         # A pin prescribes one layout for all tensors.
-        kinds = {(one.sbp, len(one.shape)) for one in node.inputs if one.sbp is not None}
+        kinds = {
+            (tensor.sbp, len(tensor.shape)) for tensor in node.inputs if tensor.sbp is not None
+        }
         return node.is_known and len(kinds) == 1 and not node.is_fixed
 
     def _states_with_distinct_layouts(
         self, tensors: Sequence[TensorInfo], states: Sequence[State]
     ) -> list[State]:
-        found: dict[tuple[NdSbp, ...], State] = {}
+        state_of: dict[tuple[NdSbp, ...], State] = {}
         for state in states:
-            found.setdefault(_layouts(tensors, state), state)
-        return list(found.values())
+            state_of.setdefault(_layouts(tensors, state), state)
+        return list(state_of.values())
 
     def _states_of(self, node: Node, states: Sequence[State]) -> list[State]:
         if not node.is_known:
             return [self.home]
-        found = self._states_with_distinct_layouts((*node.inputs, *node.outputs), states)
-        return [s for s in found if s == self.home or self.costs.work(node, s) is not None]
+        distinct = self._states_with_distinct_layouts((*node.inputs, *node.outputs), states)
+        return [s for s in distinct if s == self.home or self.costs.work(node, s) is not None]
 
     def _work(self, at: int, state: State) -> Work:
         node = self.nodes[at]
@@ -279,8 +283,8 @@ class LayoutChoices:
                     work.seconds,
                     work.kept_bytes
                     + sum(
-                        self.costs.block_bytes(one, state)
-                        for place, one in enumerate(node.outputs)
+                        self.costs.block_bytes(tensor, state)
+                        for place, tensor in enumerate(node.outputs)
                         if self._is_kept_for_backward(Returned(at, place))
                     ),
                 )
@@ -293,32 +297,34 @@ class LayoutChoices:
         for at, node in enumerate(self.nodes):
             if at in self.results:
                 tables.append(self._between(at, self.results[at], node.outputs[0], at, None))
-            for place, one in enumerate(node.outputs):
+            for place, tensor in enumerate(node.outputs):
                 result = Returned(at, place)
                 source = self.results.get(at, at)
                 mover = at if at not in self.results and self._gives_one(node) else None
                 for user, where in self.uses.get(result, {}).items():
                     last = user if self._takes_alike(self.nodes[user]) else None
                     moved_at = mover if last is None else last
-                    tables.append(self._between(source, user, one, moved_at, where))
+                    tables.append(self._between(source, user, tensor, moved_at, where))
                 if result in self.leaving:
-                    tables.append(self._between(source, None, one, mover, None))
+                    tables.append(self._between(source, None, tensor, mover, None))
             if node.is_known:
-                for place, (one, source) in enumerate(zip(node.inputs, node.sources, strict=True)):
-                    if source is None and one.sbp is not None:
+                for place, (tensor, source) in enumerate(
+                    zip(node.inputs, node.sources, strict=True)
+                ):
+                    if source is None and tensor.sbp is not None:
                         mover = at if self._takes_alike(node) else None
-                        tables.append(self._between(None, at, one, mover, place))
+                        tables.append(self._between(None, at, tensor, mover, place))
         return tables
 
     def _between(
-        self, source: int | None, target: int | None, one: TensorInfo, mover: int | None,
+        self, source: int | None, target: int | None, tensor: TensorInfo, mover: int | None,
         place: int | None,
     ) -> tuple[Choice, dict[Choice, Cost]]:  # fmt: skip
         """Return the costs of a tensor's way from one variable to another, or to the grid's state.
 
         Args:
             source, target: variables; ``None`` for the state of the grid.
-            one: the tensor.
+            tensor: the tensor.
             mover: function whose pin can move it; ``None`` if no pin can.
             place: place among the tensors that the target takes; ``None`` for the network's output.
         """
@@ -330,12 +336,12 @@ class LayoutChoices:
             is_kept = self._work(target, self.home).keeps_inputs[place]
         costs: dict[Choice, Cost] = {}
         for (a, before), (b, after) in product(*map(enumerate, ends)):
-            move = self.costs.move(one, before, after)
-            is_moved = _layouts([one], before) != _layouts([one], after)
+            move = self.costs.move(tensor, before, after)
+            is_moved = _layouts([tensor], before) != _layouts([tensor], after)
             if move is None or (is_moved and mover is None):
                 continue
             seconds = self._seconds_with_repeats(move, mover)
-            size_bytes = self.costs.block_bytes(one, after) if is_moved and is_kept else 0
+            size_bytes = self.costs.block_bytes(tensor, after) if is_moved and is_kept else 0
             key = tuple(v for x, v in ((source, a), (target, b)) if x is not None)
             costs[key] = seconds, size_bytes
         return tuple(x for x in (source, target) if x is not None), costs
@@ -350,4 +356,4 @@ class LayoutChoices:
 
 
 def _layouts(tensors: Sequence[TensorInfo], state: State) -> tuple[NdSbp, ...]:
-    return tuple(layout_in(one.sbp, state) for one in tensors if one.sbp is not None)
+    return tuple(layout_in(tensor.sbp, state) for tensor in tensors if tensor.sbp is not None)

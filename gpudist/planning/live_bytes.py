@@ -45,9 +45,9 @@ class LiveBytes:
     def add(self, x: torch.Tensor) -> None:
         """Count the storage of ``x`` until its last tensor is freed."""
         # Tensors in layouts of oneDNN have no storage, and no views.
-        one: Any = x if x.is_mkldnn else x.untyped_storage()
-        if one._cdata not in self._numbers:
-            self._follow(one, x.nbytes if x.is_mkldnn else one.nbytes())
+        storage: Any = x if x.is_mkldnn else x.untyped_storage()
+        if storage._cdata not in self._numbers:
+            self._follow(storage, x.nbytes if x.is_mkldnn else storage.nbytes())
 
     def number_of(self, x: torch.Tensor) -> int:
         """Return the number of the storage of ``x``; -1 if it is not followed."""
@@ -60,15 +60,15 @@ class LiveBytes:
             kinds: numbers of the storages of each kind.
         """
         kind_of = {number: k for k, numbers in enumerate(kinds) for number in numbers}
-        found = [0] * (len(kinds) + 1)
+        sizes = [0] * (len(kinds) + 1)
         for number, nbytes in self._events[: self._peak_event]:
-            found[kind_of.get(number, -1)] += nbytes
-        return found
+            sizes[kind_of.get(number, -1)] += nbytes
+        return sizes
 
-    def _follow(self, one: Any, nbytes: int) -> None:
-        key, number = one._cdata, len(self._references)
+    def _follow(self, storage: Any, nbytes: int) -> None:
+        key, number = storage._cdata, len(self._references)
         self._numbers[key] = number
-        self._references.append(ref(one, lambda _: self._free(key, number, nbytes)))
+        self._references.append(ref(storage, lambda _: self._free(key, number, nbytes)))
         self._change(number, nbytes)
 
     def _free(self, key: int, number: int, nbytes: int) -> None:
