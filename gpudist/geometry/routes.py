@@ -256,7 +256,7 @@ def least_volume(source: Layout, target: Layout) -> int:
     """Return a lower bound of the cells that a route moves, without searching for one."""
     terms, copies = source.count("partial_sum"), target.count("broadcast")
     if terms == 1 or copies == 1:
-        return volume(route(source, target))
+        return _cells_needed(source, target) - _cells_kept(source, target)
     if target.count("partial_sum") > 1:
         return 0
     return prod(source.shape) * (terms + copies - 2)
@@ -291,6 +291,7 @@ def _cells_held(layout: Layout) -> int:
     return layout.count("partial_sum") * layout.count("broadcast") * prod(layout.shape)
 
 
+@lru_cache(maxsize=4096)
 def _cells_kept(source: Layout, target: Layout) -> int:
     """Return the cells that can stay on their rank, over all ranks.
 

@@ -11,12 +11,15 @@ import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from gpudist.cache import Cache
 from gpudist.checks.arguments import Checked
+from gpudist.checks.storage import PLAIN
 from gpudist.exchange.tracing import Watching
 from gpudist.planning.hardware import Link, Profile
 from gpudist.planning.kernel_times import key_of
 from gpudist.planning.live_bytes import LiveBytes
-from gpudist.transport.dry import Posted, SharedCollective, Traffic
+from gpudist.sbp.trees import map_tree, tensors_in
+from gpudist.transport.dry import META, Posted, SharedCollective, Traffic
 
 # Positions of the weight, the groups, the transposed flag and the stride among the arguments.
 _CONVOLUTIONS = {"convolution": (1, 8, 6, 3), "convolution_backward": (2, 9, 7, 4)}
@@ -257,7 +260,50 @@ def _group_s(link: Link, sends: Sequence[Posted], receives: Sequence[Posted]) ->
     return (link.latency_us + (count - 1) * link.message_us) * 1e-6 + size_bytes / link.bytes_per_s
 
 
-class Kernels(Watching):
+# Results of operations that only make tensors, by operation and arguments.
+_results = Cache[Any, Any](8192)
+_empty_strided: Any = torch.ops.aten.empty_strided.default
+
+
+class Repeating(Watching):
+    """Mode that computes the results of equal calls on tensors without data only once.
+
+    Torch computes most shapes in Python, in up to a millisecond.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        inputs = list(tensors_in([args, kwargs]))
+        is_repeatable = not func.is_view and all(map(_has_no_data, inputs))
+        text = key_of(func, args, kwargs) if is_repeatable else ""
+        key = text, torch.get_default_dtype()
+        known = _results.get(key)
+        if known is not None:
+            return map_tree(known, _like)
+        result = func(*args, **kwargs)
+        outputs = list(tensors_in(result))
+        if text and outputs and all(map(_has_no_data, outputs)):
+            alike = map_tree(result, _like)
+            places = [x.untyped_storage()._cdata for x in (*outputs, *inputs)]
+            sizes = [x.untyped_storage().nbytes() for x in (*outputs, *tensors_in(alike))]
+            # Functions in place, and a few others, return memory of their arguments.
+            is_new = len({*places}) == len(outputs) + len({*places[len(outputs) :]})
+            if is_new and sizes[: len(outputs)] == sizes[len(outputs) :]:
+                _results[key] = alike
+        return result
+
+
+def _has_no_data(x: torch.Tensor) -> bool:
+    return x.is_meta and type(x) in PLAIN and x.layout == torch.strided and not x.is_complex()
+
+
+def _like(x: Any) -> Any:
+    if not isinstance(x, torch.Tensor):
+        return x
+    return _empty_strided(x.shape, x.stride(), dtype=x.dtype, device=META)
+
+
+class Kernels(Repeating):
     """Mode that reports every torch operation that runs a kernel to a clock.
 
     Args:
@@ -274,7 +320,7 @@ class Kernels(Watching):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
+        result = super().__torch_dispatch__(func, types, args, kwargs)
         packet = func._overloadpacket
         # Values that are known in a dry run are computed on the CPU.
         outputs = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor) and t.is_meta]
