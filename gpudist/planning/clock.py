@@ -8,7 +8,7 @@ from math import ceil, inf, log2, sqrt
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from gpudist.cache import Cache
@@ -18,7 +18,7 @@ from gpudist.exchange.tracing import Watching
 from gpudist.planning.hardware import Link, Profile
 from gpudist.planning.kernel_times import key_of
 from gpudist.planning.live_bytes import LiveBytes
-from gpudist.sbp.trees import map_tree, tensors_in
+from gpudist.sbp.trees import tensors_in
 from gpudist.transport.dry import META, Posted, SharedCollective, Traffic
 
 # Positions of the weight, the groups, the transposed flag and the stride among the arguments.
@@ -189,14 +189,6 @@ class Clock:
         moving_s = 2 * size_bytes / (self.profile.memory_gbps * 1e9)
         return kernels + moving_s + rows * self.profile.row_ns * 1e-9
 
-    def transfer_s(self, traffic: Traffic) -> float:
-        """Seconds that a group of messages and collectives takes on the wire, without packing."""
-        return self._messages_s(traffic) + self._collectives_s(traffic)
-
-    def exchange_s(self, traffic: Traffic) -> float:
-        """Seconds of packing, a group of messages and unpacking."""
-        return self._copies(traffic) + self.transfer_s(traffic)
-
     def _messages_s(self, traffic: Traffic) -> float:
         return max(
             _group_s(
@@ -275,21 +267,18 @@ class Repeating(Watching):
         kwargs = kwargs or {}
         inputs = list(tensors_in([args, kwargs]))
         is_repeatable = not func.is_view and all(map(_has_no_data, inputs))
-        text = key_of(func, args, kwargs) if is_repeatable else ""
-        key = text, torch.get_default_dtype()
+        key = is_repeatable and key_of(func, args, kwargs), torch.get_default_dtype()
         known = _results.get(key)
         if known is not None:
-            return map_tree(known, _like)
+            return tree_map_only(torch.Tensor, _like, known)
         result = func(*args, **kwargs)
         outputs = list(tensors_in(result))
-        if text and outputs and all(map(_has_no_data, outputs)):
-            alike = map_tree(result, _like)
-            places = [x.untyped_storage()._cdata for x in (*outputs, *inputs)]
-            sizes = [x.untyped_storage().nbytes() for x in (*outputs, *tensors_in(alike))]
+        is_whole = [_has_no_data(y) and y.nbytes == y.untyped_storage().nbytes() for y in outputs]
+        if key[0] and outputs and all(is_whole):
             # Functions in place, and a few others, return memory of their arguments.
-            is_new = len({*places}) == len(outputs) + len({*places[len(outputs) :]})
-            if is_new and sizes[: len(outputs)] == sizes[len(outputs) :]:
-                _results[key] = alike
+            places = [x.untyped_storage()._cdata for x in (*outputs, *inputs)]
+            if len({*places}) == len(outputs) + len({*places[len(outputs) :]}):
+                _results[key] = tree_map_only(torch.Tensor, _like, result)
         return result
 
 
@@ -297,9 +286,7 @@ def _has_no_data(x: torch.Tensor) -> bool:
     return x.is_meta and type(x) in PLAIN and x.layout == torch.strided and not x.is_complex()
 
 
-def _like(x: Any) -> Any:
-    if not isinstance(x, torch.Tensor):
-        return x
+def _like(x: torch.Tensor) -> torch.Tensor:
     return _empty_strided(x.shape, x.stride(), dtype=x.dtype, device=META)
 
 

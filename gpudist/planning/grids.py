@@ -68,7 +68,8 @@ def _exchange_s(dry: DryNetwork, grid: Grid, width: int, block: Sequence[int]) -
         posted.append(Posted(peer, cells * dry.itemsize, cells // max(1, extents[-1])))
     clock = Clock(dry.profile, rank_of(middle, grid))
     kernels_s = sides * dry.profile.kernel_us * 1e-6
-    return clock.exchange_s(Traffic(tuple(posted), tuple(posted))) + kernels_s
+    clock.exchange(Traffic(tuple(posted), tuple(posted)))
+    return clock.phase.message_s + kernels_s
 
 
 def imbalance(dry: DryNetwork, grid: Grid) -> float:

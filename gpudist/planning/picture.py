@@ -74,9 +74,8 @@ def _times(one: Advice) -> tuple[str, Sequence[float], str]:
 
 
 def _memory(one: Advice) -> tuple[str, Sequence[float], str]:
-    memory = one.memory
-    parts = [getattr(memory, name) for name in MEMORY]
-    return title_of(one), parts, bytes_of(memory.total)
+    parts = [getattr(one.memory, name) for name in MEMORY]
+    return title_of(one), parts, bytes_of(one.memory.total)
 
 
 def _panel(

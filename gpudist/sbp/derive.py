@@ -166,6 +166,8 @@ def _first_fitting(rule: Rule, call: Call, layouts: Sequence[Layout]) -> _Path |
 
 def _cheapest(rule: Rule, call: Call, layouts: Sequence[Layout], held: int | None) -> _Path | None:
     """Return the choice that moves the fewest bytes, counting sums that it leaves for later."""
+    best: _Path | None = None
+    least_price = 0
     paths = list(_paths(rule, (call,), layouts, ()))
     if held is not None:
         departures = [_departures(layouts, held, path) for path in paths]
@@ -187,8 +189,10 @@ def _cheapest(rule: Rule, call: Call, layouts: Sequence[Layout], held: int | Non
     def price_of_path(price: _Price, i: int) -> int:
         return sum(price_of(price, slot, sbp) for slot, sbp in enumerate(inputs[i]))
 
-    def order(bound: int, i: int) -> tuple[int, int, int, int, int, float, int]:
-        """Order by the price; among equals, split results, keep the inputs' dims, cut long ones.
+    bounds = [price_of_path(least_bytes, i) for i in range(len(paths))]
+
+    def order(i: int) -> tuple[int, int, int, int, float]:
+        """Order by the bound; among equals, split results, keep the inputs' dims, cut long ones.
 
         Later functions that read neighbouring cells, such as convolutions, then read few. Views
         rather split a dim beside the inputs': rows and columns of an image, and not its channels,
@@ -201,15 +205,15 @@ def _cheapest(rule: Rule, call: Call, layouts: Sequence[Layout], held: int | Non
         cuts = [share_at_cuts(sbp, spec.shape, layouts[0].grid) for sbp, spec in pairs]
         others = dims - split_dims
         far = sum(min(abs(a - b) for b in split_dims) for a in others) if split_dims else 0
-        price = price_of_path(boxed_bytes, i)
-        return price, bound, whole, len(others), far * rule.view, max(cuts, default=0.0), i
+        return bounds[i], whole, len(others), far * rule.view, max(cuts, default=0.0)
 
-    best: tuple[int, int, int, int, int, float, int] | None = None
-    for bound, i in sorted((price_of_path(least_bytes, i), i) for i in range(len(paths))):
-        if best is not None and bound > best[0]:
+    for i in sorted(range(len(paths)), key=order):
+        if best is not None and bounds[i] >= least_price:
             break
-        best = order(bound, i) if best is None else min(best, order(bound, i))
-    return None if best is None else paths[best[-1]]
+        price = price_of_path(boxed_bytes, i)
+        if best is None or price < least_price:
+            best, least_price = paths[i], price
+    return best
 
 
 def _departures(layouts: Sequence[Layout], held: int, path: _Path) -> tuple[bool, int, int]:
