@@ -8,7 +8,7 @@ from math import ceil, inf, log2, sqrt
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from gpudist.cache import Cache
@@ -189,6 +189,10 @@ class Clock:
         moving_s = 2 * size_bytes / (self.profile.memory_gbps * 1e9)
         return kernels + moving_s + rows * self.profile.row_ns * 1e-9
 
+    def transfer_s(self, traffic: Traffic) -> float:
+        """Seconds that a group of messages and collectives takes on the wire, without packing."""
+        return self._messages_s(traffic) + self._collectives_s(traffic)
+
     def _messages_s(self, traffic: Traffic) -> float:
         return max(
             _group_s(
@@ -266,15 +270,15 @@ class Repeating(Watching):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         inputs = list(tensors_in([args, kwargs]))
-        is_repeatable = not func.is_view and all(map(_has_no_data, inputs))
-        key = is_repeatable and key_of(func, args, kwargs), torch.get_default_dtype()
+        makes_no_data = all(map(_has_no_data, inputs)) and kwargs.get("device") in (None, META)
+        text = key_of(func, args, kwargs) if makes_no_data and not func.is_view else ""
+        key = text, torch.get_default_dtype()
         known = _results.get(key)
         if known is not None:
             return tree_map_only(torch.Tensor, _like, known)
         result = func(*args, **kwargs)
         outputs = list(tensors_in(result))
-        is_whole = [_has_no_data(y) and y.nbytes == y.untyped_storage().nbytes() for y in outputs]
-        if key[0] and outputs and all(is_whole):
+        if text and outputs and all(map(_fills_its_memory, outputs)):
             # Functions in place, and a few others, return memory of their arguments.
             places = [x.untyped_storage()._cdata for x in (*outputs, *inputs)]
             if len({*places}) == len(outputs) + len({*places[len(outputs) :]}):
@@ -284,6 +288,10 @@ class Repeating(Watching):
 
 def _has_no_data(x: torch.Tensor) -> bool:
     return x.is_meta and type(x) in PLAIN and x.layout == torch.strided and not x.is_complex()
+
+
+def _fills_its_memory(x: torch.Tensor) -> bool:
+    return _has_no_data(x) and x.nbytes == x.untyped_storage().nbytes()
 
 
 def _like(x: torch.Tensor) -> torch.Tensor:
@@ -310,7 +318,7 @@ class Kernels(Repeating):
         result = super().__torch_dispatch__(func, types, args, kwargs)
         packet = func._overloadpacket
         # Values that are known in a dry run are computed on the CPU.
-        outputs = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor) and t.is_meta]
+        outputs = [y for y in tensors_in(result) if y.is_meta]
         if self._live is not None:
             for x in outputs:
                 self._live.add(x)
@@ -318,13 +326,13 @@ class Kernels(Repeating):
             return result
         flops_of: Callable[..., int] | None = flop_registry.get(packet)
         flops = flops_of(*args, **kwargs, out_val=result) if flops_of is not None else 0
-        inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-        size_bytes = sum(t.numel() * t.element_size() for t in (*inputs, *outputs))
+        size_bytes = sum(
+            x.numel() * x.element_size() for x in (*tensors_in([args, kwargs]), *outputs)
+        )
         if size_bytes:
             convolved, times = _convolution_of(packet.__name__, args), self._clock.profile.kernels
             seconds = None if times is None else times.get(key_of(func, args, kwargs)) or None
-            kernel = Kernel(flops, size_bytes, outputs[0].dtype, *convolved, seconds)
-            self._clock.add_kernel(kernel)
+            self._clock.add_kernel(Kernel(flops, size_bytes, outputs[0].dtype, *convolved, seconds))
         return result
 
 
@@ -333,8 +341,7 @@ def _convolution_of(name: str, args: Any) -> tuple[float, bool, int]:
     if name not in _CONVOLUTIONS:
         return 0.0, False, 1
     weight, groups, is_transposed, strides = (args[at] for at in _CONVOLUTIONS[name])
-    out, into = weight.shape[0] // groups, weight.shape[1]
-    stride = max(strides)
+    out, into, stride = weight.shape[0] // groups, weight.shape[1], max(strides)
     if name == "convolution_backward":
         return sqrt(out * into), True, stride
     return float(into if is_transposed else out), False, stride

@@ -74,8 +74,8 @@ def _times(one: Advice) -> tuple[str, Sequence[float], str]:
 
 
 def _memory(one: Advice) -> tuple[str, Sequence[float], str]:
-    parts = [getattr(one.memory, name) for name in MEMORY]
-    return title_of(one), parts, bytes_of(one.memory.total)
+    memory = one.memory
+    return title_of(one), [getattr(memory, n) for n in MEMORY], bytes_of(memory.total)
 
 
 def _panel(
