@@ -99,7 +99,7 @@ def _line(choices: LayoutChoices, choice: Choice, stretch: Sequence[int]) -> str
 def _seconds(
     choices: LayoutChoices, choice: Choice, stretch: Sequence[int], state: State
 ) -> float | None:
-    """Return the time with a stretch in another state; ``None`` if it cannot have that."""
+    # None if a function of the stretch does not have the state.
     numbers = [n for n, one in enumerate(choices.variables) if one.node in stretch]
     changed = {n: value for n in numbers if (value := choices.value(n, state)) is not None}
     if len(changed) < len(numbers):

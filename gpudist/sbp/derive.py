@@ -271,8 +271,8 @@ def _inputs_of(path: _Path) -> list[NdSbp]:
     return list(zip(*(signature.inputs for signature in path), strict=True))
 
 
+# Bytes of sums over partial results, which a choice leaves for later.
 def _left_to_sum(layout: Layout, sbp: NdSbp, dtype: torch.dtype) -> int:
-    """Return the bytes of sums over partial results, which this choice leaves for later."""
     ends = zip(layout.sbp, sbp, layout.grid, strict=True)
     terms = prod(n for a, b, n in ends if b == partial_sum and a != partial_sum)
     return (terms - 1) * prod(layout.shape) * dtype.itemsize
