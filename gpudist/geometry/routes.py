@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from heapq import heapify, heappop, heappush
 from itertools import product
 from math import inf, prod
 from typing import Any
@@ -240,12 +241,16 @@ def route(source: Layout, target: Layout) -> tuple[RouteStep, ...]:
         return (direct,)
     ways = [(source, target)]
     ways += [(source, between, target) for between in dict.fromkeys(_between(source, target))]
-    bounds = [sum(map(_fewest_sent, way, way[1:])) for way in ways]
+    # Bounds of ways, of which the closer ones are computed for ways that are still among the best.
+    bounds = [(sum(map(_fewest_sent, way, way[1:])), i, False) for i, way in enumerate(ways)]
+    heapify(bounds)
     best: tuple[RouteStep, ...] = ()
     least: tuple[float, int] = inf, 0
-    for bound, i in sorted(zip(bounds, range(len(ways)), strict=True)):
-        if (bound, i) > least:
-            break
+    while bounds and bounds[0][:2] <= least:
+        _, i, is_close = heappop(bounds)
+        if not is_close:
+            heappush(bounds, (sum(map(_least_sent, ways[i], ways[i][1:])), i, True))
+            continue
         steps = tuple(map(_cheapest_step, ways[i], ways[i][1:]))
         if (volume(steps), i) < least:
             best, least = steps, (volume(steps), i)
@@ -256,7 +261,7 @@ def least_volume(source: Layout, target: Layout) -> int:
     """Return a lower bound of the cells that a route moves, without searching for one."""
     terms, copies = source.count("partial_sum"), target.count("broadcast")
     if terms == 1 or copies == 1:
-        return volume(route(source, target))
+        return _least_sent(source, target)
     if target.count("partial_sum") > 1:
         return 0
     return prod(source.shape) * (terms + copies - 2)
@@ -278,8 +283,16 @@ def _cheapest_step(source: Layout, target: Layout) -> RouteStep:
 def _fewest_sent(source: Layout, target: Layout) -> int:
     # A lower bound by counts alone: ranks keep at most the cells that they hold before, and at most
     # those that they hold after.
-    sent = _cells_needed(source, target) - min(_cells_held(source), _cells_held(target))
-    axes = _summed_axes(source, target)
+    return _less_if_summed(source, target, min(_cells_held(source), _cells_held(target)))
+
+
+def _least_sent(source: Layout, target: Layout) -> int:
+    # A lower bound, which is seldom too small: it does not search who sends.
+    return _less_if_summed(source, target, _cells_kept(source, target))
+
+
+def _less_if_summed(source: Layout, target: Layout, kept: int) -> int:
+    sent, axes = _cells_needed(source, target) - kept, _summed_axes(source, target)
     return min(sent, _cells_all_reduced(source, axes)) if axes else sent
 
 
@@ -291,6 +304,7 @@ def _cells_held(layout: Layout) -> int:
     return layout.count("partial_sum") * layout.count("broadcast") * prod(layout.shape)
 
 
+@lru_cache(maxsize=4096)
 def _cells_kept(source: Layout, target: Layout) -> int:
     """Return the cells that can stay on their rank, over all ranks.
 

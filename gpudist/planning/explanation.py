@@ -99,15 +99,12 @@ def _line(choices: LayoutChoices, choice: Choice, stretch: Sequence[int]) -> str
 def _seconds(
     choices: LayoutChoices, choice: Choice, stretch: Sequence[int], state: State
 ) -> float | None:
-    """Return the time with a stretch in another state; ``None`` if it cannot have that."""
-    changed = list(choice)
-    for number, variable in enumerate(choices.variables):
-        if variable.node in stretch:
-            value = choices.value(number, state)
-            if value is None:
-                return None
-            changed[number] = value
-    cost = choices.cost(tuple(changed))
+    # None if a function of the stretch does not have the state.
+    numbers = [n for n, one in enumerate(choices.variables) if one.node in stretch]
+    changed = {n: value for n in numbers if (value := choices.value(n, state)) is not None}
+    if len(changed) < len(numbers):
+        return None
+    cost = choices.cost(tuple(changed.get(n, value) for n, value in enumerate(choice)))
     return None if cost is None else cost[0]
 
 

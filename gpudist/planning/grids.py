@@ -37,13 +37,12 @@ def estimate_s(dry: DryNetwork, grid: Grid) -> float:
     every layer with a kernel wider than one cell, it adds one exchange with all neighbours in
     forward and backward.
     """
-    share = imbalance(dry, grid) / prod(grid)
     wide = Counter(layer for layer in dry.layers if layer[0] and len(layer[1]) == len(grid))
     exchanges_s = sum(
         times * _exchange_s(dry, grid, width, _largest(shape, grid))
         for (width, shape), times in wide.items()
     )
-    return 3 * dry.sequential.compute_s * share + 2 * exchanges_s
+    return 3 * dry.sequential.compute_s * (imbalance(dry, grid) / prod(grid)) + 2 * exchanges_s
 
 
 def _exchange_s(dry: DryNetwork, grid: Grid, width: int, block: Sequence[int]) -> float:
@@ -67,8 +66,8 @@ def _exchange_s(dry: DryNetwork, grid: Grid, width: int, block: Sequence[int]) -
         cells = prod(extents)
         posted.append(Posted(peer, cells * dry.itemsize, cells // max(1, extents[-1])))
     clock = Clock(dry.profile, rank_of(middle, grid))
-    kernels_s = sides * dry.profile.kernel_us * 1e-6
-    return clock.exchange_s(Traffic(tuple(posted), tuple(posted))) + kernels_s
+    clock.exchange(Traffic(tuple(posted), tuple(posted)))
+    return clock.phase.message_s + sides * dry.profile.kernel_us * 1e-6
 
 
 def imbalance(dry: DryNetwork, grid: Grid) -> float:

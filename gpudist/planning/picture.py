@@ -75,8 +75,7 @@ def _times(one: Advice) -> tuple[str, Sequence[float], str]:
 
 def _memory(one: Advice) -> tuple[str, Sequence[float], str]:
     memory = one.memory
-    parts = [getattr(memory, name) for name in MEMORY]
-    return title_of(one), parts, bytes_of(memory.total)
+    return title_of(one), [getattr(memory, n) for n in MEMORY], bytes_of(memory.total)
 
 
 def _panel(

@@ -21,7 +21,7 @@ from gpudist.convert.network_plan import NetworkPlan
 from gpudist.errors import GpudistError, ShapeError
 from gpudist.nn.autocast_on_meta import autocast_on_meta, patched_autocast
 from gpudist.nn.distributed_module import DistributedModule
-from gpudist.planning.clock import Clock, Kernels, Phase
+from gpudist.planning.clock import Clock, Kernels, Phase, Repeating
 from gpudist.planning.hardware import Profile
 from gpudist.planning.layer_inputs import misfit
 from gpudist.planning.live_bytes import LiveBytes, StandInLoss, update_bytes
@@ -203,7 +203,7 @@ class DryNetwork:
         learns = torch.set_grad_enabled(self.training)
         with _step_errors(grid, rank), learns:
             # Makes the layers, which only the first call does.
-            with self.on_meta():
+            with self.on_meta(), Repeating():
                 network(*inputs)
             with Kernels(clock, live), torch.device(META):
                 forward, backward = self._step(network, inputs, clock, kept)

@@ -10,7 +10,6 @@ from typing import Any
 
 from gpudist.checks.columns import columns
 from gpudist.planning.advice import Advice
-from gpudist.planning.clock import Phase
 from gpudist.planning.fitting import Fit, smallest
 from gpudist.planning.hardware import Profile
 
@@ -151,14 +150,14 @@ def facts(one: Advice) -> dict[str, Any]:
             "is_exact": one.is_total,
         },
         "ranks": [
-            {"rank": r.rank, "forward": _phase(r.forward), "backward": _phase(r.backward)}
+            {
+                "rank": r.rank,
+                "forward": {**asdict(r.forward), "serial_s": r.forward.serial_s},
+                "backward": {**asdict(r.backward), "serial_s": r.backward.serial_s},
+            }
             for r in one.rehearsed
         ],
     }
-
-
-def _phase(phase: Phase) -> dict[str, float]:
-    return {**asdict(phase), "serial_s": phase.serial_s}
 
 
 def _message_row(one: Advice) -> tuple[str, ...]:

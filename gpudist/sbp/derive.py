@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from math import prod
 from threading import RLock
 from typing import Any
@@ -62,8 +63,12 @@ class Derivation:
 
 # One signature per axis, outer axis first.
 _Path = tuple[SbpSignature, ...]
-# Shared by threads that are ranks of one world, so that each choice is computed once.
+# Bytes of a boxing of a dtype, or a bound of them.
+_Price = Callable[[Layout, Layout, torch.dtype], int]
+# Shared by threads that are ranks of one world, so that each choice is computed once, and by worlds
+# one after the other, such as those of a planner.
 _choices = Cache[object, _Path](4096)
+_derivations = Cache[object, Derivation](4096)
 _choosing = RLock()
 
 
@@ -82,28 +87,37 @@ def derive(
         call: the call, with global shapes.
         layouts: layouts of the tensors, all on one grid of the same ranks.
         index: index of this rank on the grid, ``None`` if it is outside.
-        key: identifies rule, call, layouts and ``held``; a choice is computed once per key.
+        key: identifies rule, call, layouts and ``held``; a choice is computed once per key, and its
+            derivation once for each index.
         held: tensor whose layout is kept, if a signature allows it, at any cost in bytes.
 
     Raises:
         ShapeError: on every rank alike, if no signature is legal.
     """
-    first = layouts[0]
+
+    def choose() -> _Path:
+        return _choose(rule, call, layouts, held)
+
     if key is None:
-        path = _choose(rule, call, layouts, held)
-    else:
-        with _choosing:
-            path = _choices.made(key, lambda: _choose(rule, call, layouts, held))
-    inputs = zip(*(signature.inputs for signature in path), strict=True)
+        return _derivation(rule, call, layouts, index, choose())
+    with _choosing:
+        return _derivations.made(
+            (key, index),
+            lambda: _derivation(rule, call, layouts, index, _choices.made(key, choose)),
+        )
+
+
+def _derivation(
+    rule: Rule, call: Call, layouts: Sequence[Layout], index: tuple[int, ...] | None, path: _Path
+) -> Derivation:
+    first = layouts[0]
+    inputs = [layout.with_sbp(sbp) for layout, sbp in zip(layouts, _inputs_of(path), strict=True)]
     outputs = zip(*(signature.outputs for signature in path), strict=True)
     local, bind, axes = _call_of_block(
         rule, call, path, first.grid, index or (0,) * len(first.grid)
     )
     return Derivation(
-        tuple(
-            Layout(first.ranks, first.grid, sbp, shape)
-            for sbp, shape in zip(inputs, call.shapes, strict=True)
-        ),
+        tuple(inputs),
         tuple(
             Layout(first.ranks, first.grid, sbp, spec.shape)
             for sbp, spec in zip(outputs, call.outputs, strict=True)
@@ -113,7 +127,7 @@ def derive(
         local,
         bind,
         axes,
-        _boxed_bytes(call, layouts, path),
+        sum(map(boxed_bytes, layouts, inputs, map(_dtype_of_price, call.tensors))),
     )
 
 
@@ -160,14 +174,22 @@ def _cheapest(rule: Rule, call: Call, layouts: Sequence[Layout], held: int | Non
         least = min(departures, default=None)
         paths = [path for path, n in zip(paths, departures, strict=True) if n == least]
     paths = _without_collecting(call, layouts, paths)
-    left = [_left_to_sum(call, layouts, path) for path in paths]
-    bounds = [
-        _boxed_bytes(call, layouts, path, least_bytes) + more
-        for path, more in zip(paths, left, strict=True)
-    ]
+    inputs = list(map(_inputs_of, paths))
+    dtypes = list(map(_dtype_of_price, call.tensors))
     split_dims = {
         attribute.dim for layout in layouts for attribute in layout.sbp if attribute.is_split
     }
+
+    # Many choices want a tensor in the same layout.
+    @cache
+    def price_of(price: _Price, slot: int, sbp: NdSbp) -> int:
+        layout, dtype = layouts[slot], dtypes[slot]
+        return price(layout, layout.with_sbp(sbp), dtype) + _left_to_sum(layout, sbp, dtype)
+
+    def price_of_path(price: _Price, i: int) -> int:
+        return sum(price_of(price, slot, sbp) for slot, sbp in enumerate(inputs[i]))
+
+    bounds = [price_of_path(least_bytes, i) for i in range(len(paths))]
 
     def order(i: int) -> tuple[int, int, int, int, float]:
         """Order by the bound; among equals, split results, keep the inputs' dims, cut long ones.
@@ -176,14 +198,8 @@ def _cheapest(rule: Rule, call: Call, layouts: Sequence[Layout], held: int | Non
         rather split a dim beside the inputs': rows and columns of an image, and not its channels,
         which layers on channels would have to sum or collect.
         """
-        path = paths[i]
-        dims = {
-            attribute.dim
-            for signature in path
-            for attribute in signature.inputs
-            if attribute.is_split
-        }
-        results = list(zip(*(signature.outputs for signature in path), strict=True))
+        dims = {attribute.dim for sbp in inputs[i] for attribute in sbp if attribute.is_split}
+        results = list(zip(*(signature.outputs for signature in paths[i]), strict=True))
         whole = sum(not attribute.is_split for sbp in results for attribute in sbp)
         pairs = zip(results, call.outputs, strict=True)
         cuts = [share_at_cuts(sbp, spec.shape, layouts[0].grid) for sbp, spec in pairs]
@@ -194,7 +210,7 @@ def _cheapest(rule: Rule, call: Call, layouts: Sequence[Layout], held: int | Non
     for i in sorted(range(len(paths)), key=order):
         if best is not None and bounds[i] >= least_price:
             break
-        price = _boxed_bytes(call, layouts, paths[i]) + left[i]
+        price = price_of_path(boxed_bytes, i)
         if best is None or price < least_price:
             best, least_price = paths[i], price
     return best
@@ -202,7 +218,7 @@ def _cheapest(rule: Rule, call: Call, layouts: Sequence[Layout], held: int | Non
 
 def _departures(layouts: Sequence[Layout], held: int, path: _Path) -> tuple[bool, int, int]:
     # Tensors with other numbers of dims, such as a bias, may be blocks or copies, but not terms.
-    wanted = list(zip(*(signature.inputs for signature in path), strict=True))
+    wanted = _inputs_of(path)
     sbp, dims = layouts[held].sbp, len(layouts[held].shape)
     ends = list(zip(layouts, wanted, strict=True))
     others = sum(sbp_on_path != sbp for layout, sbp_on_path in ends if len(layout.shape) == dims)
@@ -251,34 +267,21 @@ def _cells_to_divide(sbp: NdSbp, shape: tuple[int, ...], grid: tuple[int, ...]) 
     return counts
 
 
-def _boxed_bytes(
-    call: Call,
-    layouts: Sequence[Layout],
-    path: _Path,
-    price: Callable[[Layout, Layout, torch.dtype], int] = boxed_bytes,
-) -> int:
-    wanted = zip(*(signature.inputs for signature in path), strict=True)
-    return sum(
-        price(layout, layout.with_sbp(sbp), _dtype_of_price(spec.dtype))
-        for layout, spec, sbp in zip(layouts, call.tensors, wanted, strict=True)
-    )
+def _inputs_of(path: _Path) -> list[NdSbp]:
+    return list(zip(*(signature.inputs for signature in path), strict=True))
 
 
-def _left_to_sum(call: Call, layouts: Sequence[Layout], path: _Path) -> int:
-    """Return the bytes of sums over partial results, which this choice leaves for later."""
-    wanted = zip(*(signature.inputs for signature in path), strict=True)
-    count = 0
-    for layout, spec, sbp in zip(layouts, call.tensors, wanted, strict=True):
-        ends = zip(layout.sbp, sbp, layout.grid, strict=True)
-        terms = prod(n for a, b, n in ends if b == partial_sum and a != partial_sum)
-        count += (terms - 1) * prod(layout.shape) * _dtype_of_price(spec.dtype).itemsize
-    return count
+# Bytes of sums over partial results, which a choice leaves for later.
+def _left_to_sum(layout: Layout, sbp: NdSbp, dtype: torch.dtype) -> int:
+    ends = zip(layout.sbp, sbp, layout.grid, strict=True)
+    terms = prod(n for a, b, n in ends if b == partial_sum and a != partial_sum)
+    return (terms - 1) * prod(layout.shape) * dtype.itemsize
 
 
 # 16-bit numbers cost as much as float32. Otherwise autocast, under which a residual is in float32
 # and what is added to it is not, would move each such sum to a layout that the next one leaves.
-def _dtype_of_price(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in LOW else dtype
+def _dtype_of_price(tensor: Spec) -> torch.dtype:
+    return torch.float32 if tensor.dtype in LOW else tensor.dtype
 
 
 def _paths(rule: Rule, views: Views, layouts: Sequence[Layout], outer: _Path) -> Iterator[_Path]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 from gpudist.geometry.layout import NdSbp, Sbp, broadcast
@@ -110,10 +109,13 @@ def _keys(signatures: Sequence[SbpSignature]) -> set[tuple[NdSbp, NdSbp]]:
 
 def calls_of_blocks(rule: Rule, views: Views, signature: SbpSignature, parts: int) -> Views:
     blocks: dict[Any, Call] = {}
-    for view, i in product(views, range(parts)):
+    for view in views:
         own_signature = signature_of_call(signature, rule, view, parts)
-        block = block_call(view, own_signature, AxisPart(parts, i))
-        blocks.setdefault(key_of((block.args, block.kwargs, block.tensors)), block)
+        is_cut = own_signature.localize is not None or cuts_of(own_signature.inputs)
+        # The longest and the shortest of balanced blocks are the first and the last.
+        for i in range(parts) if is_cut else sorted({0, parts - 1}):
+            block = block_call(view, own_signature, AxisPart(parts, i))
+            blocks.setdefault(key_of((block.args, block.kwargs, block.tensors)), block)
     return tuple(blocks.values())
 
 

@@ -78,8 +78,9 @@ def prepare(
     calls = cache_of(remembered, "derivations", 4096)
     try:
         arguments = key_of((call.args, call.kwargs), rule.any_float)
-        low = call.autocast and torch.get_autocast_dtype(call.autocast)
-        key = (call.function, arguments, call.tensors, layouts, rule, low, held)
+        low = call.autocast and (call.autocast, torch.get_autocast_dtype(call.autocast))
+        wide = torch.get_default_dtype()
+        key = (call.function, arguments, call.tensors, layouts, rule, low, wide, held)
     except TypeError:
         return _prepare(rule, call, layouts, placement, held)
     return calls.made(key, lambda: _prepare(rule, call, layouts, placement, held, key))

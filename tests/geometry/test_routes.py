@@ -349,6 +349,21 @@ def test_peers_by_indices_are_as_busy_as_by_search(
     assert not busier
 
 
+@pytest.mark.parametrize("shape", [(5,), (3, 2)], ids=str)
+@pytest.mark.parametrize("grid", [(3,), (2, 2), (2, 1, 3)], ids=str)
+def test_bounds_are_at_most_what_is_sent(grid: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    ends, ranks = all_sbps(len(grid), len(shape)), tuple(range(prod(grid)))
+    is_exact = 0
+    for a, b in product(ends, ends):
+        source, target = Layout(ranks, grid, a, shape), Layout(ranks, grid, b, shape)
+        step_cells = routes._cheapest_step(source, target).volume
+        bounds = routes._fewest_sent(source, target), routes._least_sent(source, target)
+        assert bounds[0] <= bounds[1] <= step_cells, f"{a} -> {b}"
+        is_exact += bounds[1] == step_cells
+        assert routes.least_volume(source, target) <= volume(route(source, target)), f"{a} -> {b}"
+    assert is_exact > 0.9 * len(ends) ** 2
+
+
 def largest_load(found: Sequence[tuple[int, int, boxes.Box]]) -> int:
     load = Counter[int]()
     for holder, receiver, cells in found:

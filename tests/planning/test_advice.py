@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import inf, prod
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,6 +35,7 @@ from gpudist.planning.grids import Grid, estimate_s, grids, imbalance
 from gpudist.planning.measuring import measured_profile
 from gpudist.planning.rehearsal import DryNetwork, Rehearsal, without_cells
 from gpudist.planning.table import MEMORY_PARTS, choice
+from gpudist.sbp import derive
 from gpudist.testing import run_distributed
 from gpudist.transport.dry import Posted, SharedCollective, Traffic
 from gpudist.transport.host.core_transport import is_built, what_is_missing
@@ -330,6 +332,24 @@ def test_layers_are_made_before_the_step(monkeypatch: pytest.MonkeyPatch):
     dry.rehearse((1, 1, 2, 1), 0)
     # A convolution, its backward, and the gradients joined for their sum; no parameter is drawn.
     assert [flops > 0 for flops in seen] == [True, True, False]
+
+
+def test_rehearsals_of_a_rank_derive_a_call_once(monkeypatch: pytest.MonkeyPatch):
+    derived: list[tuple[int, ...] | None] = []
+    really: Any = derive._derivation
+
+    def note(rule: Any, call: Any, layouts: Any, index: Any, path: Any) -> Any:
+        derived.append(index)
+        return really(rule, call, layouts, index, path)
+
+    monkeypatch.setattr(derive, "_derivation", note)
+    dry = DryNetwork(two_convolutions(), (1, 1, 22, 26), PROFILE)
+    first = dry.rehearse((1, 1, 2, 1), 0)
+    assert len(derived) > 0 and set(derived) == {(0,)}
+    once = len(derived)
+    assert dry.rehearse((1, 1, 2, 1), 0) == first and len(derived) == once
+    dry.rehearse((1, 1, 2, 1), 1)
+    assert derived[once:] == [(1,)] * once
 
 
 def test_terms_add_up_to_the_time():

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
+from gpudist.geometry.blocks import Blocks
 from gpudist.geometry.layout import split
 from gpudist.ops import all_sum_reduce
 from gpudist.sbp import Placement, explain
-from gpudist.sbp.call import Call, key_of
+from gpudist.sbp.call import Call, Slot, Spec, key_of
+from gpudist.sbp.legal_signatures import calls_of_blocks, legal_signatures
 from gpudist.sbp.registry import (
     AxisPart,
     Composite,
@@ -29,6 +32,18 @@ from gpudist.world.partition import Partition
 from tests.pool import distributed
 from tests.sbp.compare import assert_matches, global_of
 from tests.sbp.parts import B, P, S, random
+
+
+def test_calls_of_an_axis_are_those_of_its_different_blocks() -> None:
+    rule: Any = signatures[torch.neg]
+    for extent, parts in product(range(10), range(1, 6)):
+        call = Call(torch.neg, (Slot(0),), {}, (Spec((extent, 2), torch.float32),))
+        options = legal_signatures(rule, (call,), parts)
+        signature = next(option for option in options if option.inputs == (split(0),))
+        blocks = Blocks(extent, parts)
+        different = dict.fromkeys(((blocks.length(i), 2),) for i in range(parts))
+        found = [one.shapes for one in calls_of_blocks(rule, (call,), signature, parts)]
+        assert found == [*different]
 
 
 def shares(x: Any, dim: int) -> Any:
