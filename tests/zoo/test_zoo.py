@@ -12,26 +12,11 @@ from gpudist.world.partition import Partition
 from tests.nn.compare import own_block
 from tests.zoo.judge import GRIDS, Verdict, judge
 from tests.zoo.network import Network
-from tests.zoo.networks import missing_packages
+from tests.zoo.networks import DOZEN, missing_packages
 from tests.zoo.record import Record, differences, kept_bytes_of, record_of
 from tests.zoo.results import passes, table, verdict_of
 from tests.zoo.sent import Sent, repartitions
 
-# At least one of each package; small, and none that needs processes.
-DOZEN = (
-    "torchvision/densenet",
-    "torchvision/swin_v2",
-    "monai/unet_3d",
-    "monai/voxelmorph",
-    "dynamic-network-architectures/plain_conv_unet_2d",
-    "segmentation_models_pytorch/pspnet",
-    "timm/xcit",
-    "timm/convnext_v2",
-    "diffusers/unet_2d_condition",
-    "diffusers/autoencoder_kl",
-    "transformers/gpt2",
-    "neuraloperator/tfno",
-)
 LIMIT_S = 60.0
 
 needs_packages = pytest.mark.skipif(
