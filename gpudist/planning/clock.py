@@ -315,8 +315,11 @@ class Kernels(Repeating):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        result = super().__torch_dispatch__(func, types, args, kwargs)
         packet = func._overloadpacket
+        if packet.__name__ == "_local_scalar_dense" and args[0].is_meta:
+            # A copy to the host, which raises here: the caller knows the value.
+            self._clock.add_kernel(Kernel(0, args[0].nbytes, args[0].dtype))
+        result = super().__torch_dispatch__(func, types, args, kwargs)
         # Values that are known in a dry run are computed on the CPU.
         outputs = [y for y in tensors_in(result) if y.is_meta]
         if self._live is not None:

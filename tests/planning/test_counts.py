@@ -218,3 +218,20 @@ def test_views_launch_no_kernel() -> None:
     profile = profile_of("h100")
     product = DryNetwork(nn.Linear(4, 4, bias=False), (2, 3, 4), profile).sequential
     assert product.terms_s["kernel starts"] == pytest.approx(profile.kernel_us * 1e-6)
+
+
+class ReadsPositions(nn.Module):
+    """A forward that reads a value which planning knows, as GPT does with its mask."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        positions = torch.arange(x.shape[1], device=x.device)
+        return x * 2 if (positions >= 0).all() else x
+
+
+def test_a_value_that_is_read_is_copied_to_the_host() -> None:
+    profile = profile_of("h100")
+    network = DryNetwork(ReadsPositions(), (2, 4), profile)
+    rehearsed = network.rehearse((2, 1), 0)
+    for phase in (network.sequential, rehearsed.forward):
+        # The range, the comparison, all of it, the copy and the product.
+        assert phase.terms_s["kernel starts"] == pytest.approx(5 * profile.kernel_us * 1e-6)

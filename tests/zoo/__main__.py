@@ -21,7 +21,7 @@ import torch
 
 from tests.progress import shown
 from tests.zoo.judge import GRIDS, Mode, Verdict, judge
-from tests.zoo.networks import all_networks, missing_packages
+from tests.zoo.networks import DOZEN, all_networks, missing_packages
 from tests.zoo.results import ROOT, code_version, described, keep, kept, passes, table
 
 # Two workers' threads and an optimizer's state fit beside one another.
@@ -32,11 +32,12 @@ def main() -> int:
     options = _options()
     if options.one:
         for grid in options.grids:
-            print(json.dumps(asdict(judge(options.one, grid, options.mode))), flush=True)
+            verdict = judge(options.one, grid, options.mode, options.limit / 2)
+            print(json.dumps(asdict(verdict)), flush=True)
         return 0
     if missing := missing_packages():
         raise SystemExit(f"not installed: {', '.join(missing)}; `make zoo` installs them")
-    names = [network.name for network in all_networks()]
+    names = DOZEN if options.dozen else [network.name for network in all_networks()]
     index, shards = options.shard
     names = [name for name in names if _fits(name, options.only)][index - 1 :: shards]
     if not names:
@@ -64,11 +65,11 @@ def main() -> int:
 def _judge_apart(name: str, grids: list[str], mode: Mode, limit_s: float) -> Iterator[Verdict]:
     """Return the verdicts of another process; ``failed`` for those it did not reach."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.zoo", "--one", name, "--mode", mode]
+    command += ["--grids", ",".join(grids), "--limit", str(limit_s)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     try:
         ended = subprocess.run(
-            [*command, "--grids", ",".join(grids)],
-            cwd=ROOT, env=environment, capture_output=True, text=True, timeout=limit_s,
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=limit_s
         )  # fmt: skip
         out, why = (
             ended.stdout,
@@ -92,11 +93,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--only", default="*", help="parts of the names, or patterns of them, with commas between"
     )
+    parser.add_argument("--dozen", action="store_true", help="only the twelve of the suite")
     parser.add_argument("--shard", type=_shard, default=(1, 1), help="I/N: every Nth, from the Ith")
     parser.add_argument("--grids", type=_grids, default=list(GRIDS), help=f"of {','.join(GRIDS)}")
     parser.add_argument("--again", action="store_true", help="judge what has a verdict, too")
     parser.add_argument("--jobs", type=int, default=_JOBS, help="networks at a time")
-    parser.add_argument("--limit", type=float, default=600, help="seconds for a network")
+    parser.add_argument(
+        "--limit", type=float, default=600, help="seconds for a network; half of it for a grid"
+    )
     parser.add_argument(
         "--mode", choices=get_args(Mode), default="distribute",
         help="'searched' follows plans of layouts; 'sequential' and 'tampered' judge the judge: "

@@ -8,7 +8,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, Literal
 
@@ -260,16 +260,27 @@ def _add_forward(
     numbers.forward_bytes = forward.nbytes
     _, args, kwargs = _first_call(network, whole)
     alone = prepared(network.name, _size(network, grid))
+    plan_of = functools.partial(
+        gpudist.plan_of, alone, P_x, *args, named=kwargs, method=method, ranks=world.rank
+    )
     try:
-        plan = gpudist.plan_of(
-            alone, P_x, *args, named=kwargs, method=method, ranks=world.rank, plan=edits
-        )
+        if edits is not None and len(network.methods) > 1:
+            edits = layouts_within(edits, plan_of())
+        plan = plan_of(plan=edits)
     except gpudist.ConversionError as error:
         if "cannot be planned" not in str(error):
             raise
         numbers.planned_bytes = None
     else:
         numbers.planned_bytes = plan.sent_bytes
+
+
+def layouts_within(edits: gpudist.Plan, planned: gpudist.Plan) -> gpudist.Plan:
+    """Return edits with the layouts of modules that a planned method calls.
+
+    A plan of a forward has layouts that other methods reach; ``plan_of`` refuses one that is not.
+    """
+    return replace(edits, layouts=[pin for pin in edits.layouts if planned.of(pin.path)])
 
 
 @functools.cache

@@ -7,31 +7,17 @@ import torch
 from torch import nn
 
 import gpudist
+from gpudist.sbp import broadcast, split
 from gpudist.testing import run_distributed
 from gpudist.world.partition import Partition
 from tests.nn.compare import own_block
-from tests.zoo.judge import GRIDS, Verdict, judge
+from tests.zoo.judge import GRIDS, Verdict, judge, layouts_within
 from tests.zoo.network import Network
-from tests.zoo.networks import missing_packages
+from tests.zoo.networks import DOZEN, missing_packages
 from tests.zoo.record import Record, differences, kept_bytes_of, record_of
 from tests.zoo.results import passes, table, verdict_of
 from tests.zoo.sent import Sent, repartitions
 
-# At least one of each package; small, and none that needs processes.
-DOZEN = (
-    "torchvision/densenet",
-    "torchvision/swin_v2",
-    "monai/unet_3d",
-    "monai/voxelmorph",
-    "dynamic-network-architectures/plain_conv_unet_2d",
-    "segmentation_models_pytorch/pspnet",
-    "timm/xcit",
-    "timm/convnext_v2",
-    "diffusers/unet_2d_condition",
-    "diffusers/autoencoder_kl",
-    "transformers/gpt2",
-    "neuraloperator/tfno",
-)
 LIMIT_S = 60.0
 
 needs_packages = pytest.mark.skipif(
@@ -67,6 +53,37 @@ def test_gradient_that_is_a_thousandth_larger_on_one_rank_is_wrong() -> None:
     assert found.verdict == "wrong"
     assert found.error == pytest.approx(1e-3, rel=1e-3)
     assert found.what.startswith("gradient ")
+
+
+class _Entries(nn.Module):
+    """Two methods that are called from outside, and the forward, which calls both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv1d(4, 4, 3), nn.Conv1d(4, 4, 3)
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        return self.first(x)
+
+    def decode(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.decode(self.encode(x))
+
+
+def test_one_of_several_methods_is_planned_by_its_layouts() -> None:
+    plan = gpudist.Plan()
+    plan.layout("first", broadcast, at="input")
+    plan.layout("last", [split(dim) for dim in range(3)], at="input")
+    how = _Entries(), [1, 1, 2], (2, 4, 12)
+    encoded = gpudist.plan_of(*how, method="encode")
+    with pytest.raises(gpudist.ConversionError, match="not used: last"):
+        gpudist.plan_of(*how, method="encode", plan=plan)
+    edits = layouts_within(plan, encoded)
+    assert edits.layouts == plan.layouts[:1]
+    assert gpudist.plan_of(*how, method="encode", plan=edits).layouts == edits.layouts
+    assert layouts_within(plan, gpudist.plan_of(*how)).layouts == plan.layouts
 
 
 class _Fourier(nn.Module):
