@@ -141,6 +141,22 @@ def test_rows_and_bytes_are_those_of_a_run(P_world: Partition, name: str) -> Non
     assert plan.sent_bytes == counted
 
 
+@distributed(ranks=4, transports=["loopback", "host", "gloo"])
+def test_bytes_of_a_block_that_a_cpu_convolves_in_place(P_world: Partition) -> None:
+    """Messages of faces have the corners twice, and a GPU would copy this block."""
+    shape, network = (1, 8, 384, 384), nn.Conv2d(8, 2, 3, padding=1)
+    P_x = grid(P_world, [1, 1, 2, 2])
+    net: Any = distribute(network, P_x, inputs={"input": shape})
+    block = own_block(random_like_all(shape, 1).float(), P_x, requires_grad=False)
+    with torch.no_grad():
+        net(block)
+        before = sent_bytes(P_world)
+        net(block)
+    assert P_world.rank is not None
+    plan = plan_of(network, P_x, shape, ranks=P_world.rank)
+    assert plan.sent_bytes == sent_bytes(P_world) - before
+
+
 def sent_bytes(P_world: Partition) -> int:
     return sum(row.sent_bytes for row in gpudist.stats(P_world=P_world))
 

@@ -70,7 +70,9 @@ def use_in_place(
     if not overlap or layout.dtype not in (_WIDE if with_own else (*_WIDE, *LOW)):
         return None
     cells = _cells_of_largest_block(halo, layout)
-    gpu = None if suits_cpu(x) else rates_of(P_x.wire.gpu)
+    # A block without data stands for one on the device of the planned world.
+    is_on_cpu = suits_cpu(x) or (x.is_meta and not P_x.wire.has_streams)
+    gpu = None if is_on_cpu else rates_of(P_x.wire.gpu)
     sends = any(blocks.parts > 1 for blocks in inputs.dims[2:])
     conditions = (gpu, layout.dtype.itemsize * cells, count, sends)
     if cells == 0 or not saves_time(*conditions, trains=False):
