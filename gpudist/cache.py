@@ -35,7 +35,7 @@ class Cache(dict[Key, Made]):
                 del self[next(iter(self))]
             super().__setitem__(key, value)
 
-    def made(self, key: Key, make: Callable[[], Made]) -> Made:
+    def get_or_make(self, key: Key, make: Callable[[], Made]) -> Made:
         """Return the item of ``key``; create it at the first call."""
         item = self.get(key)
         if item is None:

@@ -23,7 +23,7 @@ def test_makes_an_item_once() -> None:
     calls: list[int] = []
     cache = Cache[int, int](2)
     for key in (1, 2, 1, 2, 3, 1):
-        assert cache.made(key, lambda key=key: calls.append(key) or key * 10) == key * 10
+        assert cache.get_or_make(key, lambda key=key: calls.append(key) or key * 10) == key * 10
     assert calls == [1, 2, 3, 1]
 
 
@@ -42,7 +42,7 @@ def test_threads_share_one() -> None:
         chosen = random.Random(seed)
         for _ in range(5000):
             key = chosen.randrange(40)
-            assert cache.made(key, lambda key=key: -key) == -key
+            assert cache.get_or_make(key, lambda key=key: -key) == -key
 
     threads = [Thread(target=work, args=(seed,)) for seed in range(4)]
     for thread in threads:

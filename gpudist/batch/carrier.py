@@ -133,7 +133,7 @@ class Carrier:
         return payload
 
     def _movement(self, P: Partition, nbytes: int) -> Movement:
-        return self._movements.made((P, nbytes), lambda: self._bind_broadcast(P, nbytes))
+        return self._movements.get_or_make((P, nbytes), lambda: self._bind_broadcast(P, nbytes))
 
     def _bind_broadcast(self, P: Partition, nbytes: int) -> Movement:
         P_root = P.create_partition_inclusive([self._root])

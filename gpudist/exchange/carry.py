@@ -87,7 +87,7 @@ def start(
     """
     targets: Blocks = list(into) if into is not None else [None] * len(movements)
     adds = tuple([target is not None for target in targets])
-    common: _Common = movements[0].kept.made(
+    common: _Common = movements[0].kept.get_or_make(
         (adds, *movements[1:]), lambda: _common(tuple(movements), 0, adds)
     )
     wire, signature, activity, steps = common
@@ -176,7 +176,7 @@ def _bind(first: Movement, others: tuple[Movement, ...]) -> tuple[BoundSteps, ..
             bound.append(wire.bind_steps(signature, activity, steps))
         else:
             bound.append(BoundSteps(partial(run_steps, wire, signature, steps)))
-    return first.kept.made(others, lambda: tuple(bound))
+    return first.kept.get_or_make(others, lambda: tuple(bound))
 
 
 def _common(

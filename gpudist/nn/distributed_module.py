@@ -177,7 +177,7 @@ def is_single(
         low: dtype of autocast.
     """
     key = (kind, device, given, low)
-    return _singles.made(key, lambda: (_is_single(kind, device, given),))[0]
+    return _singles.get_or_make(key, lambda: (_is_single(kind, device, given),))[0]
 
 
 def _is_single(kind: type[torch.nn.Module], device: str, given: torch.dtype) -> bool:

@@ -179,7 +179,7 @@ class Operator(Checked, torch.nn.Module):
 
     def _bind_recent(self, layout: BlockLayout, x: torch.Tensor) -> Movement:
         key = (layout.identity, x.shape, x.dtype)
-        return self._recent.made(key, lambda: self._bind(layout, x))
+        return self._recent.get_or_make(key, lambda: self._bind(layout, x))
 
     def empty_shape(self, x: torch.Tensor) -> tuple[int, ...]:
         """Return the shape of this rank's output if it receives no block."""

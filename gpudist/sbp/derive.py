@@ -101,9 +101,9 @@ def derive(
     if key is None:
         return _derivation(rule, call, layouts, index, choose())
     with _choosing:
-        return _derivations.made(
+        return _derivations.get_or_make(
             (key, index),
-            lambda: _derivation(rule, call, layouts, index, _choices.made(key, choose)),
+            lambda: _derivation(rule, call, layouts, index, _choices.get_or_make(key, choose)),
         )
 
 

@@ -150,7 +150,9 @@ def _composed(
         call = Call(function, slots, named, specs, placement.autocast)
         with suppress(TypeError):
             key = key_of((slots, named, specs)), torch.get_autocast_dtype(placement.autocast)
-            dtypes = _dtypes.made((function, placement.autocast, *key), lambda: _dtypes_of(call))
+            dtypes = _dtypes.get_or_make(
+                (function, placement.autocast, *key), lambda: _dtypes_of(call)
+            )
     if not dtypes or placement.autocast is None:
         return composite.function(*args, **kwargs)
 

@@ -71,7 +71,7 @@ def global_spec(
     remembered: Any = placement.partition.wire.remembered
     specs = cache_of(remembered, "global_specs", 8192)
     key = (placement, sbp, shape, dtype)
-    return specs.made(key, lambda: GlobalSpec(placement, sbp, shape, dtype))
+    return specs.get_or_make(key, lambda: GlobalSpec(placement, sbp, shape, dtype))
 
 
 make_wrapper: Any = torch.Tensor._make_wrapper_subclass  # pyright: ignore

@@ -135,7 +135,9 @@ def _output_specs(
     remembered = cache_of(vars(layer), "_output_specs")
     others = map_tree([args, kwargs], lambda x: None if isinstance(x, torch.Tensor) else x)
     key = tuple(x.global_layout for x in tensors), key_of(others), len(outputs)
-    return remembered.made(key, lambda: [_agree_on_output(layer, tensors[0], y) for y in outputs])
+    return remembered.get_or_make(
+        key, lambda: [_agree_on_output(layer, tensors[0], y) for y in outputs]
+    )
 
 
 def _agree_on_output(layer: Any, x: GlobalTensor, y: torch.Tensor) -> GlobalSpec:

@@ -109,7 +109,7 @@ class PlacedPin:
             base = x.materialize_for_change()
         source = spec_of(base)
         # The same object if the tensor need not move.
-        target = self._targets.made(source, lambda: self._spec_if_moved(source))
+        target = self._targets.get_or_make(source, lambda: self._spec_if_moved(source))
         if target is source:
             return base
 

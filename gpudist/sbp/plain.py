@@ -183,7 +183,7 @@ def _require_equal(name: str, x: torch.Tensor, P: Partition) -> None:
     remembered: Any = P.wire.remembered
     seen = cache_of(remembered, "equal plain tensors", 4096)
     key = P, frame.f_code, frame.f_lasti, name, x.shape, x.dtype
-    seen.made(key, lambda: _compare(name, x, P))
+    seen.get_or_make(key, lambda: _compare(name, x, P))
 
 
 def _is_of_library(frame: Any) -> bool:

@@ -83,7 +83,7 @@ def prepare(
         key = (call.function, arguments, call.tensors, layouts, rule, low, wide, held)
     except TypeError:
         return _prepare(rule, call, layouts, placement, held)
-    return calls.made(key, lambda: _prepare(rule, call, layouts, placement, held, key))
+    return calls.get_or_make(key, lambda: _prepare(rule, call, layouts, placement, held, key))
 
 
 def _prepare(

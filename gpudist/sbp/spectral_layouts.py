@@ -31,7 +31,7 @@ def split_dims_of(x: GlobalTensor | None) -> set[int]:
 
 def _choice(x: GlobalTensor, key: object, make: Callable[[], Any]) -> Any:
     remembered: Any = x.placement.partition.wire.remembered
-    return cache_of(remembered, "spectra", 1024).made((x._global_spec, key), make)
+    return cache_of(remembered, "spectra", 1024).get_or_make((x._global_spec, key), make)
 
 
 def without(

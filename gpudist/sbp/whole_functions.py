@@ -113,7 +113,7 @@ def _want_gradient(tree: Any) -> bool:
 
 def _scope_outside_of_networks(placement: Placement) -> Scope:
     scopes = cache_of(placement.partition.wire.remembered, "functions outside of a network")
-    return scopes.made(placement, lambda: Scope(placement, gather_limit_bytes=sys.maxsize))
+    return scopes.get_or_make(placement, lambda: Scope(placement, gather_limit_bytes=sys.maxsize))
 
 
 def _identity(cls: Any, args: Sequence[Any]) -> Any:

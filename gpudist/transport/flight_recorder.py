@@ -156,7 +156,7 @@ class FlightRecorder:
 
     def activity(self, label: str) -> Activity:
         """Return the cached activity of a label; :meth:`record_post` counts its messages."""
-        return self._labelled.made(label, lambda: self.new_activity(label))
+        return self._labelled.get_or_make(label, lambda: self.new_activity(label))
 
     @property
     def count(self) -> int:

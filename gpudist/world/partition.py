@@ -575,6 +575,6 @@ def cache_in_world(function: Callable[..., _Result]) -> Callable[..., _Result]:
     @wraps(function)
     def call(P: Partition, *args: object) -> _Result:
         results = cache_of(P.wire.remembered, function, 4096)
-        return results.made((P, *args), lambda: function(P, *args))
+        return results.get_or_make((P, *args), lambda: function(P, *args))
 
     return call

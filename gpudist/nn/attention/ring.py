@@ -73,7 +73,7 @@ class RingAttention(SequenceAttention):
     def _hops_of(self, keys: Blocks, held: Held) -> tuple[tuple[Movement, ...], ...]:
         """Return the cached movements of all hops for tensors like ``held``."""
         signature = keys, tuple((x.shape, x.dtype) for x in held)
-        return self._movements.made(
+        return self._movements.get_or_make(
             signature,
             lambda: tuple(
                 tuple(
