@@ -21,8 +21,9 @@ EPOCHS ?= 20
 # Time limit of a test in seconds; then it fails and prints the stacks of its threads.
 TEST_S ?= 300
 
-# Number of test files that run concurrently, each with up to 16 ranks. Tests mostly wait.
-JOBS ?= 3
+# Number of test files that run concurrently, each with up to 16 ranks. More than the machine has
+# processors take longer: ranks that wait for each other spin.
+JOBS ?= 2
 # Set to 1 to run every case of every test on every transport.
 EVERY ?=
 
