@@ -245,7 +245,7 @@ lint: $(TOOLS)
 types: $(TOOLS)
 	$(PYTHON) -m pyright
 
-# Tests wait half of the time, so the analysis runs beside them.
+# Tests wait for some of their time, in which the analysis runs beside them.
 check: $(TOOLS)
 	$(MAKE) -j2 $(ZOO) lint $(COMPILED)
 	$(MAKE) -j2 test analysis
