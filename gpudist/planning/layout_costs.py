@@ -31,16 +31,24 @@ def layout_in(sbp: NdSbp, state: State) -> NdSbp:
 
     Sizes of blocks are those of the grid's, unless another axis no longer splits the dim.
     """
-    joined = {one.dim for one, whole in zip(sbp, state, strict=True) if whole and one.is_split}
+    joined = {
+        attribute.dim
+        for attribute, whole in zip(sbp, state, strict=True)
+        if whole and attribute.is_split
+    }
     return tuple(
-        broadcast if whole else split(one.dim) if one.is_split and one.dim in joined else one
-        for one, whole in zip(sbp, state, strict=True)
+        broadcast
+        if whole
+        else split(attribute.dim)
+        if attribute.is_split and attribute.dim in joined
+        else attribute
+        for attribute, whole in zip(sbp, state, strict=True)
     )
 
 
 def without_sizes(sbp: NdSbp) -> NdSbp:
     """Return the layout without sizes of blocks, which would fit inputs of one size only."""
-    return tuple(split(one.dim) if one.is_split else one for one in sbp)
+    return tuple(split(attribute.dim) if attribute.is_split else attribute for attribute in sbp)
 
 
 @dataclass(frozen=True)

@@ -180,10 +180,10 @@ def search(
     return NetworkPlan.from_text(from_first(P_x.world, lambda: find().to_text()))
 
 
-def _on_fewest_workers(dry: DryNetwork, found: Sequence[Fit]) -> list[Advice]:
-    least = smallest(found)
+def _on_fewest_workers(dry: DryNetwork, all_fits: Sequence[Fit]) -> list[Advice]:
+    least = smallest(all_fits)
     if least is None:
-        return [advice_on(dry, min(found, key=lambda one: one.memory.total).grid)]
+        return [advice_on(dry, min(all_fits, key=lambda fit: fit.memory.total).grid)]
     best = starts_of(dry, least.ranks)
     return best if best[0].fits else [advice_on(dry, least.grid)]
 
@@ -195,10 +195,12 @@ def starts_of(dry: DryNetwork, ranks: int) -> list[Advice]:
     the grid with the smallest estimate that does not.
     """
     best = rank_grids(dry, ranks, _PLANNED if ranks > 4 else None, wanted=_GRIDS)
-    if len(best) < _GRIDS or any(one.grid[0] == 1 for one in best):
+    if len(best) < _GRIDS or any(entry.grid[0] == 1 for entry in best):
         return best
     axes = range(1, len(dry.global_shape))
-    for grid in sorted(grids(ranks, dry.global_shape, axes), key=lambda one: estimate_s(dry, one)):
+    for grid in sorted(
+        grids(ranks, dry.global_shape, axes), key=lambda shape: estimate_s(dry, shape)
+    ):
         with suppress(GpudistError):
             return [*best[:-1], advice_on(dry, grid)]
     return best
@@ -208,7 +210,9 @@ def _plan_of(searches: Sequence[Search], repeats: bool) -> NetworkPlan:
     """Return the plan of the first search, with notes on what else was chosen."""
     plan = searches[0].plan()
     if len(searches) > 1:
-        words = (f"{list(one.alone.grid)} {seconds_of(one.best.seconds)}" for one in searches)
+        words = (
+            f"{list(result.alone.grid)} {seconds_of(result.best.seconds)}" for result in searches
+        )
         plan.notes.insert(1, f"grids with their layouts: {', '.join(words)}")
     if repeats:
         plan.notes.insert(1, "every block is recomputed in backward")

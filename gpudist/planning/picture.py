@@ -65,17 +65,17 @@ def picture_of(advice: Sequence[Advice], title: str) -> Figure:
     return figure_of(panels, title)
 
 
-def _times(one: Advice) -> tuple[str, Sequence[float], str]:
+def _times(advice: Advice) -> tuple[str, Sequence[float], str]:
     parts: list[float] = []
-    for phase in (one.slowest.forward, one.slowest.backward):
-        whole = phase.overlapped_s if one.overlaps else phase.serial_s
+    for phase in (advice.slowest.forward, advice.slowest.backward):
+        whole = phase.overlapped_s if advice.overlaps else phase.serial_s
         parts += [phase.compute_s, max(0.0, whole - phase.compute_s)]
-    return title_of(one), parts, seconds_of(one.seconds)
+    return title_of(advice), parts, seconds_of(advice.seconds)
 
 
-def _memory(one: Advice) -> tuple[str, Sequence[float], str]:
-    memory = one.memory
-    return title_of(one), [getattr(memory, n) for n in MEMORY], bytes_of(memory.total)
+def _memory(advice: Advice) -> tuple[str, Sequence[float], str]:
+    memory = advice.memory
+    return title_of(advice), [getattr(memory, n) for n in MEMORY], bytes_of(memory.total)
 
 
 def _panel(

@@ -25,14 +25,14 @@ ORIGIN = "Messages, bytes and memory are counted from a step without data; times
 UNCOUNTED = "Workspaces of convolutions and the device's own memory are not counted."
 
 
-def title_of(one: Advice) -> str:
+def title_of(advice: Advice) -> str:
     """Name of a row: the grid, and whether it is planned with edits."""
-    return f"{'' if one.plan is None else 'plan on '}{list(one.grid)}"
+    return f"{'' if advice.plan is None else 'plan on '}{list(advice.grid)}"
 
 
 def choice(advice: Sequence[Advice]) -> str:
     """Sentence that says how many partitions were planned, and of how many."""
-    candidates, planned = advice[0].candidates, sum(one.plan is None for one in advice)
+    candidates, planned = advice[0].candidates, sum(entry.plan is None for entry in advice)
     if planned >= candidates:
         return f"Planned all {candidates} partitions."
     return (
@@ -43,8 +43,8 @@ def choice(advice: Sequence[Advice]) -> str:
 
 def verdict(advice: Sequence[Advice], profile: Profile) -> str:
     """Sentence that says whether a step fits, on the fastest grid that does."""
-    fit = [one for one in advice if one.fits is not False]
-    best = fit[0] if fit else min(advice, key=lambda one: one.memory_bytes)
+    fit = [entry for entry in advice if entry.fits is not False]
+    best = fit[0] if fit else min(advice, key=lambda entry: entry.memory_bytes)
     grid, peak, ranks = title_of(best), bytes_of(best.memory_bytes), prod(best.grid)
     if best.fits is None:
         return f"Best grid for {ranks} ranks: {grid}, {peak} on a rank at the peak."
@@ -57,13 +57,13 @@ def verdict(advice: Sequence[Advice], profile: Profile) -> str:
 REMEDY = "More ranks, --recompute, --optimizer sgd, --one-owner or a smaller batch reduce it."
 
 
-def fit_verdict(found: Sequence[Fit], memory_gib: float) -> str:
+def fit_verdict(all_fits: Sequence[Fit], memory_gib: float) -> str:
     """Sentence that says whether a step fits, and on how many workers."""
-    best = smallest(found)
+    best = smallest(all_fits)
     if best is None:
-        least = min(found, key=lambda one: one.memory.total)
+        least = min(all_fits, key=lambda fit: fit.memory.total)
         return (
-            f"Does not fit on 1 to {found[-1].ranks} GPUs of {memory_gib:g} GiB: the least is "
+            f"Does not fit on 1 to {all_fits[-1].ranks} GPUs of {memory_gib:g} GiB: the least is "
             f"{bytes_of(least.memory.total)} on each of {least.ranks}. {REMEDY}"
         )
     number = f"{best.ranks} GPU{'s' if best.ranks > 1 else ''}"
@@ -71,57 +71,57 @@ def fit_verdict(found: Sequence[Fit], memory_gib: float) -> str:
     return f"Fits on {number}: grid {list(best.grid)} needs {words}."
 
 
-def fit_rows(found: Sequence[Fit]) -> list[tuple[str, ...]]:
+def fit_rows(all_fits: Sequence[Fit]) -> list[tuple[str, ...]]:
     """Return the rows under ``FIT_HEADING``; estimates are marked by ``~``."""
     return [
         (
-            str(one.ranks),
-            str(list(one.grid)).replace(" ", ""),
-            ("" if one.is_counted else "~") + bytes_of(one.memory.total),
-            "yes" if one.fits else "no",
-            bytes_of(one.memory.parameters + one.memory.gradients + one.memory.optimizer),
-            bytes_of(one.memory.activations),
-            bytes_of(one.memory.temporary + one.memory.staging),
+            str(fit.ranks),
+            str(list(fit.grid)).replace(" ", ""),
+            ("" if fit.is_counted else "~") + bytes_of(fit.memory.total),
+            "yes" if fit.fits else "no",
+            bytes_of(fit.memory.parameters + fit.memory.gradients + fit.memory.optimizer),
+            bytes_of(fit.memory.activations),
+            bytes_of(fit.memory.temporary + fit.memory.staging),
         )
-        for one in found
+        for fit in all_fits
     ]
 
 
-def fit_facts(one: Fit) -> dict[str, Any]:
+def fit_facts(fit: Fit) -> dict[str, Any]:
     """Return the values for one number of workers, in bytes, for JSON."""
-    return {**asdict(one), "memory_bytes": one.memory.total}
+    return {**asdict(fit), "memory_bytes": fit.memory.total}
 
 
 def time_rows(advice: Sequence[Advice]) -> list[tuple[str, ...]]:
     """Return the rows under ``TIME_HEADING``, one per partition, for the slowest rank."""
     return [
         (
-            title_of(one),
-            *map(seconds_of, (one.seconds, one.slowest.seconds(overlapped=False))),
+            title_of(entry),
+            *map(seconds_of, (entry.seconds, entry.slowest.seconds(overlapped=False))),
             *(
-                seconds_of(phase.overlapped_s if one.overlaps else phase.serial_s)
-                for phase in (one.slowest.forward, one.slowest.backward)
+                seconds_of(phase.overlapped_s if entry.overlaps else phase.serial_s)
+                for phase in (entry.slowest.forward, entry.slowest.backward)
             ),
-            f"{one.imbalance:.2f}",
+            f"{entry.imbalance:.2f}",
         )
-        for one in advice
+        for entry in advice
     ]
 
 
 def message_rows(advice: Sequence[Advice]) -> list[tuple[str, ...]]:
     """Return the rows under ``MESSAGE_HEADING``, for the slowest rank and for all ranks."""
-    return [_message_row(one) for one in advice]
+    return [_message_row(entry) for entry in advice]
 
 
 def memory_rows(advice: Sequence[Advice]) -> list[tuple[str, ...]]:
     """Return the rows under ``MEMORY_HEADING``, one per partition, for the largest rank."""
     return [
         (
-            title_of(one),
-            bytes_of(one.memory.total) + (" too much" if one.fits is False else ""),
-            *(bytes_of(getattr(one.memory, name)) for name in MEMORY_PARTS),
+            title_of(entry),
+            bytes_of(entry.memory.total) + (" too much" if entry.fits is False else ""),
+            *(bytes_of(getattr(entry.memory, name)) for name in MEMORY_PARTS),
         )
-        for one in advice
+        for entry in advice
     ]
 
 
@@ -131,23 +131,23 @@ def text(advice: Sequence[Advice]) -> str:
     return "\n\n".join(columns([heading, *rows]) for heading, rows in tables)
 
 
-def facts(one: Advice) -> dict[str, Any]:
+def facts(advice: Advice) -> dict[str, Any]:
     """Return the values for one partition, in seconds and bytes, for JSON."""
     return {
-        "grid": list(one.grid),
-        "plan": None if one.plan is None else json.loads(one.plan.to_text()),
-        "seconds": one.seconds,
-        "serial_seconds": one.slowest.seconds(overlapped=False),
-        "overlapped_seconds": one.slowest.seconds(overlapped=True),
-        "memory_bytes": one.memory_bytes,
-        "memory": asdict(one.memory),
-        "imbalance": one.imbalance,
-        "fits": one.fits,
-        "candidates": one.candidates,
+        "grid": list(advice.grid),
+        "plan": None if advice.plan is None else json.loads(advice.plan.to_text()),
+        "seconds": advice.seconds,
+        "serial_seconds": advice.slowest.seconds(overlapped=False),
+        "overlapped_seconds": advice.slowest.seconds(overlapped=True),
+        "memory_bytes": advice.memory_bytes,
+        "memory": asdict(advice.memory),
+        "imbalance": advice.imbalance,
+        "fits": advice.fits,
+        "candidates": advice.candidates,
         "all_ranks": {
-            "messages": one.all_messages,
-            "message_bytes": one.all_message_bytes,
-            "is_exact": one.is_total,
+            "messages": advice.all_messages,
+            "message_bytes": advice.all_message_bytes,
+            "is_exact": advice.is_total,
         },
         "ranks": [
             {
@@ -155,20 +155,20 @@ def facts(one: Advice) -> dict[str, Any]:
                 "forward": {**asdict(r.forward), "serial_s": r.forward.serial_s},
                 "backward": {**asdict(r.backward), "serial_s": r.backward.serial_s},
             }
-            for r in one.rehearsed
+            for r in advice.rehearsed
         ],
     }
 
 
-def _message_row(one: Advice) -> tuple[str, ...]:
-    most = "" if one.is_total else "<= "
+def _message_row(advice: Advice) -> tuple[str, ...]:
+    most = "" if advice.is_total else "<= "
     return (
-        title_of(one),
-        str(one.slowest.messages),
-        bytes_of(one.slowest.message_bytes),
-        str(one.slowest.forward.collectives + one.slowest.backward.collectives),
-        most + str(one.all_messages),
-        most + bytes_of(one.all_message_bytes),
+        title_of(advice),
+        str(advice.slowest.messages),
+        bytes_of(advice.slowest.message_bytes),
+        str(advice.slowest.forward.collectives + advice.slowest.backward.collectives),
+        most + str(advice.all_messages),
+        most + bytes_of(advice.all_message_bytes),
     )
 
 
