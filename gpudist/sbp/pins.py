@@ -117,10 +117,12 @@ class PlacedPin:
             scope = current_scope()
             if scope is not None and scope.record is not None:
                 return base.to_global(self.placement, self.sbp)
+            # A view whose base has changed computes its cells by torch's functions.
+            part = base._local
             # A network's interception must not take a tensor made here for one of the forward.
             with torch._C.DisableTorchFunction():
                 world = self.placement.partition.world
-                local = box(base._local, source.layout, target.layout, world)
+                local = box(part, source.layout, target.layout, world)
                 return wrap(GlobalTensor, local, target)
 
         moved = make()

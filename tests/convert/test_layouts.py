@@ -297,6 +297,26 @@ def test_a_copy_is_changed_in_place_by_blocks(P_world: Partition, workers: list[
     assert_as_alone(AddedInPlace, grid(P_world, [1, 1, 2, 2]), [(2, 3, 8, 9)], edit)
 
 
+class ChangedThroughAView(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3, 1, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * self.scale
+        y[0] += 1
+        return y + x
+
+
+@distributed(ranks=2, transports=["loopback"])
+def test_a_view_of_a_changed_tensor_is_moved(P_world: Partition) -> None:
+    def edit(plan: Plan) -> None:
+        plan.layout("", split(3), function="mul", grid=[2])
+        plan.layout("", broadcast, function="add_", grid=[2])
+
+    assert_as_alone(ChangedThroughAView, grid(P_world, [1, 1, 2, 1]), [(2, 3, 8, 9)], edit)
+
+
 class ReadAgain(nn.Module):
     """Work in place whose effect is read through the tensor that was passed."""
 
