@@ -73,7 +73,7 @@ class KnownValues(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        tensors = list(tensors_in([args, kwargs]))
+        tensors = tensors_in([args, kwargs])
         known = all(self._is_known(x) for x in tensors)
         if func in READS and tensors and known:
             # A real run copies the value to the host, and sends messages if it is in blocks; a dry
@@ -92,7 +92,7 @@ class KnownValues(TorchFunctionMode):
         if func in _FINITE and not known:
             answer = torch.tensor(_FINITE[func], device="cpu")
             vars(result)[_VALUE] = answer.expand(result.shape)
-        results = list(tensors_in(result))
+        results = tensors_in(result)
         is_small = results and max(y.numel() for y in results) <= _MOST_CELLS
         if known and is_small and func not in _DRAW:
             values = _attempt(func, args, kwargs)

@@ -233,23 +233,21 @@ def unlisted_leaves(network: nn.Module) -> dict[str, torch.Tensor]:
     """
     known = {id(x) for x in [*(x for _, x in named_tensors(network)), *network.modules()]}
     leaves: dict[str, torch.Tensor] = {}
-    places = [
-        (f"{path}.{name}" if path else name, x)
-        for path, module in network.named_modules()
-        for name, x in vars(module).items()
-    ]
-    for name, x in places:
-        is_leaf = isinstance(x, torch.Tensor) and x.is_leaf and x.requires_grad
-        if id(x) in known or not (is_leaf or isinstance(x, (list, tuple, dict, nn.Module))):
-            continue
-        known.add(id(x))
-        if isinstance(x, torch.Tensor):
-            leaves[name] = x
-        elif isinstance(x, nn.Module):
-            places += [(f"{name}.{key}", part) for key, part in vars(x).items()]
-        else:
-            parts: Any = x.items() if isinstance(x, dict) else enumerate(x)
-            places += [(f"{name}[{key!r}]", part) for key, part in parts]
+    owners: list[tuple[str, Any]] = [*network.named_modules()]
+    for path, owner in owners:
+        is_module = isinstance(owner, nn.Module)
+        parts: Any = vars(owner) if is_module else owner
+        for key, x in parts.items() if isinstance(parts, dict) else enumerate(parts):
+            is_leaf = isinstance(x, torch.Tensor) and x.is_leaf and x.requires_grad
+            if id(x) in known or not (is_leaf or isinstance(x, (list, tuple, dict, nn.Module))):
+                continue
+            known.add(id(x))
+            attribute = f"{path}.{key}" if path else str(key)
+            name = attribute if is_module else f"{path}[{key!r}]"
+            if isinstance(x, torch.Tensor):
+                leaves[name] = x
+            else:
+                owners.append((name, x))
     return leaves
 
 

@@ -126,7 +126,7 @@ def _has_open_shape(func: Any, args: Any, kwargs: Any) -> bool:
     if func in (torch.where, T.where):
         return len(args) + len(kwargs) == 1
     if func in _REPEATS:
-        return len(list(tensors_in(args[-1:]))) == 1 and "output_size" not in kwargs
+        return len(tensors_in(args[-1:])) == 1 and "output_size" not in kwargs
     return func in _COUNTS
 
 

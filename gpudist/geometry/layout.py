@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
@@ -98,7 +98,14 @@ def split(dim: int, sizes: Sequence[int] | None = None) -> Sbp:
         raise PartitionError(
             f"split({dim}): dim is negative; count it from the front, starting at 0"
         )
-    return Sbp("split", int(dim), None if sizes is None else tuple(int(size) for size in sizes))
+    if sizes is None:
+        return _balanced(int(dim))
+    return Sbp("split", int(dim), tuple(int(size) for size in sizes))
+
+
+@lru_cache(maxsize=64)
+def _balanced(dim: int) -> Sbp:
+    return Sbp("split", dim)
 
 
 def misfit(sbp: NdSbp, grid: tuple[int, ...], shape: tuple[int, ...]) -> str:
@@ -318,7 +325,7 @@ class Layout:
     def restrict(self, axes: Sequence[int], dims: Sequence[int]) -> Layout:
         """Return the layout on these axes, of these dims; no other axis splits them."""
         sbp = tuple(
-            replace(attribute, dim=dims.index(attribute.dim))
+            split(dims.index(attribute.dim), attribute.sizes)
             if attribute.dim in dims
             else broadcast
             for attribute in (self.sbp[axis] for axis in axes)

@@ -8,7 +8,6 @@ from math import ceil, inf, log2, sqrt
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from gpudist.cache import Cache
@@ -18,7 +17,7 @@ from gpudist.exchange.tracing import Watching
 from gpudist.planning.hardware import Link, Profile
 from gpudist.planning.kernel_times import key_of
 from gpudist.planning.live_bytes import LiveBytes
-from gpudist.sbp.trees import tensors_in
+from gpudist.sbp.trees import map_tree, tensors_in
 from gpudist.transport.dry import META, Posted, SharedCollective, Traffic
 
 # Positions of the weight, the groups, the transposed flag and the stride among the arguments.
@@ -269,21 +268,38 @@ class Repeating(Watching):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        inputs = list(tensors_in([args, kwargs]))
-        makes_no_data = all(map(_has_no_data, inputs)) and kwargs.get("device") in (None, META)
-        text = key_of(func, args, kwargs) if makes_no_data and not func.is_view else ""
-        key = text, torch.get_default_dtype()
-        known = _results.get(key)
-        if known is not None:
-            return tree_map_only(torch.Tensor, _like, known)
-        result = func(*args, **kwargs)
-        outputs = list(tensors_in(result))
-        if text and outputs and all(map(_fills_its_memory, outputs)):
-            # Functions in place, and a few others, return memory of their arguments.
-            places = [x.untyped_storage()._cdata for x in (*outputs, *inputs)]
-            if len({*places}) == len(outputs) + len({*places[len(outputs) :]}):
-                _results[key] = tree_map_only(torch.Tensor, _like, result)
-        return result
+        return _repeated(func, args, kwargs, tensors_in([args, kwargs]))
+
+
+def _repeated(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Sequence[torch.Tensor]
+) -> Any:
+    makes_no_data = all(map(_has_no_data, inputs)) and kwargs.get("device") in (None, META)
+    if not makes_no_data or func.is_view or func.namespace != "aten":
+        return func(*args, **kwargs)
+    key = func, _hashable(args), _hashable(kwargs), torch.get_default_dtype()
+    known = _results.get(key)
+    if known is not None:
+        return map_tree(known, _like)
+    result = func(*args, **kwargs)
+    outputs = tensors_in(result)
+    if outputs and all(map(_fills_its_memory, outputs)):
+        # Functions in place, and a few others, return memory of their arguments.
+        places = [x.untyped_storage()._cdata for x in (*outputs, *inputs)]
+        if len({*places}) == len(outputs) + len({*places[len(outputs) :]}):
+            _results[key] = map_tree(result, _like)
+    return result
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.stride(), value.dtype
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_hashable, value))
+    if isinstance(value, dict):
+        return tuple([(name, _hashable(part)) for name, part in value.items()])
+    # 1 and 1.0 are equal.
+    return type(value), value
 
 
 def _has_no_data(x: torch.Tensor) -> bool:
@@ -294,7 +310,9 @@ def _fills_its_memory(x: torch.Tensor) -> bool:
     return _has_no_data(x) and x.nbytes == x.untyped_storage().nbytes()
 
 
-def _like(x: torch.Tensor) -> torch.Tensor:
+def _like(x: Any) -> Any:
+    if not isinstance(x, torch.Tensor):
+        return x
     return _empty_strided(x.shape, x.stride(), dtype=x.dtype, device=META)
 
 
@@ -319,7 +337,8 @@ class Kernels(Repeating):
         if packet.__name__ == "_local_scalar_dense" and args[0].is_meta:
             # A copy to the host, which raises here: the caller knows the value.
             self._clock.add_kernel(Kernel(0, args[0].nbytes, args[0].dtype))
-        result = super().__torch_dispatch__(func, types, args, kwargs)
+        inputs = tensors_in([args, kwargs])
+        result = _repeated(func, args, kwargs, inputs)
         # Values that are known in a dry run are computed on the CPU.
         outputs = [y for y in tensors_in(result) if y.is_meta]
         if self._live is not None:
@@ -329,9 +348,7 @@ class Kernels(Repeating):
             return result
         flops_of: Callable[..., int] | None = flop_registry.get(packet)
         flops = flops_of(*args, **kwargs, out_val=result) if flops_of is not None else 0
-        size_bytes = sum(
-            x.numel() * x.element_size() for x in (*tensors_in([args, kwargs]), *outputs)
-        )
+        size_bytes = sum(x.nbytes for x in (*inputs, *outputs))
         if size_bytes:
             convolved, times = _convolution_of(packet.__name__, args), self._clock.profile.kernels
             seconds = None if times is None else times.get(key_of(func, args, kwargs)) or None

@@ -136,7 +136,7 @@ class ForwardGraph(Pins):
             result = compute(args, kwargs)
         finally:
             self._is_busy = False
-        results = list(tensors_in(result))
+        results = tensors_in(result)
         outputs = [self._describe(y) for y in results]
         known = [info for info in outputs if info is not None and info.sbp is not None]
         taken = {id(x) for x in tensors}

@@ -194,7 +194,7 @@ class LayoutCosts:
             with torch.device(META), Kernels(self._clock):
                 forward = self._clock.begin()
                 with enter_scope(self._scope), hooks, autocast():
-                    results = list(tensors_in(compute(*arguments(tensors))))
+                    results = tensors_in(compute(*arguments(tensors)))
                 if outputs is not None:
                     layouts = [spec_of(y).sbp for y in results if isinstance(y, GlobalTensor)]
                     if outputs and layouts != list(outputs):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import astuple, dataclass
 from math import prod
 from typing import Any
@@ -248,9 +248,12 @@ class DryNetwork:
     @contextmanager
     def on_meta(self) -> Iterator[None]:
         """Make tensors without data, cast by the autocast of the step."""
-        type = "cuda" if self.profile.wire == "nccl" else "cpu"
-        with torch.device(META), autocast_on_meta(type, self._amp) if self._amp else nullcontext():
+        with torch.device(META), self._autocast():
             yield
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        type = "cuda" if self.profile.wire == "nccl" else "cpu"
+        return autocast_on_meta(type, self._amp) if self._amp else nullcontext()
 
     def convert(
         self, grid: Sequence[int], rank: int, plan: NetworkPlan | None = None
@@ -269,7 +272,7 @@ class DryNetwork:
     ) -> tuple[Phase, Phase]:
         forward = clock.begin()
         moves = conversion_of(network).scope.moves
-        with self.on_meta(), kept:
+        with self._autocast(), kept:
             y = network(*inputs)
             parts = [t.to_local() for t in tree_leaves(y) if isinstance(t, GlobalTensor)]
             losses: list[Any] = [StandInLoss.apply(t) for t in parts if t.requires_grad]

@@ -49,7 +49,7 @@ def call_layer(layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
 
 @entry(DistributedModule)
 def _call(layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    tensors = list(tensors_in([args, kwargs]))
+    tensors = tensors_in([args, kwargs])
     name = type(layer).__name__
     is_loss = isinstance(layer, DistributedLoss)
     for number, x in enumerate(tensors):
@@ -63,7 +63,7 @@ def _call(layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     results = layer(*map_tree(args, block), **map_tree(kwargs, block))
     if isinstance(layer, DistributedLoss):
         return _loss(layer, results, tensors)
-    outputs = list(tensors_in(results))
+    outputs = tensors_in(results)
     specs = _output_specs(layer, args, kwargs, tensors, outputs)
     needs_grad = any(x.requires_grad for x in (*tensors, *layer.parameters()))
     wrapped = iter(

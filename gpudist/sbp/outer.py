@@ -287,7 +287,7 @@ def outer(
         ``None`` if every worker is to compute the whole result: it is small, it is not much larger
         than its inputs, or an input requires grad.
     """
-    tensors = list(tensors_in([args, kwargs]))
+    tensors = tensors_in([args, kwargs])
     pending = [x for x in tensors if isinstance(x, OuterTensor)]
     if not pending and len(tensors) == 1 and 0 not in tensors[0].stride():
         return None

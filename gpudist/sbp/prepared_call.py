@@ -59,7 +59,7 @@ class PreparedCall:
             inputs = () if call.function in _WITHOUT_GRADIENT else local
             return [placeholder(local[0], inputs, spec) for spec in derivation.results]
         compute = self.compute or derivation.with_arguments(call).local
-        results = list(tensors_in(compute(local)))
+        results = tensors_in(compute(local))
         ends = zip(results, derivation.outputs, self._shapes, strict=bool(derivation.outputs))
         for y, layout, expected in ends:
             if y.shape != expected:

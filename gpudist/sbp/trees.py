@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 
-def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors within arguments or results, in order."""
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """Return the tensors within arguments or results, in order."""
     if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, (list, tuple)):
-        for part in tree:
-            yield from tensors_in(part)
-    elif isinstance(tree, dict):
-        for part in tree.values():
-            yield from tensors_in(part)
+        return [tree]
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, (list, tuple)):
+        return []
+    tensors: list[torch.Tensor] = []
+    for part in tree:
+        if isinstance(part, torch.Tensor):
+            tensors.append(part)
+        elif isinstance(part, (list, tuple, dict)):
+            tensors += tensors_in(part)
+    return tensors
 
 
 def has_any(parts: Iterable[Any], kind: type) -> bool:

@@ -91,7 +91,7 @@ def compute_gathered(
 
     results = map_tree(result, back)
     if record is not None:
-        outputs = list(tensors_in(results))
+        outputs = tensors_in(results)
         # The row also counts the movements made for this function.
         del record.rows[rows:]
         record.add(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import count, product
@@ -157,6 +159,30 @@ def test_a_plan_that_needs_too_much_memory_is_not_chosen() -> None:
     assert advice_on(dry, SPLIT, plan=narrow).memory_bytes <= limit
     with pytest.raises(ShapeError, match=r"search: on \[1, 1, 2, 1\] a step needs"):
         search(Skips(), SHAPE, SPLIT, SLOW, memory_gib=0.5 * alone / 2**30)
+
+
+@pytest.fixture
+def _collections_as_in_python() -> Iterator[None]:
+    before = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
+    yield
+    gc.set_threshold(*before)
+
+
+@pytest.mark.usefixtures("_collections_as_in_python")
+def test_the_setting_of_the_garbage_collector_is_as_before() -> None:
+    network, during = nn.Conv2d(3, 3, 3, padding=1), list[int]()
+
+    def note(*_: object) -> None:
+        during.append(gc.get_threshold()[0])
+
+    search(network, (1, 3, 8, 8), (1, 1, 2, 1), FAST, progress=note)
+    assert during
+    assert min(during) > 700
+    assert gc.get_threshold() == (700, 10, 10)
+    with pytest.raises(ShapeError):
+        search(network, (1, 4, 8, 8), (1, 1, 2, 1), FAST)
+    assert gc.get_threshold() == (700, 10, 10)
 
 
 def test_the_device_must_have_a_profile() -> None:

@@ -50,7 +50,7 @@ CALLS: dict[str, Callable[[], Any]] = {
 
 def facts(result: Any) -> list[Any]:
     """Return shape, strides, dtype, device and memory of each tensor, and which share memory."""
-    tensors = list(tensors_in(result))
+    tensors = tensors_in(result)
     places = [y.untyped_storage()._cdata for y in tensors]
     return [
         (y.shape, y.stride(), y.dtype, y.device, y.untyped_storage().nbytes(), places.index(place))

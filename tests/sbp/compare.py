@@ -58,8 +58,8 @@ def assert_matches(
     needs = [x.is_floating_point() for x in xs]
     whole = [x.clone().requires_grad_(n) for x, n in zip(xs, needs, strict=True)]
     parts = [global_of(x, placement, sbp, n) for x, sbp, n in zip(xs, sbps, needs, strict=True)]
-    expected = list(tensors_in(function(*whole)))
-    outputs: list[Any] = list(tensors_in(function(*parts)))
+    expected = tensors_in(function(*whole))
+    outputs: list[Any] = tensors_in(function(*parts))
     assert len(outputs) == len(expected), what
     for y, x in zip(outputs, expected, strict=True):
         assert_global(y, x, what)

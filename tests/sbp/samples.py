@@ -102,7 +102,7 @@ def judge(P_world: Partition, op: Any, count: int, report: Report) -> None:
     for number, sample in enumerate(samples):
         chosen = python_random.Random(f"{op.formatted_name} {number}")
         call = (sample.input, *sample.args), sample.kwargs
-        given = list(tensors_in(call))
+        given = tensors_in(call)
         if not given or sum(x.numel() for x in given) > MOST_CELLS:
             continue
         if any(x.is_sparse or x.layout != torch.strided for x in given):
@@ -188,7 +188,7 @@ def _judge_call(
 
 
 def _compare(found: Any, expected: Any, parts: list[Any], whole: list[torch.Tensor]) -> None:
-    ys, xs = list(tensors_in(found)), list(tensors_in(expected))
+    ys, xs = tensors_in(found), tensors_in(expected)
     assert len(ys) == len(xs), "the number of results"
     if not xs:
         assert found == expected, f"{found} instead of {expected}"

@@ -55,7 +55,7 @@ def _differences(
     wrong: list[str] = []
     for sample in samples[:1]:
         call = (sample.input, *sample.args), sample.kwargs
-        given = list(tensors_in(call))
+        given = tensors_in(call)
         strided = all(x.layout == torch.strided for x in given)
         if not given or not strided or sum(x.numel() for x in given) > MOST_CELLS:
             continue
@@ -70,11 +70,11 @@ def _differences(
         ]
         with torch.autocast("cpu", low):
             try:
-                expected = list(tensors_in(_called(op, call, whole)))
+                expected = tensors_in(_called(op, call, whole))
             except Exception:
                 continue  # Torch refuses this dtype.
             try:
-                found = list(tensors_in(_called(op, call, parts)))
+                found = tensors_in(_called(op, call, parts))
             except NotImplementedError:
                 continue
         seen.add(op.formatted_name)

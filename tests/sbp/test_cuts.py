@@ -90,7 +90,7 @@ def cases(function: Any) -> Iterator[Case]:
     entry = signatures[function]
     assert isinstance(entry, Rule)
     for arguments in ARGUMENTS:
-        tensors = list(tensors_in(arguments))
+        tensors = tensors_in(arguments)
 
         def call(*xs: torch.Tensor, given: Any = arguments) -> Any:
             left = iter(xs)
@@ -102,7 +102,7 @@ def cases(function: Any) -> Iterator[Case]:
         given = [x.clone() for x in tensors]
         try:
             with torch.no_grad():
-                results = list(tensors_in(call(*given)))
+                results = tensors_in(call(*given))
         except (*REFUSALS, AssertionError):
             continue
         is_finite = all(bool(y.isfinite().all()) for y in results)
@@ -149,7 +149,7 @@ def assert_as_balanced(case: Case, placement: Placement, cut: list[Sbp]) -> bool
     parts = [global_of(x, placement, (plain(one),)) for x, one in zip(xs, cut, strict=True)]
     try:
         with explain() as balanced, torch.no_grad():
-            expected: list[Any] = list(tensors_in(function(*parts)))
+            expected: list[Any] = tensors_in(function(*parts))
     except REFUSALS as error:
         parts = [global_of(x, placement, (one,)) for x, one in zip(xs, cut, strict=True)]
         with pytest.raises(type(error)), torch.no_grad():

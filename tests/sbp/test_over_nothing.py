@@ -166,8 +166,8 @@ def _differences(
     needs = [x.is_floating_point() for x in xs]
     whole = [x.clone().requires_grad_(n) for x, n in zip(xs, needs, strict=True)]
     parts = [global_of(x, placement, (one,), n) for x, one, n in zip(xs, sbps, needs, strict=True)]
-    ys: list[Any] = list(tensors_in(function(*parts)))
-    expected = list(tensors_in(function(*whole)))
+    ys: list[Any] = tensors_in(function(*parts))
+    expected = tensors_in(function(*whole))
     wrong = _unequal(f"value of {what}", ys, expected)
     leaves, starts = [x for x in whole if x.requires_grad], [x for x in parts if x.requires_grad]
     for order in ("gradient", "second gradient"):

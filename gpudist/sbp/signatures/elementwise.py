@@ -114,7 +114,7 @@ RULES: dict[Derive, str] = {
 
 def _of_single_cells(function: Function, in_place: bool, *args: Any, **kwargs: Any) -> Any:
     """Apply an elementwise function to meta tensors of one cell, which determine the dtypes."""
-    tensors = list(tensors_in([args, kwargs]))
+    tensors = tensors_in([args, kwargs])
     # torch.broadcast_shapes is not used, because it imports sympy.
     shape = torch.broadcast_tensors(*tensors)[0].shape
     if in_place and shape != tensors[0].shape:
