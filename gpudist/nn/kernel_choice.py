@@ -1,4 +1,4 @@
-"""Whether layers choose kernels that are faster on a CPU only."""
+"""Whether layers choose kernels that are faster on a CPU only, or the native core's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ from contextlib import contextmanager
 
 import torch
 
+from gpudist.native import native as _native
+
+# Dtypes of the native core that are floating point; none if the core is missing.
+NATIVE_FLOATS = (
+    {getattr(torch, dtype.name): dtype for dtype in _native.Dtype if "float" in dtype.name}
+    if _native
+    else {}
+)
 _suits_cpus = True
 
 

@@ -10,16 +10,12 @@ import torch
 
 from gpudist import recycling
 from gpudist.exchange.autograd import is_eager
+from gpudist.native import native as _native
 from gpudist.nn.kernel_choice import suits_cpu
 from gpudist.nn.norm.normalization import Normalization, Parameters, Summing
 
 if TYPE_CHECKING:
     from gpudist._native import NormLines
-
-try:
-    import gpudist._native as _native
-except ImportError:
-    _native = None
 
 # The native core uses one thread; with several threads, torch's kernels are as fast.
 MOST_THREADS = 4
@@ -116,7 +112,6 @@ def _lines_of(normalization: Normalization, x: torch.Tensor) -> NormLines:
 
 
 def _bind_lines(normalization: Normalization, x: torch.Tensor) -> NormLines:
-    assert _native is not None
     first = 2 if normalization.per_channel else normalization.dims[0]
     return _native.NormLines(
         lines=prod(x.shape[:first]),

@@ -17,25 +17,15 @@ from gpudist.checks.storage import storage_problem
 from gpudist.errors import GpudistError
 from gpudist.exchange.tracing import is_eager, is_recorded
 from gpudist.geometry.boxes import Box
+from gpudist.native import native as _native
+from gpudist.nn.kernel_choice import NATIVE_FLOATS
 from gpudist.nn.random import composed_cells
 from gpudist.transport.nccl.streams import stream_of
 
 if TYPE_CHECKING:
     from gpudist._native import Draw
 
-try:
-    import gpudist._native as _native
-except ImportError:
-    _native = None
-
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_NATIVE_DTYPES = (
-    {dtype: getattr(_native.Dtype, str(dtype).removeprefix("torch.")) for dtype in _DTYPES}
-    if _native is not None
-    else {}
-)
 _WORD = 1 << 64
-_NO_STRIDES = ()
 
 
 class Key(NamedTuple):
@@ -203,14 +193,13 @@ def _draws_on(device: torch.device) -> bool:
 
 def draws_natively(output: torch.Tensor, kind: str = "") -> bool:
     """Return whether the native core can draw a new tensor of this dtype and device."""
-    is_drawn = output.dtype == torch.bool if kind == "kept" else output.dtype in _NATIVE_DTYPES
+    is_drawn = output.dtype == torch.bool if kind == "kept" else output.dtype in NATIVE_FLOATS
     return is_drawn and _draws_on(output.device) and not is_recorded(output)
 
 
 def changes_natively(x: torch.Tensor) -> bool:
     """Return whether the native core can draw which floats of ``x`` to change, and change them."""
-    is_drawn = x.is_floating_point() and x.dtype in _NATIVE_DTYPES
-    return is_drawn and _draws_on(x.device) and has_memory(x)
+    return x.dtype in NATIVE_FLOATS and _draws_on(x.device) and has_memory(x)
 
 
 def draw(
@@ -238,17 +227,16 @@ def draw(
     """
     if output.is_meta:
         return
-    assert _native is not None
     device = output.device
     seed, call, stored, value = _addresses(key, device)
     on_gpu = device.type == "cuda"
     _native.draw(
         _draw_of(kind),
-        _NATIVE_DTYPES.get(output.dtype, _native.Dtype.float32),
+        NATIVE_FLOATS.get(output.dtype, _native.Dtype.float32),
         output.shape,
         cells.box.start,
         cells.shape,
-        _NO_STRIDES if input is None else input.stride(),
+        () if input is None else input.stride(),
         output.stride(),
         0 if input is None else input.data_ptr(),
         output.data_ptr(),
@@ -266,7 +254,6 @@ def draw(
 
 @lru_cache
 def _draw_of(kind: str) -> Draw:
-    assert _native is not None
     return getattr(_native.Draw, kind)
 
 
@@ -275,7 +262,6 @@ _stream_of = lru_cache(stream_of)
 
 def _addresses(key: Key, device: torch.device) -> tuple[int, int, int, int]:
     """Return addresses of seed, call and stored key, and the seed or the key as a number."""
-    assert _native is not None
     seed, call, stored = key
     if stored is not None:
         return 0, 0, stored.data_ptr(), 0

@@ -5,12 +5,8 @@ from __future__ import annotations
 import torch
 
 from gpudist.errors import GpudistError
+from gpudist.native import native as _native
 from gpudist.transport.nccl.streams import stream_of
-
-try:
-    import gpudist._native as _native
-except ImportError:
-    _native = None
 
 
 class Replays:

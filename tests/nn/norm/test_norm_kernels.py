@@ -40,7 +40,7 @@ TOLERANCES = {torch.float64: 1e-13, torch.float32: 2e-6, torch.float16: 2e-3, to
 @contextmanager
 def without_kernels() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "_DTYPES", {})
+        patch.setattr(kernels, "NATIVE_FLOATS", {})
         yield
 
 
