@@ -10,7 +10,7 @@ from math import pi, prod
 
 import torch
 
-from gpudist.geometry.boxes import Box
+from gpudist.geometry.boxes import Box, intersection
 
 # A tile of 8 bytes per cell fits in a CPU's cache; a GPU needs more cells for full occupancy.
 _TILE_CELLS = 1 << 17
@@ -88,8 +88,8 @@ def draw_kept_by_torch(box: Box, shape: tuple[int, ...], p: float) -> torch.Tens
     kept = torch.empty(box.shape, dtype=torch.bool)
     for tile in _tiles(Box.whole(shape), _TILE_CELLS):
         drawn = torch.empty(tile.shape, dtype=torch.bool).bernoulli_(1 - p)
-        common = _common(tile, box)
-        if common.volume:
+        common = intersection(tile, box)
+        if common is not None:
             cells = drawn[common.relative_to(tile.start).slices]
             kept[common.relative_to(box.start).slices] = cells
     return kept
@@ -105,10 +105,6 @@ def _tiles(box: Box, cells: int) -> Iterator[Box]:
     middle = (box.start[d] + box.stop[d]) // 2
     yield from _tiles(Box(box.start, (*box.stop[:d], middle, *box.stop[d + 1 :])), cells)
     yield from _tiles(Box((*box.start[:d], middle, *box.start[d + 1 :]), box.stop), cells)
-
-
-def _common(a: Box, b: Box) -> Box:
-    return Box(tuple(map(max, a.start, b.start)), tuple(map(min, a.stop, b.stop)))
 
 
 def _indices(box: Box, strides: list[int], device: torch.device) -> torch.Tensor:

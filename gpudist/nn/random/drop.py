@@ -30,7 +30,7 @@ def drop_by_index(
         cells: global indices of the block's cells in the leading dims, which are dropped cell by
             cell; each such cell is dropped with all its cells in the other dims.
         p: probability of dropping a cell, between 0 and 1 exclusive.
-        is_alpha: whether it is alpha dropout, see :func:`alpha_drop_cells`.
+        is_alpha: whether it is alpha dropout, see :func:`drop_cells`.
 
     Adjoint:
         The same cells of the gradient are dropped and scaled. They are drawn again.
@@ -38,17 +38,10 @@ def drop_by_index(
     Cost:
         One pass over the block in forward and one in backward; 8 bytes are kept.
     """
-    if not is_alpha:
-        return _drop(x, key, cells, p)
-    kept = draw_kept(key, cells, p, x.device)
-    return alpha_drop_cells(x, _beside(kept, x), p)
-
-
-def _drop(x: torch.Tensor, key: Key, cells: Cells, p: float) -> torch.Tensor:
     # Where few numbers are drawn, torch's conversions of float16 on a CPU are faster.
     is_slow = x.dtype == torch.float16 and len(cells.shape) < x.dim() and x.device.type == "cpu"
-    if is_slow or not changes_natively(x):
-        return drop_cells(x, _beside(draw_kept(key, cells, p, x.device), x), p)
+    if is_alpha or is_slow or not changes_natively(x):
+        return drop_cells(x, draw_kept(key, cells, p, x.device), p, is_alpha)
     if x.requires_grad and torch.is_grad_enabled():
         return apply(_Drop, x, key, cells, p)
     return _scale_kept(x, key, cells, p, None)
@@ -72,7 +65,7 @@ class _Drop(torch.autograd.Function):
         (stored,) = ctx.saved_tensors
         key, cells, p = ctx.given
         key = key if stored is None else key._replace(stored=stored)
-        return _drop(gradient, key, cells, p), None, None, None
+        return drop_by_index(gradient, key, cells, p), None, None, None
 
 
 def _scale_kept(
@@ -84,10 +77,6 @@ def _scale_kept(
     return y
 
 
-def _beside(kept: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    return kept.view((*kept.shape, *(1,) * (x.dim() - kept.dim())))
-
-
 @constant_when_traced
 @lru_cache
 def _factor(p: float, dtype: torch.dtype) -> float:
@@ -96,22 +85,23 @@ def _factor(p: float, dtype: torch.dtype) -> float:
         return torch.ones((), dtype=dtype, device="cpu").div_(1 - p).item()
 
 
-def drop_cells(x: torch.Tensor, kept: torch.Tensor, p: float) -> torch.Tensor:
-    """Return ``x`` with zeros where cells are not ``kept``; the others are scaled to keep the mean.
+def drop_cells(
+    x: torch.Tensor, kept: torch.Tensor, p: float, is_alpha: bool = False
+) -> torch.Tensor:
+    """Return ``x`` without the cells that are not ``kept``, and with others scaled.
+
+    Dropped cells become 0, and the mean stays as it is. Alpha dropout sets them to SELU's lower
+    limit, and shifts all, so that mean 0 and variance 1 stay.
 
     Args:
         x: block of a tensor.
-        kept: bool mask that can be broadcast to it.
+        kept: bool mask of its leading dims.
         p: probability that a cell is not kept.
+        is_alpha: whether it is alpha dropout.
     """
-    return x * kept * _factor(p, x.dtype)
-
-
-def alpha_drop_cells(x: torch.Tensor, kept: torch.Tensor, p: float) -> torch.Tensor:
-    """Return ``x`` with SELU's lower limit where cells are not ``kept``, scaled and shifted.
-
-    Mean 0 and variance 1 stay as they are. For the arguments see :func:`drop_cells`.
-    """
+    kept = kept.view((*kept.shape, *(1,) * (x.dim() - kept.dim())))
+    if not is_alpha:
+        return x * kept * _factor(p, x.dtype)
     scale = 1 / sqrt((_ALPHA * _ALPHA * p + 1) * (1 - p))
     noise = kept.to(x.dtype)
     # The order of operations gives torch's rounding.

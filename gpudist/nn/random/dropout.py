@@ -18,7 +18,7 @@ from gpudist.nn.partitions import require_axes
 from gpudist.nn.random.call_numbers import CallNumbers
 from gpudist.nn.random.cells import Cells, Key, draw_kept
 from gpudist.nn.random.composed_cells import draw_kept_by_torch
-from gpudist.nn.random.drop import alpha_drop_cells, drop_by_index, drop_cells
+from gpudist.nn.random.drop import drop_by_index, drop_cells
 from gpudist.ops.operator import own_index
 from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
@@ -136,7 +136,7 @@ class DistributedDropout(DistributedModule):
             kept = self._draw_mask(input)
         if not self.P_x.active:
             return input.clone()
-        return (alpha_drop_cells if self._is_alpha else drop_cells)(input, kept, self.p)
+        return drop_cells(input, kept, self.p, self._is_alpha)
 
     def _draw(self, x: torch.Tensor) -> tuple[Key, Cells]:
         cells, call = self._bindings(x, self._agree_and_bind), self._number()
@@ -144,23 +144,18 @@ class DistributedDropout(DistributedModule):
         return Key(self.seed, call), cells
 
     def _draw_mask(self, x: torch.Tensor) -> torch.Tensor:
-        """Return a bool mask of the cells to keep, with extent 1 in dims that are not leading."""
-        whole = self._mask_shape(x.shape)
+        """Return a bool mask, in the leading dims, of the cells to keep."""
         if not self.P_x.active:
             self._number()
-            return x.new_empty(whole, dtype=torch.bool)
+            return x.new_empty(x.shape[: self._leading_dims], dtype=torch.bool)
         if self.seed is None:
             box, shape = self._bindings(x, self._agree_and_bind)
-            return draw_kept_by_torch(box, shape, self.p).view(whole)
-        return draw_kept(*self._draw(x), self.p, x.device).view(whole)
+            return draw_kept_by_torch(box, shape, self.p)
+        return draw_kept(*self._draw(x), self.p, x.device)
 
     def _number(self) -> torch.Tensor | None:
         # All workers count calls, so that generators and state dicts remain equal.
         return None if self.calls is None else self._numbers(self.calls, self._name)
-
-    def _mask_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        leading = self._leading_dims
-        return (*shape[:leading], *(1,) * (len(shape) - leading))
 
     def _bind(self, layout: BlockLayout, x: torch.Tensor, *numbers: int) -> Cells:
         # The global indices of this worker's cells in the leading dims.
@@ -196,7 +191,7 @@ define(
     "dropout_kept",
     "int layer, Tensor x",
     lambda layer, x: [thing_of(layer)._draw_mask(x)],
-    lambda layer, x: [x.new_empty(thing_of(layer)._mask_shape(x.shape), dtype=torch.bool)],
+    lambda layer, x: [x.new_empty(x.shape[: thing_of(layer)._leading_dims], dtype=torch.bool)],
 )
 
 
