@@ -108,7 +108,7 @@ class Entrance:
         last, how = self._specs.get((name, number), (None, None))
         if last is not layout or how is None or how.dtype != local.dtype:
             blocks = layout.decomposition
-            sbp = tuple(split(axis, self._sizes(blocks.dims[axis])) for axis in self.axes)
+            sbp = tuple(split(axis, blocks.dims[axis].lengths) for axis in self.axes)
             how = global_spec(self.placement, sbp or (broadcast,), blocks.shape, local.dtype)
             self._specs[name, number] = layout, how
         return wrap(GlobalTensor, local, how)
@@ -122,10 +122,6 @@ class Entrance:
             )
         whole = wrap_copies(GlobalTensor, x.view_as(x), self.placement)
         return whole.to_global(sbp=tuple(split(axis) for axis in self.axes) or whole.sbp)
-
-    @staticmethod
-    def _sizes(blocks: Any) -> list[int]:
-        return [blocks.length(i) for i in range(blocks.parts)]
 
     def _layout(
         self, name: str, number: int, kind: Kind | Sequence[int], x: torch.Tensor
@@ -226,7 +222,7 @@ class Entrance:
     def _require_cut(self, name: str, layout: BlockLayout) -> None:
         """Raise for an ambiguous input: one cell on every worker along every split dim."""
         dims = [layout.decomposition.dims[axis] for axis in self.axes]
-        if dims and all(self._sizes(blocks) == [1] * blocks.parts for blocks in dims):
+        if dims and all(blocks.lengths == (1,) * blocks.parts for blocks in dims):
             block = [1 if d in self.axes else n for d, n in enumerate(layout.decomposition.shape)]
             raise ShapeError(
                 f"input {name!r} of shape {block} has one cell on every worker along the dims "

@@ -77,6 +77,11 @@ class Blocks:
         return stop - start
 
     @property
+    def lengths(self) -> tuple[int, ...]:
+        """Number of cells of each block."""
+        return tuple([self.length(index) for index in range(self.parts)])
+
+    @property
     def occupied(self) -> int:
         """Index from which on all blocks are empty."""
         return min(self.parts, self.extent) if self.sizes is None else self.parts

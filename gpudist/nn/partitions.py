@@ -78,9 +78,11 @@ def require_cells(name: str, dim: int, parts: int, extent: int, what: str) -> No
         )
 
 
-def regrid(P: Partition, shape: Sequence[int]) -> CartesianPartition:
-    """Return the same workers, in the same order, on another grid."""
-    return P.create_cartesian_topology_partition(shape)
+def refuse_given(name: str, **unsupported: object) -> None:
+    """Raise for an argument of torch's layer that is neither ``None`` nor ``False``."""
+    for argument, value in unsupported.items():
+        if value is not None and value is not False:
+            raise ShapeError(f"{name}: {argument} is not supported; omit it")
 
 
 def plane(P: CartesianPartition, keep: Sequence[int]) -> CartesianPartition:

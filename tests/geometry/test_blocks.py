@@ -61,6 +61,11 @@ def test_blocks_of_sizes_have_these_sizes(sizes: list[int]):
     assert [blocks.length(i) for i in range(blocks.parts)] == sizes
 
 
+def test_lengths():
+    assert Blocks(7, 3).lengths == (3, 2, 2)
+    assert Blocks(7, 3, (0, 6, 1)).lengths == (0, 6, 1)
+
+
 def test_balanced_sizes_are_the_balanced_cut():
     assert Blocks.of_sizes([4, 4, 3]) == Blocks(11, 3)
     assert Blocks.of_sizes([4, 3, 4]).sizes == (4, 3, 4)

@@ -15,7 +15,7 @@ from gpudist.geometry.broadcasting import Pairing
 from gpudist.geometry.cartesian import pad_left
 from gpudist.geometry.layout import split
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
-from gpudist.nn.partitions import plane, regrid, require_cells, require_features, require_shape
+from gpudist.nn.partitions import plane, require_cells, require_features, require_shape
 from gpudist.ops.broadcast import plan_between
 from gpudist.ops.operator import placeholder_shape
 from gpudist.world.partition import CartesianPartition, Partition
@@ -178,15 +178,15 @@ def place_matrix(
         require_shape(name, "P_y", P_y, (*leading, None))
     short = P_w.dim == 2 and prod(leading) == 1
     require_shape(name, "P_w", P_w, weight_parts if short else (*leading, *weight_parts))
-    P_c = regrid(P_w, (*leading, *P_w.shape[-2:]))
+    P_c = P_w.create_cartesian_topology_partition((*leading, *P_w.shape[-2:]))
     return AffinePlacement(
         P_x,
         P_y,
         P_c,
         P_bias=plane(P_c, range(P_c.dim - 1)),
         P_all=P_x.create_partition_union(P_w).create_partition_union(P_y),
-        P_source=regrid(P_x, (*leading, *x_parts)),
-        P_sum=regrid(P_y, (*leading, *y_parts)),
+        P_source=P_x.create_cartesian_topology_partition((*leading, *x_parts)),
+        P_sum=P_y.create_cartesian_topology_partition((*leading, *y_parts)),
         weight_axes=(P_c.dim - 2, P_c.dim - 1),
     )
 
@@ -215,7 +215,7 @@ def place_channels(
                 f"{name}, dim 1: P_x of shape {list(P_x.shape)} splits the channels; give P_y and "
                 f"P_w of shapes {[1, 'co', *spatial]} and {['co', ci, *spatial]} too"
             )
-        P_y, P_w = P_x, regrid(P_x, [ci, 1, *spatial])
+        P_y, P_w = P_x, P_x.create_cartesian_topology_partition([ci, 1, *spatial])
     if P_w is None or P_y is None:
         return AffinePlacement.whole(P_x)
     co = P_y.shape[1] if P_y.dim == dims + 2 else 0
@@ -238,7 +238,9 @@ def place_channels(
         P_c=P_w,
         P_bias=plane(P_w, [axis for axis in range(P_w.dim) if axis != 1]),
         P_all=P_x.create_partition_union(P_w).create_partition_union(P_y),
-        P_source=regrid(P_x, (ci, 1, *spatial) if diagonal else P_x.shape),
-        P_sum=regrid(P_y, (co, 1, *spatial)),
+        P_source=P_x.create_cartesian_topology_partition(
+            (ci, 1, *spatial) if diagonal else P_x.shape
+        ),
+        P_sum=P_y.create_cartesian_topology_partition((co, 1, *spatial)),
         weight_axes=(0, 1),
     )

@@ -45,7 +45,6 @@ def bind_block_copy(
 ) -> BlockCopy:
     """Bind the copy of this worker, of the given shape; no worker sends anything."""
     stage = Stage(own.shape, tuple(shape), (Move(Box.whole(own.shape), own),))
-    assert P_x.rank is not None
-    plan = Plan(("copy of a block", own, stage.output_shape), P_x.rank, (stage,))
+    plan = Plan(("copy of a block", own, stage.output_shape), P_x.plan_rank, (stage,))
     label = f"copy of a block of {list(own.shape)}"
     return BlockCopy(own, bind(plan, P_x, label, dtype, own.shape, dtype), tuple(ghosts))

@@ -49,10 +49,9 @@ def require_input_channels(name: str, inputs: Decomposition, in_channels: int) -
             f"{name}, dim 1: the input has {channels.extent} channels, not {in_channels}"
         )
     if channels != Blocks(in_channels, channels.parts):
-        sizes = [channels.length(i) for i in range(channels.parts)]
         raise ShapeError(
-            f"{name}, dim 1: the input's blocks have {sizes} channels but the weight needs "
-            f"{in_channels} in balanced blocks; repartition the input"
+            f"{name}, dim 1: the input's blocks have {list(channels.lengths)} channels but the "
+            f"weight needs {in_channels} in balanced blocks; repartition the input"
         )
 
 

@@ -104,7 +104,7 @@ def bind_with_ghosts(
         index: index of this worker.
         parameters, convolution, compose: see :class:`ConvolutionWithGhosts`.
     """
-    sizes = [max(blocks.length(i) for i in range(blocks.parts)) for blocks in inputs.dims]
+    sizes = [max(blocks.lengths) for blocks in inputs.dims]
     if halo.dtype.itemsize * Box.whole(sizes).volume < SMALLEST_BLOCK_BYTES:
         return None
     stage, P = halo.stages[0]

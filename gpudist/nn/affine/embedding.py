@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import index as index_value
-from typing import NoReturn, overload
+from typing import overload
 
 import torch
 import torch.nn.functional as F
@@ -18,11 +18,11 @@ from gpudist.nn.affine.affine_placement import AffinePlacement, place_matrix
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.parameters.parameter import normal_parameter
 from gpudist.nn.parameters.parameter_layer import ParameterLayer, move_those
-from gpudist.nn.partitions import partitions_lead, plane, require_cells
+from gpudist.nn.partitions import partitions_lead, plane, refuse_given, require_cells
 from gpudist.ops.bind_cache import BindCache
 from gpudist.ops.operator import own_index
-from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
-from gpudist.world.partition import CartesianPartition
+from gpudist.ops.shape_agreement import BlockLayout, ShapeMode, refuse
+from gpudist.world.partition import CartesianPartition, Partition
 
 
 class TableLayer(ParameterLayer):
@@ -30,9 +30,8 @@ class TableLayer(ParameterLayer):
 
     num_embeddings: int
     padding_idx: int | None
-
-    def _refuse(self, error: ShapeError) -> NoReturn:
-        raise NotImplementedError
+    # Workers that have inputs, and wait for one another.
+    _P_inputs: Partition
 
     def _require_indices(self, x: torch.Tensor) -> None:
         if x.dtype not in (torch.int64, torch.int32):
@@ -49,11 +48,12 @@ class TableLayer(ParameterLayer):
             return
         wrong = x[(x < 0) | (x >= self.num_embeddings)]
         if wrong.numel():
-            self._refuse(
+            refuse(
+                self._P_inputs,
                 ShapeError(
                     f"{self._name}: index {wrong[0].item()} must be from 0 to "
                     f"{self.num_embeddings - 1}"
-                )
+                ),
             )
 
     def _clear_padding(self, first: int) -> None:
@@ -153,7 +153,7 @@ class DistributedEmbedding(AffineLayer, TableLayer):
         replicate_parameters: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
-        _refuse_given(
+        refuse_given(
             self._name, max_norm=max_norm, scale_grad_by_freq=scale_grad_by_freq, sparse=sparse,
             _weight=_weight,
         )  # fmt: skip
@@ -161,7 +161,8 @@ class DistributedEmbedding(AffineLayer, TableLayer):
         self.padding_idx = padding_row(self._name, padding_idx, num_embeddings)
         self.max_norm, self.norm_type = max_norm, norm_type
         self.scale_grad_by_freq, self.sparse = scale_grad_by_freq, sparse
-        self.P_x, self.P_y = P_x, P_y if P_y is not None else P_x
+        self.P_x = self._P_inputs = P_x
+        self.P_y = P_y if P_y is not None else P_x
         self.P_w, self._placement = plane(P_x, ()), AffinePlacement.whole(P_x)
         if P_y is not None and P_w is not None:
             self.P_w, e = P_w, P_y.shape[-1]
@@ -221,15 +222,6 @@ class DistributedEmbedding(AffineLayer, TableLayer):
                 f"{list(self.P_x.shape)} has {self.P_x.dim} axes; a block needs one dim per axis"
             )
         return self._bind_matrix(layout, x, layout.decomposition.dims, 1, self.weight.dtype)
-
-    def _refuse(self, error: ShapeError) -> NoReturn:
-        self._agreement.refuse(error)
-
-
-def _refuse_given(name: str, **unsupported: object) -> None:
-    for argument, value in unsupported.items():
-        if value is not None and value is not False:
-            raise ShapeError(f"{name}: {argument} is not supported; omit it")
 
 
 def padding_row(name: str, padding: int | None, rows: int) -> int | None:

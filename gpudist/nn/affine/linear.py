@@ -154,8 +154,7 @@ class DistributedLinear(AffineLayer):
             )
         features = layout.decomposition.dims[-1]
         if features != self._placed["weight"].blocks[1]:
-            sizes = [features.length(i) for i in range(features.parts)]
             raise ShapeError(
-                f"{self._name}, dim -1: the input's blocks have {sizes} features but the "
-                f"weight needs {self.in_features} in balanced blocks; repartition the input"
+                f"{self._name}, dim -1: the input's blocks have {list(features.lengths)} features "
+                f"but the weight needs {self.in_features} in balanced blocks; repartition the input"
             )

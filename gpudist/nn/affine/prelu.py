@@ -86,7 +86,7 @@ class DistributedPReLU(ParameterLayer):
         if self.num_parameters > 1 and channels != self._placed["weight"].blocks[0]:
             raise ShapeError(
                 f"{self._name}, dim 1: the input has {channels.extent} channels in blocks of "
-                f"{[channels.length(i) for i in range(channels.parts)]}, but the weight has "
+                f"{list(channels.lengths)}, but the weight has "
                 f"{self.num_parameters} cells in balanced blocks; repartition the input"
             )
         self._require_dtype(layout.dtype)

@@ -19,7 +19,7 @@ from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.parameters.parameter import uniform_parameter
 from gpudist.nn.parameters.parameter_layer import ParameterLayer, move_those
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
-from gpudist.nn.partitions import regrid, require_axes
+from gpudist.nn.partitions import refuse_given, require_axes
 from gpudist.ops.bind_cache import BindCache
 from gpudist.ops.shape_agreement import ShapeMode
 from gpudist.world.partition import CartesianPartition
@@ -87,12 +87,10 @@ class DistributedMultiheadAttention(ParameterLayer):
     ) -> None:
         super().__init__()
         self._require(P_x, embed_dim, num_heads, exchange)
-        for name, value in (
-            ("add_bias_kv", add_bias_kv), ("add_zero_attn", add_zero_attn), ("kdim", kdim),
-            ("vdim", vdim),
-        ):  # fmt: skip
-            if value not in (None, False, embed_dim):
-                raise ShapeError(f"{self._name}: {name} is not supported; omit it")
+        refuse_given(
+            self._name, add_bias_kv=add_bias_kv, add_zero_attn=add_zero_attn,
+            kdim=None if kdim == embed_dim else kdim, vdim=None if vdim == embed_dim else vdim,
+        )  # fmt: skip
         self.embed_dim, self.num_heads = embed_dim, num_heads
         self.P_x, self.batch_first = P_x, batch_first
         out_proj = DistributedLinear(
@@ -234,7 +232,7 @@ def heads_partition(P_x: CartesianPartition, batch_first: bool) -> CartesianPart
     """Return the partition of ``[B, H, S, D]`` for one of ``[B, S, E]`` or ``[S, B, E]``."""
     first, second = P_x.shape[:2]
     if batch_first:
-        return regrid(P_x, (first, 1, second, 1))
+        return P_x.create_cartesian_topology_partition((first, 1, second, 1))
     order = [s * second + b for b in range(second) for s in range(first)]
     transposed = P_x.create_partition_inclusive(order)
     return transposed.create_cartesian_topology_partition((second, 1, first, 1))

@@ -16,12 +16,6 @@ from gpudist.ops.shape_agreement import refuse
 from gpudist.world.partition import Partition
 
 
-def balanced_lengths(extent: int, parts: int) -> tuple[int, ...]:
-    """Return the lengths of ``parts`` balanced blocks of ``extent`` cells."""
-    blocks = Blocks(extent, parts)
-    return tuple([blocks.length(i) for i in range(parts)])
-
-
 class LineBlocks:
     """Movements of tensors that may be split along one dim over the workers of ``P``.
 
@@ -37,7 +31,6 @@ class LineBlocks:
         self.P, self._name = P, name
         self._rank = P.rank
         self._gathers = BindCache[Movement]("static")
-        self._sums = BindCache[Movement]("static")
         self._totals = BindCache[Movement]("static")
         self._pieces = BindCache[tuple[Movement, ...]]("static")
 
@@ -47,7 +40,7 @@ class LineBlocks:
 
     def sum_scatter(self, whole: torch.Tensor, dim: int, lengths: Sequence[int]) -> Movement:
         """Return the sum of whole tensors, split along ``dim`` into blocks of these lengths."""
-        return self._sums(whole, self._bind_sum_scatter, dim, *lengths)
+        return self._gathers(whole, self._bind_gather, dim, *lengths).T
 
     def total(self, x: torch.Tensor) -> Movement:
         """Return the sum of equally shaped tensors, on every worker."""
@@ -77,7 +70,7 @@ class LineBlocks:
         """
         extent, parts = x.shape[dim], self.P.size
         total = extent if lengths is None else lengths
-        block_lengths = balanced_lengths(total, parts) if isinstance(total, int) else tuple(total)
+        block_lengths = Blocks(total, parts).lengths if isinstance(total, int) else tuple(total)
         if len(block_lengths) == parts and extent == (
             sum(block_lengths) if is_whole else block_lengths[self._rank]
         ):
@@ -108,9 +101,6 @@ class LineBlocks:
             label = f"{self._name}: block {list(shape)} of worker {source} to all others"
             pieces.append(bind(plan, self.P, label, x.dtype, (0,), x.dtype))
         return tuple(pieces)
-
-    def _bind_sum_scatter(self, x: torch.Tensor, dim: int, *lengths: int) -> Movement:
-        return self._bind_gather(x, dim, *lengths).T
 
     def _bind_total(self, x: torch.Tensor) -> Movement:
         shape, size = tuple(x.shape), self.P.size

@@ -99,11 +99,10 @@ class RunningNorm(Norm):
                 f"{self.num_features}"
             )
         if self.track_running_stats and channels != self._used.blocks[0]:
-            sizes = [channels.length(i) for i in range(channels.parts)]
             raise ShapeError(
-                f"{self._name}, dim 1: the input's blocks have {sizes} channels, but running "
-                "statistics are kept for balanced blocks; repartition the input or pass "
-                "track_running_stats=False"
+                f"{self._name}, dim 1: the input's blocks have {list(channels.lengths)} "
+                "channels, but running statistics are kept for balanced blocks; repartition the "
+                "input or pass track_running_stats=False"
             )
 
     def _require_values(self, values: int, what: str) -> None:
@@ -120,6 +119,7 @@ class RunningNorm(Norm):
         running = self.running_mean, self.running_var
         return gradient_as_laid_out(F.batch_norm(x, *running, weight, bias, False, 0.0, self.eps))
 
-    def _running(self, factor: torch.Tensor | float) -> Running:
+    def _running(self, factor: torch.Tensor | float | None) -> Running:
         assert self.running_mean is not None and self.running_var is not None
+        assert factor is not None
         return Running(self.running_mean, self.running_var, factor)

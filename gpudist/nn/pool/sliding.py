@@ -252,7 +252,7 @@ class SlidingPool(RegionLayer):
 
     def _torch_pools_every_block(self, inputs: Decomposition) -> bool:
         for blocks, window in zip(inputs.dims[2:], self._windows, strict=True):
-            smallest = min(blocks.length(i) for i in range(blocks.parts))
+            smallest = min(blocks.lengths)
             most_padding = max(axis_paddings(blocks, window) or (0,))
             if smallest < window.kernel or 2 * most_padding > window.kernel:
                 return False

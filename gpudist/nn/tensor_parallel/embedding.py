@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 import torch
 
-from gpudist.errors import ShapeError
+from gpudist.geometry.blocks import Blocks
 from gpudist.nn.affine.embedding import TableLayer, padding_row, rows_of_block
-from gpudist.nn.norm.line_blocks import balanced_lengths
 from gpudist.nn.parameters.parameter import normal_parameter
 from gpudist.nn.partitions import require_cells
 from gpudist.nn.tensor_parallel.parallel_layer import ParallelLayer
 from gpudist.nn.tensor_parallel.region import Convention, Lengths, TensorRegion
-from gpudist.ops.shape_agreement import refuse
 from gpudist.world.partition import Partition
 
 
@@ -61,16 +57,17 @@ class VocabParallelEmbedding(TableLayer, ParallelLayer):
     ) -> None:
         region = TensorRegion(self._name, P, axis, convention)
         super().__init__(region, sequence_dim)
+        self._P_inputs = region.P
         require_cells(self._name, 0, region.size, num_embeddings, "embeddings")
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.padding_idx = padding_row(self._name, padding_idx, num_embeddings)
         shape = num_embeddings, embedding_dim
-        sizes = balanced_lengths(num_embeddings, region.size)
+        sizes = Blocks(num_embeddings, region.size).lengths
         placed = region.placement(sizes, shape, 0)
         self._first = sum(sizes[: region.rank])
         self.weight = normal_parameter(shape, placed.own_box, device, dtype)
         self._clear_padding(self._first)
-        self._keep(weight=placed)
+        self._place(True, {"weight": placed}, region.P)
 
     def forward(self, input: torch.Tensor, lengths: Lengths | None = None) -> torch.Tensor:
         """Look up the rows that this worker holds, and sum over the workers.
@@ -87,9 +84,6 @@ class VocabParallelEmbedding(TableLayer, ParallelLayer):
         self._require_indices(input)
         (weight,) = self.own_parameters()
         return self._sum(rows_of_block(input, weight, self._first, self.padding_idx), lengths)
-
-    def _refuse(self, error: ShapeError) -> NoReturn:
-        refuse(self.region.P, error)
 
     def extra_repr(self) -> str:
         padding = f"padding_idx={self.padding_idx}, " if self.padding_idx is not None else ""

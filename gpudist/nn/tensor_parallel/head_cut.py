@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpudist.errors import ShapeError
-from gpudist.nn.norm.line_blocks import balanced_lengths
+from gpudist.geometry.blocks import Blocks
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class HeadCut:
         cuts: list[HeadCut] = []
         for blocks in range(min(size, num_kv_heads), 0, -1):
             if size % blocks == 0:
-                keys = balanced_lengths(num_kv_heads, blocks)
-                queries = [balanced_lengths(n * group, size // blocks) for n in keys]
+                keys = Blocks(num_kv_heads, blocks).lengths
+                queries = [Blocks(n * group, size // blocks).lengths for n in keys]
                 cuts.append(cls(size, group, tuple(sum(queries, ())), keys))
         return min(cuts, key=lambda cut: max(cut.queries))
 

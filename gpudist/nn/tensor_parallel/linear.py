@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.errors import ShapeError
-from gpudist.nn.norm.line_blocks import balanced_lengths
+from gpudist.geometry.blocks import Blocks
 from gpudist.nn.parameters.replication import holders_of
 from gpudist.nn.tensor_parallel.parallel_layer import ParallelLayer
 from gpudist.nn.tensor_parallel.region import Convention, Lengths, TensorRegion
@@ -42,19 +42,17 @@ class ParallelLinear(ParallelLayer):
     ) -> None:
         """Create the blocks of the weight along ``dim``; the bias is split only with the rows."""
         shape, region = (self.out_features, self.in_features), self.region
-        self._require_sizes(sizes, shape[dim], parts or region.size)
+        features, workers = shape[dim], parts or region.size
+        if len(sizes) != workers or sum(sizes) != features or min(sizes) < 0:
+            raise ShapeError(
+                f"{self._name}: the block sizes are {list(sizes)}, but {features} features on "
+                f"{workers} workers need {workers} sizes of at least 0 that add up to {features}"
+            )
         placed = {"weight": region.placement(sizes, shape, dim, parts)}
         if bias:
             placed["bias"] = region.placement(None if dim else sizes, shape[:1], 0, parts)
-        self._keep(**placed)
+        self._place(True, placed, region.P)
         self._draw_affine(device, dtype)
-
-    def _require_sizes(self, sizes: Sequence[int], features: int, parts: int) -> None:
-        if len(sizes) != parts or sum(sizes) != features or min(sizes) < 0:
-            raise ShapeError(
-                f"{self._name}: the block sizes are {list(sizes)}, but {features} features on "
-                f"{parts} workers need {parts} sizes of at least 0 that add up to {features}"
-            )
 
     def _require_features(self, x: torch.Tensor, features: int) -> None:
         if x.dim() == 0 or x.shape[-1] != features:
@@ -169,7 +167,7 @@ class ColumnParallelLinear(ParallelLinear):
         region = TensorRegion(type(self).__name__, P, axis, convention, shape)
         super().__init__(region, in_features, out_features, sequence_dim, overlap)
         self.gather_output = gather_output
-        sizes = out_sizes if out_sizes is not None else balanced_lengths(out_features, region.size)
+        sizes = out_sizes if out_sizes is not None else Blocks(out_features, region.size).lengths
         self.out_sizes = tuple(sizes)
         self._make_parameters(self.out_sizes, 0, bias, device, dtype)
 
@@ -245,7 +243,7 @@ class RowParallelLinear(ParallelLinear):
         region = TensorRegion(type(self).__name__, P, axis, convention)
         super().__init__(region, in_features, out_features, sequence_dim, overlap)
         self.input_is_parallel = input_is_parallel
-        sizes = in_sizes if in_sizes is not None else balanced_lengths(in_features, region.size)
+        sizes = in_sizes if in_sizes is not None else Blocks(in_features, region.size).lengths
         self.in_sizes = tuple(sizes)
         self._make_parameters(self.in_sizes, 1, bias, device, dtype)
         if self.bias is not None and region.is_invariant and sequence_dim is None:

@@ -6,7 +6,6 @@ import torch
 
 from gpudist.errors import ShapeError
 from gpudist.nn.parameters.parameter_layer import ParameterLayer
-from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.nn.tensor_parallel.region import Lengths, TensorRegion
 
 
@@ -22,9 +21,6 @@ class ParallelLayer(ParameterLayer):
     def __init__(self, region: TensorRegion, sequence_dim: int | None) -> None:
         super().__init__()
         self.region, self.sequence_dim = region, sequence_dim
-
-    def _keep(self, **placed: ParameterPlacement) -> None:
-        self._place(True, placed, self.region.P)
 
     def _sequence_of(self, x: torch.Tensor) -> int:
         """Return the sequence dim, counted from the front; the last dim holds the features."""

@@ -117,5 +117,5 @@ def _cells_of_largest_block(halo: Halo, layout: BlockLayout) -> int:
     # The same on all ranks; 0 if any block of the input or output is empty.
     inputs = layout.decomposition.dims
     outputs = [window.outputs(blocks) for blocks, window in zip(inputs, halo.windows, strict=True)]
-    cells = [[blocks.length(i) for i in range(blocks.parts)] for blocks in (*inputs, *outputs)]
+    cells = [blocks.lengths for blocks in (*inputs, *outputs)]
     return prod(map(max, cells[: len(inputs)])) if min(map(min, cells)) > 0 else 0

@@ -50,11 +50,7 @@ def as_before(sizes: Sizes) -> Sizes:
 def balanced_cut(extent: int) -> Callable[[Sizes], Sizes]:
     """Return a function that gives balanced blocks, for a result of another extent."""
 
-    def cut(sizes: Sizes) -> Sizes:
-        blocks = Blocks(extent, len(sizes))
-        return tuple(blocks.length(i) for i in range(len(sizes)))
-
-    return cut
+    return lambda sizes: Blocks(extent, len(sizes)).lengths
 
 
 def fetching(call: Call, parts: int, read: Read, takes_empty: bool = True) -> list[SbpSignature]:
@@ -80,7 +76,7 @@ def fetching(call: Call, parts: int, read: Read, takes_empty: bool = True) -> li
 def _fetch_signature(
     dim: int, extent: int, parts: int, fetch: Fetch, read: Read, sizes: Sizes | None = None
 ) -> SbpSignature:
-    input_sizes = sizes or balanced_cut(extent)((0,) * parts)
+    input_sizes = sizes or Blocks(extent, parts).lengths
     return SbpSignature(
         (split(dim, sizes),),
         (split(dim, fetch.cut(input_sizes)),),
@@ -185,7 +181,7 @@ class _Dim:
     def of(cls, inputs: Blocks, fetch: Fetch | None) -> _Dim:
         if fetch is None:
             return cls(inputs, inputs, None)
-        sizes = fetch.cut(tuple(inputs.length(i) for i in range(inputs.parts)))
+        sizes = fetch.cut(inputs.lengths)
         return cls(inputs, Blocks.of_sizes(sizes), tuple(fetch.cells))
 
     def needed(self, index: int) -> list[Range]:

@@ -7,11 +7,12 @@ from itertools import pairwise
 
 import torch.nn.functional as F
 
+from gpudist.geometry.blocks import Blocks
 from gpudist.geometry.layout import partial_sum, split
 from gpudist.geometry.windows import source_cell
 from gpudist.sbp.call import Call
 from gpudist.sbp.registry import AxisPart, SbpSignature, register
-from gpudist.sbp.signatures.fetching import Fetch, Sizes, balanced_cut, fetching
+from gpudist.sbp.signatures.fetching import Fetch, Sizes, fetching
 
 Widths = tuple[int, int]
 
@@ -54,7 +55,7 @@ def pad(call: Call, parts: int) -> list[SbpSignature]:
 def _padding_signature(
     dim: int, extent: int, widths: Widths, parts: int, sizes: Sizes | None = None
 ) -> SbpSignature:
-    input_sizes = sizes or balanced_cut(extent)((0,) * parts)
+    input_sizes = sizes or Blocks(extent, parts).lengths
     output_sizes = padded_cut(widths, input_sizes)
 
     def localize(call: Call, part: AxisPart) -> Call:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from gpudist.geometry.blocks import Blocks
 from gpudist.geometry.layout import partial_sum, split
 from gpudist.sbp.call import Call, Function, Slot
 from gpudist.sbp.registry import (
@@ -247,14 +248,14 @@ def repeat_interleave(call: Call, parts: int) -> list[SbpSignature]:
             signatures
             if dims != 1
             else [
-                repeat_signature(0, times, balanced_cut(call.shapes[0][0])((0,) * parts)),
+                repeat_signature(0, times, Blocks(call.shapes[0][0], parts).lengths),
                 *signatures,
             ]
         )
     for dim in range(dims):
         if dim == along % dims:
             signatures.append(
-                repeat_signature(dim, times, balanced_cut(call.shapes[0][dim])((0,) * parts))
+                repeat_signature(dim, times, Blocks(call.shapes[0][dim], parts).lengths)
             )
         else:
             signatures.append(SbpSignature((split(dim),), (split(dim),)))

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from gpudist.geometry.blocks import Blocks
 from gpudist.nn import ColumnParallelLinear, RowParallelLinear, sequence_lengths
-from gpudist.nn.norm.line_blocks import balanced_lengths
 from gpudist.nn.tensor_parallel.region import Convention
 from gpudist.world.partition import Partition
 from tests.nn.compare import assert_equal_to, gradient_of, random_like_all
@@ -38,7 +38,7 @@ def check_column(
     )
     gathers, rank = options.get("gather_output", False), P.rank
     assert rank is not None
-    cut = sizes or balanced_lengths(features[1], P.size)
+    cut = sizes or Blocks(features[1], P.size).lengths
     for batch in (2, 3):
         whole, x = (leaf(random_like_all((batch, 4, features[0]), batch)) for _ in range(2))
         y_whole, y = sequential(whole), layer(x)
@@ -72,7 +72,7 @@ def check_row(
         ),
     )  # fmt: skip
     assert P.rank is not None
-    cut = sizes or balanced_lengths(features[0], P.size)
+    cut = sizes or Blocks(features[0], P.size).lengths
     for batch in (2, 3):
         whole = leaf(random_like_all((batch, 4, features[0]), batch))
         x = leaf(block_of(whole, 2, cut, P.rank) if parallel else whole)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from gpudist.errors import ShapeError
+from gpudist.geometry.blocks import Blocks
 from gpudist.nn import ParallelAttention, ParallelQKV
-from gpudist.nn.norm.line_blocks import balanced_lengths
 from gpudist.nn.tensor_parallel.region import Convention
 from gpudist.nn.utils import clip_grad_norm_
 from gpudist.testing import assert_adjoint
@@ -83,7 +83,7 @@ def test_queries_keys_and_values(P_world: Partition) -> None:
     whole = sequential(x)
     q, k, v = layer(x)
     keys = [slice(0, 1), slice(0, 2), slice(1, 2)][P_world.rank]
-    expected = block_of(whole[0], 2, balanced_lengths(6, 3), P_world.rank)
+    expected = block_of(whole[0], 2, Blocks(6, 3).lengths, P_world.rank)
     assert_equal_to(q, expected, 1e-12, "queries")
     assert_equal_to(k, whole[1][:, :, keys], 1e-12, "keys")
     assert_equal_to(v, whole[2][:, :, keys], 1e-12, "values")
