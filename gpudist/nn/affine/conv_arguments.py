@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpudist.errors import ShapeError
-from gpudist.geometry.windows import CopyingMode, FoldedWindow, SlidingWindow, Window
+from gpudist.geometry.windows import SlidingWindow, Window
+from gpudist.nn.windowed.edge_padding import with_padding_mode
 from gpudist.nn.windowed.window import per_dim
 
 Paddings = tuple[tuple[int, int], ...]
 PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
 CAUSAL_PADDING_MODES = ("zeros", "replicate")
-_COPYING_MODES: dict[str, CopyingMode] = {"reflect": "reflect", "replicate": "replicate"}
 
 
 def paddings_of(
@@ -53,12 +53,12 @@ def conv_windows(
     padding_mode: str,
 ) -> list[Window]:
     """Return the window of cells that an output reads along each dim."""
-    windows: list[Window] = []
-    for k, s, d, padding in zip(kernel, stride, dilation, paddings, strict=True):
-        window = SlidingWindow(k, s, d, padding)
-        copying = _COPYING_MODES.get(padding_mode) if any(padding) else None
-        windows.append(FoldedWindow(window, copying) if copying is not None else window)
-    return windows
+    return [
+        with_padding_mode(
+            SlidingWindow(k, s, d, padding), padding_mode if any(padding) else "zeros"
+        )
+        for k, s, d, padding in zip(kernel, stride, dilation, paddings, strict=True)
+    ]
 
 
 def require_groups(name: str, in_channels: int, out_channels: int, groups: int) -> None:

@@ -23,6 +23,7 @@ from gpudist.ops.operator import own_index
 from gpudist.ops.shape_agreement import BlockLayout
 from gpudist.world.partition import CartesianPartition
 
+_COPYING_MODES: dict[str, CopyingMode] = {"reflect": "reflect", "replicate": "replicate"}
 Pad = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -95,6 +96,12 @@ def bind_edge_padding(
         return bind_arrangement(places, shape, P, f"padding of {name}", layout.dtype)
     padding = _TorchPadding(mode, tuple(widths), tuple(gathered))
     return padding if padding.cells or any(padding.widths) else None
+
+
+def with_padding_mode(window: Window, mode: str) -> Window:
+    """Return ``window`` with copies beyond the edge, if torch's padding ``mode`` makes copies."""
+    copying = _COPYING_MODES.get(mode)
+    return window if copying is None else FoldedWindow(window, copying)
 
 
 def require_padding_of_input(

@@ -12,12 +12,17 @@ from gpudist.errors import ShapeError
 from gpudist.exchange import Movement
 from gpudist.exchange.autograd import move
 from gpudist.geometry.blocks import Decomposition
-from gpudist.geometry.windows import CopyingMode, FoldedWindow, PaddingWindow, Read, Window
+from gpudist.geometry.windows import PaddingWindow, Read, Window
 from gpudist.nn.channels_last import channels_last_form, in_form
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.parameters.parameter import empty_output
 from gpudist.nn.partitions import require_features
-from gpudist.nn.windowed.edge_padding import Pad, bind_edge_padding, require_padding_of_input
+from gpudist.nn.windowed.edge_padding import (
+    Pad,
+    bind_edge_padding,
+    require_padding_of_input,
+    with_padding_mode,
+)
 from gpudist.nn.windowed.region_layer import BlockOperation, RegionLayer, padding_widths
 from gpudist.ops.halo_exchange import HaloExchange
 from gpudist.ops.operator import BindCache, own_index
@@ -71,7 +76,7 @@ class _DistributedPad(RegionLayer):
                 )
         self.halo_exchange = HaloExchange(
             P_x,
-            [_window(self._mode, *padding) for padding in self._paddings],
+            [with_padding_mode(PaddingWindow(*p), self._mode) for p in self._paddings],
             periodic=self._mode == "circular",
             padding_value=self.value,
             nested=nested,
@@ -141,12 +146,6 @@ def _widths(name: str, padding: int | Sequence[int], dims: int) -> tuple[int, ..
             "of the last dim, then of the dims before it"
         )
     return widths
-
-
-def _window(mode: str, left: int, right: int) -> Window:
-    window = PaddingWindow(left, right)
-    copying: dict[str, CopyingMode] = {"reflect": "reflect", "replicate": "replicate"}
-    return FoldedWindow(window, copying[mode]) if mode in copying else window
 
 
 class _DistributedConstantPad(_DistributedPad):
