@@ -154,7 +154,8 @@ class _Adjoint:
                 self._of_channels(second * self._inverse),
                 self._of_channels(first),
             ]
-            weight = 1.0 if weight is None else weight.double().view(-1, *_ones(gradient))
+            shape = (-1, *(1,) * (gradient.dim() - 2))
+            weight = 1.0 if weight is None else weight.double().view(shape)
             first, second, scale = first * weight, second * weight, self._inverse * weight
         else:
             own_sums = self._of_cells(gradient, needs[1:])
@@ -214,7 +215,3 @@ class _Adjoint:
             of_sum = of_lines[..., 0] + 2 * self._offset * of_square
             x.add_(of_sum.to(gradient.dtype))
         return x.to(self._dtype)
-
-
-def _ones(x: torch.Tensor) -> tuple[int, ...]:
-    return (1,) * (x.dim() - 2)

@@ -177,9 +177,9 @@ class Normalization:
         rest, own_mean = self.subtract_own_mean(x)
         offset = None if own_mean is None else own_mean.double()
         shift = None
-        if x.dtype == torch.float64:
-            shift = self._mean_over_workers(rest.detach(), offset)
-        if offset is not None and shift is not None:
+        if x.dtype == torch.float64 and offset is not None:
+            sums = self.sum_over_workers(self._sums(rest.detach(), offset))
+            shift = sums[..., 0] / max(1, self.cells)
             offset = offset - self.of_lines(shift, x.dim())
         totals, moved = self.move(self._sums(rest, offset), parameters)
         mean, variance = self.moments(totals)
@@ -291,13 +291,6 @@ class Normalization:
         sums = torch.stack([plain + moved, squares + offset * (2 * plain + moved)], -1)
         return self.of_statistics(sums)
 
-    def _mean_over_workers(
-        self, rest: torch.Tensor, offset: torch.Tensor | None
-    ) -> torch.Tensor | None:
-        if offset is None:
-            return None
-        return self.moments(self.sum_over_workers(self._sums(rest, offset)))[0]
-
     def sum_over_workers(self, sums: torch.Tensor) -> torch.Tensor:
         """Return the sums over all workers, moved alone."""
         return sums if self.total is None else move((self.total,), (sums,))[0]
@@ -403,9 +396,8 @@ def bind_total(
     axes = [axis for axis in axes if P.shape[axis] > 1]
     if not axes:
         return None
-    assert P.rank is not None
     members = [P.rank_of(world_rank) for world_rank in P.along(axes).ranks]
     whole = ("moments", tuple(axes), P.digest, key)
-    plan = plan_all_sum_reduce(P.rank, members, tuple(shape), whole)
+    plan = plan_all_sum_reduce(P.plan_rank, members, tuple(shape), whole)
     label = f"moments over axes {axes} of {list(P.shape)}"
     return bind(plan, P, label, torch.float64, tuple(shape), torch.float64)
