@@ -158,27 +158,6 @@ class BlockAttention:
         logarithm = total.log() + sums.largest.masked_fill(is_blind, 0)
         return sums.weighted / total, logarithm
 
-    def parts(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        padding: torch.Tensor | None,
-        keys: Range,
-        logarithm: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the contributions of a block of keys to each row's result and sum of weights.
-
-        Over all blocks, the weights of a row sum to 1.
-
-        Args:
-            query: folded queries.
-            key, value, padding, keys: tensors and global range of the block of keys.
-            logarithm: log-sum-exp over all blocks, from :meth:`finish`; a constant.
-        """
-        weights = (self._scores(query, key, padding, keys) - logarithm).exp()
-        return self._weigh_values(weights, value, keys), weights.sum(-1, keepdim=True)
-
     def gradients(
         self,
         query: torch.Tensor,
@@ -189,10 +168,21 @@ class BlockAttention:
         logarithm: torch.Tensor,
         cotangents: tuple[torch.Tensor, torch.Tensor],
     ) -> tuple[torch.Tensor, ...]:
-        """Return the gradients of query, key and value, given those of both :meth:`parts`."""
+        """Return the gradients of query, key and value.
+
+        A block of keys contributes to each row's result, and to the sum of the row's weights, which
+        is 1 over all blocks.
+
+        Args:
+            query: folded queries.
+            key, value, padding, keys: tensors and global range of the block of keys.
+            logarithm: log-sum-exp over all blocks, from :meth:`finish`; a constant.
+            cotangents: gradients of both contributions.
+        """
         query, key, value = (x.detach().requires_grad_() for x in (query, key, value))
         with torch.enable_grad():
-            parts = self.parts(query, key, value, padding, keys, logarithm)
+            weights = (self._scores(query, key, padding, keys) - logarithm).exp()
+            parts = self._weigh_values(weights, value, keys), weights.sum(-1, keepdim=True)
         return torch.autograd.grad(parts, (query, key, value), cotangents)
 
     def _scores(

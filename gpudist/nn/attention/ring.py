@@ -86,8 +86,7 @@ class RingAttention(SequenceAttention):
 
     def _bind_hop(self, keys: Blocks, x: torch.Tensor, dim: int, step: int) -> Movement:
         line = self._P_line
-        assert line.rank is not None
-        plan = plan_ring_hop(keys, dim, x.shape, line.rank, step, (line.digest,))
+        plan = plan_ring_hop(keys, dim, x.shape, line.plan_rank, step, (line.digest,))
         label = f"hop {step} of {list(x.shape)} round the ring of {line.size}"
         return bind(plan, line, label, x.dtype, x.shape, x.dtype)
 

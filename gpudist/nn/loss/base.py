@@ -132,7 +132,7 @@ class DistributedElementLoss(DistributedLoss):
         raise NotImplementedError
 
     def _weight(self, losses: torch.Tensor) -> torch.Tensor:
-        return number_of_cells(losses)
+        return number(losses.numel(), losses)
 
 
 class DistributedSampleLoss(DistributedLoss):
@@ -171,10 +171,6 @@ class DistributedSampleLoss(DistributedLoss):
 def no_cells(x: torch.Tensor) -> torch.Tensor:
     """Return an empty tensor derived from ``x``, for the computation outside ``P_x``."""
     return x.reshape(-1)[:0]
-
-
-def number_of_cells(x: torch.Tensor) -> torch.Tensor:
-    return number(x.numel(), x)
 
 
 def number(n: int, like: torch.Tensor) -> torch.Tensor:

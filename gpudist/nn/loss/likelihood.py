@@ -16,7 +16,6 @@ from gpudist.nn.loss.base import (
     Reduction,
     no_cells,
     number,
-    number_of_cells,
 )
 from gpudist.world.partition import Partition
 
@@ -147,7 +146,7 @@ class DistributedGaussianNLLLoss(DistributedLoss):
             input, target, var = no_cells(input), no_cells(target), no_cells(var)
         self._check_values("_check_variances", var)
         losses = gaussian_losses(input, target, var, self.full, self.eps)
-        return self._value(losses, number_of_cells(losses), losses.dtype)
+        return self._value(losses, number(losses.numel(), losses), losses.dtype)
 
     def _align(self, var: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         """Return ``var`` with as many dims as the input."""

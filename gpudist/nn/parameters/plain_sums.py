@@ -122,7 +122,11 @@ class PlainSums:
                 elif kinds == {"invariant"}:
                     ranks[number] &= self._at_the_same_place(line, regions)
                 elif number in uses and not line <= ranks[number]:
-                    raise ConventionError(self._text_of_missing(name, line))
+                    text = _text(name, "has a part of its gradient on each", line)
+                    raise ConventionError(
+                        f"{text}, but P has the ranks {sorted(self._P.ranks)}; pass a P with all "
+                        "of them"
+                    )
         if not lines:
             reached = set(used.conventions(frozenset()))
         if used.hides_recomputation and set(names) - reached:
@@ -156,11 +160,6 @@ class PlainSums:
         raise ConventionError(
             f"{_NAME}: the {len(line)} workers {sorted(line)} of an invariant operator are not an "
             f"axis of {self._P!r}; pass a P with an axis for them"
-        )
-
-    def _text_of_missing(self, name: str, line: Ranks) -> str:
-        return _text(name, "has a part of its gradient on each", line) + (
-            f", but P has the ranks {sorted(self._P.ranks)}; pass a P with all of them"
         )
 
 

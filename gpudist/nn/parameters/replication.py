@@ -248,8 +248,7 @@ def _bind_sum(
     parts: tuple[tuple[int, tuple[int, ...], tuple[int, ...] | None], ...],
 ) -> Movement:
     cells = (sum(prod(shape) for _, shape, _ in parts),)
-    assert holders.rank is not None
-    plan = plan_all_sum_reduce(holders.rank, range(holders.size), cells, ("gradients", parts))
+    plan = plan_all_sum_reduce(holders.plan_rank, range(holders.size), cells, ("gradients", parts))
     which = f"{len(parts)} gradients (parameters {parts[0][0]} to {parts[-1][0]})"
     label = f"sum of {which} over {holders.size} workers"
     return bind(plan, holders, label, dtype, cells, dtype)

@@ -18,9 +18,7 @@ from gpudist.nn.partitions import require_features
 from gpudist.nn.pool.adaptive import DistributedAdaptiveAvgPool
 from gpudist.nn.windowed.resampling import (
     Interpolation,
-    Range,
     Resampling,
-    Step,
     interpolating_step,
     magnification,
     sum_dtype,
@@ -96,11 +94,11 @@ class DistributedUpsample(DistributedWindowed):
         self._require_one_of(size, scale_factor)
         self.size, self.scale_factor = size, scale_factor
         self._sizes = None if size is None else self._positive("size", size)
-        self._scales: tuple[float, ...] | None = None
+        self._scales: tuple[float, ...] = ()
         if scale_factor is not None:
             scales = self._positive("scale_factor", scale_factor)
             self._scales = tuple(map(float, scales))
-            if not _is_listed(scale_factor):
+            if not hasattr(scale_factor, "__len__"):
                 self.scale_factor = self._scales[0]
         # Torch derives positions from the given scale factor, not from the ratio of the extents.
         self._keeps_scale = not (size is not None or recompute_scale_factor)
@@ -141,7 +139,7 @@ class DistributedUpsample(DistributedWindowed):
 
     def _positive(self, what: str, value: Any) -> tuple[Any, ...]:
         """Return ``value`` for each spatial dim; raise if one is not positive."""
-        values = tuple(value) if _is_listed(value) else (value,) * self._dims
+        values = tuple(value) if hasattr(value, "__len__") else (value,) * self._dims
         if len(values) != self._dims:
             raise ShapeError(
                 f"{self._name}: {what} has {len(values)} entries but P_x has {self._dims} dims of "
@@ -169,10 +167,7 @@ class DistributedUpsample(DistributedWindowed):
     ) -> tuple[Window, ...]:
         mode, kernel = _ALONG_A_DIM[self.mode], _kernel(sizes, on_cuda)
         single = dtype != torch.float64 or (self.mode in _NEAREST and kernel != "general")
-        scales: Sequence[float | None] = (None,) * self._dims
-        if self._keeps_scale:
-            assert self._scales is not None
-            scales = self._scales
+        scales = self._scales if self._keeps_scale else (None,) * self._dims
         aligned = bool(self.align_corners)
         return tuple(
             InterpolationWindow(mode, size, scale, aligned, single, kernel)
@@ -183,7 +178,6 @@ class DistributedUpsample(DistributedWindowed):
         if self._sizes is not None:
             size, why = self._sizes[d], f"size {self._sizes[d]}"
         else:
-            assert self._scales is not None
             size, why = int(extent * self._scales[d]), f"scale_factor {self._scales[d]}"
         if extent < 1 or size < 1:
             raise ShapeError(
@@ -202,13 +196,13 @@ class DistributedUpsample(DistributedWindowed):
     ) -> Compute:
         extents = layout.decomposition.shape
         if set(self.P_x.shape[2:]) == {1} and self._has_torchs_gradient(x.dtype):
-            return self._whole(outputs.shape[2:])
+            keeps = self._keeps_scale
+            sizes, scales = (None, self._scales) if keeps else (outputs.shape[2:], None)
+            return Interpolation(self.mode, sizes, scales, self.align_corners)
         cells_per_dim = list(zip(cells.start, cells.stop, strict=True))
         outputs_per_dim = list(zip(outputs.start, outputs.stop, strict=True))
-        factors = [
-            window.exact_factor(n) if isinstance(window, InterpolationWindow) else None
-            for window, n in zip(windows[2:], extents[2:], strict=True)
-        ]
+        along = [window for window in windows if isinstance(window, InterpolationWindow)]
+        factors = [window.exact_factor(n) for window, n in zip(along, extents[2:], strict=True)]
         if None not in factors:
             return magnification(
                 self.mode, cast(list[int], factors), cells_per_dim[2:], outputs_per_dim[2:]
@@ -216,7 +210,8 @@ class DistributedUpsample(DistributedWindowed):
         # Dims that shrink most are first, which reduces the work of later steps.
         dims = sorted(range(2, len(extents)), key=lambda d: (outputs.shape[d] / cells.shape[d], -d))
         steps = [
-            _step(windows[d], extents[d], cells_per_dim[d], outputs_per_dim[d], d, x) for d in dims
+            interpolating_step(along[d - 2], extents[d], cells_per_dim[d], outputs_per_dim[d], d, x)
+            for d in dims
         ]
         weighted = self.mode not in _NEAREST
         dtype = sum_dtype(x.dtype) if weighted else x.dtype
@@ -226,15 +221,6 @@ class DistributedUpsample(DistributedWindowed):
         if self.mode in _NEAREST:
             return not self._keeps_scale and dtype != torch.float64
         return not (self.mode == "bicubic" and self._keeps_scale)
-
-    def _whole(self, sizes: tuple[int, ...]) -> Interpolation:
-        if self._keeps_scale:
-            return Interpolation(self.mode, None, self._scales, self.align_corners)
-        return Interpolation(self.mode, sizes, None, self.align_corners)
-
-
-def _is_listed(value: Any) -> bool:
-    return hasattr(value, "__len__")
 
 
 class _Means(DistributedAdaptiveAvgPool):
@@ -266,13 +252,6 @@ def _kernel(sizes: Sequence[int], on_cuda: bool) -> Kernel:
     if on_cuda:
         return "cuda"
     return "small" if len(sizes) == 2 and sum(sizes) <= _MOST_SMALL_OUTPUTS else "general"
-
-
-def _step(
-    window: Window, extent: int, cells: Range, outputs: Range, dim: int, x: torch.Tensor
-) -> Step | None:
-    assert isinstance(window, InterpolationWindow)
-    return interpolating_step(window, extent, cells, outputs, dim, x)
 
 
 @layer(F.interpolate, Sample((2, 4, 9, 8)), scale_factor=2)
