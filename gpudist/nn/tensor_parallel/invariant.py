@@ -17,6 +17,7 @@ from gpudist.exchange import all_reduce
 from gpudist.exchange.autograd import Declared, all_reduce_constant, apply_with_adjoint
 from gpudist.exchange.torch_library import define, handles_of, thing_of
 from gpudist.exchange.tracing import is_recorded
+from gpudist.nn.parameters.gradient_graph import Convention
 from gpudist.nn.tensor_parallel.conventions import expect, mark_result
 from gpudist.world.partition import Partition
 
@@ -85,8 +86,7 @@ def invariant_sum(x: torch.Tensor, P: Partition) -> torch.Tensor:
         PartitionError: this worker is not in ``P``.
         ConventionError: ``x`` is an invariant value.
     """
-    require_active("invariant_sum", P)
-    expect("invariant_sum", "dual", x, P)
+    expect_of_member("invariant_sum", "dual", x, P)
     return mark_result(sum_once(x, P), "invariant_sum", P)
 
 
@@ -122,8 +122,7 @@ def invariant_copy(x: torch.Tensor, P: Partition) -> torch.Tensor:
         PartitionError: this worker is not in ``P``.
         ConventionError: ``x`` is a part, or a copy whose gradients add up.
     """
-    require_active("invariant_copy", P)
-    expect("invariant_copy", "invariant", x, P)
+    expect_of_member("invariant_copy", "invariant", x, P)
     return mark_result(copy_once(x, P), "invariant_copy", P)
 
 
@@ -145,7 +144,8 @@ def _copy_on(P: Partition) -> Declared:
     return Declared("invariant_copy", "invariant", "dual", P, torch.clone)
 
 
-def require_active(name: str, P: Partition) -> None:
-    """Raise if this worker is not in ``P``."""
+def expect_of_member(name: str, convention: Convention, x: torch.Tensor, P: Partition) -> None:
+    """Raise if this worker is not in ``P``, or ``x`` comes from the other convention."""
     if not P.active:
         raise PartitionError(f"{name}: this worker is not a member of {P!r}")
+    expect(name, convention, x, P)

@@ -14,8 +14,8 @@ from gpudist.exchange import Movement
 from gpudist.exchange.autograd import Declared, apply_with_adjoint, move, move_without_node
 from gpudist.exchange.tracing import is_recorded
 from gpudist.nn.norm.line_blocks import LineBlocks
-from gpudist.nn.tensor_parallel.conventions import expect, mark_result
-from gpudist.nn.tensor_parallel.invariant import copy_once, require_active
+from gpudist.nn.tensor_parallel.conventions import mark_result
+from gpudist.nn.tensor_parallel.invariant import copy_once, expect_of_member
 from gpudist.ops.operator import cached_operator
 from gpudist.world.partition import Partition
 
@@ -50,7 +50,7 @@ def invariant_gather(
         ShapeError: the block does not fit the lengths.
         ConventionError: the block is already an invariant value.
     """
-    require_active("invariant_gather", P)
+    expect_of_member("invariant_gather", "dual", x, P)
     blocks = cached_operator(LineBlocks, P, ("invariant_gather",))
     dim %= x.dim()
     if lengths is None:
@@ -58,7 +58,6 @@ def invariant_gather(
     movement, own = _movement_and_own(
         blocks, x, dim, blocks.require_lengths(x, dim, lengths, False)
     )
-    expect("invariant_gather", "dual", x, P)
     return mark_result(gather_once(x, movement, dim, own), "invariant_gather", P)
 
 
@@ -90,10 +89,9 @@ def invariant_scatter(
         ShapeError: the value does not fit the lengths.
         ConventionError: the value is a part, or a copy whose gradients add up.
     """
-    require_active("invariant_scatter", P)
+    expect_of_member("invariant_scatter", "invariant", x, P)
     blocks = cached_operator(LineBlocks, P, ("invariant_scatter",))
     dim %= x.dim()
-    expect("invariant_scatter", "invariant", x, P)
     y = cut_unchecked(x, blocks, dim, blocks.require_lengths(x, dim, lengths, True))
     return mark_result(y, "invariant_scatter", P)
 
@@ -123,8 +121,7 @@ def invariant_share(x: torch.Tensor, P: Partition) -> torch.Tensor:
         PartitionError: this worker is not in ``P``.
         ConventionError: the value is already invariant.
     """
-    require_active("invariant_share", P)
-    expect("invariant_share", "dual", x, P)
+    expect_of_member("invariant_share", "dual", x, P)
     if is_recorded():
         return _with_share_of_gradient(x, P.size)
     y = apply_with_adjoint(
