@@ -57,11 +57,10 @@ def movement_of(
 
 @cache_in_world
 def _bind(P_world: Partition, dtype: torch.dtype, source: Layout, target: Layout) -> Movement:
-    assert P_world.rank is not None
     members = tuple(sorted({*source.ranks, *target.ranks}))
     P_all = P_world.create_partition_inclusive(members)
     label = f"boxing of {list(source.shape)}, {source.sbp} -> {target.sbp}"
-    plan_of_rank = plan(source, target, P_world.rank, members)
+    plan_of_rank = plan(source, target, P_world.plan_rank, members)
     return bind(plan_of_rank, P_all, label, dtype, (0,), dtype)
 
 

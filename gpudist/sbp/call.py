@@ -73,20 +73,12 @@ class Call:
             return self.args[position]
         return self.kwargs.get(name, default)
 
-    def has(self, position: int, name: str) -> bool:
-        """Return whether an argument is given at ``position`` or as ``name``."""
-        return position < len(self.args) or name in self.kwargs
-
     def with_argument(self, position: int, name: str, value: Any) -> Call:
         """Return the call with one argument set to ``value``, whether it was given or not."""
         if position < len(self.args):
             args = (*self.args[:position], value, *self.args[position + 1 :])
             return replace(self, args=args)
         return replace(self, kwargs={**self.kwargs, name: value})
-
-    def with_args(self, *args: Any) -> Call:
-        """Return the call with different positional arguments."""
-        return replace(self, args=args)
 
     @property
     def in_single_precision(self) -> Call:

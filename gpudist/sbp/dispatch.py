@@ -21,7 +21,7 @@ from gpudist.sbp.arguments import bind_arguments
 from gpudist.sbp.call import Call, Spec, as_call, fill_slots, key_of
 from gpudist.sbp.derive import Derivation
 from gpudist.sbp.explain import is_explaining, say
-from gpudist.sbp.global_spec import is_held, on_axes_of
+from gpudist.sbp.global_spec import on_axes_of, spec_of
 from gpudist.sbp.outer import OuterTensor, changes_in_place, materialize_in, outer
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.plain import with_copies
@@ -224,7 +224,9 @@ def _carry_out(
     layouts = tuple(_layout(kind, placement, x) for x in tensors)
     specs = tuple(Spec(tuple(x.shape), x.dtype) for x in tensors)
     call = Call(function, slots, named, specs, placement.autocast)
-    held = next((i for i, x in enumerate(tensors) if isinstance(x, kind) and is_held(x)), None)
+    held = next(
+        (i for i, x in enumerate(tensors) if isinstance(x, kind) and spec_of(x).is_held), None
+    )
     try:
         prepared = prepare(rule, call, layouts, placement, held)
     except ShapeError:
@@ -266,7 +268,8 @@ def _carry_out(
     is_copy = prepared.derivation.is_copy_of(layouts)
     if rule.view and not (placement.active or is_copy):
         # Work in place on a view changes the graph of its base, on every rank alike.
-        results = [_view_of_placeholder(local[0], y) for y in results]
+        none = local[0].reshape(-1)[:0]
+        results = [none if none.dtype == y.dtype else y for y in results]
     wrapped = [
         kind._wrap(y, placement, layout.sbp, layout.shape)
         for y, layout in zip(results, outputs, strict=True)
@@ -299,7 +302,7 @@ def _on_one_placement(
     is_target = in_place and first is tensors[0]
     if not is_target and any(x.placement is not first.placement for x in global_tensors):
         first = next((x for x in global_tensors if x.dim() and not x.is_copy_everywhere), first)
-        first = next(filter(is_held, global_tensors), first)
+        first = next((x for x in global_tensors if spec_of(x).is_held), first)
     converted: list[Any] = []
     for x in tensors:
         if isinstance(x, kind) and x.placement is not first.placement:
@@ -418,10 +421,6 @@ def changes_first(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) ->
         return bool(kwargs["inplace"])
     place = _place_of_inplace(function) if len(args) > 1 else None
     return place is not None and place < len(args) and bool(args[place])
-
-
-def _view_of_placeholder(base: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return base.reshape(-1)[:0] if base.dtype == y.dtype else y
 
 
 def _explanation(call: Call, layouts: Sequence[Layout], derivation: Derivation) -> str:

@@ -97,11 +97,6 @@ def spec_of(x: Any) -> GlobalSpec:
     return x._global_spec
 
 
-def is_held(x: Any) -> bool:
-    """Return whether operators keep the layout of the global tensor ``x``."""
-    return x._global_spec.is_held
-
-
 def local_of(x: torch.Tensor) -> torch.Tensor:
     """Return this rank's part of a global tensor; return a plain tensor unchanged."""
     return getattr(x, "_local", x)

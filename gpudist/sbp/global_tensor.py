@@ -95,7 +95,7 @@ class GlobalTensor(torch.Tensor):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __copy__(self) -> GlobalTensor:
-        return memory.shallow_copy(self)
+        return memory.leaf_of(self, self._local.detach())
 
     @staticmethod
     def __distributed_layer__(

@@ -94,7 +94,8 @@ class _Interception(Drawing):
 
         def compute(positional: Any, named: Any) -> Any:
             if positional is not args or named is not kwargs:
-                return self._compute(func, _types_in(positional, named), positional, named)
+                types_now = {type(x) for x in tensors_in([positional, named])}
+                return self._compute(func, types_now, positional, named)
             if types in _OPERANDS and func in _operators:
                 return call_cached(GlobalTensor, func, args, kwargs)
             return self._compute(func, types, args, kwargs)
@@ -143,10 +144,6 @@ class _Interception(Drawing):
             return kind.__torch_function__(func, types, args, kwargs)
 
         return self.call_whole(call, args, kwargs)
-
-
-def _types_in(args: Any, kwargs: Any) -> set[type]:
-    return {type(x) for x in tensors_in([args, kwargs])}
 
 
 _modules: Any = torch.nn.modules.module

@@ -24,16 +24,12 @@ def deep_copy(x: GlobalTensor, memo: dict[int, Any]) -> GlobalTensor:
         raise RuntimeError(
             "only global tensors that are leaves of the graph can be deep-copied; copy x.detach()"
         )
-    memo[id(x)] = copy = _leaf_of(x, x._local.detach().clone())
+    memo[id(x)] = copy = leaf_of(x, x._local.detach().clone())
     return copy
 
 
-def shallow_copy(x: GlobalTensor) -> GlobalTensor:
-    """Return a leaf that shares memory with ``x``, as ``copy.copy`` does for plain tensors."""
-    return _leaf_of(x, x._local.detach())
-
-
-def _leaf_of(x: GlobalTensor, local: torch.Tensor) -> GlobalTensor:
+def leaf_of(x: GlobalTensor, local: torch.Tensor) -> GlobalTensor:
+    """Return a leaf with the layout and attributes of ``x`` and the part ``local``."""
     copy = x.like(local)
     set_requires_grad(copy, requires_grad(x))
     for name in ("_is_param", "_is_buffer", "persistent"):

@@ -245,11 +245,8 @@ def _part(x: Spectrum, ranges: Ranges) -> GlobalTensor:
             pending.late - blocked
         )
         then = [
-            slice(None) if d in blocked else cells_of_dim for d, cells_of_dim in enumerate(cells)
-        ]
-        then = [
-            cells_of_dim if d in pending.late else slice(None)
-            for d, cells_of_dim in enumerate(then)
+            cells_of_dim if d in pending.late - blocked else slice(None)
+            for d, cells_of_dim in enumerate(cells)
         ]
         less = replace(less, base=less.base[tuple(then)])  # pyright: ignore
     part = compute_spectrum(new_spectrum(less, tuple(map(len, ranges)), x.dtype, x.device))

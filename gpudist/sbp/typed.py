@@ -37,17 +37,6 @@ def mesh_axes(placement: Placement) -> tuple[Any, ...]:
     return tuple(axes)
 
 
-def exempt_movements() -> None:
-    """Exclude movements and layers from type checking, because the checker has no rules for them.
-
-    Their results have no type until ``spmd_types.assert_type`` gives them one. ``to_typed_local``
-    calls this function.
-    """
-    register = import_module("spmd_types").register_no_typecheck
-    for function in (move, Operator.forward, DistributedModule.__call__):
-        register(function)
-
-
 @checked()
 def to_typed_local(x: GlobalTensor) -> torch.Tensor:
     """Return ``x.to_local()``, typed on every axis of the placement with more than one rank.
@@ -60,7 +49,10 @@ def to_typed_local(x: GlobalTensor) -> torch.Tensor:
         PartitionError: see ``mesh_axes``.
     """
     types = import_module("spmd_types")
-    exempt_movements()
+    # The checker has no rules for movements and layers. Their results have no type until
+    # ``assert_type`` gives them one.
+    for function in (move, Operator.forward, DistributedModule.__call__):
+        types.register_no_typecheck(function)
     with types.no_typecheck():
         local = x.to_local()
     if not x.placement.active:

@@ -15,7 +15,7 @@ from gpudist.errors import ConversionError
 from gpudist.geometry.layout import broadcast
 from gpudist.sbp import views
 from gpudist.sbp.boxing import boxed_bytes
-from gpudist.sbp.global_spec import is_held, wrap_copies
+from gpudist.sbp.global_spec import spec_of, wrap_copies
 from gpudist.sbp.outer import OuterTensor
 from gpudist.sbp.registry import name_of
 from gpudist.sbp.remedies import can_have_rule
@@ -80,7 +80,7 @@ def compute_gathered(
             views.require_writable(name_of(function), x)
             views.propagate_change(x)
     like = max(split, key=lambda x: x.numel(), default=None)
-    like = next((x for x in inputs if isinstance(x, kind) and is_held(x)), like)
+    like = next((x for x in inputs if isinstance(x, kind) and spec_of(x).is_held), like)
 
     def back(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or isinstance(leaf, kind):

@@ -118,11 +118,6 @@ def call_rule(function: Any, *args: Any) -> Any:
     raise TypeError(f"{name_of(function)}: no argument is a global tensor")
 
 
-def _is_normalized(call: Call) -> bool:
-    is_plain = call.function in (plain_batch_norm, plain_instance_norm)
-    return not is_plain or bool(call.args[5])
-
-
 @register(
     plain_batch_norm, plain_instance_norm, batch_norm_and_moments, instance_norm_and_moments,
     updating_batch_norm, any_cuts=True,
@@ -130,8 +125,9 @@ def _is_normalized(call: Call) -> bool:
 def by_channel(call: Call, parts: int) -> list[SbpSignature]:
     """Split all dims; a split of the channels also splits parameters and moments."""
     is_instance = call.function in INSTANCES
+    is_plain = call.function in (plain_batch_norm, plain_instance_norm)
     # torch's functions reject some blocks without cells.
-    bind = _bind if _is_normalized(call) else None
+    bind = None if is_plain and not call.args[5] else _bind
     signatures: list[SbpSignature] = []
     for d in range(call.tensors[0].dims):
         others = split(0) if d == 1 else broadcast

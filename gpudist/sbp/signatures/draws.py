@@ -114,17 +114,13 @@ def exponential_(x: Tensor, lambd: float = 1, **options: Any) -> Tensor:
 def _ones(x: Any, probability: Any, dtype: torch.dtype | None = None) -> Tensor:
     """Draw ones with a probability, a number or a tensor, in the layout of ``x``."""
     draws, wanted = current_draws(), dtype or x.dtype
-    is_own = probability is x and not _has_terms(x)
+    is_own = probability is x and partial_sum not in getattr(x, "sbp", ())
     is_known = is_own or isinstance(probability, float)
     if draws is None or not (is_known and wanted.is_floating_point):
         return (uniform_like(x, dtype) < probability).to(x.dtype)
     cells = local_of(x) if is_own else probability
     by = partial(bernoulli_by_index, probability=cells)
     return _by_index(x, by, wanted, draws).to(x.dtype)
-
-
-def _has_terms(x: Any) -> bool:
-    return partial_sum in getattr(x, "sbp", ())
 
 
 @compose(torch.bernoulli, Tensor.bernoulli)

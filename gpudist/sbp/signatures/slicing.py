@@ -76,7 +76,7 @@ def with_index(call: Call, dim: int, entry: int | slice) -> Call:
     index = index_by_dim(call.args[1], call.tensors[0].dims)
     places = [i for i, entry in enumerate(index) if entry is not None]
     index[places[dim]] = entry
-    return call.with_args(call.args[0], tuple(index))
+    return call.with_argument(1, "index", tuple(index))
 
 
 def in_terms(dim: int, sizes: tuple[int, ...] | None = None) -> SbpSignature | None:

@@ -42,10 +42,10 @@ def window_signature(call: Call, dim: int, bind: Bind) -> SbpSignature:
     return SbpSignature(inputs, (split(dim),), bind=bind, nests=False, cuts=cuts)
 
 
-def layout_of(where: Where, slot: int = 0) -> tuple[Any, BlockLayout]:
+def layout_of(where: Where) -> tuple[Any, BlockLayout]:
     """Return the partition of a ``gpudist.nn`` layer for a tensor, and the tensor's blocks."""
-    P, blocks = where.cut(slot)
-    spec = where.call.tensors[slot]
+    P, blocks = where.cut(0)
+    spec = where.call.tensors[0]
     return P, BlockLayout(str(where.call.function), P.shape, spec.dtype, blocks)
 
 
@@ -64,7 +64,7 @@ def convolution(call: Call, parts: int) -> list[SbpSignature]:
     groups = call.get(6, "groups", 1)
     _require_channels(call, weight.shape[1] * groups, f" and groups={groups} need")
     signatures = [window_signature(call, dim, _bind_convolution) for dim in (0, *range(2, x.dims))]
-    return signatures + _channels(call, parts, groups, (0, 1), 6)
+    return signatures + _channels(call, parts, groups, (0, 1))
 
 
 def _require_channels(call: Call, channels: int, need: str = " needs") -> None:
@@ -76,7 +76,7 @@ def _require_channels(call: Call, channels: int, need: str = " needs") -> None:
 
 
 def _channels(
-    call: Call, parts: int, groups: int, weight_dims: tuple[int, int], groups_at: int
+    call: Call, parts: int, groups: int, weight_dims: tuple[int, int]
 ) -> list[SbpSignature]:
     """Return splits of channels, or of whole groups, and terms of one factor.
 
@@ -85,13 +85,12 @@ def _channels(
         parts: number of workers along the axis.
         groups: number of groups.
         weight_dims: dims of the weight with the output channels and with the input channels.
-        groups_at: position of the argument ``groups``.
     """
     outputs, inputs = weight_dims
     weight, has_bias = call.tensors[1], len(call.tensors) > 2
     signatures = [] if has_bias else linear_in_each(2)
     if groups > 1 and groups % parts == 0:
-        signatures.append(_whole_groups(call, groups // parts, groups_at))
+        signatures.append(_whole_groups(call, groups // parts))
     if groups == 1 and weight.shape[outputs] >= parts:
         biases = (split(0),) * has_bias
         ends = (broadcast, split(outputs), *biases), (split(1),)
@@ -104,11 +103,11 @@ def _channels(
     return signatures
 
 
-def _whole_groups(call: Call, groups: int, groups_at: int) -> SbpSignature:
+def _whole_groups(call: Call, groups: int) -> SbpSignature:
     parameters = (split(0),) * (len(call.tensors) - 1)
 
     def localize(call: Call, part: AxisPart) -> Call:
-        return call.with_argument(groups_at, "groups", groups)
+        return call.with_argument(6, "groups", groups)
 
     return SbpSignature((split(1), *parameters), (split(1),), localize, recut=lambda sizes: None)
 
@@ -161,7 +160,7 @@ def transposed_convolution(call: Call, parts: int) -> list[SbpSignature]:
     require_samples(call, x.dims == weight.dims)
     _require_channels(call, weight.shape[0])
     signatures = [window_signature(call, dim, _bind_transposed) for dim in (0, *range(2, x.dims))]
-    return signatures + _channels(call, parts, call.get(6, "groups", 1), (1, 0), 6)
+    return signatures + _channels(call, parts, call.get(6, "groups", 1), (1, 0))
 
 
 def _bind_transposed(call: Call, where: Where) -> Compute:
