@@ -19,12 +19,9 @@ def keep_blocks(module: nn.Module) -> None:
 def drop_hooks(module: nn.Module) -> None:
     """Remove the hooks of :func:`keep_blocks`."""
     for hooks in (module._state_dict_hooks, module._load_state_dict_pre_hooks):
-        for number in [i for i, hook in hooks.items() if _is_own(hook)]:
+        own = (_save_blocks, _load_blocks)
+        for number in [i for i, h in hooks.items() if getattr(h, "hook", h) in own]:
             del hooks[number]
-
-
-def _is_own(hook: Any) -> bool:
-    return getattr(hook, "hook", hook) in (_save_blocks, _load_blocks)
 
 
 def _save_blocks(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:

@@ -102,14 +102,13 @@ def plan_of(
             f"to {prod(grid) - 1}"
         )
     posting = posting_of(P_x.transport) if isinstance(P_x, CartesianPartition) else "host"
-    total: NetworkPlan | None = None
-    for rank in chosen:
-        plan_of_rank = _plan_for_rank(
+    plans = [
+        _plan_for_rank(
             network, grid, posting, shapes, rank, plan or NetworkPlan(), method, inputs or {}, named
         )
-        total = plan_of_rank if total is None else _add_sent_bytes(total, plan_of_rank)
-    assert total is not None
-    return total
+        for rank in chosen
+    ]
+    return functools.reduce(_add_sent_bytes, plans)
 
 
 def _add_sent_bytes(a: NetworkPlan, b: NetworkPlan) -> NetworkPlan:
