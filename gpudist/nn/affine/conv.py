@@ -17,7 +17,6 @@ from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.faces import have_faces
 from gpudist.geometry.windows import FoldedWindow, PaddedWindow, Read, SlidingWindow, Window
 from gpudist.nn.affine.affine_layer import BoundAffine
-from gpudist.nn.affine.affine_placement import place_channels
 from gpudist.nn.affine.conv_arguments import (
     PADDING_MODES,
     Paddings,
@@ -105,7 +104,6 @@ class _DistributedConv(ConvLayer):
         Hewett & Grady 2020, arXiv:2006.03108, section 4.
     """
 
-    _dims: int
     _padding_modes: Sequence[str] = PADDING_MODES
 
     @overload
@@ -160,19 +158,15 @@ class _DistributedConv(ConvLayer):
         )
         self.output_padding = (0,) * self._dims
         self.padding_mode = padding_mode
-        channels = in_channels, out_channels, groups
-        placed = place_channels(self._name, P_x, P_y, P_w, *channels, self._dims)
-        self._placement = placed
-        self.P_x, self.P_y = placed.P_x, placed.P_y
+        self._place_channels(P_x, P_y, P_w, global_shape, shape)
         self.halo_exchange = HaloExchange(
-            placed.P_x,
+            self.P_x,
             conv_windows(
                 self.kernel_size, self.stride, self.dilation, self._paddings, padding_mode
             ),
             periodic=padding_mode == "circular",
             nested=nested,
         )
-        self._agree_on(placed.P_x, P_x.dim, global_shape, shape, placed.P_all)
         weight_shape = (out_channels, in_channels // groups, *self.kernel_size)
         self._make_parameters(weight_shape, bias, device, dtype, replicate_parameters)
 

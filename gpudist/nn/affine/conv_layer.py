@@ -10,15 +10,17 @@ import torch
 from gpudist.errors import PartitionError
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.nn.affine.affine_layer import AffineLayer, BoundAffine
+from gpudist.nn.affine.affine_placement import AffinePlacement, place_channels
 from gpudist.nn.autocast import in_product_dtype
 from gpudist.nn.windowed.region_layer import RegionLayer
-from gpudist.ops.shape_agreement import BlockLayout
+from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 
 class ConvLayer(AffineLayer, RegionLayer):
     """Layer that maps blocks of input channels to blocks of output channels."""
 
+    _dims: int
     P_y: CartesianPartition
     in_channels: int
     out_channels: int
@@ -55,6 +57,21 @@ class ConvLayer(AffineLayer, RegionLayer):
     def outputs_of(self, inputs: Decomposition) -> Decomposition:
         batch, _, *features = super().outputs_of(inputs).dims
         return Decomposition((batch, Blocks(self.out_channels, 1), *features))
+
+    def _place_channels(
+        self,
+        P_x: CartesianPartition,
+        P_y: CartesianPartition | None,
+        P_w: CartesianPartition | None,
+        global_shape: Sequence[int] | None,
+        shape: ShapeMode,
+    ) -> AffinePlacement:
+        channels = self.in_channels, self.out_channels, self.groups
+        placed = place_channels(self._name, P_x, P_y, P_w, *channels, self._dims)
+        self._placement = placed
+        self.P_x, self.P_y = placed.P_x, placed.P_y
+        self._agree_on(placed.P_x, P_x.dim, global_shape, shape, placed.P_all)
+        return placed
 
     def _make_parameters(
         self,

@@ -13,7 +13,6 @@ from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.halo import needed_range, reads_own_cells
 from gpudist.geometry.windows import HaloWidths, Read, TransposedWindow, Window
 from gpudist.nn.affine.affine_layer import BoundAffine
-from gpudist.nn.affine.affine_placement import place_channels
 from gpudist.nn.affine.conv_arguments import require_groups, require_padding_mode
 from gpudist.nn.affine.conv_channels import (
     bind_haloed_broadcast,
@@ -74,8 +73,6 @@ class _DistributedConvTranspose(ConvLayer):
         Hewett & Grady 2020, arXiv:2006.03108, section 4.
     """
 
-    _dims: int
-
     @overload
     def __init__(
         self, P_x: CartesianPartition, in_channels: int, out_channels: int,
@@ -124,11 +121,7 @@ class _DistributedConvTranspose(ConvLayer):
         self._windows = self._windows_with(self.output_padding)
         self._require_output_padding()
         require_groups(self._name, in_channels, out_channels, groups)
-        channels = in_channels, out_channels, groups
-        placed = place_channels(self._name, P_x, P_y, P_w, *channels, self._dims)
-        self._placement = placed
-        self.P_x, self.P_y = placed.P_x, placed.P_y
-        self._agree_on(placed.P_x, P_x.dim, global_shape, shape, placed.P_all)
+        placed = self._place_channels(P_x, P_y, P_w, global_shape, shape)
         weight_shape = (in_channels, out_channels // groups, *self.kernel_size)
         is_diagonal = P_x.shape[1] > 1 and placed.parts[1] == 1
         dims = (0, 1) if is_diagonal else (1, 0)
