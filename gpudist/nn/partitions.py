@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
+from itertools import product
 from typing import Any
 
 from gpudist.checks.arguments import check_constructor, checking_itself
 from gpudist.errors import PartitionError, ShapeError
+from gpudist.geometry.cartesian import rank_of
 from gpudist.world.partition import CartesianPartition, Partition
 
 
@@ -88,11 +90,5 @@ def refuse_given(name: str, **unsupported: object) -> None:
 def plane(P: CartesianPartition, keep: Sequence[int]) -> CartesianPartition:
     """Return the workers whose index is 0 on every axis not in ``keep``."""
     shape = [extent if axis in keep else 1 for axis, extent in enumerate(P.shape)]
-    strides = [0] * P.dim
-    stride = 1
-    for axis in reversed(range(P.dim)):
-        strides[axis], stride = stride, stride * P.shape[axis]
-    ranks = [0]
-    for axis, extent in enumerate(shape):
-        ranks = [rank + i * strides[axis] for rank in ranks for i in range(extent)]
+    ranks = [rank_of(index, P.shape) for index in product(*map(range, shape))]
     return P.create_partition_inclusive(ranks).create_cartesian_topology_partition(shape)

@@ -15,7 +15,7 @@ import torch
 
 from gpudist.exchange.tracing import is_recorded
 from gpudist.geometry.layout import Layout, split
-from gpudist.sbp.global_spec import global_spec, wrap
+from gpudist.sbp.global_spec import global_spec, make_wrapper, wrap
 from gpudist.sbp.methods import METADATA
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.signatures.elementwise import ELEMENTWISE
@@ -80,8 +80,7 @@ class OuterTensor(torch.Tensor):
             view: the tensor that it is a view of, and the function and arguments of the view.
         """
         first = _call_on_slices(call, (slice(0, 1),) * len(shape))
-        make: Any = torch.Tensor._make_wrapper_subclass  # pyright: ignore
-        x: Any = make(OuterTensor, shape, dtype=first.dtype, device=first.device)
+        x: Any = make_wrapper(OuterTensor, shape, dtype=first.dtype, device=first.device)
         x._function, x._args, x._kwargs = call
         x._kind, x._placement, x._tensor, x._view = kind, placement, None, view
         return x

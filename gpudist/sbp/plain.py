@@ -16,6 +16,7 @@ from gpudist.checks.storage import PLAIN
 from gpudist.errors import ConventionError, PlanMismatch, side_by_side
 from gpudist.exchange.autograd import is_eager
 from gpudist.nn.parameters.gradient_graph import (
+    FOLLOWED_NODES,
     NODE_LIMIT,
     Border,
     Node,
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
 
 _MARK = "gpudist part"
 _MAX_DIMS = 16
-# A graph of up to this many nodes is searched at every call, a larger one once.
-_FOLLOWED_NODES = 64
 _REMEDY = (
     "compute it from global tensors, or make it global: gpudist.to_global(x, placement, sbp), "
     "with sbp.partial_sum for a term on each worker, split for blocks and broadcast for copies"
@@ -169,7 +168,7 @@ def _require_no_part(name: str, x: torch.Tensor, placement: Placement) -> None:
             f"comes from {part.name}, whose gradients add up over {len(part.ranks)} workers; "
             f"{_REMEDY}"
         )
-    if visited > _FOLLOWED_NODES:
+    if visited > FOLLOWED_NODES:
         seen[key] = True
 
 

@@ -14,7 +14,7 @@ import torch
 
 from gpudist.geometry.layout import NdSbp
 from gpudist.sbp import views
-from gpudist.sbp.global_spec import global_spec
+from gpudist.sbp.global_spec import global_spec, make_wrapper
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.methods import METADATA
 from gpudist.sbp.placement import Placement
@@ -25,7 +25,6 @@ T = torch.Tensor
 Ranges = tuple[range, ...]
 # A function of a tensor and some dims, and the dims along which it has not been applied yet.
 Step = tuple[Callable[[Any, Collection[int]], Any], frozenset[int]]
-_make: Any = torch.Tensor._make_wrapper_subclass  # pyright: ignore
 # Functions that do not need the cells of their first tensor, unless they return ``NotImplemented``.
 STEPS: dict[Any, Callable[..., Any]] = {}
 
@@ -138,7 +137,7 @@ class Spectrum(GlobalTensor):
 
 
 def new_spectrum(pending: Pending, shape: Sequence[int], dtype: Any, device: Any) -> Spectrum:
-    spectrum = _make(Spectrum, tuple(shape), dtype=dtype, device=device)
+    spectrum = make_wrapper(Spectrum, tuple(shape), dtype=dtype, device=device)
     spectrum._pending = pending
     return spectrum
 

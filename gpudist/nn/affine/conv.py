@@ -292,10 +292,6 @@ class _DistributedConv(ConvLayer):
             )
         super().require_region()
 
-    @property
-    def windows(self) -> Sequence[Window]:
-        return self.halo_exchange.halo.windows
-
     def require_input(self, inputs: Decomposition) -> None:
         require_input_channels(self._name, inputs, self.in_channels)
         require_padding_of_input(self._name, self.padding_mode, self._paddings, inputs.shape[2:])

@@ -85,7 +85,7 @@ class DistributedLoss(DistributedModule):
         if not dtype.is_floating_point:
             raise ShapeError(f"{self._name}: losses of {dtype} have no gradient; use a float input")
         # 16-bit numbers count only to 2048 (float16) or 256 (bfloat16).
-        wide = at_least_float32(losses.dtype)
+        wide = torch.promote_types(losses.dtype, torch.float32)
         loss, weight = losses.sum(dtype=wide), weights.sum(dtype=wide)
         if self._P_total.size > 1:
             parts = torch.stack([loss, weight])
@@ -176,7 +176,3 @@ def no_cells(x: torch.Tensor) -> torch.Tensor:
 def number(n: int, like: torch.Tensor) -> torch.Tensor:
     """Return ``n`` as a tensor filled on the device of ``like``, without a copy from the host."""
     return torch.full((), n, device=like.device)
-
-
-def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)

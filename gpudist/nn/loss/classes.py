@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from gpudist.errors import ShapeError
 from gpudist.exchange.autograd import all_reduce_constant
 from gpudist.nn.layer_table import Sample, layer
-from gpudist.nn.loss.base import DistributedSampleLoss, Reduction, at_least_float32, no_cells
+from gpudist.nn.loss.base import DistributedSampleLoss, Reduction, no_cells
 from gpudist.nn.norm.softmax import largest_of_block
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.ops.operator import own_index
@@ -176,7 +176,7 @@ class DistributedNLLLoss(_ClassLoss):
     def _losses(
         self, input: torch.Tensor, target: torch.Tensor, classes: _Classes
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        wide = at_least_float32(input.dtype)
+        wide = torch.promote_types(input.dtype, torch.float32)
         if self._has_all(classes):
             return self._by_torch(F.nll_loss, input.to(wide), target, classes)
         target = target.long()
@@ -255,7 +255,7 @@ class DistributedCrossEntropyLoss(_ClassLoss):
     def _losses(
         self, input: torch.Tensor, target: torch.Tensor, classes: _Classes
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = input.to(at_least_float32(self._dtype(input, target)))
+        logits = input.to(torch.promote_types(self._dtype(input, target), torch.float32))
         if self._has_all(classes):
             smoothing = {"label_smoothing": self.label_smoothing}
             return self._by_torch(F.cross_entropy, logits, target, classes, **smoothing)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.nn.layer_table import Sample, layer
-from gpudist.nn.loss.base import DistributedSampleLoss, Reduction, at_least_float32, no_cells
+from gpudist.nn.loss.base import DistributedSampleLoss, Reduction, no_cells
 from gpudist.nn.partitions import require_axes
 from gpudist.world.partition import CartesianPartition, Partition
 
@@ -57,7 +57,7 @@ class DistributedCosineEmbeddingLoss(DistributedSampleLoss):
             input1, input2 = no_cells(input1).reshape(0, 1), no_cells(input2).reshape(0, 1)
             target = no_cells(target)
         dtype = torch.promote_types(input1.dtype, input2.dtype)
-        wide = at_least_float32(dtype)
+        wide = torch.promote_types(dtype, torch.float32)
         losses = self._losses(input1.to(wide), input2.to(wide), target)
         return self._value(losses, torch.ones_like(losses), dtype)
 

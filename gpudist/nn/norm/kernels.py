@@ -13,6 +13,7 @@ from gpudist.exchange.autograd import is_eager
 from gpudist.native import native as _native
 from gpudist.nn.kernel_choice import NATIVE_FLOATS
 from gpudist.nn.norm.normalization import Normalization, Parameters, Running, Summing
+from gpudist.transport.nccl.streams import stream_of
 
 if TYPE_CHECKING:
     from gpudist._native import DeviceNorm, Dtype
@@ -304,11 +305,4 @@ def _bind(by: Normalization, x: torch.Tensor, dtype: torch.dtype) -> _BoundKerne
     if by.total is not None:
         unguarded = replace(by, total=by.total.unguarded)
         failed_word = by.total.steps[0].partition.wire.failed_word
-    return _BoundKernels(norm, norm.workspace, _stream_of(x.device), unguarded, failed_word)
-
-
-def _stream_of(device: torch.device) -> Callable[[], int]:
-    if device.type != "cuda":
-        return lambda: 0
-    current, index = torch._C._cuda_getCurrentRawStream, device.index
-    return lambda: current(index)
+    return _BoundKernels(norm, norm.workspace, stream_of(x.device), unguarded, failed_word)

@@ -26,6 +26,8 @@ Node = Any
 
 # Maximum number of visited nodes. The graph of a training step has thousands.
 NODE_LIMIT = 100_000
+# A graph of up to this many nodes is searched at every call, which takes microseconds.
+FOLLOWED_NODES = 64
 # Nodes that stand for a part of the graph that is built elsewhere, or in backward.
 _OPAQUE = ("CompiledFunctionBackward", "CheckpointFunctionBackward")
 _OPAQUE_PREFIX = "GeneratedBackwardFor_gpudist"

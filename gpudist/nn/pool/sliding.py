@@ -12,7 +12,7 @@ from gpudist.exchange import Movement
 from gpudist.exchange.autograd import is_eager, move
 from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.faces import axis_paddings
-from gpudist.geometry.windows import HaloWidths, MaximumWindow, PoolWindow, Read, Window
+from gpudist.geometry.windows import HaloWidths, MaximumWindow, PoolWindow, Read
 from gpudist.nn.partitions import require_features
 from gpudist.nn.pool.block import PoolBlock
 from gpudist.nn.pool.local import LocalPool
@@ -210,10 +210,6 @@ class SlidingPool(RegionLayer):
 
     def require_region(self) -> None:
         """Do nothing, because a region may contain any sliding pool."""
-
-    @property
-    def windows(self) -> Sequence[Window]:
-        return self.halo_exchange.halo.windows
 
     def bind_block(self, reads: Sequence[Read], shape: Sequence[int]) -> BlockOperation:
         extents, outputs = zip(*((read.extent, read.outputs[0]) for read in reads), strict=True)

@@ -10,6 +10,7 @@ from gpudist.cache import Cache
 from gpudist.errors import ConventionError
 from gpudist.exchange.autograd import is_eager
 from gpudist.nn.parameters.gradient_graph import (
+    FOLLOWED_NODES,
     NODE_LIMIT,
     Border,
     Convention,
@@ -22,9 +23,6 @@ from gpudist.nn.parameters.gradient_graph import (
 )
 from gpudist.ops.shape_agreement import refuse
 from gpudist.world.partition import Partition
-
-# A graph of up to this many nodes is searched at every call, which takes microseconds.
-_FOLLOWED_NODES = 64
 
 
 class Expectation:
@@ -61,7 +59,7 @@ class Expectation:
         border, visited = nearest_of_other(x.grad_fn, frozenset(P.ranks), self._convention)
         if border is not None:
             refuse(P, ConventionError(self._text(border)))
-        if visited <= _FOLLOWED_NODES:
+        if visited <= FOLLOWED_NODES:
             return
         self._seen[key] = True
 

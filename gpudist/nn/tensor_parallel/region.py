@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
+import numpy as np
 import torch
 from torch.compiler import is_dynamo_compiling
 
@@ -13,7 +13,6 @@ from gpudist.errors import PartitionError, PlanMismatch, ShapeError
 from gpudist.exchange import Movement
 from gpudist.exchange.autograd import move
 from gpudist.exchange.tracing import constant_when_traced
-from gpudist.geometry.cartesian import rank_of
 from gpudist.geometry.layout import split
 from gpudist.nn.affine.linear_overlap import BlockProducts
 from gpudist.nn.norm.line_blocks import LineBlocks
@@ -245,13 +244,6 @@ def _axis_last(name: str, P: Partition, axis: int) -> CartesianPartition:
     size = P.shape[axis]
     if axis == P.dim - 1:
         return P.create_cartesian_topology_partition([P.size // size, size])
-    after = prod(P.shape[axis + 1 :])
-    before = prod(P.shape[:axis])
-    ranks = [
-        rank_of((i, k, j), (before, size, after))
-        for i in range(before)
-        for j in range(after)
-        for k in range(size)
-    ]
-    members = P.create_partition_inclusive(ranks)
-    return members.create_cartesian_topology_partition([before * after, size])
+    ranks = np.moveaxis(np.arange(P.size).reshape(P.shape), axis, -1).flatten()
+    members = P.create_partition_inclusive(ranks.tolist())
+    return members.create_cartesian_topology_partition([P.size // size, size])

@@ -12,7 +12,7 @@ from gpudist.errors import ShapeError
 from gpudist.exchange import Movement
 from gpudist.exchange.autograd import move
 from gpudist.geometry.blocks import Decomposition
-from gpudist.geometry.windows import PaddingWindow, Read, Window
+from gpudist.geometry.windows import PaddingWindow, Read
 from gpudist.nn.channels_last import channels_last_form, in_form
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.parameters.parameter import empty_output
@@ -114,10 +114,6 @@ class _DistributedPad(RegionLayer):
                 f"{self._name}: copied padding is not supported in a HaloRegion, where cells "
                 "beyond the edge are constant; move the layer out of the region"
             )
-
-    @property
-    def windows(self) -> Sequence[Window]:
-        return self.halo_exchange.halo.windows
 
     def require_input(self, inputs: Decomposition) -> None:
         require_padding_of_input(self._name, self._mode, self._paddings, inputs.shape[2:])

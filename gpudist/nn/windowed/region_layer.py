@@ -14,6 +14,7 @@ from gpudist.exchange import Movement
 from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.windows import Read, Window
 from gpudist.nn.distributed_module import DistributedModule
+from gpudist.ops.halo_exchange import HaloExchange
 from gpudist.world.partition import CartesianPartition
 
 # Function that computes an output block from a local input block and the parameters.
@@ -24,6 +25,8 @@ class RegionLayer(DistributedModule):
     """Layer over a tensor ``[B, C, *spatial]`` whose outputs read a window of cells per dim."""
 
     P_x: CartesianPartition
+    # Exchange of the cells that a block reads, unless the layer has windows of its own.
+    halo_exchange: HaloExchange
 
     @abstractmethod
     def require_region(self) -> None:
@@ -34,9 +37,9 @@ class RegionLayer(DistributedModule):
         """
 
     @property
-    @abstractmethod
     def windows(self) -> Sequence[Window]:
         """Windows of cells that an output reads, one per dim of the tensor."""
+        return self.halo_exchange.halo.windows
 
     @abstractmethod
     def require_input(self, inputs: Decomposition) -> None:
