@@ -156,11 +156,10 @@ class DistributedBCEWithLogitsLoss(_WeightedElementLoss):
                 f"pos_weight has shape {list(shape)}, which cannot be broadcast to the global "
                 f"input's {list(cut.shape)}"
             )
-        slices: list[slice] = []
-        for axis, extent in enumerate(shape, x.dim() - len(shape)):
-            first, last = cut.dims[axis].block(index[axis])
-            slices.append(slice(None) if extent == 1 else slice(first, last))
-        return tuple(slices)
+        return tuple(
+            slice(None) if extent == 1 else slice(*cut.dims[axis].block(index[axis]))
+            for axis, extent in enumerate(shape, x.dim() - len(shape))
+        )
 
 
 @layer(F.soft_margin_loss, Sample((6, 5, 4)), Sample((6, 5, 4), "signs"))

@@ -129,11 +129,15 @@ class HaloRegion(DistributedModule):
         halo = exchange.bind_to(inputs[0], layout.dtype, x)
         has_ghosts = not all(map(reads_own_cells, inputs[0].dims, self.windows))
         reads = self._reads(inputs[0], inputs[-1], index)
-        local_operations: list[_LocalOperation] = []
-        for layer, outputs, read in zip(self._layers, inputs[1:], reads, strict=True):
-            block = layer.bind_block(read, _shape(outputs, read, index))
-            local_operations.append(_LocalOperation(block, len(layer.bind_parameters())))
-        remaining = iter(local_operations)
+        remaining = iter(
+            [
+                _LocalOperation(
+                    layer.bind_block(read, _shape(outputs, read, index)),
+                    len(layer.bind_parameters()),
+                )
+                for layer, outputs, read in zip(self._layers, inputs[1:], reads, strict=True)
+            ]
+        )
         operations = tuple(
             next(remaining) if isinstance(layer, RegionLayer) else None for layer in self._chain
         )

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpudist.geometry.layout import Sbp, broadcast, split
+from gpudist.geometry.layout import NdSbp, broadcast, split
 from gpudist.sbp.call import Call, Compute, Function
 from gpudist.sbp.registry import SbpSignature, Where, compose, forms, register
 from gpudist.sbp.signatures.across import axes_that_split, place, stack_blocks, terms
@@ -50,17 +50,14 @@ def without_cells(
 
 def of_others(call: Call, dims: Collection[int]) -> list[SbpSignature]:
     """Return splits of all dims except ``dims``, which the results may keep or drop."""
-    signatures: list[SbpSignature] = []
     count = call.tensors[0].dims
-    for d in range(count):
-        if d in dims:
-            continue
-        outputs: list[Sbp] = []
-        for spec in call.outputs:
-            is_kept = spec.dims == count
-            outputs.append(split(d if is_kept else d - sum(e < d for e in dims)))
-        signatures.append(SbpSignature((split(d),), tuple(outputs), bind=on_cells))
-    return signatures
+
+    def outputs(d: int) -> NdSbp:
+        dropped = split(d - sum(e < d for e in dims))
+        return tuple(split(d) if spec.dims == count else dropped for spec in call.outputs)
+
+    kept = [d for d in range(count) if d not in dims]
+    return [SbpSignature((split(d),), outputs(d), bind=on_cells) for d in kept]
 
 
 def _along(position: int, default: int | None) -> Dims:

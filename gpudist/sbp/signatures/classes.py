@@ -38,13 +38,15 @@ def nll_loss(call: Call, parts: int) -> list[SbpSignature]:
     if reduction is None:
         return []
     samples = [d for d in range(x.dims) if d != classes]
-    signatures: list[SbpSignature] = []
-    for target, d in enumerate(samples):
-        y = split(target) if reduction == "none" else partial_sum
-        signatures.append(_signature(call, split(d), split(target), broadcast, y, _run))
-    signatures.append(_signature(call, split(classes), broadcast, split(0), partial_sum, _run))
-    signatures.append(_signature(call, partial_sum, broadcast, broadcast, partial_sum))
-    return signatures
+    results = [split(i) if reduction == "none" else partial_sum for i in range(len(samples))]
+    return [
+        *(
+            _signature(call, split(d), split(i), broadcast, results[i], _run)
+            for i, d in enumerate(samples)
+        ),
+        _signature(call, split(classes), broadcast, split(0), partial_sum, _run),
+        _signature(call, partial_sum, broadcast, broadcast, partial_sum),
+    ]
 
 
 def _run(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:

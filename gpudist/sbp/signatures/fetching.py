@@ -268,9 +268,9 @@ def _boxes(
 
 
 def _compact(box: Box, dims: Sequence[_Dim], index: Sequence[int]) -> Box:
-    start: list[int] = []
-    for dim, i, cell in zip(dims, index, box.start, strict=True):
-        before = (min(b, cell) - a for a, b in dim.needed(i) if a < cell)
-        start.append(sum(before))
+    start = [
+        sum(min(b, cell) - a for a, b in dim.needed(i) if a < cell)
+        for dim, i, cell in zip(dims, index, box.start, strict=True)
+    ]
     stop = [a + n for a, n in zip(start, box.shape, strict=True)]
     return Box(tuple(start), tuple(stop))

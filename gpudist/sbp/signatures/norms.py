@@ -94,10 +94,10 @@ def layer_norm(call: Call, parts: int) -> list[SbpSignature]:
     """Split all dims; a split of a normalized dim also splits the parameters."""
     dims = call.tensors[0].dims
     leading = dims - len(call.get(1, "normalized_shape"))
-    signatures = [alike(call, d, broadcast) for d in range(leading)]
-    for d in range(leading, dims):
-        signatures.append(alike(call, d, split(d - leading), _block_of(d - leading), _bind_layer))
-    return signatures
+    normalized = [
+        alike(call, leading + d, split(d), _block_of(d), _bind_layer) for d in range(dims - leading)
+    ]
+    return [*(alike(call, d, broadcast) for d in range(leading)), *normalized]
 
 
 def _block_of(dim: int) -> Localize:
@@ -128,15 +128,13 @@ def _bind_layer(call: Call, where: Where) -> Compute:
 @register(F.group_norm, torch.group_norm, any_cuts=True)
 def group_norm(call: Call, parts: int) -> list[SbpSignature]:
     """Split samples, channels, also within groups, or features."""
-    signatures: list[SbpSignature] = []
-    for d in range(call.tensors[0].dims):
-        # torch's function supports no blocks with parts of groups, or with one cell in all.
-        signature = alike(call, d, split(0) if d == 1 else broadcast, bind=_bind_groups)
-        signatures.append(replace(signature, cuts="all"))
-    signatures.append(
-        SbpSignature((broadcast,) * len(call.tensors), (broadcast,), bind=_bind_groups)
-    )
-    return signatures
+    # torch's function supports no blocks with parts of groups, or with one cell in all.
+    splits = [
+        alike(call, d, split(0) if d == 1 else broadcast, bind=_bind_groups)
+        for d in range(call.tensors[0].dims)
+    ]
+    copies = SbpSignature((broadcast,) * len(call.tensors), (broadcast,), bind=_bind_groups)
+    return [*(replace(signature, cuts="all") for signature in splits), copies]
 
 
 def result_like(input: torch.Tensor, per_channel: Sequence[object] = ()) -> torch.Tensor:

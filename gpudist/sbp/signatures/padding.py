@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch.nn.functional as F
 
@@ -28,10 +28,7 @@ def padded_cut(widths: Widths, sizes: Sizes) -> Sizes:
     """Return the block sizes of the result, in which every cell stays on its worker."""
     left, right = widths
     extent = sum(sizes) + left + right
-    edges = [0]
-    for size in sizes:
-        edges.append(edges[-1] + size)
-    inside = [min(max(edge + left, 0), extent) for edge in edges[1:-1]]
+    inside = [min(max(edge + left, 0), extent) for edge in accumulate(sizes[:-1])]
     return tuple(b - a for a, b in pairwise([0, *inside, extent]))
 
 
@@ -42,12 +39,12 @@ def pad(call: Call, parts: int) -> list[SbpSignature]:
     if mode != "constant":
         return fetching(call, parts, partial(_sources_of_copies, mode), takes_empty=False)
     widths = widths_of(call)
-    signatures: list[SbpSignature] = []
-    for dim, extent in enumerate(call.shapes[0]):
-        if dim in widths:
-            signatures.append(_padding_signature(dim, extent, widths[dim], parts))
-        else:
-            signatures.append(SbpSignature((split(dim),), (split(dim),)))
+    signatures = [
+        _padding_signature(dim, extent, widths[dim], parts)
+        if dim in widths
+        else SbpSignature((split(dim),), (split(dim),))
+        for dim, extent in enumerate(call.shapes[0])
+    ]
     zeros = SbpSignature((partial_sum,), (partial_sum,))
     return signatures if call.get(3, "value") else [*signatures, zeros]
 

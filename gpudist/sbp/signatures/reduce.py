@@ -35,12 +35,12 @@ def splits_of_kept_dims(
     call: Call, dims: tuple[int, ...], keeps: bool, results: int = 1
 ) -> list[SbpSignature]:
     """Return splits of the dims that are not reduced."""
-    signatures: list[SbpSignature] = []
-    for d in range(call.tensors[0].dims):
-        if d not in dims:
-            dim_of_result = d if keeps else d - sum(e < d for e in dims)
-            signatures.append(SbpSignature((split(d),), (split(dim_of_result),) * results))
-    return signatures
+    kept = [d for d in range(call.tensors[0].dims) if d not in dims]
+    places = kept if keeps else range(len(kept))
+    return [
+        SbpSignature((split(d),), (split(place),) * results)
+        for d, place in zip(kept, places, strict=True)
+    ]
 
 
 def together(dims: tuple[int, ...], run: Run, results: int = 1) -> list[SbpSignature]:

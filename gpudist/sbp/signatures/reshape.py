@@ -243,20 +243,11 @@ def repeat_interleave(call: Call, parts: int) -> list[SbpSignature]:
         raise NotImplementedError(
             "repeat_interleave of a global tensor: repeats is a tensor; pass a number"
         )
-    if along is None:
-        return (
-            signatures
-            if dims != 1
-            else [
-                repeat_signature(0, times, Blocks(call.shapes[0][0], parts).lengths),
-                *signatures,
-            ]
-        )
-    for dim in range(dims):
-        if dim == along % dims:
-            signatures.append(
-                repeat_signature(dim, times, Blocks(call.shapes[0][dim], parts).lengths)
-            )
-        else:
-            signatures.append(SbpSignature((split(dim),), (split(dim),)))
-    return signatures
+    if along is None and dims != 1:
+        return signatures
+    return [
+        repeat_signature(dim, times, Blocks(extent, parts).lengths)
+        if dim == (along or 0) % dims
+        else SbpSignature((split(dim),), (split(dim),))
+        for dim, extent in enumerate(call.shapes[0])
+    ] + signatures
