@@ -91,10 +91,9 @@ def sliding(call: Call, parts: int) -> list[SbpSignature]:
     return splits_of_full_dims([d for d in range(dims) if d != along])
 
 
-def _windows(
+def _numbers_and_is_tiling(
     kernel_size: Any, dilation: Any, padding: Any, stride: Any
 ) -> tuple[list[tuple[int, ...]], bool]:
-    """Return the arguments, a number per dim each, and whether the windows tile the input."""
     arguments = [number_per_dim(x, 2) for x in (kernel_size, dilation, padding, stride)]
     kernel, dilation, padding, stride = arguments
     return arguments, kernel == stride and dilation == (1, 1) and not any(padding)
@@ -136,7 +135,7 @@ def unfold(
     input: torch.Tensor, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1
 ) -> torch.Tensor:
     """Copy windows; rows of windows that do not tile the input are those of a halo."""
-    arguments, is_tiling = _windows(kernel_size, dilation, padding, stride)
+    arguments, is_tiling = _numbers_and_is_tiling(kernel_size, dilation, padding, stride)
     kernel, dilations, paddings, strides = arguments
     if input.dim() != 4 or is_tiling:
         return call_rule(windows_unfolded, input, *arguments)
@@ -161,7 +160,7 @@ def unfold_tiles(call: Call, parts: int) -> list[SbpSignature]:
     """Split samples and channels, and rows of windows that tile the input."""
     if call.tensors[0].dims != 4:
         return [_TERMS]
-    arguments, is_tiling = _windows(*call.args[1:])
+    arguments, is_tiling = _numbers_and_is_tiling(*call.args[1:])
     (_, channels, rows, columns), kernel = call.shapes[0], arguments[0]
     signatures = [
         SbpSignature((split(0),), (split(0),)),
@@ -178,7 +177,7 @@ def fold(call: Call, parts: int) -> list[SbpSignature]:
     """Split like ``unfold``, in the other direction."""
     if call.tensors[0].dims != 3:
         return [_TERMS]
-    arguments, is_tiling = _windows(
+    arguments, is_tiling = _numbers_and_is_tiling(
         call.get(2, "kernel_size"),
         call.get(3, "dilation", 1),
         call.get(4, "padding", 0),
