@@ -245,9 +245,10 @@ def repeat_interleave(call: Call, parts: int) -> list[SbpSignature]:
         )
     if along is None and dims != 1:
         return signatures
-    return [
+    signatures += [
         repeat_signature(dim, times, Blocks(extent, parts).lengths)
         if dim == (along or 0) % dims
         else SbpSignature((split(dim),), (split(dim),))
         for dim, extent in enumerate(call.shapes[0])
-    ] + signatures
+    ]
+    return signatures
