@@ -9,10 +9,12 @@ from typing import Any
 import torch
 
 from gpudist.sbp.global_tensor import GlobalTensor
-from gpudist.sbp.methods import entry, gradient_of
+from gpudist.sbp.methods import GradientLayout, entry
 from gpudist.sbp.scope import current_scope
 from gpudist.sbp.trees import map_tree
 from gpudist.sbp.whole_functions import as_global_copies, plain_gradients_are_terms
+
+_Layouts = Sequence[Any]
 
 
 @entry(torch.utils.hooks.BackwardHook)
@@ -20,18 +22,18 @@ class _BackwardHook(torch.utils.hooks.BackwardHook):
     """Adapter that calls the full backward hooks of a module with global gradients."""
 
     def __init__(self, module: Any, hooks: Any, pre_hooks: Any) -> None:
-        self.given: Sequence[Any] = ()
-        self.results: Sequence[Any] = ()
+        self.given: _Layouts = ()
+        self.results: _Layouts = ()
         super().__init__(
             module, [self._around(hook) for hook in hooks], [self._before(h) for h in pre_hooks]
         )
 
     def setup_input_hook(self, args: Any) -> Any:
-        args, self.given = _copies_and_sequence(self.module, args)
+        args, self.given = _copies_and_layouts(self.module, args)
         return super().setup_input_hook(args)
 
     def setup_output_hook(self, args: Any) -> Any:
-        args, self.results = _copies_and_sequence(self.module, args)
+        args, self.results = _copies_and_layouts(self.module, args)
         return super().setup_output_hook(args)
 
     def _around(self, hook: Any) -> Any:
@@ -50,29 +52,28 @@ class _BackwardHook(torch.utils.hooks.BackwardHook):
         return call
 
 
-def _copies_and_sequence(module: torch.nn.Module, args: Any) -> tuple[Any, Sequence[Any]]:
+def _copies_and_layouts(module: torch.nn.Module, args: Any) -> tuple[Any, _Layouts]:
     scope = current_scope()
     if scope is not None and plain_gradients_are_terms(scope):
         name = f"backward hook of {type(module).__name__}"
         args = map_tree(args, partial(as_global_copies, scope, name))
-    return args, args if isinstance(args, (tuple, list)) else (args,)
+    tensors = args if isinstance(args, (tuple, list)) else (args,)
+    return args, [GradientLayout(x) if isinstance(x, GlobalTensor) else None for x in tensors]
 
 
-def _global_gradients(gradients: Any, tensors: Sequence[Any]) -> Any:
+def _global_gradients(gradients: Any, layouts: _Layouts) -> Any:
     return tuple(
-        gradient_of(x, g) if isinstance(x, GlobalTensor) and g is not None else g
-        for x, g in zip(tensors, gradients, strict=True)
+        g if layout is None or g is None else layout.wrap(g)
+        for layout, g in zip(layouts, gradients, strict=True)
     )
 
 
-def _local_gradients(gradients: Any, tensors: Sequence[Any]) -> Any:
+def _local_gradients(gradients: Any, layouts: _Layouts) -> Any:
     """Return the parts of the gradients that a hook returned, in the original layout."""
     if gradients is None:
         return None
     gradients = gradients if isinstance(gradients, tuple) else (gradients,)
     return tuple(
-        g.to_global(x.placement, gradient_of(x, x._local).sbp)._local
-        if isinstance(g, GlobalTensor)
-        else g
-        for x, g in zip(tensors, gradients, strict=True)
+        layout.part_of(g) if isinstance(g, GlobalTensor) else g
+        for layout, g in zip(layouts, gradients, strict=True)
     )

@@ -95,12 +95,28 @@ def watch(x: GlobalTensor) -> None:
     vars(local)["_gpudist_watched"] = True
 
 
+class GradientLayout:
+    """Layout of the gradient of a tensor: dual attributes, or for a leaf its own.
+
+    Hooks keep it in place of the tensor, which keeps the graph that keeps its hooks.
+    """
+
+    def __init__(self, x: GlobalTensor) -> None:
+        self._layout = x.global_layout if x._local.is_leaf else x.global_layout.dual
+        self._placement, self._wrap = x.placement, x._wrap
+
+    def wrap(self, local: torch.Tensor) -> GlobalTensor:
+        return self._wrap(local, self._placement, self._layout.sbp, self._layout.shape)
+
+    def part_of(self, gradient: GlobalTensor) -> torch.Tensor:
+        return gradient.to_global(self._placement, self._layout.sbp)._local
+
+
 def gradient_of(x: GlobalTensor, local: torch.Tensor) -> GlobalTensor:
-    """Wrap ``local`` as the gradient of ``x``: dual attributes, or for a leaf its own."""
+    """Wrap ``local`` as the gradient of ``x``."""
     if x._local.is_leaf and local.dtype == x._global_spec.dtype:
         return x._with_part(local)
-    layout = x.global_layout if x._local.is_leaf else x.global_layout.dual
-    return x._wrap(local, x.placement, layout.sbp, layout.shape)
+    return GradientLayout(x).wrap(local)
 
 
 @entry(T.grad.__get__)  # pyright: ignore
@@ -111,10 +127,7 @@ def get_grad(x: GlobalTensor, *_: object) -> GlobalTensor | None:
 
 @entry(T.grad.__set__, T.grad.__delete__)  # pyright: ignore
 def set_grad(x: GlobalTensor, value: GlobalTensor | None = None) -> None:
-    if value is not None:
-        layout = gradient_of(x, x._local).global_layout
-        value = value.to_global(x.placement, layout.sbp)
-    x._local.grad = None if value is None else value._local
+    x._local.grad = None if value is None else GradientLayout(x).part_of(value)
 
 
 def require_own_graph(x: Any) -> Any:
@@ -140,16 +153,14 @@ def retain_grad(x: GlobalTensor) -> None:
 @entry(T.register_hook)
 def register_hook(x: GlobalTensor, hook: Callable[[GlobalTensor], GlobalTensor | None]) -> Any:
     """Register a hook that receives, and may return, a global gradient."""
+    layout = GradientLayout(x)
 
     def local_hook(gradient: torch.Tensor | None) -> torch.Tensor | None:
         if gradient is None:
             # The leaf is a parameter that a call of its network has not used.
             return None
-        global_gradient = gradient_of(x, gradient)
-        changed = hook(global_gradient)
-        return (
-            None if changed is None else changed.to_global(x.placement, global_gradient.sbp)._local
-        )
+        changed = hook(layout.wrap(gradient))
+        return None if changed is None else layout.part_of(changed)
 
     return require_own_graph(x)._local.register_hook(local_hook)
 

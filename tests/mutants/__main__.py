@@ -32,7 +32,7 @@ PRELOADED = (hypothesis, numpy, pytest, torch)
 NOT_TIMED = ["-k", "not takes_time"]
 EXCHANGE = [
     "tests/exchange/test_movement.py", "tests/exchange/test_exchange.py",
-    "tests/exchange/test_repetition.py",
+    "tests/exchange/test_repetition.py", "tests/exchange/test_operators.py",
     "tests/ops/test_halo_exchange.py",
     "tests/ops/test_repartition.py", "tests/ops/test_broadcast.py", "tests/ops/test_sum_reduce.py",
     "tests/ops/test_all_gather.py", "tests/ops/test_send_recv.py", "tests/ops/test_errors.py",

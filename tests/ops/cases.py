@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import pytest
-import torch
 
 
 class Pair(NamedTuple):
@@ -34,17 +33,3 @@ PAIRS = {
 }
 
 every_pair = pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS.keys())
-every_dtype = pytest.mark.parametrize(
-    "dtype",
-    [
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-        torch.complex64,
-        torch.complex128,
-        torch.int64,
-        torch.bool,
-    ],
-    ids=str,
-)

@@ -15,7 +15,6 @@ from gpudist import all_gather, nn, sum_scatter
 from gpudist.errors import PartitionError, PlanMismatch, ShapeError
 from gpudist.testing import assert_adjoint
 from gpudist.world.partition import Partition
-from tests.ops.cases import every_dtype
 from tests.ops.dense import (
     Tensors,
     assembled,
@@ -145,52 +144,6 @@ def test_unbalanced_input(P_world: Partition, sizes: list[int]) -> None:
     mine = x.split(sizes, 1)[P_world.rank]
     assert_same(all_gather(mine, P_x, [1]), x)
     assert_adjoint(nn.AllGather(P_x, [1]), mine + 1, P_world)
-
-
-@every_dtype
-@distributed(ranks=3)
-def test_dtypes(P_world: Partition, dtype: torch.dtype) -> None:
-    P_x = P_world.create_cartesian_topology_partition([3, 1])
-    x = cells((4, 5), dtype)
-    if dtype != torch.bool:
-        assert_same(all_gather(local_input(x, P_x), P_x, [0]), x)
-        assert_same(sum_scatter(x, P_x, [0]), 3 * local_input(x, P_x))
-        return
-    assert_same(all_gather(local_input(x, P_x), P_x, [0]), x)
-    with pytest.raises(ShapeError, match="bool"):
-        sum_scatter(x, P_x, [0])
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@distributed(ranks=3)
-def test_narrow_sums_are_kept_in_float32(P_world: Partition, dtype: torch.dtype) -> None:
-    large = 2048.0 if dtype == torch.float16 else 256.0
-    P_x = P_world.create_cartesian_topology_partition([3])
-    x = torch.full((3,), [large, 1.0, 1.0][P_world.rank], dtype=dtype)
-    assert_same(sum_scatter(x, P_x, [0]), torch.tensor([large + 2.0]).to(dtype))
-
-
-@distributed(ranks=2)
-def test_layouts_of_memory(P_world: Partition) -> None:
-    P_x = P_world.create_cartesian_topology_partition([2, 1])
-    whole = cells((4, 4))
-    for view in (whole.T, whole[::2, 1::2], whole[:, :1].expand(4, 6), whole[1:2, 2:3]):
-        x = view.detach().requires_grad_()
-        before = x.detach().clone()
-        y = all_gather(x, P_x, [0], shape="dynamic")
-        assert_same(y.detach(), torch.cat([before, before]))
-        (gradient,) = torch.autograd.grad(y.sum(), x, retain_graph=True)
-        assert_same(gradient, torch.full(view.shape, 2.0, dtype=torch.float64))
-        strided = cells((y.shape[1], y.shape[0])).T
-        kept = strided.clone()
-        (gradient,) = torch.autograd.grad(y, x, strided)
-        assert_same(gradient, 2 * kept.tensor_split(2)[P_world.rank])
-        assert_same(strided, kept)
-        y = sum_scatter(x, P_x, [0], shape="dynamic")
-        assert_same(y.detach(), 2 * before.tensor_split(2)[P_world.rank])
-        (gradient,) = torch.autograd.grad(y.sum(), x)
-        assert_same(gradient, torch.ones(view.shape, dtype=torch.float64))
-        assert_same(x.detach(), before)
 
 
 @distributed(ranks=3)

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
 
 from gpudist import broadcast, nn, zero_volume_tensor
 from gpudist.errors import PlanMismatch
 from gpudist.testing import assert_adjoint
 from gpudist.world.partition import Partition
-from tests.ops.cases import Pair, every_dtype, every_pair
+from tests.ops.cases import Pair, every_pair
 from tests.ops.dense import (
     Tensors,
     assert_matches_dense,
@@ -149,60 +148,6 @@ def test_zero_volume_output(P_world: Partition, preserve_batch: bool) -> None:
         assert_same(y, torch.empty(3, 0))
 
 
-@every_dtype
-@distributed(ranks=3)
-def test_dtypes(P_world: Partition, dtype: torch.dtype) -> None:
-    P_x = P_world.create_partition_inclusive([1])
-    x = cells((2, 3), dtype) if P_x.active else zero_volume_tensor()
-    y = broadcast(x, P_x, P_world)
-    assert_same(y, cells((2, 3), dtype))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("members", [2, 3])
-@distributed(ranks=3)
-def test_narrow_gradients_are_summed_in_float32(
-    P_world: Partition, dtype: torch.dtype, members: int
-) -> None:
-    """256 + 1 is 256 in bfloat16, and 2048 + 1 is 2048 in float16: term by term all are lost."""
-    P_y = P_world.create_partition_inclusive(range(members))
-    large = 2048.0 if dtype == torch.float16 else 256.0
-    x = torch.zeros(1, 2, dtype=dtype) if P_world.rank == 0 else torch.empty(1, 0, dtype=dtype)
-    x.requires_grad_()
-    y = nn.Broadcast(P_world.create_partition_inclusive([0]), P_y)(x)
-    own = [torch.tensor([large]), torch.tensor([1.0]), torch.tensor([1.0])][P_world.rank]
-    y.backward(own.to(dtype).expand(y.shape))
-    if P_world.rank == 0:
-        exact = torch.tensor([large + members - 1.0]).to(dtype)
-        assert_same(x.grad, exact.expand(1, 2).contiguous())
-
-
-@distributed(ranks=4)
-def test_layouts_of_memory(P_world: Partition) -> None:
-    """Inputs and gradients may be strided or expanded; the caller's tensors do not change."""
-    P_x = partition_of(P_world, [0, 1], [2, 1])
-    P_y = partition_of(P_world, range(4), [2, 2])
-    sources = gathered_sources([0, 1], [2, 1], range(4), [2, 2])
-    whole = cells((3, 4)) + 50 * P_world.rank
-    for view in (whole.T, whole[::2, 1::2], whole[:, :1].expand(3, 6), whole[1:2, 2:3]):
-        x = view.detach() if P_x.active else torch.empty(view.shape[0], 0, dtype=whole.dtype)
-        x = x.requires_grad_()
-        before = x.detach().clone()
-        y = broadcast(x, P_x, P_y, shape="dynamic")
-        expected = view.detach() + 50 * (sources[P_world.rank] - P_world.rank)
-        assert_same(y.detach(), expected)
-        y.sum().backward(retain_graph=True)
-        if P_x.active:
-            assert_same(x.grad, torch.full(view.shape, 2.0, dtype=torch.float64))
-        strided = cells((y.shape[1], y.shape[0])).T
-        kept = strided.clone()
-        (gradient,) = torch.autograd.grad(y, x, strided)
-        if P_x.active:
-            assert_same(gradient, 2 * kept)
-        assert_same(strided, kept)
-        assert_same(x.detach(), before)
-
-
 @distributed(ranks=3)
 def test_identity_is_a_new_tensor(P_world: Partition) -> None:
     x = cells((2, 3)).requires_grad_()
@@ -319,23 +264,3 @@ def test_scalars_and_empty_blocks(P_world: Partition) -> None:
     for value in (torch.tensor(7.0), torch.empty(0, 3), torch.empty(2, 0, 4)):
         x = value if P_x.active else zero_volume_tensor()
         assert_same(broadcast(x, P_x, P_world, shape="dynamic"), value)
-
-
-@pytest.mark.parametrize("use_reentrant", [True, False])
-@distributed(ranks=3)
-def test_checkpoint(P_world: Partition, use_reentrant: bool) -> None:
-    """Ranks without a block recompute too, though they have no tensor of their own to save."""
-    P_x = P_world.create_partition_inclusive([0])
-    layer = nn.Broadcast(P_x, P_world)
-
-    def body(x: torch.Tensor) -> torch.Tensor:
-        return layer(x * x)
-
-    x = random((2, 3)) if P_x.active else torch.empty(2, 0).double()
-    x.requires_grad_()
-    y = checkpoint(body, x, use_reentrant=use_reentrant)
-    started = operations(P_world)
-    y.pow(2).sum().backward()
-    assert operations(P_world) - started == 3
-    if P_x.active:
-        torch.testing.assert_close(x.grad, 3 * 4 * x.detach() ** 3)

@@ -9,11 +9,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpudist import gather, nn, scatter, zero_volume_tensor
+from gpudist import gather, nn, scatter
 from gpudist.errors import ShapeError
 from gpudist.testing import assert_adjoint
 from gpudist.world.partition import Partition
-from tests.ops.cases import every_dtype
 from tests.ops.dense import (
     Tensors,
     assembled,
@@ -119,17 +118,6 @@ def test_zero_volume_output(P_world: Partition, preserve_batch: bool) -> None:
     whole = gather(cells((3, 2), torch.float16), P_x, 0, preserve_batch)
     if P_world.rank == 1:
         assert_same(whole, torch.empty((3, 0) if preserve_batch else (0,), dtype=torch.float16))
-
-
-@every_dtype
-@distributed(ranks=2)
-def test_dtypes(P_world: Partition, dtype: torch.dtype) -> None:
-    P_x = P_world.create_cartesian_topology_partition([2, 1])
-    x = cells((3, 4), dtype)
-    mine = scatter(x if P_world.rank == 1 else zero_volume_tensor(), P_x, 1)
-    assert_same(mine, local_input(x, P_x))
-    whole = gather(mine, P_x, 1)
-    assert_same(whole, x if P_world.rank == 1 else x.new_empty(2, 0))
 
 
 @distributed(ranks=3)

@@ -14,14 +14,12 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
 
 from gpudist import HaloWidths, SlidingWindow, halo_exchange, nn
 from gpudist.errors import PartitionError, PlanMismatch, ShapeError
 from gpudist.geometry import halo_choice
 from gpudist.testing import assert_adjoint
 from gpudist.world.partition import Partition
-from tests.ops.cases import every_dtype
 from tests.ops.dense import (
     Tensors,
     assembled,
@@ -246,51 +244,6 @@ def test_unbalanced_input(P_world: Partition, sizes: list[int]) -> None:
     assert_matches_dense(nn.HaloExchange(P_x, [HaloWidths(2, 1)]), dense, inputs, P_world)
 
 
-@every_dtype
-@distributed(ranks=2)
-def test_dtypes(P_world: Partition, dtype: torch.dtype) -> None:
-    case = Stencil((3, 4), (2, 1), ((1, 1), (1, 0)), (False, True))
-    P_x = P_world.create_cartesian_topology_partition(case.grid)
-    inputs = inputs_on(case, cells(case.extents, dtype), 2)
-    y = halo_exchange(inputs[P_world.rank], P_x, halo=case.halo, periodic=case.periodic)
-    assert_same(y, dense_halo(case, inputs)[P_world.rank])
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@distributed(ranks=3)
-def test_narrow_gradients_are_summed_in_float32(P_world: Partition, dtype: torch.dtype) -> None:
-    """The middle cell is copied to both neighbours: three terms come together in it."""
-    large = 2048.0 if dtype == torch.float16 else 256.0
-    P_x = P_world.create_cartesian_topology_partition([3])
-    x = torch.zeros(1, dtype=dtype, requires_grad=True)
-    y = halo_exchange(x, P_x, halo=((1, 1),))
-    gradient = torch.tensor([[0, 0, 1.0], [0, large, 0], [1.0, 0, 0]][P_world.rank]).to(dtype)
-    y.backward(gradient)
-    assert_same(x.grad, torch.tensor([[0.0], [large + 2.0], [0.0]][P_world.rank]).to(dtype))
-
-
-@distributed(ranks=2)
-def test_layouts_of_memory(P_world: Partition) -> None:
-    """The gradient of a sum is an expanded scalar, which must not be written to."""
-    case = Stencil((8,), (2,), ((1, 1),), (False,))
-    P_x = P_world.create_cartesian_topology_partition([2])
-    wide = cells((4, 3)) + 100 * P_world.rank
-    for view in (wide[:, 1], wide[:1, 0].expand(4), wide[:, 2].flip(0)):
-        x = view.detach().requires_grad_()
-        before = x.detach().clone()
-        y = halo_exchange(x, P_x, halo=case.halo)
-        expected = [before - 100 * P_world.rank, before - 100 * P_world.rank + 100]
-        assert_same(y.detach(), dense_halo(case, expected)[P_world.rank])
-        y.sum().backward(retain_graph=True)
-        ones = [[1.0, 1, 1, 2], [2.0, 1, 1, 1]][P_world.rank]
-        assert_same(x.grad, torch.tensor(ones).double())
-        strided = cells((6, 2))[:, 0]
-        kept = strided.clone()
-        torch.autograd.grad(y, x, strided)
-        assert_same(strided, kept)
-        assert_same(x.detach(), before)
-
-
 @distributed(ranks=2)
 def test_relu_in_place_after_it(P_world: Partition) -> None:
     """The output is a new tensor, so that what follows may overwrite it."""
@@ -328,23 +281,6 @@ def test_changed_block(P_world: Partition) -> None:
     with pytest.raises(PlanMismatch, match=r"rank 2 .*\[2\].*\[3\].*shape='dynamic'"):
         layer(torch.ones(3 if P_world.rank == 2 else 2))
         P_world.barrier()
-
-
-@pytest.mark.parametrize("use_reentrant", [True, False])
-@distributed(ranks=3)
-def test_checkpoint(P_world: Partition, use_reentrant: bool) -> None:
-    """Two exchanges with arithmetic between, recomputed in backward; one rank has no cells."""
-    P_x = P_world.create_cartesian_topology_partition([3])
-
-    def body(x: torch.Tensor) -> torch.Tensor:
-        y = halo_exchange(x * x, P_x, halo=((1, 1),), shape="dynamic")
-        return halo_exchange(y.sin(), P_x, halo=((0, -1),), shape="dynamic")
-
-    x = local_input(random((2,)), P_x).requires_grad_()
-    (expected,) = torch.autograd.grad(body(x).pow(3).sum(), x)
-    y = checkpoint(body, x, use_reentrant=use_reentrant)
-    y.pow(3).sum().backward()
-    torch.testing.assert_close(x.grad, expected, rtol=0, atol=0)
 
 
 @distributed(ranks=2)

@@ -10,13 +10,11 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
 
 from gpudist import nn, repartition, zero_volume_tensor
 from gpudist.errors import PartitionError, PlanMismatch, ShapeError
 from gpudist.testing import assert_adjoint
 from gpudist.world.partition import Partition
-from tests.ops.cases import every_dtype
 from tests.ops.dense import (
     Tensors,
     assembled,
@@ -131,36 +129,6 @@ def test_zero_volume_output(P_world: Partition, preserve_batch: bool) -> None:
         assert_same(y, cells((5, 2)) if P_y.active else torch.empty(3, 0))
 
 
-@every_dtype
-@distributed(ranks=3)
-def test_dtypes(P_world: Partition, dtype: torch.dtype) -> None:
-    P_x = partition_of(P_world, range(3), [3, 1])
-    P_y = partition_of(P_world, [2, 0], [1, 2])
-    x = cells((4, 5), dtype)
-    y = repartition(local_input(x, P_x), P_x, P_y)
-    expected = x.new_empty(1, 0) if P_y.index is None else blocks(x, [1, 2])[P_y.rank]
-    assert_same(y, expected)
-
-
-@distributed(ranks=2)
-def test_layouts_of_memory(P_world: Partition) -> None:
-    P_x = P_world.create_cartesian_topology_partition([2, 1])
-    P_y = P_world.create_cartesian_topology_partition([1, 2])
-    whole = cells((3, 4))
-    for view in (whole.T, whole[::2, 1::2], whole[:, :1].expand(3, 6), whole[1:2, 2:3]):
-        x = view.detach().requires_grad_()
-        before = x.detach().clone()
-        y = repartition(x, P_x, P_y, shape="dynamic")
-        assert_same(y.detach(), blocks(torch.cat([view, view]), [1, 2])[P_world.rank])
-        (gradient,) = torch.autograd.grad(y.sum(), x, retain_graph=True)
-        assert_same(gradient, torch.ones(view.shape, dtype=torch.float64))
-        strided = y.detach().T.contiguous().T
-        (gradient,) = torch.autograd.grad(y, x, strided)
-        assert_same(gradient, before)
-        assert_same(strided, y.detach())
-        assert_same(x.detach(), before)
-
-
 @distributed(ranks=3)
 def test_smaller_last_batch_and_toggled_grad(P_world: Partition) -> None:
     P_x = partition_of(P_world, [0, 1], [1, 2])
@@ -223,15 +191,3 @@ def test_partitions_with_different_numbers_of_axes_are_refused(P_world: Partitio
     P_x = P_world.create_cartesian_topology_partition([1, 2])
     with pytest.raises(PartitionError, match=r"\[1, 2\].*\[2\]"):
         nn.Repartition(P_x, P_world)
-
-
-@pytest.mark.parametrize("use_reentrant", [True, False])
-@distributed(ranks=3)
-def test_checkpoint(P_world: Partition, use_reentrant: bool) -> None:
-    P_x = partition_of(P_world, [0, 1], [1, 2])
-    P_y = partition_of(P_world, [2, 1], [2, 1])
-    layer = nn.Repartition(P_x, P_y)
-    x = local_input(random((4, 5)), P_x).requires_grad_()
-    y = checkpoint(lambda x: layer(x * x), x, use_reentrant=use_reentrant)
-    y.pow(2).sum().backward()
-    torch.testing.assert_close(x.grad, 4 * x.detach() ** 3)

@@ -14,7 +14,6 @@ from gpudist import nn, send_recv, zero_volume_tensor
 from gpudist.errors import PartitionError
 from gpudist.testing import assert_adjoint
 from gpudist.world.partition import Partition
-from tests.ops.cases import every_dtype
 from tests.ops.dense import Tensors, assert_matches_dense, assert_same, cells, partition_of, random
 from tests.pool import distributed
 
@@ -67,30 +66,6 @@ def test_twelve_ranks(P_world: Partition) -> None:
     else:
         assert_same(y, torch.empty(1, 0))
     assert_adjoint(nn.SendRecv(P_x, P_y), x.double(), P_world)
-
-
-@every_dtype
-@distributed(ranks=2)
-def test_dtypes(P_world: Partition, dtype: torch.dtype) -> None:
-    P_x = P_world.create_partition_inclusive([0])
-    P_y = P_world.create_partition_inclusive([1])
-    y = send_recv(cells((2, 3), dtype) if P_x.active else zero_volume_tensor(), P_x, P_y, False)
-    assert_same(y, cells((2, 3), dtype) if P_y.active else torch.empty(0, dtype=dtype))
-
-
-@distributed(ranks=2)
-def test_layouts_of_memory(P_world: Partition) -> None:
-    P_x = P_world.create_partition_inclusive([0])
-    P_y = P_world.create_partition_inclusive([1])
-    whole = cells((3, 4))
-    for view in (whole.T, whole[:, :1].expand(3, 6), whole[1:2, 2:3].expand(1, 1)):
-        x = (view.detach() if P_x.active else view.new_empty(len(view), 0)).requires_grad_()
-        y = send_recv(x, P_x, P_y, shape="dynamic")
-        y.sum().backward()
-        if P_y.active:
-            assert_same(y.detach(), view)
-        else:
-            assert_same(x.grad, torch.ones(view.shape, dtype=torch.float64))
 
 
 @distributed(ranks=3)

@@ -11,6 +11,7 @@ import pickle
 import re
 from itertools import product
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -375,3 +376,24 @@ def test_sizes_are_those_of_torch(P_world: Partition) -> None:
             call(plain)
         with pytest.raises(expected.type, match=re.escape(str(expected.value).splitlines()[0])):
             call(x)
+
+
+@distributed(ranks=2, transports=("loopback",))
+def test_hooks_keep_no_tensor(P_world: Partition) -> None:
+    """The graph that keeps a hook ends with the last tensor, without a search for garbage."""
+    placement, hooked = Placement("cpu", [0, 1], P_world), torch.nn.Tanh()
+    hooked.register_full_backward_hook(lambda module, given, results: None)
+
+    def register(y: torch.Tensor) -> torch.Tensor:
+        y.register_hook(torch.neg)
+        return y
+
+    for use in (register, hooked):
+        for is_backward in (False, True):
+            y = to_global(torch.ones(3, 2, requires_grad=True), placement, S(0)) * 2
+            z = use(y)
+            if is_backward:
+                z.sum().backward()
+            parts = [ref(part) for x in (y, z) for part in (x, x.to_local())]
+            del y, z
+            assert [part() for part in parts] == [None] * 4
