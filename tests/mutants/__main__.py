@@ -63,6 +63,8 @@ LAYERS = {
         "windowed/test_upsample",
     ],
 }
+# Families of generated layers that depend on this geometry, by their names in tests/fuzz.
+GENERATED = {"halo": "conv or halo_region", "windows": "conv or pad or halo_region"}
 
 
 def tests_of(path: Path) -> list[list[str]]:
@@ -83,9 +85,11 @@ def tests_of(path: Path) -> list[list[str]]:
     files = [file for file in files if pattern.search(file.read_text())] or files
     files.sort(key=lambda file: file.stem != f"test_{path.stem}")
     layers = [f"tests/nn/{name}.py" for name in LAYERS.get(path.stem, ())]
+    generated = f"test_random_configurations and ({GENERATED.get(path.stem)})"
     return [
         [*(str(file.relative_to(ROOT)) for file in files), *NOT_TIMED],
         *([["-k", "loopback", *layers]] if layers else []),
+        *([["-k", generated, "tests/fuzz/test_fuzz.py"]] if path.stem in GENERATED else []),
     ]
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from itertools import combinations, pairwise
 from math import prod
@@ -45,7 +47,11 @@ class Pair:
         blocks: this rank's blocks of them.
     """
 
-    def __init__(self, row: Layer, P_x: CartesianPartition, dtype: torch.dtype = F64) -> None:
+    def __init__(
+        self, row: Layer, P_x: CartesianPartition, dtype: torch.dtype = F64, **more: Any
+    ) -> None:
+        """Make both layers; ``more`` are arguments of the distributed one alone."""
+        row = replace(row, arguments={**row.arguments, **more})
         self.row, self.P_x = row, P_x
         torch.default_generator.manual_seed(SEED)
         self.sequential = row.make_sequential().to(dtype)
@@ -125,6 +131,8 @@ class Pair:
                 assert_block_of(block.grad, x.grad, where, f"{name}: gradient of x", tolerance)
         gradients = whole_gradients(self.layer)
         for key, parameter in self.sequential.named_parameters():
+            if not parameter.requires_grad:
+                continue
             assert parameter.grad is not None
             assert_equal_to(gradients[key], parameter.grad, tolerance, f"{name}: of {key}")
 
@@ -215,6 +223,64 @@ def adjoint(pair: Pair) -> None:
     left = (moved * w).sum().item() / (1 if y.dim() else pair.P_x.size)
     pairs = pair.P_x.allreduce_data([left, right.item()])
     assert abs(pairs[0] - pairs[1]) <= 1e-11 * max(1.0, *map(abs, pairs)), pairs
+
+
+def penalty_on_gradients(pair: Pair) -> None:
+    """Gradients of a penalty on the gradients of inputs and parameters."""
+    outputs: list[torch.Tensor] = []
+    for layer, inputs in ((pair.sequential, pair.wholes), (pair.layer, pair.blocks)):
+        learned = [x for x in (*inputs, *layer.parameters()) if x.requires_grad]
+        if not learned:
+            raise Untold("nothing has a gradient")
+        y = pair.run_one(layer, inputs)
+        outputs.append(y)
+        firsts = torch.autograd.grad(y.pow(3).sum(), learned, create_graph=True, allow_unused=True)
+        squares = [first.square().sum() for first in firsts if first is not None]
+        try:
+            torch.stack(squares).sum().backward()
+        except RuntimeError as error:
+            if layer is pair.layer:
+                raise
+            raise Untold(f"torch: {error}") from None
+    pair.assert_equal(outputs[0], outputs[1], 1e-8)
+
+
+def frozen(pair: Pair) -> None:
+    """Gradients of the rest where the inputs, or one of the parameters, require none."""
+    names = [name for name, _ in pair.sequential.named_parameters()]
+    if not names:
+        raise Untold("the layer has no parameters")
+    learned = [x.requires_grad for x in pair.wholes]
+    for kept in ("inputs", *names):
+        for x, block, learns in zip(pair.wholes, pair.blocks, learned, strict=True):
+            x.requires_grad_(learns and kept != "inputs").grad = None
+            block.requires_grad_(x.requires_grad).grad = None
+        for layer in (pair.sequential, pair.layer):
+            layer.zero_grad()
+            for name, parameter in layer.named_parameters():
+                parameter.requires_grad_(name != kept)
+        y_whole, y = pair.run()
+        assert y.requires_grad == y_whole.requires_grad, kept
+        if not y.requires_grad:
+            continue
+        pair.backward(y_whole, y)
+        assert all(block.grad is None for block in pair.blocks) == (kept == "inputs")
+        if kept != "inputs":
+            assert pair.layer.get_parameter(kept).grad is None, kept
+        pair.assert_equal(y_whole, y, TOLERANCE[F64])
+
+
+def agreed(pair: Pair, **agreement: Any) -> None:
+    """Results where shapes are agreed on at every call, or given to the constructor."""
+    taken = inspect.signature(pair.row.kind).parameters
+    if not agreement.keys() <= taken.keys():
+        raise Untold(f"no argument {', '.join(agreement)}")
+    same_as_sequential(Pair(pair.row, pair.P_x, **agreement))
+
+
+def agreed_before(pair: Pair) -> None:
+    """Results where the constructor is given the global shape."""
+    agreed(pair, global_shape=tuple(pair.wholes[0].shape))
 
 
 def forward_mode(pair: Pair) -> None:

@@ -183,42 +183,6 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor, low: torch.dtype,
     )
 
 
-LOSSES = ["MSELoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "BCEWithLogitsLoss", "CrossEntropyLoss",
-          "NLLLoss", "KLDivLoss", "PoissonNLLLoss", "SoftMarginLoss"]  # fmt: skip
-
-
-@pytest.mark.filterwarnings("ignore:reduction. 'mean' divides the total loss")
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("name", LOSSES)
-@distributed(ranks=5, transports=["loopback"])
-def test_losses(P_world: Partition, name: str, reduction: str) -> None:
-    P_x = grid(P_world, [1, 2, 2, 1])
-    alone = getattr(torch.nn, name)(reduction=reduction)
-    loss = getattr(nn, f"Distributed{name}")(P_x, reduction=reduction)
-    for low in LOW:
-        for given in (torch.float32, low):
-            whole = random_like_all(SHAPE, 1).to(given).requires_grad_()
-            block = own_block(whole, P_x)
-            if name in ("CrossEntropyLoss", "NLLLoss"):
-                target = random_like_all((2, 9, 7), 2).mul(10).long() % 4
-                rows = own_slices(SHAPE, P_x)
-                own: torch.Tensor = target[rows[0], rows[2], rows[3]] if rows else target[:0]
-            else:
-                target = random_like_all(SHAPE, 2).sigmoid().to(given)
-                own = own_block(target, P_x, requires_grad=False)
-            with torch.autocast("cpu", low):
-                expected, found = alone(whole, target), loss(block, own)
-            what = f"{given} under {low}"
-            assert found.dtype == expected.dtype, what
-            assert_close(found.detach(), expected.detach(), low, what)
-            expected.backward()
-            found.backward()
-            where = own_slices(SHAPE, P_x)
-            assert block.grad is not None and whole.grad is not None
-            if where is not None:
-                assert_close(block.grad, whole.grad[where], low, f"gradient of {what}")
-
-
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 @pytest.mark.parametrize(
     ("name", "where"),

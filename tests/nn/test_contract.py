@@ -18,6 +18,10 @@ by_layer = pytest.mark.parametrize("row", LAYERS, ids=lambda row: row.name)
 # Asked on the last grid that a layer takes, which cuts several dims if it can.
 QUESTIONS: dict[str, Callable[[Pair], None]] = {
     "adjoint": contract.adjoint,
+    "penalty on gradients": contract.penalty_on_gradients,
+    "agreed at every call": partial(contract.agreed, shape="dynamic"),
+    "agreed before": contract.agreed_before,
+    "frozen": contract.frozen,
     "float32": partial(contract.dtype, of=torch.float32),
     "bfloat16": partial(contract.dtype, of=torch.bfloat16),
     "autocast": contract.autocast,

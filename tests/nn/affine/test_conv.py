@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -12,40 +11,13 @@ from gpudist.errors import PartitionError, ShapeError
 from gpudist.nn import DistributedConv1d, DistributedConv2d
 from gpudist.planning.rehearsal import KeptForBackward
 from gpudist.world.partition import Partition
-from tests.nn.affine.conv_cases import CHANNELS, F64, check, owner, placed
+from tests.nn.affine.conv_cases import F64, check, owner, placed
 from tests.nn.compare import (
     grid,
     own_block,
     random_like_all,
 )
 from tests.pool import distributed
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@distributed(ranks=5)
-def test_features_on_every_transport(P_world: Partition, bias: bool) -> None:
-    P_x = grid(P_world, [1, 1, 2, 2], [4, 2, 1, 0])
-    check(P_x, 3, 4, 3, padding=1, bias=bias, shape=(2, 3, 7, 6), batches=[1, 2])
-
-
-@pytest.mark.parametrize("case", CHANNELS)
-@distributed(ranks=9, transports=["loopback"])
-def test_split_channels(P_world: Partition, case: str) -> None:
-    P_x, P_y, P_w = placed(P_world, case)
-    variants: list[dict[str, Any]] = [
-        {"padding": 1},
-        {"stride": 2, "bias": False},
-        {"padding": "same", "dilation": 2},
-    ]
-    for options in variants:
-        check(P_x, 5, 4, 3, others=(P_y, P_w), shape=(2, 5, 6, 7), batches=[1], **options)
-
-
-@pytest.mark.parametrize("case", ["disjoint", "all"])
-@distributed(ranks=9)
-def test_split_channels_on_every_transport(P_world: Partition, case: str) -> None:
-    P_x, P_y, P_w = placed(P_world, case)
-    check(P_x, 5, 4, 3, padding=1, others=(P_y, P_w), shape=(2, 5, 6, 7), batches=[1])
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -83,41 +55,6 @@ def test_uneven_blocks_in_every_dim(P_world: Partition) -> None:
     check(P_x, 5, 4, 3, others=(P_y, P_w), shape=(2, 5, 6, 7), sizes={2: [5, 1]})
 
 
-@pytest.mark.parametrize(
-    "extent, arguments",
-    [
-        (5, (5, 1, 2)),  # a halo wider than the neighbour's block
-        (8, (7, 1, 3)),
-        (5, (5, 1, 0)),  # one output for four workers
-        (6, (3, 3, 0)),
-        (8, (1, 3, 0)),  # cells nobody reads
-        (2, (3, 1, 1)),  # fewer cells than workers, in and out
-        (1, (3, 1, 1)),
-        (1, (1, 1, 3)),  # blocks that read padding only
-        (2, (3, 1, 5)),
-        (3, (2, 2, 6)),
-        (4, (3, 1, 1, 3)),
-    ],
-)
-@distributed(ranks=5, transports=["loopback"])
-def test_extreme_windows(P_world: Partition, extent: int, arguments: tuple[int, ...]) -> None:
-    kernel, stride, padding, *dilation = arguments
-    if extent + 2 * padding <= (dilation or [1])[0] * (kernel - 1):
-        padding += 1
-    options: dict[str, Any] = {"padding": padding, "dilation": (dilation or [1])[0]}
-    check(grid(P_world, [1, 1, 4]), 2, 3, kernel, stride, shape=(2, 2, extent), **options)
-    P_x, P_w = grid(P_world, [1, 1, 4]), grid(P_world, [1, 1, 4], [4, 3, 2, 1])
-    check(P_x, 2, 3, kernel, stride, others=(P_x, P_w), shape=(2, 2, extent), **options)
-
-
-@pytest.mark.parametrize("window", [(5, 1, 2), (5, 1, 0), (1, 1, 3)])
-@distributed(ranks=4)
-def test_extreme_windows_on_every_transport(
-    P_world: Partition, window: tuple[int, int, int]
-) -> None:
-    check(grid(P_world, [1, 1, 4]), 2, 3, *window, shape=(2, 2, 5))
-
-
 @pytest.mark.parametrize(("shape", "parts"), [((1, 1, 2, 1), 6 * 4), ((1, 1, 2, 2), 6 * 6)])
 @distributed(ranks=4, transports=["loopback"])
 def test_padding_beyond_both_edges_is_not_kept(
@@ -134,14 +71,6 @@ def test_padding_beyond_both_edges_is_not_kept(
     with kept:
         layer(x)
     assert kept.nbytes == 2 * 3 * parts * 4
-
-
-@pytest.mark.parametrize("agreement", [{"shape": "dynamic"}, {"global_shape": (2, 5, 6, 7)}])
-@distributed(ranks=9, transports=["loopback"])
-def test_other_agreements(P_world: Partition, agreement: dict[str, Any]) -> None:
-    P_x, P_y, P_w = placed(P_world, "all")
-    check(P_x, 5, 4, 3, others=(P_y, P_w), shape=(2, 5, 6, 7), agreement=agreement)
-    check(grid(P_world, [2, 1, 2, 2]), 5, 4, 3, shape=(2, 5, 6, 7), agreement=agreement)
 
 
 @distributed(ranks=4, transports=["loopback"])

@@ -11,11 +11,9 @@ from gpudist.errors import PartitionError, ShapeError
 from gpudist.nn import DistributedCausalConv1d, DistributedConv1d, DistributedConv2d
 from gpudist.world.partition import Partition
 from tests.nn.affine.conv_cases import (
-    CHANNELS,
     DISTRIBUTED,
     F64,
     SEQUENTIAL,
-    CausalConv1d,
     check,
     owner,
     placed,
@@ -24,7 +22,6 @@ from tests.nn.affine.test_conv_graph import operations
 from tests.nn.compare import (
     assert_block_of,
     assert_parameter_gradients,
-    assert_same_as_sequential,
     build_both,
     gradient_of,
     grid,
@@ -36,51 +33,6 @@ from tests.nn.in_place import blocks_of_any_size, has_faces, has_ghosts
 from tests.pool import distributed
 
 MODES = ["reflect", "replicate", "circular"]
-
-
-@pytest.mark.parametrize("mode", MODES)
-@distributed(ranks=4)
-def test_features_on_every_transport(P_world: Partition, mode: str) -> None:
-    P_x = grid(P_world, [1, 1, 2, 2], [3, 2, 1, 0])
-    check(P_x, 3, 4, 3, padding=2, shape=(2, 3, 7, 5), batches=[1], padding_mode=mode)
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("case", CHANNELS)
-@distributed(ranks=9, transports=["loopback"])
-def test_split_channels(P_world: Partition, case: str, mode: str) -> None:
-    P_x, P_y, P_w = placed(P_world, case)
-    for padding in (1, (4, 2)):
-        options: dict[str, Any] = {"padding": padding, "padding_mode": mode}
-        check(P_x, 5, 4, 3, others=(P_y, P_w), shape=(2, 5, 6, 7), batches=[1], **options)
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
-    "extent, kernel, padding",
-    [
-        (5, 3, 4),  # the mirrored cells are the furthest worker's
-        (7, 1, 6),  # the first and last workers read padding only
-        (4, 3, 3),
-        (2, 3, 1),  # fewer cells than workers
-        (2, 1, 1),
-        (9, 5, 2),
-    ],
-)
-@distributed(ranks=5, transports=["loopback"])
-def test_padding_wider_than_blocks(
-    P_world: Partition, extent: int, kernel: int, padding: int, mode: str
-) -> None:
-    options: dict[str, Any] = {"padding": padding, "padding_mode": mode}
-    check(grid(P_world, [1, 1, 4]), 2, 3, kernel, shape=(2, 2, extent), **options)
-    check(grid(P_world, [1, 1, 5], [4, 2, 0, 1, 3]), 2, 3, kernel, shape=(2, 2, extent), **options)
-
-
-@distributed(ranks=4)
-def test_padding_wider_than_blocks_on_every_transport(P_world: Partition) -> None:
-    for mode, padding in (("reflect", 4), ("replicate", 9), ("circular", 5)):
-        options: dict[str, Any] = {"padding": padding, "padding_mode": mode}
-        check(grid(P_world, [1, 1, 4]), 2, 3, 3, shape=(2, 2, 5), **options)
 
 
 @pytest.mark.parametrize("mode", ["zeros", *MODES])
@@ -165,40 +117,6 @@ def test_double_backward(P_world: Partition, case: str, mode: str, power: int) -
         where, actual = owned(name, reference.shape), layer.get_parameter(name).grad
         if reference.grad is not None and (where is not None or actual is not None):
             assert_block_of(actual, reference.grad, where, name)
-
-
-@pytest.mark.parametrize("padding_mode", ["zeros", "replicate"])
-@pytest.mark.parametrize("kernel, stride, dilation", [(1, 1, 1), (3, 1, 1), (2, 1, 4), (4, 3, 2)])
-@distributed(ranks=5, transports=["loopback"])
-def test_causal(
-    P_world: Partition, kernel: int, stride: int, dilation: int, padding_mode: str
-) -> None:
-    arguments = (2, 4, kernel, stride, dilation, 2)
-    options: dict[str, Any] = {"padding_mode": padding_mode, "dtype": F64}
-    for shape, sizes in (([1, 1, 4], {}), ([1, 1, 3], {2: [0, 2, 7]}), ([2, 1, 2], {})):
-        P_x = grid(P_world, shape, [4, 1, 0, 2][: torch.Size(shape).numel()])
-        assert_same_as_sequential(
-            lambda: CausalConv1d(*arguments, **options),
-            lambda P_x=P_x: DistributedCausalConv1d(P_x, *arguments, **options),
-            P_x,
-            P_x,
-            (3, 2, 9),
-            owner(P_x, (1, 1)),
-            sizes=sizes,
-        )
-
-
-@distributed(ranks=4)
-def test_causal_with_split_channels_on_every_transport(P_world: Partition) -> None:
-    P_x, P_y, P_w = (grid(P_world, s) for s in ([1, 2, 2], [1, 1, 2], [1, 2, 2]))
-    assert_same_as_sequential(
-        lambda: CausalConv1d(4, 3, 3, dilation=2, dtype=F64),
-        lambda: DistributedCausalConv1d(P_x, P_y, P_w, 4, 3, 3, dilation=2, dtype=F64),
-        P_x,
-        P_y,
-        (2, 4, 9),
-        owner(P_w, (1, 2)),
-    )
 
 
 @distributed(ranks=3, transports=["loopback"])

@@ -10,41 +10,10 @@ import torch
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.nn import DistributedConvTranspose1d, DistributedConvTranspose2d
 from gpudist.world.partition import Partition
-from tests.nn.affine.conv_cases import CHANNELS, placed
+from tests.nn.affine.conv_cases import placed
 from tests.nn.affine.conv_transpose_cases import F64, check, owner
 from tests.nn.compare import assert_block_of, grid, own_block, own_slices, random_like_all
 from tests.pool import distributed
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("window", [(2, 2), (3, 2, 1, 1)])
-@distributed(ranks=5)
-def test_features_on_every_transport(
-    P_world: Partition, window: tuple[int, ...], bias: bool
-) -> None:
-    P_x = grid(P_world, [1, 1, 2, 2], [4, 2, 1, 0])
-    check(P_x, 3, 4, *window, bias=bias, shape=(2, 3, 5, 4), batches=[1, 2])
-
-
-@pytest.mark.parametrize("case", CHANNELS)
-@distributed(ranks=9, transports=["loopback"])
-def test_split_channels(P_world: Partition, case: str) -> None:
-    P_x, P_y, P_w = placed(P_world, case)
-    variants: list[dict[str, Any]] = [
-        {"stride": 2, "padding": 1, "output_padding": 1},
-        {"kernel_size": 2, "stride": 2, "bias": False},
-        {"padding": 2, "dilation": 2},
-    ]
-    for options in variants:
-        options = {"kernel_size": 3, **options}
-        check(P_x, 5, 4, others=(P_y, P_w), shape=(2, 5, 4, 3), batches=[1], **options)
-
-
-@pytest.mark.parametrize("case", ["disjoint", "all"])
-@distributed(ranks=9)
-def test_split_channels_on_every_transport(P_world: Partition, case: str) -> None:
-    P_x, P_y, P_w = placed(P_world, case)
-    check(P_x, 5, 4, 3, 2, 1, others=(P_y, P_w), shape=(2, 5, 4, 3), batches=[1])
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -81,34 +50,6 @@ def test_uneven_blocks_in_every_dim(P_world: Partition) -> None:
     check(P_x, 2, 3, 3, 2, shape=(3, 2, 5, 7), sizes=cut, output_sizes={0: [0, 3]})
     P_x, P_y, P_w = placed(P_world, "all")
     check(P_x, 5, 4, 3, 2, others=(P_y, P_w), shape=(2, 5, 6, 7), sizes={2: [5, 1]})
-
-
-@pytest.mark.parametrize(
-    "extent, options",
-    [
-        (1, {"kernel_size": 9}),  # a cell that reaches every worker
-        (5, {"kernel_size": 1, "stride": 7}),  # outputs that no cell reaches, between others
-        (1, {"kernel_size": 1, "stride": 7, "output_padding": 6}),  # workers with such ones alone
-        (2, {"kernel_size": 1, "stride": 5, "output_padding": 4}),
-        (4, {"kernel_size": 2, "stride": 5, "padding": 3, "output_padding": 4}),
-        (6, {"kernel_size": 1, "padding": 2}),  # fewer outputs than workers, and unused cells
-        (5, {"kernel_size": 3, "stride": 2, "padding": 5}),  # one output
-        (3, {"kernel_size": 3, "padding": 1, "output_padding": 2, "dilation": 4}),
-        (4, {"kernel_size": 2, "stride": 3, "padding": 5, "output_padding": 2, "dilation": 4}),
-    ],
-)
-@distributed(ranks=5, transports=["loopback"])
-def test_extreme_windows(P_world: Partition, extent: int, options: dict[str, Any]) -> None:
-    shape = (2, 2, extent)
-    check(grid(P_world, [1, 1, 4]), 2, 3, shape=shape, **options)
-    P_x, P_w = grid(P_world, [1, 1, 4]), grid(P_world, [1, 1, 4], [4, 3, 2, 1])
-    check(P_x, 2, 3, shape=shape, others=(P_x, P_w), **options)
-
-
-@distributed(ranks=4)
-def test_workers_without_inputs_on_every_transport(P_world: Partition) -> None:
-    options = {"kernel_size": 1, "stride": 7, "output_padding": 6, "shape": (2, 2, 1)}
-    check(grid(P_world, [1, 1, 4]), 2, 3, **options)
 
 
 @distributed(ranks=4, transports=["loopback"])

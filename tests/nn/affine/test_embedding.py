@@ -18,7 +18,7 @@ from tests.nn.affine.embedding_cases import (
     owned_by,
     world_grid,
 )
-from tests.nn.compare import Cut, grid, own_block, own_slices, random_like_all
+from tests.nn.compare import grid, own_block, own_slices, random_like_all
 from tests.pool import distributed
 
 Grids = tuple[Sequence[int], Sequence[int] | None, Sequence[int] | None]
@@ -26,13 +26,8 @@ Ranks = tuple[Sequence[int] | None, Sequence[int] | None, Sequence[int] | None]
 F64 = torch.float64
 ALL = (None, None, None)
 CASES: dict[str, tuple[Grids, Ranks]] = {
-    "one, elsewhere": (((1, 1), (1, 1, 1), (1, 1)), ([0], [1], [2])),
-    "rows": (((1, 1), (1, 1, 1), (3, 1)), ALL),
-    "columns": (((1, 1), (1, 1, 3), (1, 3)), ALL),
     "both": (((1, 1), (1, 1, 2), (3, 2)), ([5], [6, 0], [1, 2, 3, 4, 5, 6])),
     "batch and rows": (((2, 1), (2, 1, 1), (2, 1, 3, 1)), ([6, 1], [0, 7], [7, 1, 2, 5, 4, 3])),
-    "all": (((2, 1), (2, 1, 2), (2, 1, 2, 2)), ALL),
-    "batch and sequence": (((2, 2), (2, 2, 1), (2, 2, 1, 1)), ALL),
 }
 
 
@@ -40,22 +35,6 @@ def partitions_of(P_world: Partition, grids: Grids, ranks: Ranks) -> Partitions:
     P_x, P_y, P_w = (world_grid(P_world, g, r) for g, r in zip(grids, ranks, strict=True))
     assert P_x is not None
     return P_x, P_y, P_w
-
-
-@pytest.mark.parametrize("case", ["alone", "batch and rows"])
-@distributed(ranks=8)
-def test_uneven_and_empty_blocks_on_every_transport(P_world: Partition, case: str) -> None:
-    grids, ranks = CASES.get(case, (((2, 1), None, None), ([6, 1], None, None)))
-    sizes: Cut = {0: [0, 4]}
-    partitions = partitions_of(P_world, grids, ranks)
-    check_embedding(partitions, (7, 3), [indices_of((4, 3), 7)], sizes, padding_idx=1)
-    check_embedding(partitions, (7, 3), [indices_of((4, 3), 7).int()], {0: [3, 1]})
-
-
-@distributed(ranks=4, transports=["loopback"])
-def test_no_indices(P_world: Partition) -> None:
-    for grids in (((2,), None, None), ((1,), (1, 2), (2, 2))):
-        check_embedding(partitions_of(P_world, grids, ALL), (7, 3), [indices_of((0,), 7)])
 
 
 @pytest.mark.parametrize("options", [{"shape": "dynamic"}, {"global_shape": (4, 5)}])

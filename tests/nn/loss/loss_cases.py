@@ -13,20 +13,6 @@ from tests.nn.compare import Cut, Slices, assert_block_of, own_slices, random_li
 Loss = Callable[..., torch.Tensor]
 Kind = Literal["any", "probability", "logarithm", "count", "sign", "variance"]
 
-# Shape of the grid, its ranks among 6, and shape of the input.
-GRIDS: dict[str, tuple[Sequence[int], Sequence[int] | None, Sequence[int]]] = {
-    "one": ((1, 1), [2], (4, 3)),
-    "batch": ((3, 1), None, (4, 3)),
-    "batch, empty": ((4, 1), [4, 0, 2, 3], (2, 3)),
-    "classes": ((1, 2), [3, 1], (4, 6)),
-    "classes, uneven": ((1, 3), None, (4, 5)),
-    "classes, empty": ((1, 5), [5, 4, 3, 2, 1], (4, 3)),
-    "both": ((2, 2), [5, 3, 1, 0], (5, 5)),
-    "features": ((1, 1, 2, 2), None, (2, 3, 5, 4)),
-    "all": ((2, 1, 2, 1), [5, 0, 1, 3], (3, 4, 3, 2)),
-    "classes and features": ((1, 2, 2, 1), [5, 0, 1, 3], (3, 5, 3, 2)),
-}
-
 
 def sequential_of(layer: str, **options: Any) -> Loss:
     """Torch's loss. Its mean of a divergence warns: that mean is taken here."""

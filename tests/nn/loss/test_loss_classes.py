@@ -11,7 +11,7 @@ import torch
 import gpudist
 from gpudist import nn
 from gpudist.errors import PartitionError, ShapeError
-from gpudist.world.partition import CartesianPartition, Partition
+from gpudist.world.partition import Partition
 from tests.nn.compare import Cut, grid, own_block, random_like_all
 from tests.nn.loss.loss_cases import check, own_part
 from tests.pool import distributed
@@ -27,56 +27,8 @@ def classes_of(shape: Sequence[int], ignored: Sequence[int] = ()) -> torch.Tenso
     return target
 
 
-def check_indices(
-    layer: str,
-    P_x: CartesianPartition,
-    x_shape: Sequence[int],
-    ignored: Sequence[int] = (),
-    sizes: Cut | None = None,
-    **options: Any,
-) -> None:
-    x, target = 3 * random_like_all(x_shape, 1), classes_of(x_shape, ignored)
-    loss = getattr(nn, f"Distributed{layer}")(P_x, **options)
-    check(P_x, getattr(torch.nn, layer)(**options), loss, [x, target], sizes)
-
-
-def check_probabilities(
-    P_x: CartesianPartition, x_shape: Sequence[int], sizes: Cut | None = None, **options: Any
-) -> None:
-    x, target = 3 * random_like_all(x_shape, 1), random_like_all(x_shape, 2).softmax(1)
-    loss = nn.DistributedCrossEntropyLoss(P_x, **options)
-    check(P_x, torch.nn.CrossEntropyLoss(**options), loss, [x, target], sizes, learned=2)
-
-
 def weight_of(classes: int) -> torch.Tensor:
     return torch.linspace(0.5, 2, classes, dtype=F64)
-
-
-@pytest.mark.parametrize("shape", [(3, 1), (1, 3), (2, 2)])
-@distributed(ranks=5, transports=["loopback"])
-def test_ignored_targets(P_world: Partition, shape: tuple[int, int]) -> None:
-    """All samples of one block, then all samples: torch's mean of none is not a number."""
-    P_x = grid(P_world, shape)
-    for ignored in ([0, 1, 2], range(6)):
-        for reduction in ("mean", "sum"):
-            for smoothing in (0.0, 0.1):
-                options = {"label_smoothing": smoothing, "reduction": reduction}
-                check_indices("CrossEntropyLoss", P_x, (6, 4), list(ignored), **options)
-            check_indices("NLLLoss", P_x, (6, 4), list(ignored), reduction=reduction)
-
-
-@distributed(ranks=3, transports=["loopback"])
-def test_of_no_samples(P_world: Partition) -> None:
-    """Torch's mean of none is not a number; its sum is 0."""
-    for shape in ([2, 1], [1, 2]):
-        P_x = grid(P_world, shape)
-        for reduction in ("mean", "sum"):
-            for x_shape in ((0, 3), (2, 3, 0)):
-                P = grid(P_world, [*shape, 1][: len(x_shape)])
-                check_indices("CrossEntropyLoss", P, x_shape, reduction=reduction)
-                check_indices("NLLLoss", P, x_shape, reduction=reduction)
-                check_probabilities(P, x_shape, reduction=reduction)
-        check_indices("CrossEntropyLoss", P_x, (0, 3), label_smoothing=0.1, reduction="sum")
 
 
 @pytest.mark.parametrize("shape, sizes", [((3, 1), {0: [1, 0, 2]}), ((1, 3), None), ((2, 2), None)])

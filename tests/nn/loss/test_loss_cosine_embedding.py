@@ -9,7 +9,7 @@ from gpudist import nn
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.world.partition import Partition
 from tests.nn.compare import grid, random_like_all
-from tests.nn.loss.loss_cases import GRIDS, check, own_part
+from tests.nn.loss.loss_cases import check, own_part
 from tests.pool import distributed
 
 SIGNS = torch.tensor([1, -1, 1, -1, 0])
@@ -20,31 +20,6 @@ def rows(shape: tuple[int, ...]) -> list[torch.Tensor]:
     # Negative targets near enough to matter.
     second[1::2] += 2 * first[1::2]
     return [first, second, SIGNS[: shape[0]]]
-
-
-@pytest.mark.parametrize("case", [case for case, given in GRIDS.items() if len(given[0]) == 2])
-@distributed(ranks=6, transports=["loopback"])
-def test_cosine(P_world: Partition, case: str) -> None:
-    shape, ranks, x_shape = GRIDS[case]
-    P_x = grid(P_world, shape, ranks)
-    tensors = rows(tuple(x_shape))
-    for reduction in ("mean", "sum", "none"):
-        for margin in (0.0, 0.4):
-            options = {"margin": margin, "reduction": reduction}
-            loss = nn.DistributedCosineEmbeddingLoss(P_x, **options)
-            sequential = torch.nn.CosineEmbeddingLoss(**options)
-            check(P_x, sequential, loss, tensors, learned=2)
-
-
-@distributed(ranks=5, transports=["loopback"])
-def test_uneven_blocks_and_none(P_world: Partition) -> None:
-    P_x = grid(P_world, [2, 2])
-    for reduction in ("mean", "sum"):
-        loss = nn.DistributedCosineEmbeddingLoss(P_x, reduction=reduction)
-        sequential = torch.nn.CosineEmbeddingLoss(reduction=reduction)
-        check(P_x, sequential, loss, rows((5, 7)), {0: [4, 1], 1: [1, 6]}, learned=2)
-        check(P_x, sequential, loss, rows((5, 7)), {0: [0, 5], 1: [7, 0]}, learned=2)
-        check(P_x, sequential, loss, rows((0, 7)), learned=2)
 
 
 @distributed(ranks=3, transports=["loopback"])

@@ -65,14 +65,6 @@ def test_averages_of_all_batches(P_world: Partition) -> None:
     check(made, P_x, SHAPE, owned)
 
 
-@distributed(ranks=9)
-def test_every_transport(P_world: Partition) -> None:
-    P_x = grid(P_world, *GRIDS["mixed"])
-    made, owned = both(P_x), owner(P_x, [1])
-    check(made, P_x, SHAPE, owned)
-    check_penalty(made, P_x, SHAPE, owned, "input")
-
-
 @distributed(ranks=4, transports=["loopback"])
 def test_any_number_of_dims(P_world: Partition) -> None:
     """More dims than any torch layer supports, against torch's three-dimensional one."""
@@ -90,33 +82,6 @@ def test_double_backward(P_world: Partition, case: str, of: str) -> None:
     P_x = grid(P_world, *GRIDS[case])
     shape = (2, *SHAPE[1:]) if case == "batch" else SHAPE
     check_penalty(both(P_x), P_x, shape, owner(P_x, [1]), of)
-
-
-@pytest.mark.parametrize("frozen", ["weight", "bias", "weight and bias", "input"])
-@distributed(ranks=9, transports=["loopback"])
-def test_frozen(P_world: Partition, frozen: str) -> None:
-    P_x = grid(P_world, *GRIDS["mixed"])
-    made, owned = both(P_x), owner(P_x, [1])
-    learns = frozen != "input"
-    whole = random_like_all(SHAPE, 1).requires_grad_(learns)
-    block = own_block(whole, P_x, requires_grad=learns)
-    for model, x in zip(made, (whole, block), strict=True):
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(name not in frozen)
-        y = model(x)
-        if y.requires_grad:
-            y.pow(3).sum().backward()
-    sequential, layer = made
-    if learns:
-        where = own_slices(SHAPE, P_x)
-        if where is not None:
-            assert_block_of(block.grad, gradient_of(whole), where, "input gradient")
-    for name, parameter in layer.named_parameters():
-        reference, where = sequential.get_parameter(name), owned(name, torch.Size([7]))
-        if reference.grad is None:
-            assert parameter.grad is None
-        elif where is not None:
-            assert_block_of(parameter.grad, reference.grad, where, f"gradient of {name}")
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -11,7 +11,7 @@ from gpudist import nn
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.world.partition import CartesianPartition, Partition
 from tests.nn.compare import Cut, assert_block_of, grid, own_block, own_slices, random_like_all
-from tests.nn.norm.norm_cases import F64, Made, check, check_penalty, make_both, operations, owner
+from tests.nn.norm.norm_cases import F64, Made, check_penalty, make_both, operations, owner
 from tests.pool import distributed
 from tests.torchs_layers import torchs_layer
 
@@ -45,15 +45,6 @@ def instance_norms(P_x: CartesianPartition, channels: int, **options: Any) -> Ma
         lambda: getattr(nn, layer)(P_x, channels, dtype=F64, **options),
         owner(P_x, [1]),
     )
-
-
-@distributed(ranks=9)
-def test_every_transport(P_world: Partition) -> None:
-    case = "uneven channels and features"
-    P_x, sizes = grid(P_world, *GRIDS[case]), SIZES[case]
-    made, owned = group_norms(P_x, 4), owner(P_x, [1])
-    check(made, P_x, SHAPE, owned, sizes)
-    check_penalty(made, P_x, SHAPE, owned, "input", sizes)
 
 
 @pytest.mark.parametrize("of", ["input", "parameters"])

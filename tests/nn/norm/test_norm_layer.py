@@ -12,7 +12,7 @@ from gpudist import nn
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.world.partition import CartesianPartition, Partition
 from tests.nn.compare import Cut, assert_block_of, grid, own_block, own_slices, random_like_all
-from tests.nn.norm.norm_cases import F64, Made, check, check_penalty, make_both, operations, owner
+from tests.nn.norm.norm_cases import F64, Made, check_penalty, make_both, operations, owner
 from tests.pool import distributed
 
 Case = tuple[Sequence[int], int, list[int], Cut | None]
@@ -41,16 +41,6 @@ def both(kind: str, P_x: CartesianPartition, shape: Sequence[int], **options: An
         lambda: getattr(nn, f"Distributed{kind}")(P_x, shape, dtype=F64, **options),
         owner(P_x, axes),
     )
-
-
-@pytest.mark.parametrize("kind", ["LayerNorm", "RMSNorm"])
-@distributed(ranks=8)
-def test_every_transport(P_world: Partition, kind: str) -> None:
-    shape, count, P, sizes = CASES["uneven in two"]
-    P_x = grid(P_world, P)
-    made, owned = both(kind, P_x, shape[-count:]), owner(P_x, range(-count, 0))
-    check(made, P_x, shape, owned, sizes)
-    check_penalty(made, P_x, shape, owned, "input", sizes)
 
 
 @pytest.mark.parametrize("of", ["input", "parameters"])

@@ -20,32 +20,9 @@ from tests.nn.compare import (
 )
 from tests.pool import distributed
 
-KINDS = ("Softmax", "LogSoftmax", "Softmin")
-
 
 def layers(kind: str, P_x: Any, *options: Any) -> tuple[torch.nn.Module, torch.nn.Module]:
     return getattr(torch.nn, kind)(*options), getattr(nn, f"Distributed{kind}")(P_x, *options)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@distributed(ranks=4, transports=["loopback"])
-def test_double_backward(P_world: Partition, kind: str) -> None:
-    P_x = grid(P_world, (1, 3), [3, 0, 1])
-    sizes = {1: [2, 0, 3]}
-    sequential, layer = layers(kind, P_x, 1)
-    whole = random_like_all((2, 5), 1).requires_grad_()
-    block = own_block(whole, P_x, sizes)
-    where = own_slices(whole.shape, P_x, sizes)
-    weight, direction = random_like_all((2, 5), 2), random_like_all((2, 5), 3)
-    for module, x, mine in ((sequential, whole, (slice(None),)), (layer, block, where)):
-        y = module(x)
-        cotangent, other = (
-            torch.zeros_like(y) if mine is None else z[mine] for z in (weight, direction)
-        )
-        (gradient,) = torch.autograd.grad(y.pow(2), x, cotangent, create_graph=True)
-        gradient.backward(other)
-    assert whole.grad is not None
-    assert_block_of(block.grad, whole.grad, where, "second derivative")
 
 
 def special(kind: str) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""One-owner parameters of a network, broadcast together; their gradients return to the owners."""
+"""Parameters of a network, with one owner or replicated, move together; so do their gradients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from gpudist.exchange import all_reduce
 from gpudist.exchange.autograd import has_tangents
 from gpudist.nn import (
     DistributedConv2d,
-    DistributedEmbedding,
     DistributedLinear,
     fuse_parameter_movements,
 )
@@ -45,10 +44,10 @@ from tests.pool import distributed
 
 
 def both(
-    P_world: Partition, fused: bool = True
+    P_world: Partition, fused: bool = True, replicate: bool = False
 ) -> tuple[torch.nn.Sequential, torch.nn.Sequential, Any]:
     P_x = grid(P_world, [1, 1, 2, 2])
-    return network(P_x, fused, replicate_parameters=False), sequential_network(), P_x
+    return network(P_x, fused, replicate_parameters=replicate), sequential_network(), P_x
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.kind}-{case.P_x}-{case.P_w}")
@@ -81,32 +80,11 @@ def test_layer(P_world: Partition, case: Case) -> None:
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("split", [False, True])
-@distributed(ranks=4, transports=["loopback"])
-def test_embedding(P_world: Partition, split: bool) -> None:
-    P_x = grid(P_world, [2, 1]) if split else grid(P_world, [2, 2])
-    others = [grid(P_world, [2, 1, 1]), grid(P_world, [2, 1, 2, 1])] if split else []
-    torch.manual_seed(1)
-    sequential = torch.nn.Embedding(6, 3, padding_idx=1, dtype=F64)
-    torch.manual_seed(1)
-    layer = DistributedEmbedding(P_x, *others, 6, 3, padding_idx=1, dtype=F64)  # pyright: ignore
-    fuse_parameter_movements(layer)
-    whole = torch.arange(12).view(4, 3) % 5
-    P_y = layer.P_y if split else grid(P_world, [2, 2, 1])
-    y_whole, y = sequential(whole), layer(own_block(whole, P_x, requires_grad=False))
-    where = own_slices(y_whole.shape, P_y)
-    assert_block_of(y.detach(), y_whole.detach(), where, "output")
-    cotangent = random_like_all(y_whole.shape, 2)
-    y_whole.backward(cotangent)
-    y.backward(torch.zeros_like(y) if where is None else cotangent[where])
-    where = held_by(lambda: layer)("weight", sequential.weight.shape)
-    assert_block_of(layer.weight.grad, gradient_of(sequential.weight), where, "gradient")
-
-
+@pytest.mark.parametrize("fused, replicate", [(True, False), (False, True), (True, True)])
 @distributed(ranks=4)
-def test_gradients_accumulate(P_world: Partition) -> None:
+def test_gradients_accumulate(P_world: Partition, fused: bool, replicate: bool) -> None:
     """Accumulate over two backwards, then over two forwards followed by their backwards."""
-    model, sequential, P_x = both(P_world)
+    model, sequential, P_x = both(P_world, fused, replicate)
     for one, which in ((sequential, 0), (model, 1)):
         for seed in (1, 2):
             loss_of(one, batches(P_x, seed)[which]).backward()
@@ -117,33 +95,38 @@ def test_gradients_accumulate(P_world: Partition) -> None:
     assert_same_gradients(model, sequential, P_x)
 
 
-@pytest.mark.parametrize("all_of_them", [True, False])
+@pytest.mark.parametrize("replicate", [True, False])
 @distributed(ranks=4, transports=["loopback", "host"])
-def test_double_backward(P_world: Partition, all_of_them: bool) -> None:
-    """A penalty on gradients; a rank that owns none may leave out some that have no cells."""
-    model, sequential, P_x = both(P_world)
+def test_double_backward(P_world: Partition, replicate: bool) -> None:
+    """A penalty on gradients; a replicated one counts once, as a loss does.
+
+    A rank that owns no parameter may leave out gradients that have no cells.
+    """
+    model, sequential, P_x = both(P_world, replicate=replicate)
     for one, which in ((sequential, 0), (model, 1)):
         x = batches(P_x, 1)[which].requires_grad_()
         leaves = list(one.parameters())
         *found, of_input = torch.autograd.grad(loss_of(one, x), [*leaves, x], create_graph=True)
-        taken = found if all_of_them or P_world.rank == 0 else found[2:3]
+        taken = found if replicate or P_world.rank == 0 else found[2:3]
         penalty = sum((gradient.pow(3).sum() for gradient in taken), of_input.pow(3).sum())
         assert isinstance(penalty, torch.Tensor)
         penalty.backward()
     assert_same_gradients(model, sequential, P_x)
 
 
+@pytest.mark.parametrize("replicate", [True, False])
 @distributed(ranks=4, transports=["loopback"])
-def test_gradients_without_accumulation(P_world: Partition) -> None:
+def test_gradients_without_accumulation(P_world: Partition, replicate: bool) -> None:
     """``torch.autograd.grad`` of all parameters, and of one."""
-    model, sequential, P_x = both(P_world)
+    model, sequential, P_x = both(P_world, replicate=replicate)
     for chosen in (slice(None), slice(4, 5)):
         found = [
             torch.autograd.grad(loss_of(one, batches(P_x, 1)[i]), list(one.parameters())[chosen])
             for i, one in enumerate((sequential, model))
         ]
         for expected, actual in zip(*found, strict=True):
-            assert_block_of(actual, expected, () if P_world.rank == 0 else None, "gradient")
+            where = () if replicate or P_world.rank == 0 else None
+            assert_block_of(actual, expected, where, "gradient")
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
@@ -170,9 +153,10 @@ def test_evaluation_without_gradients(P_world: Partition) -> None:
     assert not model.requires_grad_(False)(block).requires_grad
 
 
+@pytest.mark.parametrize("replicate", [True, False])
 @distributed(ranks=4, transports=["loopback", "host"])
-def test_optimizer(P_world: Partition) -> None:
-    model, sequential, P_x = both(P_world)
+def test_optimizer(P_world: Partition, replicate: bool) -> None:
+    model, sequential, P_x = both(P_world, replicate=replicate)
     for one, which in ((sequential, 0), (model, 1)):
         optimizer = torch.optim.Adam(one.parameters(), lr=1e-3, weight_decay=1e-2)
         for step in range(5):
@@ -182,7 +166,8 @@ def test_optimizer(P_world: Partition) -> None:
     for (name, parameter), other in zip(
         model.named_parameters(), sequential.parameters(), strict=True
     ):
-        assert_block_of(parameter.detach(), other.detach(), () if P_x.rank == 0 else None, name)
+        where = () if replicate or P_x.rank == 0 else None
+        assert_block_of(parameter.detach(), other.detach(), where, name, 1e-9)
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 300, 25 << 20])

@@ -60,30 +60,6 @@ def check(
     )
 
 
-@pytest.mark.parametrize("kind", DISTRIBUTED)
-@pytest.mark.parametrize(
-    "extent, window", [(5, (5, 1, 2)), (3, (2, 2, 0)), (2, (2, 1, 1)), (8, (8, 1, 4))]
-)
-@distributed(ranks=4, transports=["loopback"])
-def test_more_workers_than_outputs_and_wide_halos(
-    P_world: Partition, kind: str, extent: int, window: tuple[int, ...]
-) -> None:
-    check(kind, grid(P_world, [1, 1, 4]), *window, shape=(2, 2, extent))
-
-
-@pytest.mark.parametrize("window", [(2, 1), (3, 1, 1), (3, 2, 1), (2, 2), (3, 2, 1, 2)])
-@distributed(ranks=4, transports=["loopback"])
-def test_ties_go_to_the_same_cell(P_world: Partition, window: tuple[int, ...]) -> None:
-    P_x = grid(P_world, [1, 1, 2, 2])
-    generator = torch.Generator().manual_seed(0)
-    few = torch.randint(0, 2, (2, 2, 9, 8), generator=generator).double()
-    inputs = [few, torch.zeros_like(few)]
-    if len(window) < 3:
-        inputs.append(torch.full_like(few, -torch.inf))
-    for x in inputs:
-        check("max", P_x, *window, shape=few.shape, x=x)
-
-
 @distributed(ranks=4, transports=["loopback"])
 def test_divisor_override_1d(P_world: Partition) -> None:
     """Torch's layer has none in one dim."""
@@ -141,20 +117,6 @@ def test_a_window_of_padding_alone_is_refused(P_world: Partition) -> None:
     P_x = grid(P_world, [1, 1, 2])
     with pytest.raises(ShapeError, match=r"MaxPool1d, dim 2: .* over 2 cells holds padding only"):
         nn.DistributedMaxPool1d(P_x, 2, 1, 1, 3)(own_block(torch.zeros(1, 1, 2), P_x))
-
-
-@pytest.mark.parametrize("agreement", [{"shape": "dynamic"}, {"global_shape": (2, 2, 9)}])
-@pytest.mark.parametrize("kind", DISTRIBUTED)
-@distributed(ranks=4, transports=["loopback"])
-def test_other_agreements(P_world: Partition, kind: str, agreement: dict[str, Any]) -> None:
-    P_x = grid(P_world, [1, 1, 3], [3, 1, 0])
-    assert_same_as_sequential(
-        lambda: SEQUENTIAL[kind][1](3, 2, 1),
-        lambda: DISTRIBUTED[kind][1](P_x, 3, 2, 1, **agreement),
-        P_x,
-        P_x,
-        (2, 2, 9),
-    )
 
 
 @pytest.mark.parametrize("kind", DISTRIBUTED)

@@ -144,13 +144,6 @@ def test_windows_within_blocks_move_nothing(P_world: Partition, kind: str) -> No
     check(kind, grid(P_world, [4, 1, 1, 1]), 3, (5, 2, 7, 8))
 
 
-@pytest.mark.parametrize("agreement", [{"shape": "dynamic"}, {"global_shape": (2, 2, 9)}])
-@pytest.mark.parametrize("kind", DISTRIBUTED)
-@distributed(ranks=4, transports=["loopback"])
-def test_other_agreements(P_world: Partition, kind: str, agreement: dict[str, Any]) -> None:
-    check(kind, grid(P_world, [1, 1, 3], [3, 1, 0]), 2, (2, 2, 9), **agreement)
-
-
 @distributed(ranks=3, transports=["loopback"])
 def test_a_mean_of_half_precision_does_not_overflow(P_world: Partition) -> None:
     P_x = grid(P_world, [1, 1, 3])

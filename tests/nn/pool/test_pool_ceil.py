@@ -15,13 +15,6 @@ from tests.pool import distributed
 
 
 @pytest.mark.parametrize("kind", DISTRIBUTED)
-@distributed(ranks=5)
-def test_on_every_transport_3d(P_world: Partition, kind: str) -> None:
-    P_x = grid(P_world, [1, 1, 1, 2, 2], [4, 2, 1, 0])
-    check(kind, P_x, 3, 2, 1, ceil_mode=True, shape=(1, 2, 4, 6, 5), nested=True)
-
-
-@pytest.mark.parametrize("kind", DISTRIBUTED)
 @distributed(ranks=2, transports=["loopback"])
 def test_a_block_in_place(P_world: Partition, kind: str) -> None:
     """Blocks have faces, or none if only one worker's window is cut off."""

@@ -69,31 +69,6 @@ def check(P_x: CartesianPartition, *window: Any, shape: Sequence[int], **options
     check_with_indices(sequential, layer, P_x, shape, sizes, x)
 
 
-@pytest.mark.parametrize("window", [(2,), (3, 1, 1), (3, 2, 1), (3, 2, 1, 2), (2, 3), (5, 1, 2)])
-@distributed(ranks=4, transports=["loopback"])
-def test_windows(P_world: Partition, window: tuple[int, ...]) -> None:
-    for ceil_mode in (False, True):
-        check(grid(P_world, [1, 1, 3], [3, 1, 0]), *window, shape=(2, 2, 11), ceil_mode=ceil_mode)
-        for shape in ([1, 1, 2, 2], [2, 2, 1, 1], [1, 2, 2, 1]):
-            P_x = grid(P_world, shape)
-            check(P_x, *window, shape=(2, 3, 9, 8), ceil_mode=ceil_mode)
-    check(grid(P_world, [1, 1, 2, 1, 2]), *window, shape=(1, 2, 6, 7, 6))
-
-
-@distributed(ranks=5)
-def test_on_every_transport(P_world: Partition) -> None:
-    check(grid(P_world, [1, 1, 2, 2], [4, 2, 1, 0]), 3, 2, 1, shape=(2, 3, 7, 6))
-
-
-@distributed(ranks=4, transports=["loopback"])
-def test_uneven_and_empty_blocks(P_world: Partition) -> None:
-    P_x = grid(P_world, [1, 1, 2, 2])
-    for sizes in ({2: [1, 8], 3: [8, 0]}, {2: [0, 9], 3: [3, 5]}):
-        for window in ((2,), (3, 2, 1), (9, 1, 4)):
-            check(P_x, *window, shape=(2, 2, 9, 8), sizes=sizes)
-    check(grid(P_world, [1, 1, 4]), 5, 1, 2, shape=(1, 1, 3))
-
-
 @pytest.mark.parametrize("window", [(2, 1), (3, 1, 1), (3, 2, 1), (4, 3, 2), (3, 2, 1, 2)])
 @distributed(ranks=4, transports=["loopback"])
 def test_ties_nan_and_windows_of_minus_infinity(P_world: Partition, window: Sequence[int]) -> None:

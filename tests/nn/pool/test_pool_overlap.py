@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
 
 from gpudist.world.partition import CartesianPartition, Partition
 from tests.nn.compare import (
@@ -51,19 +50,6 @@ def check(
     assert not P_x.active or has_faces(layers[0]) == expected
 
 
-@pytest.mark.parametrize("window", [(3, 1, 1), (3, 2, 1), (5, 1, 2), (4, 2, 1)])
-@pytest.mark.parametrize("kind", KINDS)
-@distributed(ranks=4, transports=["loopback"])
-def test_windows_1d(P_world: Partition, kind: str, window: tuple[int, ...]) -> None:
-    for parts, extent in ((2, 12), (3, 18), (4, 24)):
-        P_x = grid(P_world, [1, 1, parts])
-        check(kind, P_x, *window, shape=(2, 2, extent))
-        if kind == "average":
-            check(kind, P_x, *window, count_include_pad=False, shape=(2, 2, extent))
-    if kind == "max" and window == (3, 1, 1):
-        check(kind, grid(P_world, [1, 1, 2]), 3, 1, 1, 1, shape=(2, 2, 12))
-
-
 @pytest.mark.parametrize("window", [(3, 1, 1), (3, 2, 1), ((3, 5), 1, (1, 2)), ((3, 1), 1, (1, 0))])
 @pytest.mark.parametrize("kind", KINDS)
 @distributed(ranks=6, transports=["loopback"])
@@ -78,14 +64,6 @@ def test_windows_2d(P_world: Partition, kind: str, window: tuple[Any, ...]) -> N
                 check(
                     kind, P_x, *window, shape=(2, 3, 12, 18), expected=expected, **options
                 )  # fmt: skip
-
-
-@pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("kind", KINDS)
-@distributed(ranks=8, transports=["loopback"])
-def test_windows_3d(P_world: Partition, kind: str, stride: int) -> None:
-    P_x = grid(P_world, [1, 1, 2, 2, 2])
-    check(kind, P_x, 3, stride, 1, shape=(1, 2, 8, 8, 12))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -112,30 +90,6 @@ def test_ties_go_to_the_same_cell(P_world: Partition, window: tuple[int, ...]) -
     few = torch.randint(0, 2, (2, 2, 12, 8), generator=generator).double()
     for x in (few, torch.zeros_like(few)):
         check("max", P_x, *window, shape=few.shape, x=x)
-
-
-@pytest.mark.parametrize("reentrant", [None, False, True])
-@pytest.mark.parametrize("kind", KINDS)
-@distributed(ranks=4)
-def test_two_in_a_row_and_checkpoint(P_world: Partition, kind: str, reentrant: Any) -> None:
-    P_x = grid(P_world, [1, 1, 2, 2])
-    sequential, layers = (
-        torch.nn.Sequential(of[kind][2](*P, 3, 1, 1), torch.nn.Tanh(), of[kind][2](*P, 3, 2, 1))
-        for of, P in ((SEQUENTIAL, ()), (DISTRIBUTED, (P_x,)))
-    )
-    whole = random_like_all((2, 2, 12, 8), 1).requires_grad_()
-    block = own_block(whole, P_x)
-    sequential(whole).pow(2).sum().backward()
-    with blocks_of_any_size():
-        y: Any = (
-            layers(block)
-            if reentrant is None
-            else checkpoint(layers, block, use_reentrant=reentrant)
-        )
-        y.pow(2).sum().backward()
-    assert has_faces(layers[0]) and has_faces(layers[2])
-    where = own_slices(whole.shape, P_x)
-    assert_block_of(block.grad, gradient_of(whole), where, "input gradient", 1e-12)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -52,14 +52,8 @@ def derivatives(
     return [x.detach() for x in (*first, *second)]
 
 
-@distributed(ranks=[1, 2, 3])
+@distributed(ranks=[5, 1, 3, 2, 4])
 def test_values_and_two_derivatives(P_world: Partition) -> None:
-    for form, reverse, packed in product(FORMS.values(), (False, True), (False, True)):
-        assert_as_step_by_step(P_world, form, reverse, packed)
-
-
-@distributed(ranks=[4, 5])
-def test_values_and_two_derivatives_on_more_workers(P_world: Partition) -> None:
     for form, reverse, packed in product(FORMS.values(), (False, True), (False, True)):
         assert_as_step_by_step(P_world, form, reverse, packed)
 

@@ -19,14 +19,8 @@ from tests.pool import distributed
 SHAPE = (2, 3, LENGTH)
 
 
-@distributed(ranks=[1, 2, 3])
+@distributed(ranks=[5, 1, 3, 2, 4])
 def test_values_and_two_derivatives(P_world: Partition) -> None:
-    for packed, kernel in product((False, True), (1, 4)):
-        assert_as_torch(P_world, packed, kernel)
-
-
-@distributed(ranks=[4, 5])
-def test_values_and_two_derivatives_on_more_workers(P_world: Partition) -> None:
     for packed, kernel in product((False, True), (1, 4)):
         assert_as_torch(P_world, packed, kernel)
 

@@ -49,15 +49,6 @@ def test_masks(P_world: Partition) -> None:
     check_attention(P_world, "dual", (2, 1), attn_mask=per_head[:2].expand(2, 2, 4, 4))
 
 
-@distributed(ranks=[2, 3], transports=["loopback"])
-def test_split_sequence(P_world: Partition) -> None:
-    for lengths in ([3, 1, 2], [0, 5, 1]):
-        for convention in CONVENTIONS:
-            for shape in ((2, 6), (6,)):
-                given = lengths if P_world.size == 3 else [lengths[0] + lengths[1], lengths[2]]
-                check_attention(P_world, convention, (4, 2), shape, given, is_causal=True)
-
-
 @distributed(ranks=3, transports=["host", "gloo"])
 def test_on_other_transports(P_world: Partition) -> None:
     check_attention(P_world, "dual", (5, 1), fused=True)

@@ -9,7 +9,6 @@ import torch
 
 from gpudist.errors import PartitionError, PlanMismatch, ShapeError
 from gpudist.nn import ColumnParallelLinear, RowParallelLinear
-from gpudist.nn.tensor_parallel.region import Convention
 from gpudist.nn.utils import clip_grad_norm_
 from gpudist.testing import assert_adjoint
 from gpudist.world.partition import Partition
@@ -26,55 +25,9 @@ from tests.nn.tensor_parallel.parallel_cases import (
 )
 from tests.nn.tensor_parallel.parallel_linear_cases import (
     Two,
-    check_column,
-    check_row,
     check_sequence,
 )
 from tests.pool import distributed
-
-
-@pytest.mark.parametrize("convention", CONVENTIONS)
-@distributed(ranks=[1, 2, 3, 4], transports=["loopback"])
-def test_columns(P_world: Partition, convention: Convention) -> None:
-    check_column(P_world, convention)
-    check_column(P_world, convention, gather_output=True)
-    check_column(P_world, convention, bias=True, features=(3, P_world.size + 1))
-
-
-@pytest.mark.parametrize("convention", CONVENTIONS)
-@distributed(ranks=3, transports=["loopback"])
-def test_uneven_and_empty_columns(P_world: Partition, convention: Convention) -> None:
-    for sizes in ([1, 4, 2], [0, 7, 0]):
-        for gathers in (False, True):
-            check_column(P_world, convention, sizes, gather_output=gathers)
-
-
-@distributed(ranks=2, transports=["host", "gloo"])
-def test_columns_on_other_transports(P_world: Partition) -> None:
-    for convention in CONVENTIONS:
-        check_column(P_world, convention, [3, 4], gather_output=True)
-
-
-@pytest.mark.parametrize("convention", CONVENTIONS)
-@distributed(ranks=[1, 2, 3, 4], transports=["loopback"])
-def test_rows(P_world: Partition, convention: Convention) -> None:
-    check_row(P_world, convention)
-    check_row(P_world, convention, parallel=False)
-
-
-@pytest.mark.parametrize("convention", CONVENTIONS)
-@distributed(ranks=3, transports=["loopback"])
-def test_uneven_and_empty_rows(P_world: Partition, convention: Convention) -> None:
-    for sizes in ([1, 4, 2], [7, 0, 0]):
-        for parallel in (False, True):
-            check_row(P_world, convention, sizes, parallel=parallel)
-
-
-@distributed(ranks=2, transports=["host", "gloo"])
-def test_rows_on_other_transports(P_world: Partition) -> None:
-    for convention in CONVENTIONS:
-        check_row(P_world, convention, [3, 4], parallel=False)
-
 
 STEPS = {
     1: [[4], [2]],

@@ -39,53 +39,6 @@ from tests.pool import distributed
 NETWORK = (conv(1, (2, 3)), ("Tanh", {}), ("MaxPool1d", {"kernel_size": 2}), conv(1, (3, 2), 4))
 
 
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
-@pytest.mark.parametrize("name", CHAINS_2D)
-@distributed(ranks=7, transports=["loopback"])
-def test_chains(P_world: Partition, name: str) -> None:
-    """Some blocks are uneven or empty, or narrower than the halo."""
-    chain = CHAINS_2D[name]
-    check(grid(P_world, [1, 1, 2, 2], [4, 2, 1, 0]), chain, (2, 2, 13, 12), batches=[1])
-    check(grid(P_world, [1, 1, 4, 1], [6, 2, 5, 0]), chain, (1, 2, 11, 9))
-    check(grid(P_world, [2, 1, 1, 3]), chain, (3, 2, 9, 10), {0: [1, 2], 3: [1, 0, 9]})
-
-
-@distributed(ranks=5)
-def test_on_every_transport(P_world: Partition) -> None:
-    P_x = grid(P_world, [1, 1, 2, 2], [4, 2, 1, 0])
-    check(P_x, CHAINS_2D["pools"], (2, 2, 13, 12), batches=[1])
-    check(P_x, CHAINS_2D["transposed"], (2, 2, 8, 9), {2: [1, 7]})
-
-
-@pytest.mark.parametrize("sizes", [None, {2: [0, 9, 0, 7]}, {2: [1, 1, 1, 13]}])
-@distributed(ranks=4, transports=["loopback"])
-def test_a_halo_wider_than_blocks(P_world: Partition, sizes: Any) -> None:
-    chain = [conv(1, (2, 2), 5, padding=2), *[conv(1, (2, 2)) for _ in range(5)]]
-    check(grid(P_world, [1, 1, 4]), chain, (2, 2, 16), sizes)
-
-
-@distributed(ranks=4, transports=["loopback"])
-def test_fewer_outputs_than_workers(P_world: Partition) -> None:
-    P_x = grid(P_world, [1, 1, 4], [3, 1, 0, 2])
-    pool = {"kernel_size": 3, "stride": 3}
-    check(P_x, [conv(1, (2, 2)), ("AvgPool1d", pool), ("MaxPool1d", pool)], (2, 2, 18))
-    check(P_x, [("MaxPool1d", pool), ("CELU", {}), conv(1, (2, 2), 2)], (2, 2, 18))
-
-
-@distributed(ranks=8, transports=["loopback"])
-def test_three_dims(P_world: Partition) -> None:
-    pool = {"kernel_size": 3, "stride": 2, "padding": 1}
-    chain = [conv(3, (2, 2)), ("ReLU", {}), ("AvgPool3d", pool), ("MaxPool3d", pool)]
-    check(grid(P_world, [1, 1, 2, 2, 2]), chain, (1, 2, 5, 6, 7))
-
-
-@distributed(ranks=3, transports=["loopback"])
-def test_causal_convolutions(P_world: Partition) -> None:
-    given = {"in_channels": 2, "out_channels": 2, "kernel_size": 3}
-    layers = [("CausalConv1d", {**given, "dilation": 2**i}) for i in range(3)]
-    check(grid(P_world, [1, 1, 3]), layers, (2, 2, 17))
-
-
 @distributed(ranks=4, transports=["loopback"])
 def test_pools_over_split_channels(P_world: Partition) -> None:
     pool = {"kernel_size": 3, "stride": 1, "padding": 1}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +14,6 @@ from gpudist.world.partition import Partition
 from tests.nn.affine.test_conv_graph import operations
 from tests.nn.compare import (
     assert_block_of,
-    assert_same_as_sequential,
     grid,
     own_block,
     own_slices,
@@ -29,53 +28,6 @@ COPYING = ["Reflection", "Replication", "Circular"]
 
 def arguments(kind: str, padding: Any) -> tuple[Any, ...]:
     return (padding, 1.5) if kind == "Constant" else (padding,)
-
-
-def check(
-    P_world: Partition,
-    kind: str,
-    extents: Sequence[int],
-    P_shape: Sequence[int],
-    padding: Any,
-    sizes: dict[int, list[int]] | None = None,
-    ranks: Sequence[int] | None = None,
-    **options: Any,
-) -> None:
-    name, sizes = f"{kind}Pad{len(extents) - 2}d", sizes or {}
-    P_x = grid(P_world, P_shape, ranks)
-    assert_same_as_sequential(
-        lambda: getattr(torch.nn, name)(*arguments(kind, padding)),
-        lambda: getattr(nn, f"Distributed{name}")(P_x, *arguments(kind, padding), **options),
-        P_x,
-        P_x,
-        extents,
-        sizes=sizes,
-        output_sizes={d: blocks for d, blocks in sizes.items() if d < 2},
-    )
-
-
-@pytest.mark.parametrize(
-    "kind, padding",
-    [("Replication", (9, 6)), ("Constant", (9, 6)), ("Circular", (3, 3)), ("Reflection", (2, 2))],
-)
-@distributed(ranks=5, transports=["loopback"])
-def test_blocks_of_padding_only(P_world: Partition, kind: str, padding: tuple[int, int]) -> None:
-    check(P_world, kind, (2, 2, 3), [1, 1, 5], padding)
-    check(P_world, kind, (2, 2, 3, 3), [1, 1, 5, 1], (0, 1, *padding))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@distributed(ranks=4, transports=["loopback"])
-def test_options(P_world: Partition, kind: str) -> None:
-    extents = (2, 3, 5, 7)
-    given: list[dict[str, Any]] = [
-        {"nested": True},
-        {"nested": None},
-        {"shape": "dynamic"},
-        {"global_shape": extents},
-    ]
-    for options in given:
-        check(P_world, kind, extents, [1, 1, 2, 2], (2, 4, 1, 0), **options)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -78,13 +78,6 @@ def test_any_number_of_leading_dims(P_world: Partition) -> None:
     check("ChannelShuffle", grid(P_world, [2, 1, 2]), 3, (3, 6, 5), {0: [0, 3]})
 
 
-@pytest.mark.parametrize("agreement", [{"shape": "dynamic"}, {"global_shape": (2, 4, 6, 4)}])
-@pytest.mark.parametrize("layer", ["PixelShuffle", "PixelUnshuffle", "ChannelShuffle"])
-@distributed(ranks=4, transports=LOOPBACK)
-def test_other_agreements(P_world: Partition, layer: str, agreement: dict[str, Any]) -> None:
-    check(layer, grid(P_world, [1, 1, 3, 1], [3, 1, 0]), 2, (2, 4, 6, 4), None, agreement)
-
-
 @distributed(ranks=4)
 def test_nothing_moves_where_outputs_come_from_own_cells(P_world: Partition) -> None:
     P_x = grid(P_world, [1, 2, 2, 1])

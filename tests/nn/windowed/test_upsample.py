@@ -137,13 +137,6 @@ def test_weights_in_every_dtype(
         assert_block_of(y.detach(), expected, where, f"output of {size}", tolerance)
 
 
-@pytest.mark.parametrize("agreement", [{"shape": "dynamic"}, {"global_shape": (2, 2, 9)}])
-@distributed(ranks=4, transports=LOOPBACK)
-def test_other_agreements(P_world: Partition, agreement: dict[str, Any]) -> None:
-    P_x = grid(P_world, [1, 1, 3], [3, 1, 0])
-    check(P_x, (2, 2, 9), agreement=agreement, mode="linear", size=13)
-
-
 def movements_before(y: torch.Tensor) -> list[str]:
     """The movements in the graph of ``y``, which is a chain; a copy without a message is one."""
     names: list[str] = []
