@@ -157,7 +157,7 @@ def plans_of(network: Network, batch: int, ranks: int, profile: Profile) -> list
     for one in searches:
         others = (
             Plan(layouts=one.choices.pins(choice, one.modules))
-            for _, choice in one.choices.solve(10).found
+            for _, choice in one.choices.solve(10).best
         )
         add("search", one.alone.grid, others, NEXT)
     for number, one in enumerate(searches, 1):

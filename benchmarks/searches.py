@@ -202,7 +202,7 @@ def compare(name: str, profile: Profile, count: int) -> Random:
     times = sorted(cost[0] for cost in costs if cost is not None)
     return Random(
         name, SPLIT[name], sum(size > 1 for size in found.sizes), count,
-        1e6 * times[0], 1e6 * times[len(times) // 2], 1e6 * solved.found[0][0], solved.is_exact,
+        1e6 * times[0], 1e6 * times[len(times) // 2], 1e6 * solved.best[0][0], solved.is_exact,
     )  # fmt: skip
 
 

@@ -159,7 +159,7 @@ def plan(
     if plan is not None:
         advice.append(edited or advice_on(dry, advice[0].grid, every_rank, plan))
     candidates = advice[0].candidates
-    return sorted((replace(one, candidates=candidates) for one in advice), key=order)
+    return sorted((replace(entry, candidates=candidates) for entry in advice), key=order)
 
 
 def rank_grids(
@@ -302,7 +302,7 @@ def advice_below(
     overlaps = dry.profile.overlaps
     chosen = range(prod(grid)) if every_rank else representative_ranks(dry, grid, plan)
     rehearsals: dict[int, Rehearsal] = {}
-    for rank in sorted(chosen, key=lambda one: one != first):
+    for rank in sorted(chosen, key=lambda other: other != first):
         rehearsals[rank] = dry.rehearse(grid, rank, plan)
         if rehearsals[rank].seconds(overlaps) >= limit_s:
             return None

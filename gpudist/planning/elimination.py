@@ -40,11 +40,11 @@ class Solutions:
     """Best choices of a value for every variable.
 
     Attributes:
-        found: sums and values, smallest sum first.
+        best: sums and values, smallest sum first.
         is_exact: whether no variable was given its value 0 because tables became too large.
     """
 
-    found: list[tuple[float, tuple[int, ...]]]
+    best: list[tuple[float, tuple[int, ...]]]
     is_exact: bool
 
 

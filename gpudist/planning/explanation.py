@@ -28,10 +28,11 @@ def explain(
         layouts of the grid.
     """
     after, before = (
-        f"{seconds_of(one.seconds)} and {bytes_of(one.memory_bytes)}" for one in (best, alone)
+        f"{seconds_of(advice.seconds)} and {bytes_of(advice.memory_bytes)}"
+        for advice in (best, alone)
     )
     first = f"{profile}: {after} a step, instead of {before} on {list(alone.grid)}"
-    return [first, *(_line(choices, choice, one) for one in stretches(choices, choice))]
+    return [first, *(_line(choices, choice, stretch) for stretch in stretches(choices, choice))]
 
 
 def stretches(choices: LayoutChoices, choice: Choice) -> Iterator[list[int]]:
@@ -88,7 +89,7 @@ def _line(choices: LayoutChoices, choice: Choice, stretch: Sequence[int]) -> str
     if choices.home in costs:
         text += f"; saves {seconds_of(costs[choices.home] - before[0])}"
     if costs:
-        state = min(costs, key=lambda one: costs[one])
+        state = min(costs, key=costs.__getitem__)
         slower = costs[state] - before[0]
         text += f"; next best: {_words(choices, state)}, "
         # Rehearsed as a whole, the plan was faster than one with a smaller sum.
@@ -100,7 +101,7 @@ def _seconds(
     choices: LayoutChoices, choice: Choice, stretch: Sequence[int], state: State
 ) -> float | None:
     # None if a function of the stretch does not have the state.
-    numbers = [n for n, one in enumerate(choices.variables) if one.node in stretch]
+    numbers = [n for n, variable in enumerate(choices.variables) if variable.node in stretch]
     changed = {n: value for n in numbers if (value := choices.value(n, state)) is not None}
     if len(changed) < len(numbers):
         return None
@@ -116,6 +117,8 @@ def _words(choices: LayoutChoices, state: State) -> str:
     axes = [str(choices.axes[axis]) for axis, whole in enumerate(state) if whole]
     if not axes:
         return "split as the input"
-    split = len(axes) < sum(any(one[axis] for one in choices.states) for axis in range(len(state)))
+    split = len(axes) < sum(
+        any(other[axis] for other in choices.states) for axis in range(len(state))
+    )
     word = "axes" if len(axes) > 1 else "axis"
     return f"whole along {word} {' and '.join(axes)}" if split else "whole"

@@ -95,8 +95,8 @@ def representative_ranks(dry: DryNetwork, grid: Grid, plan: NetworkPlan | None =
         shape = pin.grid or grid
         sbp = pin.sbp if len(pin.sbp) == len(shape) else pin.sbp * len(shape)
         index = [
-            parts // 2 if one.sizes is None else one.sizes.index(max(one.sizes))
-            for parts, one in zip(shape, sbp, strict=True)
+            parts // 2 if attribute.sizes is None else attribute.sizes.index(max(attribute.sizes))
+            for parts, attribute in zip(shape, sbp, strict=True)
         ]
         busiest.add(rank_of(index, shape))
     return sorted(busiest)

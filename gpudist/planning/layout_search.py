@@ -179,19 +179,19 @@ def search(
             elif ranks is not None:
                 starts = starts_of(dry, ranks)
             else:
-                found = fits(
+                all_fits = fits(
                     network, global_shape, 0.0, machine, replicate_parameters=replicate_parameters,
                     optimizer=optimizer, recompute=repeats, amp=amp,
                 )  # fmt: skip
-                starts = _on_fewest_workers(dry, found)
+                starts = _on_fewest_workers(dry, all_fits)
             searches = list[Search]()
-            for one in starts:
+            for start in starts:
                 if progress is not None:
-                    progress(f"layouts on {list(one.grid)}", len(searches), len(starts))
-                searches.append(Search(dry, one))
+                    progress(f"layouts on {list(start.grid)}", len(searches), len(starts))
+                searches.append(Search(dry, start))
             if progress is not None:
                 progress("", len(starts), len(starts))
-            searches.sort(key=lambda one: order(one.best))
+            searches.sort(key=lambda result: order(result.best))
             if searches[0].best.fits is not False:
                 return _plan_of(searches, repeats)
         instead = "" if repeats else ", or recompute=True"
@@ -316,7 +316,7 @@ class Search:
         """
         if len(self.choices.states) == 1:
             return
-        solutions = self.choices.solve(_REHEARSED).found
+        solutions = self.choices.solve(_REHEARSED).best
         if self.limit_bytes:
             solutions = self._that_fit(solutions)
         most_s = inf if self.alone.fits is False else self._cost(self.home)[0]
@@ -341,7 +341,7 @@ class Search:
         low, high = 1e-18, self.alone.seconds
         for _ in range(_PRICES):
             price = (low * high) ** 0.5
-            priced = self.choices.solve(_REHEARSED, price).found
+            priced = self.choices.solve(_REHEARSED, price).best
             if fits(priced):
                 high, solutions = price, priced
             else:

@@ -44,11 +44,11 @@ def network(draw: random.Random) -> tuple[list[int], list[Table]]:
 def test_the_best_are_those_of_all_choices(seed: int) -> None:
     sizes, tables = network(random.Random(seed))
     solved = solve(sizes, tables, 10)
-    costs = [cost for cost, _ in solved.found]
+    costs = [cost for cost, _ in solved.best]
     assert solved.is_exact
     assert costs == pytest.approx(every_sum(sizes, tables)[:10])
-    assert len({values for _, values in solved.found}) == len(costs)
-    for cost, values in solved.found:
+    assert len({values for _, values in solved.best}) == len(costs)
+    for cost, values in solved.best:
         own = [table.costs[tuple(values[x] for x in table.variables)] for table in tables]
         assert cost == pytest.approx(sum(own))
 
@@ -62,7 +62,7 @@ def test_long_chains_with_skips_are_exact() -> None:
     tables += [Table((x, x + 3), same) for x in range(0, size - 3, 3)]
     solved = solve([2] * size, tables, 3)
     assert solved.is_exact
-    assert [cost for cost, _ in solved.found] == pytest.approx([size, size, size + 9])
+    assert [cost for cost, _ in solved.best] == pytest.approx([size, size, size + 9])
 
 
 def test_tables_that_would_be_too_large_keep_the_first_value(
@@ -78,4 +78,4 @@ def test_tables_that_would_be_too_large_keep_the_first_value(
     ]
     solved = solve([2] * size, tables)
     assert not solved.is_exact
-    assert 0.5 * size < solved.found[0][0] < size
+    assert 0.5 * size < solved.best[0][0] < size

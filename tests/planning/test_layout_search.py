@@ -97,14 +97,14 @@ def test_the_best_plan_is_the_best_of_all_plans(seed: int) -> None:
     costs = sorted(cost[0] for cost in every if cost is not None)
     solved = found.solve(10)
     assert solved.is_exact
-    assert [cost for cost, _ in solved.found] == pytest.approx(costs[:10])
+    assert [cost for cost, _ in solved.best] == pytest.approx(costs[:10])
 
 
 def test_random_plans_are_never_faster() -> None:
     """Improved by single changes; benchmarks/searches.py compares more of larger networks."""
     dry = DryNetwork(UNet3d(1, 2, 4, 3), (1, 1, 64, 64, 64), profile_of("a100"))
     found = choices_of(dry, (1, 1, 2, 2, 1), 0)
-    ((least, _),) = found.solve(1).found
+    ((least, _),) = found.solve(1).best
     draw, descent = random.Random(1), Descent(found)
     for _ in range(500 if EVERY else 20):
         cost = found.cost(descent.improve(random_choice(found, draw)))
