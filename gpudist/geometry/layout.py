@@ -98,14 +98,13 @@ def split(dim: int, sizes: Sequence[int] | None = None) -> Sbp:
         raise PartitionError(
             f"split({dim}): dim is negative; count it from the front, starting at 0"
         )
-    if sizes is None:
-        return _balanced(int(dim))
-    return Sbp("split", int(dim), tuple(int(size) for size in sizes))
+    if sizes is None and dim < len(_BALANCED):
+        return _BALANCED[dim]
+    return Sbp("split", int(dim), None if sizes is None else tuple(int(size) for size in sizes))
 
 
-@lru_cache(maxsize=64)
-def _balanced(dim: int) -> Sbp:
-    return Sbp("split", dim)
+# Attributes of the first dims: operators ask for them many times.
+_BALANCED = tuple(Sbp("split", dim) for dim in range(8))
 
 
 def misfit(sbp: NdSbp, grid: tuple[int, ...], shape: tuple[int, ...]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from math import sqrt
 from typing import Any, NamedTuple
 
@@ -115,10 +114,7 @@ class SequenceAttention(CheckedModule):
             # Give all inputs a gradient, as on the other workers.
             return query + key.sum() + value.sum()
         self._require(query, key, value, key_padding_mask, key_lengths)
-        cuts = Cuts(
-            self._query_cuts(query, partial(_cut_of, self._query_agreement)),
-            self._key_cuts(key, partial(_cut_of, self._key_agreement)),
-        )
+        cuts = Cuts(self._query_cuts(query, self._cut_queries), self._key_cuts(key, self._cut_keys))
         line = self._P_line.rank
         assert line is not None
         padding = _padding(key_padding_mask, key_lengths, cuts.keys.block(line))
@@ -145,6 +141,12 @@ class SequenceAttention(CheckedModule):
         padding: torch.Tensor | None,
     ) -> torch.Tensor:
         raise NotImplementedError
+
+    def _cut_queries(self, query: torch.Tensor) -> Blocks:
+        return self._query_agreement(query).decomposition.dims[SEQUENCE]
+
+    def _cut_keys(self, key: torch.Tensor) -> Blocks:
+        return self._key_agreement(key).decomposition.dims[SEQUENCE]
 
     def _require(
         self,
@@ -188,10 +190,6 @@ class SequenceAttention(CheckedModule):
 
     def extra_repr(self) -> str:
         return f"P_x={list(self.P_x.shape)}, is_causal={self.is_causal}, scale={self.scale}"
-
-
-def _cut_of(agreement: ShapeAgreement, x: torch.Tensor) -> Blocks:
-    return agreement(x).decomposition.dims[SEQUENCE]
 
 
 def _padding(
