@@ -250,7 +250,7 @@ check: $(TOOLS)
 	$(MAKE) -j2 $(ZOO) lint $(COMPILED)
 	$(MAKE) -j2 test analysis
 
-# With the lowest priority: some tests of the core have time limits of one second. The checker of types
+# With the lowest priority: some tests have time limits. The checker of types
 # takes longest, and one processor alone.
 analysis: $(TOOLS)
 	nice -n 19 $(MAKE) -j2 types stable-abi tidy sanitize-core QUICK=quick

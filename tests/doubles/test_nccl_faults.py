@@ -34,7 +34,7 @@ except NoCompiler as reason:
 
 ABORTED = np.frombuffer(b"\xab" * 4, np.float32)[0]
 # An abort takes milliseconds; the machine may be busy with other things.
-SOON_S = 1.0
+SOON_S = 10.0
 A_WHILE_S = 0.05
 
 
