@@ -221,10 +221,14 @@ def paths_of(network: torch.nn.Module) -> Callable[[], dict[int, str]]:
     weak, by_id = ref(network), dict[int, str]()
 
     def paths() -> dict[int, str]:
-        if not by_id:
-            network = weak()
-            modules = () if network is None else network.named_modules()
-            by_id.update((id(module), path) for path, module in modules)
+        # As torch's named_modules, without a generator for each module.
+        left: list[tuple[str, torch.nn.Module | None]] = [] if by_id else [("", weak())]
+        while left:
+            path, module = left.pop()
+            if module is not None and id(module) not in by_id:
+                by_id[id(module)] = path
+                before = f"{path}." if path else ""
+                left += [(before + name, m) for name, m in reversed(module._modules.items())]
         return by_id
 
     return paths
