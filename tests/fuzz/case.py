@@ -80,6 +80,17 @@ def torch_refuses(sequential: Callable[[], Any]) -> bool:
     return False
 
 
+def require_a_right_kernel(case: Case, extent: int) -> None:
+    """Raise where torch's own kernel may be wrong: in bfloat16, with a stride and a single cell.
+
+    See https://github.com/pytorch/pytorch/issues/169688; there is nothing to compare with.
+    """
+    stride = case.options.get("stride", 1)
+    stride = stride if isinstance(stride, int) else stride[-1]
+    if case.dtype == "bfloat16" and stride > 1 and extent == 1:
+        raise RuntimeError("torch may convolve wrongly")
+
+
 def observed_refusal_of_torch() -> str | None:
     """Return what `torch_refuses` saw on this rank since the last call, or None."""
     refusal = getattr(_observed, "refusal", None)

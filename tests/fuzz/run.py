@@ -20,6 +20,7 @@ from gpudist.testing.rank_pool import RankPool, RanksFailed
 from gpudist.world.partition import Partition
 from tests.fuzz.case import Case, from_json, observed_refusal_of_torch, to_json
 from tests.fuzz.families import by_layer
+from tests.fuzz.refusals import is_right
 
 # Transports of configurations by the last digit of their number; all others run on threads. Gloo
 # only carries messages, so torch packs and adds.
@@ -120,7 +121,10 @@ class Runner:
 
     def judge(self, configuration: Configuration) -> Verdict:
         carry_out = self._on_threads if configuration.transport == "loopback" else self._on_pool
-        return judge(configuration.case, carry_out(configuration))
+        verdict = judge(configuration.case, carry_out(configuration))
+        if verdict.how == "refused" and not is_right(verdict.text):
+            return Verdict("wrong", f"refused without a reason that is known: {verdict.text}")
+        return verdict
 
     def _on_threads(self, configuration: Configuration) -> list[Ended]:
         ended: list[Ended | None] = [None] * configuration.ranks

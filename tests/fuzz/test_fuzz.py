@@ -17,6 +17,7 @@ from tests.every import EVERY
 from tests.fuzz import __main__ as command
 from tests.fuzz.case import Case, from_json, to_json
 from tests.fuzz.families import families
+from tests.fuzz.refusals import is_right
 from tests.fuzz.run import Configuration, Ended, Runner, judge
 from tests.pool import the_pool
 
@@ -172,3 +173,50 @@ CAUSE = Ended("wrong", "KeyError: 5")
 )
 def test_verdicts_on_a_grid_of_two_in_a_world_of_four(ended: list[Ended], how: str) -> None:
     assert judge(Case("Conv1d", (1, 1, 2), (1, 1, 6)), ended).how == how
+
+
+LINEAR = "ShapeError: DistributedLinear, dim -1: "
+CONV2D = "PartitionError: DistributedConv2d, dim 1: "
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        (
+            f"{LINEAR}2 blocks but only 1 input features; use at most 1 workers along that axis",
+            True,
+        ),
+        (
+            f"{LINEAR}2 blocks but only 2 input features; use at most 2 workers along that axis",
+            False,
+        ),
+        (f"{LINEAR}the input is not to its liking", False),
+        ("KeyError: DistributedEmbedding: sparse is not supported; omit it", False),
+        (
+            f"{CONV2D}groups 4 with split channels need a block-diagonal partition: as many blocks "
+            "of input as of output channels, a divisor of groups, and P_w of shape [2, 1, 1, 1]; "
+            "got 2 and 2 blocks and P_w [2, 2, 1, 1]",
+            True,
+        ),
+        (
+            f"{CONV2D}groups 4 with split channels need a block-diagonal partition: as many blocks "
+            "of input as of output channels, a divisor of groups, and P_w of shape [2, 1, 1, 1]; "
+            "got 2 and 2 blocks and P_w [2, 1, 1, 1]",
+            False,
+        ),
+    ],
+)
+def test_a_refusal_must_be_known_and_true(text: str, expected: bool) -> None:
+    assert is_right(text) is expected
+
+
+def test_a_refusal_without_a_known_reason_is_wrong(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forward(self: Any, x: Any) -> Any:
+        raise ShapeError("not today")
+
+    monkeypatch.setattr(nn.DistributedConv1d, "forward", forward)
+    verdict = runner.judge(Configuration(CONV, 3))
+    assert verdict.how == "wrong"
+    assert "not today" in verdict.text

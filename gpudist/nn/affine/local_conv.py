@@ -18,6 +18,7 @@ import torch.nn.functional as F
 
 from gpudist.checks.arguments import checked
 from gpudist.exchange.autograd import is_eager
+from gpudist.nn.autocast import product_dtype
 from gpudist.nn.kernel_choice import suits_cpu
 
 # Elements, measured with one thread and a 3 x 3 x 3 kernel: both kernels take the same time at
@@ -46,6 +47,16 @@ def use_onednn(enabled: bool) -> None:
     _uses_onednn = enabled
 
 
+def miscomputes_single(x: torch.Tensor, stride: int) -> bool:
+    """Return whether torch may convolve wrongly where the last dim has one output.
+
+    oneDNN's kernels for bfloat16 do on CPUs with AMX (https://github.com/pytorch/pytorch/issues/169688),
+    with a stride along that dim, forward and backward. A whole tensor rarely has a single output
+    there, a block may.
+    """
+    return stride > 1 and suits_cpu(x) and product_dtype(x) == torch.bfloat16
+
+
 # Compared by identity: torch 2.11's Dynamo hashes an instance before its fields are set.
 @dataclass(frozen=True, eq=False)
 class LocalConvolution:
@@ -60,6 +71,9 @@ class LocalConvolution:
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Return the convolution of ``x``, differentiable any number of times."""
+        further = self._further_cells(x, weight) if self.stride[-1] > 1 else 0
+        if further:
+            return self(F.pad(x, (0, further)), weight, bias)[..., :1].clone()
         if not self._replaces(x, weight):
             # Unlike torch.convolution, these functions respect autocast.
             options = self.stride, self.padding, self.dilation, self.groups
@@ -73,24 +87,40 @@ class LocalConvolution:
         self, gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, needs: Sequence[bool]
     ) -> Any:
         """Return the gradients of ``x`` and of ``weight``; ``None`` if not needed."""
-        if not torch.is_grad_enabled() and self._replaces(x, weight):
-            # Torch always uses oneDNN's kernel for oneDNN tensors.
-            x, gradient = x.to_mkldnn(), gradient.contiguous().to_mkldnn()
+        if torch.is_grad_enabled() or not self._replaces(x, weight):
+            return self.all_gradients(gradient, x, weight, (*needs[:2], False))[:2]
+        # Torch always uses oneDNN's kernel for oneDNN tensors.
         gradients = torch.ops.aten.convolution_backward(
-            gradient, x, weight, None, *self._rest(), [needs[0], needs[1], False]
-        )[:2]
-        return [None if t is None else t.to_dense() if t.is_mkldnn else t for t in gradients]
+            gradient.contiguous().to_mkldnn(), x.to_mkldnn(), weight, None, *self._rest(),
+            [needs[0], needs[1], False],
+        )[:2]  # fmt: skip
+        return [None if t is None else t.to_dense() for t in gradients]
 
     def all_gradients(
         self, gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, needs: Sequence[bool]
     ) -> list[Any]:
         """Return the gradients of ``x``, ``weight`` and the bias; ``None`` if not needed."""
         sizes = [weight.shape[0]] if needs[2] else None
-        return list(
+        further = self._further_cells(x, weight) if self.stride[-1] > 1 else 0
+        if further:
+            x, gradient = F.pad(x, (0, further)), F.pad(gradient, (0, 1))
+        gradients = list(
             torch.ops.aten.convolution_backward(
                 gradient, x, weight, sizes, *self._rest(), list(needs)
             )
         )
+        if further and needs[0]:
+            gradients[0] = gradients[0][..., :-further]
+        return gradients
+
+    def _further_cells(self, x: torch.Tensor, weight: torch.Tensor) -> int:
+        # Zeros behind the last dim, for a second output where a single one may be wrong.
+        stride = self.stride[-1]
+        if not miscomputes_single(x, stride):
+            return 0
+        taken = self.dilation[-1] * (weight.shape[-1] - 1) + 1
+        left = x.shape[-1] + 2 * self.padding[-1] - taken
+        return stride - left if 0 <= left < stride else 0
 
     def _replaces(self, x: torch.Tensor, weight: torch.Tensor) -> bool:
         """Return whether torch would use its native kernel although oneDNN's is faster."""

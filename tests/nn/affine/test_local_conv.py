@@ -12,7 +12,9 @@ from torch.autograd import forward_ad
 
 import gpudist
 from gpudist.geometry.layout import Sbp
+from gpudist.geometry.windows import TransposedWindow
 from gpudist.nn import DistributedConv3d
+from gpudist.nn.affine.conv_transpose_block import transposed_block
 from gpudist.nn.affine.local_conv import SMALLEST_INPUT, LocalConvolution
 from gpudist.nn.utils import use_onednn
 from gpudist.sbp import broadcast, split
@@ -197,3 +199,50 @@ def test_layer(P_world: Partition, extent: int) -> None:
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4)
     if P_world.rank == 0:
         torch.testing.assert_close(gw.double(), of_weight, rtol=1e-4, atol=1e-1)
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("extent", [2, 3])
+def test_a_single_output_in_bfloat16(dims: int, extent: int) -> None:
+    """torch's own kernel gives numbers of other memory, on CPUs with AMX."""
+    torch.manual_seed(dims)
+    stride, kernel = (2,) * dims, (2,) * dims
+    convolution = LocalConvolution(stride, (0,) * dims, (1,) * dims, 1)
+    x, weight = torch.randn(2, 3, *(7,) * (dims - 1), extent), torch.randn(4, 3, *kernel)
+    x, weight = x.bfloat16(), weight.bfloat16()
+    exact = [x.double().requires_grad_(), weight.double().requires_grad_()]
+    expected = convolution(*exact)
+    gradient = torch.randn(expected.shape).bfloat16()
+    of_exact = torch.autograd.grad(expected, exact, gradient.double())
+    leaves = [x.requires_grad_(), weight.requires_grad_()]
+    y = convolution(*leaves)
+    assert y.shape[-1] == 1 and y.is_contiguous()
+    of_leaves = torch.autograd.grad(y, leaves, gradient)
+    with torch.no_grad():
+        alone = convolution.gradients(gradient, x, weight, (True, True))
+        *both, of_bias = convolution.all_gradients(gradient, x, weight, (True, True, True))
+    for found in ((y, *of_leaves), (y, *alone), (y, *both)):
+        for mine, its in zip(found, (expected, *of_exact), strict=True):
+            torch.testing.assert_close(mine.double(), its, rtol=0.02, atol=0.1)
+    bias = gradient.double().sum((0, *range(2, dims + 2)))
+    torch.testing.assert_close(of_bias.double(), bias, rtol=0.02, atol=0.2)
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("padding", [0, 1])
+def test_transposed_convolution_of_a_single_cell_in_bfloat16(dims: int, padding: int) -> None:
+    torch.manual_seed(dims)
+    window = TransposedWindow(3, 2, padding=padding)
+    outputs = [(0, window.output_extent(n)) for n in (4, 4, 1)[-dims:]]
+    cells = [(0, n) for n in (4, 4, 1)[-dims:]]
+    shape = [stop for _, stop in cells]
+    block = transposed_block([window] * dims, outputs, cells, (2, 3), 1)
+    x, weight = torch.randn(2, 4, *shape).bfloat16(), torch.randn(4, 3, *(3,) * dims).bfloat16()
+    exact = [x.double().requires_grad_(), weight.double().requires_grad_()]
+    leaves = [x.requires_grad_(), weight.requires_grad_()]
+    expected, y = block(*exact), block(*leaves)
+    gradient = torch.randn(y.shape).bfloat16()
+    of_exact = torch.autograd.grad(expected, exact, gradient.double())
+    of_leaves = torch.autograd.grad(y, leaves, gradient)
+    for mine, its in zip((y, *of_leaves), (expected, *of_exact), strict=True):
+        torch.testing.assert_close(mine.double(), its, rtol=0.02, atol=0.1)
