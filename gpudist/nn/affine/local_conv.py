@@ -47,14 +47,14 @@ def use_onednn(enabled: bool) -> None:
     _uses_onednn = enabled
 
 
-def miscomputes_single(x: torch.Tensor, stride: int) -> bool:
-    """Return whether torch may convolve wrongly where the last dim has one output.
+def miscomputes_single(x: torch.Tensor) -> bool:
+    """Return whether torch may convolve wrongly where a strided last dim has one output.
 
-    oneDNN's kernels for bfloat16 do on CPUs with AMX (https://github.com/pytorch/pytorch/issues/169688),
-    with a stride along that dim, forward and backward. A whole tensor rarely has a single output
+    oneDNN's kernels for bfloat16 do on CPUs with AMX, forward and backward; see
+    https://github.com/pytorch/pytorch/issues/169688. A whole tensor rarely has a single output
     there, a block may.
     """
-    return stride > 1 and suits_cpu(x) and product_dtype(x) == torch.bfloat16
+    return suits_cpu(x) and product_dtype(x) == torch.bfloat16
 
 
 # Compared by identity: torch 2.11's Dynamo hashes an instance before its fields are set.
@@ -115,9 +115,9 @@ class LocalConvolution:
 
     def _further_cells(self, x: torch.Tensor, weight: torch.Tensor) -> int:
         # Zeros behind the last dim, for a second output where a single one may be wrong.
-        stride = self.stride[-1]
-        if not miscomputes_single(x, stride):
+        if not miscomputes_single(x):
             return 0
+        stride = self.stride[-1]
         taken = self.dilation[-1] * (weight.shape[-1] - 1) + 1
         left = x.shape[-1] + 2 * self.padding[-1] - taken
         return stride - left if 0 <= left < stride else 0
