@@ -21,7 +21,8 @@ from gpudist.nn import DistributedCrossEntropyLoss
 from gpudist.world.partition import Partition
 
 CLASSES, WIDTH, TINY_WIDTH = 3, 16, 4
-SIDES, TINY = (32, 64, 128), (8,)
+# Four levels of a smaller one have extents of 2, which torch convolves wrongly in bfloat16 on CPUs.
+SIDES, TINY = (32, 64, 128), (32,)
 LAYOUTS = {
     "contiguous": torch.contiguous_format,
     "channels last": torch.channels_last_3d,

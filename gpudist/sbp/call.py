@@ -22,7 +22,7 @@ Compute = Callable[[Sequence[torch.Tensor]], Any]
 # Functions that return the shapes and dtypes of results where torch's own function would import its
 # compiler, which takes a second and 30 MB.
 on_meta: dict[Function, Function] = {}
-# Functions that several workers compute their parts with, where torch's might be slower on these.
+# Functions that several workers compute parts on CPUs with, where torch's may be slower or wrong.
 on_parts: dict[Function, Function] = {}
 
 

@@ -107,7 +107,8 @@ def _prepare(
         if (movement := movement_of(spec.dtype, source, target, world)) is not None
     }
     local_call = derivation.local
-    if placement.partition.size > 1 and local_call.function in on_parts:
+    P = placement.partition
+    if P.size > 1 and P.device.type == "cpu" and local_call.function in on_parts:
         local_call = replace(local_call, function=on_parts[local_call.function])
     compute, whole = None if rule.any_float else local_call.as_function, call
     if derivation.bind is not None and placement.active:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from gpudist.geometry.windows import TransposedWindow
-from gpudist.nn.affine.local_conv import miscomputes_single
+from gpudist.nn.affine.local_conv import (
+    convolve_in_float32,
+    is_miscomputed,
+    number_per_dim,
+)
 from gpudist.nn.autocast import product_dtype
 from gpudist.nn.parameters.parameter import empty_output
 
@@ -56,26 +61,36 @@ class TransposedBlock:
             zeros = x.new_zeros(self.shape) + empty_output((0,), x.dtype, x, weight).sum()
             return _with_bias(zeros, bias).to(product_dtype(x))
         adds_zeros = any(cells > 0 for cells in self.rest)
-        stride = self.stride[-1]
-        is_single = stride > 1 and x.shape[-1] == 1 and miscomputes_single(x)
-        if is_single:
-            # A zero contributes nothing, and extends the output by a stride.
-            x = F.pad(x, (0, 1))
-        y = _CONVOLVE[len(self.stride)](
-            x,
-            weight,
-            None if adds_zeros else bias,
-            self.stride,
-            self.padding,
-            self.output_padding,
-            self.groups,
-            self.dilation,
-        )
-        if is_single:
-            y = y[..., :-stride].clone()
+        y = transpose_block(
+            x, weight, None if adds_zeros else bias, self.stride, self.padding,
+            self.output_padding, self.groups, self.dilation,
+        )  # fmt: skip
         if any(self.rest):
             y = F.pad(y, self.rest)
         return _with_bias(y, bias) if adds_zeros else y
+
+
+def transpose_block(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> torch.Tensor:
+    """Convolve a batch as ``torch.conv_transpose1d`` to ``conv_transpose3d``."""
+    kernel = weight.shape[2:]
+    options = (stride, padding, output_padding, dilation)
+    strides, paddings, added, dilations = (number_per_dim(v, len(kernel)) for v in options)
+    windows = zip(x.shape[2:], kernel, strides, paddings, added, dilations, strict=True)
+    outputs = ((n - 1) * s + d * (k - 1) + 1 - 2 * p + a for n, k, s, p, a, d in windows)
+    if is_miscomputed(x, outputs, kernel, dilations, paddings):
+        rest = (strides, paddings, dilations, True, added, groups)
+        return convolve_in_float32(x, weight, bias, *rest)
+    convolve = _CONVOLVE[len(kernel)]
+    return convolve(x, weight, bias, strides, paddings, added, groups, dilations)
 
 
 def transposed_block(
@@ -116,23 +131,11 @@ def _fit(
     """Return torch's padding and output padding along one dim, and the rest for each side."""
     first, last = window.reached(*needed)
     left, right = outputs[0] - first, last - outputs[1]
-    if _has_idle_taps(window, needed[1] - needed[0], left, outputs[1] - outputs[0]):
-        # For 16-bit numbers on CPUs, torch leaves the gradients of such taps uninitialized.
-        return 0, 0, (-left, -right)
     # Torch crops both sides equally, and extends the end by less than a stride.
     if left >= 0 and 0 <= left - right < window.stride:
         return left, left - right, (0, 0)
     both = max(0, min(left, right))
     return both, 0, (both - left, both - right)
-
-
-def _has_idle_taps(window: TransposedWindow, cells: int, first: int, count: int) -> bool:
-    for tap in range(window.kernel):
-        start = tap * window.dilation
-        cell = max(0, -((start - first) // window.stride))
-        if cell >= cells or start + cell * window.stride >= first + count:
-            return True
-    return False
 
 
 def _with_bias(y: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -8,7 +8,7 @@ then calls oneDNN's kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -47,14 +47,44 @@ def use_onednn(enabled: bool) -> None:
     _uses_onednn = enabled
 
 
-def miscomputes_single(x: torch.Tensor) -> bool:
-    """Return whether torch may convolve wrongly where a strided last dim has one output.
+def is_miscomputed(
+    x: torch.Tensor,
+    outputs: Iterable[int],
+    kernel: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+) -> bool:
+    """Return whether torch may convolve ``x`` wrongly, forward or backward.
 
-    oneDNN's kernels for bfloat16 do on CPUs with AMX, forward and backward; see
-    https://github.com/pytorch/pytorch/issues/169688. A whole tensor rarely has a single output
-    there, a block may.
+    On CPUs, oneDNN's kernels for 16-bit numbers read memory that is not theirs where a dim of the
+    input or of the output has one or two cells, or, beside padding, fewer than the kernel spans;
+    see https://github.com/pytorch/pytorch/issues/169688. A whole tensor rarely has such extents, a
+    block may. Such blocks are convolved by :func:`convolve_in_float32`.
+
+    Args:
+        x: input of torch's convolution, plain or transposed.
+        outputs, kernel, dilation, padding: extents of its output, and its arguments, per
+            spatial dim.
     """
-    return suits_cpu(x) and product_dtype(x) == torch.bfloat16
+    return (
+        suits_cpu(x)
+        and product_dtype(x).itemsize == 2
+        and any(
+            min(cells, made) <= (max(2, d * (k - 1)) if p else 2)
+            for cells, made, k, d, p in zip(
+                x.shape[2:], outputs, kernel, dilation, padding, strict=True
+            )
+        )
+    )
+
+
+def convolve_in_float32(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *rest: Any
+) -> torch.Tensor:
+    """Call ``torch.convolution`` in float32 on numbers as autocast reads them, and round once."""
+    dtype = product_dtype(x)
+    inputs = [None if t is None else t.to(dtype).float() for t in (x, weight, bias)]
+    return torch.convolution(*inputs, *rest).to(dtype)  # pyright: ignore[reportArgumentType]
 
 
 # Compared by identity: torch 2.11's Dynamo hashes an instance before its fields are set.
@@ -71,9 +101,8 @@ class LocalConvolution:
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Return the convolution of ``x``, differentiable any number of times."""
-        further = self._further_cells(x, weight) if self.stride[-1] > 1 else 0
-        if further:
-            return self(F.pad(x, (0, further)), weight, bias)[..., :1].clone()
+        if self._is_miscomputed(x, weight):
+            return convolve_in_float32(x, weight, bias, *self._rest())
         if not self._replaces(x, weight):
             # Unlike torch.convolution, these functions respect autocast.
             options = self.stride, self.padding, self.dilation, self.groups
@@ -101,26 +130,21 @@ class LocalConvolution:
     ) -> list[Any]:
         """Return the gradients of ``x``, ``weight`` and the bias; ``None`` if not needed."""
         sizes = [weight.shape[0]] if needs[2] else None
-        further = self._further_cells(x, weight) if self.stride[-1] > 1 else 0
-        if further:
-            x, gradient = F.pad(x, (0, further)), F.pad(gradient, (0, 1))
-        gradients = list(
-            torch.ops.aten.convolution_backward(
-                gradient, x, weight, sizes, *self._rest(), list(needs)
+        operands = gradient, x, weight
+        if self._is_miscomputed(x, weight):
+            operands = [t.float() for t in operands]
+        return [
+            None if t is None else t.to(weight.dtype)
+            for t in torch.ops.aten.convolution_backward(
+                *operands, sizes, *self._rest(), list(needs)
             )
-        )
-        if further and needs[0]:
-            gradients[0] = gradients[0][..., :-further]
-        return gradients
+        ]
 
-    def _further_cells(self, x: torch.Tensor, weight: torch.Tensor) -> int:
-        # Zeros behind the last dim, for a second output where a single one may be wrong.
-        if not miscomputes_single(x):
-            return 0
-        stride = self.stride[-1]
-        taken = self.dilation[-1] * (weight.shape[-1] - 1) + 1
-        left = x.shape[-1] + 2 * self.padding[-1] - taken
-        return stride - left if 0 <= left < stride else 0
+    def _is_miscomputed(self, x: torch.Tensor, weight: torch.Tensor) -> bool:
+        kernel = weight.shape[2:]
+        windows = zip(x.shape[2:], kernel, self.stride, self.dilation, self.padding, strict=True)
+        outputs = ((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, d, p in windows)
+        return is_miscomputed(x, outputs, kernel, self.dilation, self.padding)
 
     def _replaces(self, x: torch.Tensor, weight: torch.Tensor) -> bool:
         """Return whether torch would use its native kernel although oneDNN's is faster."""
@@ -151,7 +175,7 @@ class LocalConvolution:
         return self.stride, self.padding, self.dilation, False, none, self.groups
 
 
-def convolve_volumes(
+def convolve_block(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
@@ -160,16 +184,23 @@ def convolve_volumes(
     dilation: Any = 1,
     groups: int = 1,
 ) -> torch.Tensor:
-    """Convolve as ``torch.conv3d``, with the faster kernel for a batch of volumes."""
-    if isinstance(padding, str) or x.dim() != 5:
-        return torch.conv3d(x, weight, bias, stride, padding, dilation, groups)
-    numbers = (_per_dim(stride), _per_dim(padding), _per_dim(dilation))
-    return LocalConvolution(*numbers, groups)(x, weight, bias)
+    """Convolve a batch as ``torch.conv1d`` to ``conv3d``, by the kernel that suits a block."""
+    kernel = weight.shape[2:]
+    dilations = number_per_dim(dilation, len(kernel))
+    if padding == "same":
+        spans = [d * (k - 1) for k, d in zip(kernel, dilations, strict=True)]
+        x = F.pad(x, [n for span in reversed(spans) for n in (0, span % 2)])
+        padding = [span // 2 for span in spans]
+    paddings = number_per_dim(0 if padding == "valid" else padding, len(kernel))
+    strides = number_per_dim(stride, len(kernel))
+    return LocalConvolution(strides, paddings, dilations, groups)(x, weight, bias)
 
 
-def _per_dim(value: Any) -> tuple[int, ...]:
-    numbers = tuple(value) if isinstance(value, (tuple, list)) else (value,)
-    return numbers * 3 if len(numbers) == 1 else numbers
+def number_per_dim(value: Any, dims: int) -> tuple[int, ...]:
+    """Return one number per dim, given a single number or one per dim."""
+    if isinstance(value, (tuple, list)):
+        return tuple(int(n) for n in value) * (dims if len(value) == 1 else 1)
+    return (int(value),) * dims
 
 
 class _Convolve(torch.autograd.Function):

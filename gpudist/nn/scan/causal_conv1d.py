@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from gpudist.checks.arguments import checked
 from gpudist.errors import PartitionError, ShapeError
+from gpudist.nn.affine.local_conv import LocalConvolution
 from gpudist.nn.autocast import autocast_is_on
 from gpudist.ops.halo_exchange import halo_exchange
 from gpudist.ops.operator import cached_operator
@@ -78,7 +78,8 @@ def causal_conv1d(
     if seq_idx is not None:
         ids = halo_exchange(seq_idx.long().unsqueeze(1), line, halo=halo, shape=shape)
     elif x.numel():
-        return F.conv1d(past, weight.unsqueeze(1), bias, groups=len(weight))
+        convolution = LocalConvolution((1,), (0,), (1,), len(weight))
+        return convolution(past, weight.unsqueeze(1), bias)
 
     def back(cells: torch.Tensor, steps: int) -> torch.Tensor:
         """Return the cells that precede those of the output by some steps."""

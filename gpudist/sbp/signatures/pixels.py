@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.geometry.layout import Sbp, broadcast, partial_sum, split
+from gpudist.nn.affine.local_conv import number_per_dim
 from gpudist.sbp.call import Call
 from gpudist.sbp.registry import AxisPart, Localize, SbpSignature, compose, forms, register
 from gpudist.sbp.signatures.along_axis import on_cells
@@ -18,7 +19,6 @@ from gpudist.sbp.signatures.channel_norms import call_rule
 from gpudist.sbp.signatures.fetching import Fetch, balanced_cut, fetching
 from gpudist.sbp.signatures.reshape import Units
 from gpudist.sbp.signatures.slicing import splits_of_full_dims
-from gpudist.sbp.signatures.windows import number_per_dim
 
 _TERMS = SbpSignature((partial_sum,), (partial_sum,))
 

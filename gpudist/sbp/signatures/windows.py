@@ -15,14 +15,20 @@ from gpudist.nn.affine.conv_transpose import (
     DistributedConvTranspose2d,
     DistributedConvTranspose3d,
 )
-from gpudist.nn.affine.local_conv import convolve_volumes
+from gpudist.nn.affine.conv_transpose_block import transpose_block
+from gpudist.nn.affine.local_conv import convolve_block, number_per_dim
 from gpudist.nn.autocast import in_product_dtype
 from gpudist.ops.shape_agreement import BlockLayout
 from gpudist.sbp.call import Call, Compute, on_parts
 from gpudist.sbp.registry import AxisPart, Bind, SbpSignature, Where, compose, name_of, register
 from gpudist.sbp.signatures.contractions import linear_in_each
 
-on_parts[torch.conv3d] = convolve_volumes
+on_parts.update(dict.fromkeys((torch.conv1d, torch.conv2d, torch.conv3d), convolve_block))
+on_parts.update(
+    dict.fromkeys(
+        (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d), transpose_block
+    )
+)
 CONVOLUTIONS: dict[int, Any] = {1: DistributedConv1d, 2: DistributedConv2d, 3: DistributedConv3d}
 TRANSPOSED: dict[int, Any] = {
     1: DistributedConvTranspose1d,
@@ -47,13 +53,6 @@ def layout_of(where: Where) -> tuple[Any, BlockLayout]:
     P, blocks = where.cut(0)
     spec = where.call.tensors[0]
     return P, BlockLayout(str(where.call.function), P.shape, spec.dtype, blocks)
-
-
-def number_per_dim(value: Any, dims: int) -> tuple[int, ...]:
-    """Return one number per dim, given a single number or one per dim."""
-    if isinstance(value, (tuple, list)):
-        return tuple(int(n) for n in value) * (dims if len(value) == 1 else 1)
-    return (int(value),) * dims
 
 
 @register(torch.conv1d, torch.conv2d, torch.conv3d, any_cuts=True, windows=True)
