@@ -18,11 +18,6 @@ from gpudist.planning import picture_of, plan
 
 FOLDER = Path(__file__).parent / "pictures"
 THREE = SlidingWindow(3, padding=(1, 1))
-FIVE = SlidingWindow(5, padding=(2, 2))
-
-
-def line_of_2(path: Path) -> None:
-    gpudist.draw([20], [2], window=[FIVE], path=path)
 
 
 def halo_over_4(path: Path) -> None:
@@ -33,18 +28,6 @@ def halo_over_4(path: Path) -> None:
         ghosts_panel(scene, (0, 1), 2),
     ]
     save(figure_of(panels, "A 64 x 48 image on four workers"), path)
-
-
-def images_over_4(path: Path) -> None:
-    gpudist.draw([8, 3, 64, 48], [1, 1, 2, 2], window=[THREE, THREE], path=path)
-
-
-def nested_over_64(path: Path) -> None:
-    gpudist.draw([256, 250], [8, 8], window=[FIVE, FIVE], nested=True, path=path)
-
-
-def volume_over_64(path: Path) -> None:
-    gpudist.draw([1, 4, 64, 64, 64], [1, 1, 4, 4, 4], window=[THREE] * 3, path=path)
 
 
 def repartition_over_4(path: Path) -> None:
@@ -63,11 +46,7 @@ def plan_for_64(path: Path) -> None:
 
 
 PICTURES: dict[str, Callable[[Path], None]] = {
-    "line-2.svg": line_of_2,
     "halo-4.svg": halo_over_4,
-    "images-4.svg": images_over_4,
-    "nested-64.svg": nested_over_64,
-    "volume-64.svg": volume_over_64,
     "repartition-4.svg": repartition_over_4,
     "plan-64.svg": plan_for_64,
 }

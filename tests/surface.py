@@ -17,7 +17,6 @@ from torch.nn import Module
 
 import gpudist
 from gpudist import nn
-from gpudist.compat import distdl, dtensor
 from gpudist.nn.layer_table import LAYERS
 from gpudist.testing import run_distributed
 from gpudist.world.partition import Partition
@@ -30,23 +29,14 @@ ROOMS: list[Any] = [
 
 
 def surface() -> Iterator[str]:
-    """Yield the lines of all rooms, of the modules of other libraries' names, and of layers."""
+    """Yield the lines of all rooms and of layers."""
     for room in ROOMS:
         for name in sorted(room.__all__):
             yield from _lines_of(f"{room.__name__}.{name}", getattr(room, name))
-    first: dict[int, str] = {}
-    for module in (*distdl.MODULES.values(), dtensor):
-        for name, value in sorted(vars(module).items()):
-            if not name.startswith("_") and _home(value).startswith("gpudist.compat"):
-                place = f"{module.__name__}.{name}"
-                known = first.setdefault(id(value), place)
-                yield from [f"{place} is {known}"] if known != place else _lines_of(place, value)
     yield from run_distributed(_layers, 1)[0]
 
 
 def _home(value: Any) -> str:
-    if isinstance(value, ModuleType):
-        return value.__name__
     return getattr(value, "__module__", None) or ""
 
 
@@ -62,9 +52,8 @@ def _lines_of(place: str, value: Any) -> Iterator[str]:
         for name in sorted({name for kind in ours for name in vars(kind)}):
             member = inspect.getattr_static(value, name)
             plain = inspect.unwrap(getattr(member, "__func__", member))
-            if name.startswith("_") or (
-                issubclass(value, Module) and not _is_of_users(name, plain)
-            ):
+            # The other methods of a layer are there for the layers that derive from it.
+            if name.startswith("_") or (issubclass(value, Module) and name != "forward"):
                 continue
             yield f"{place}.{name}{_signature(plain) if inspect.isfunction(plain) else ''}"
 
@@ -74,13 +63,6 @@ def _is_public(kind: type) -> bool:
     return not _home(kind).startswith("gpudist") or any(
         vars(place).get(kind.__name__) is kind for place in places
     )
-
-
-def _is_of_users(name: str, member: Any) -> bool:
-    # The other methods of a layer are there for the layers that derive from it.
-    if isinstance(member, property):
-        return _home(member.fget).startswith("gpudist.compat")
-    return name == "forward"
 
 
 def _signature(function: Any) -> str:

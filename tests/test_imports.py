@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "gpudist"
 # From the top; rooms on one line are of one height and do not import each other.
 FLOORS = [
     ["cli"],
-    ["planning", "checkpoint", "testing", "compat"],
+    ["planning", "checkpoint", "testing"],
     ["pictures"],
     ["capturing", "convert"],
     ["sbp"],
@@ -162,9 +162,6 @@ def test_a_circle_is_found() -> None:
 def test_a_class_name_has_one_meaning() -> None:
     found: dict[str, list[str]] = {}
     for path in FILES:
-        if "compat" in path.parts:
-            # Names of other libraries, on purpose.
-            continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name.lstrip("_"), []).append(module_name(path))

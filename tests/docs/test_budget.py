@@ -7,7 +7,7 @@ import pytest
 from tests.docs.count import site_pages, words
 from tests.docs.pages import ROOT
 
-WORDS = 40_000
+WORDS = 33_500
 WORDS_OF_A_PAGE = 2_500
 # Texts of docs/evidence.md, and the page that each is from.
 QUOTED = {

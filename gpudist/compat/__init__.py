@@ -1,1 +1,0 @@
-"""Modules that let programs written for other libraries run on gpudist."""
