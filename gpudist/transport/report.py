@@ -63,9 +63,13 @@ def write_error_file(path: str, error: GpudistError, rank: int, reported: str = 
             "timestamp": str(int(time.time())),
         },
     }
-    # The error itself is printed in any case.
-    with suppress(OSError), open(path, "w", encoding="utf-8") as file:
-        json.dump({"message": message}, file)
+    # Torchrun fails on a part of a file, which this rank would leave if it were killed here. The
+    # error itself is printed in any case.
+    unfinished = f"{path}.{os.getpid()}"
+    with suppress(OSError):
+        with open(unfinished, "w", encoding="utf-8") as file:
+            json.dump({"message": message}, file)
+        os.replace(unfinished, path)
 
 
 def report_failures(folder: str, wire: Transport) -> None:

@@ -91,6 +91,12 @@ _REFUSALS: Sequence[tuple[str, Callable[..., bool]]] = (
         r"to at least one",
         lambda cells, factor: int(cells) * float(factor) < 1,
     ),
+    (
+        r"a window of kernel (\d+) and dilation (\d+) over (\d+) cells holds padding only; "
+        r"pad less",
+        # Only such taps can lie on both sides of all cells, since windows overlap the input.
+        lambda kernel, dilation, cells: int(kernel) > 1 and int(dilation) > int(cells),
+    ),
     (r"(?:max_norm|sparse) is not supported; omit it", _always),
     (r"none of the layers is distributed; use a Sequential", _always),
 )

@@ -176,6 +176,7 @@ def test_verdicts_on_a_grid_of_two_in_a_world_of_four(ended: list[Ended], how: s
 
 
 LINEAR = "ShapeError: DistributedLinear, dim -1: "
+WINDOW = "ShapeError: DistributedMaxPool2d, dim 3: a window of kernel 2 "
 CONV2D = "PartitionError: DistributedConv2d, dim 1: "
 
 
@@ -190,6 +191,8 @@ CONV2D = "PartitionError: DistributedConv2d, dim 1: "
             f"{LINEAR}2 blocks but only 2 input features; use at most 2 workers along that axis",
             False,
         ),
+        (f"{WINDOW}and dilation 3 over 2 cells holds padding only; pad less", True),
+        (f"{WINDOW}and dilation 2 over 2 cells holds padding only; pad less", False),
         (f"{LINEAR}the input is not to its liking", False),
         ("KeyError: DistributedEmbedding: sparse is not supported; omit it", False),
         (

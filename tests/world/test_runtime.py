@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 import torch.distributed as dist
@@ -358,6 +358,21 @@ def test_error_file(tmp_path: Path) -> None:
     assert told["message"] == "rank 5: ShapeError: blocks of 3 and 4"
     assert "blocks of 3 and 4" in told["extraInfo"]["py_callstack"]
     assert int(told["extraInfo"]["timestamp"]) > 0
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_killed_rank_leaves_no_part_of_an_error_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(message: object, file: TextIO) -> None:
+        file.write('{"message": ')
+        file.flush()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(json, "dump", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_error_file(str(tmp_path / "error.json"), ShapeError("blocks of 3 and 4"), 5)
+    assert not (tmp_path / "error.json").exists()
 
 
 def test_no_error_file_without_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
