@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from subprocess import PIPE, Popen
 
 import pytest
 
@@ -12,13 +13,11 @@ from tests.doubles.build import NoCompiler
 from tests.every import EVERY
 from tests.ptx import machine_code
 from tests.ptx.assembly import Instruction, Kernel, read
-from tests.ptx.build import ARCHITECTURES, KERNELS, NoNvcc, compiled_kernels, objects
-from tests.ptx.copies import Copies
+from tests.ptx.build import ARCHITECTURES, KERNELS, NoNvcc, compiled_kernels, objects, ptx_of
 from tests.ptx.count import CLOCK_GHZ, counted
-from tests.ptx.effects import Effects
-from tests.ptx.launches import LEAST_COVERED, launch
+from tests.ptx.launches import LEAST_COVERED, launch, launcher
 from tests.ptx.machine_code import NoTool
-from tests.ptx.mutants import Mutant, run
+from tests.ptx.program import encode, encoded
 
 LAUNCHES, BLOCKS = (2000, 200) if EVERY else (560, 40)  # `make ptx` carries out more
 # Kernels of each file; those of random cells draw five ways, all but one in four dtypes.
@@ -79,7 +78,7 @@ def back_to_the_label(kernel: Kernel, index: int) -> Instruction:
     return Instruction(kernel.instructions[index].line, "", "bra.uni", (label,))
 
 
-# The original text, the mutated text, and the expected report.
+# The instruction to change, the change, and the expected report.
 WRONG = {
     "misaligned": (is_wide_store, at_offset(0, 8), r"store of 16 bytes at 0x\w+: misaligned, in a"),
     "out of bounds": (
@@ -96,18 +95,26 @@ WRONG = {
 @pytest.fixture(scope="module")
 def reports() -> dict[str, tuple[int, str]]:
     """Return the line of each wrong instruction, and its report."""
-
-    def choose(kernels: list[Kernel], executed: list[list[int]]) -> list[Mutant]:
-        mutants = []
-        for name, (is_meant, change, _) in WRONG.items():
-            kernel = kernels[0]
-            index = next(i for i, times in enumerate(executed[0]) if times and is_meant(kernel, i))
-            original = kernel.instructions[index]
-            mutants.append(Mutant(0, index, name, original, change(kernel, index)))
-        return mutants
-
-    found = run(90, 48, 1, choose)
-    return {mutant.change: (mutant.original.line, wrong) for mutant, _, wrong in found}
+    kernels = read(ptx_of(90, KERNELS[0]))
+    path, environment = launcher(90, KERNELS[0])
+    command = [path, "48", "1", "mutants"]
+    with Popen(command, env=environment, stdin=PIPE, stdout=PIPE, text=True) as running:
+        assert running.stdin is not None and running.stdout is not None
+        executed, *_ = [running.stdout.readline().split()[1:] for _ in kernels]
+        assert running.stdout.readline() == "passed\n"
+        kernel, (_, slots) = kernels[0], encode(kernels[0])
+        lines: list[int] = []
+        for is_meant, change, _ in WRONG.values():
+            index = next(i for i, n in enumerate(executed) if n != "0" and is_meant(kernel, i))
+            known = len(slots.constants)
+            text = encoded(change(kernel, index), kernel, slots)
+            for value in list(slots.constants)[known:]:
+                running.stdin.write(f"constant 0 {value}\n")
+            running.stdin.write(f"mutant 0 {index} {text}\n")
+            lines.append(kernel.instructions[index].line)
+        running.stdin.close()
+        found = [line.rstrip("\n").split("\t")[1] for line in running.stdout]
+    return dict(zip(WRONG, zip(lines, found, strict=True), strict=True))
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -117,160 +124,6 @@ def test_a_wrong_instruction_is_reported(name: str, reports: dict[str, tuple[int
     place = re.search(r"kernel \w*combine_kernel\w*, PTX line (\d+) \(.*\), block \d+", report)
     # A thread that never ends is stopped anywhere in its loop.
     assert place is not None and abs(int(place[1]) - line) <= (name == "endless"), report
-
-
-SAMPLE = """
-.visible .entry sample(
-	.param .u64 sample_param_0
-)
-{
-	.reg .pred 	%p<4>;
-	ld.param.u64 	%rd1, [sample_param_0];
-	mov.u32 	%r1, %tid.x;
-	setp.gt.u32 	%p1, %r1, 7;
-	@%p1 bra 	$L__BB0_2;
-	add.s32 	%r2, %r1, 1;
-	add.s32 	%r5, %r1, 2;
-	bra.uni 	$L__BB0_3;
-$L__BB0_2:
-	mov.u32 	%r2, 0;
-	mov.u32 	%r5, 0;
-$L__BB0_3:
-	add.s32 	%r3, %r2, %r2;
-	@%p1 bra 	$L__BB0_5;
-	st.global.u32 	[%rd1], %r3;
-$L__BB0_5:
-	st.global.u32 	[%rd1+4], %r5;
-	ret;
-}
-"""
-
-
-# %r2 is stored where it is loaded alone: where all four bits are set, or the highest of them is.
-BITS = """
-.visible .entry bits(
-	.param .u64 bits_param_0
-)
-{
-	.reg .pred 	%p<4>;
-	ld.param.u64 	%rd1, [bits_param_0];
-	mov.u32 	%r1, %tid.x;
-	and.b32 	%r3, %r1, 8;
-	setp.eq.s32 	%p1, %r3, 0;
-	mov.u32 	%r2, 0;
-	@%p1 bra 	$L__BB0_1;
-	ld.global.u32 	%r2, [%rd1];
-$L__BB0_1:
-	setp.eq.s32 	%p2, %r1, 15;
-	@%p2 bra 	$L__BB0_2;
-	@%p1 bra 	$L__BB0_3;
-$L__BB0_2:
-	st.global.u32 	[%rd1+4], %r2;
-$L__BB0_3:
-	ret;
-}
-"""
-
-
-# %r2 is the low byte of what is stored where bit 1 is set, and its high byte is alone elsewhere.
-BYTES = """
-.visible .entry bytes(
-	.param .u64 bytes_param_0
-)
-{
-	.reg .pred 	%p<4>;
-	ld.param.u64 	%rd1, [bytes_param_0];
-	mov.u32 	%r1, %tid.x;
-	ld.global.u8 	%r3, [%rd1];
-	and.b32 	%r4, %r1, 2;
-	setp.eq.s32 	%p1, %r4, 0;
-	mov.u32 	%r2, 0;
-	@%p1 bra 	$L__BB0_1;
-	ld.global.u8 	%r2, [%rd1+1];
-$L__BB0_1:
-	shl.b32 	%r5, %r3, 8;
-	or.b32 	%r6, %r5, %r2;
-	and.b32 	%r7, %r6, 32639;
-	add.s32 	%r8, %r7, %r7;
-	shr.u32 	%r9, %r1, 1;
-	and.b32 	%r10, %r9, 3;
-	setp.eq.s32 	%p2, %r10, 3;
-	@%p2 bra 	$L__BB0_2;
-	shr.u32 	%r11, %r8, 8;
-	st.global.u8 	[%rd1+4], %r11;
-	ret;
-$L__BB0_2:
-	st.global.u16 	[%rd1+4], %r8;
-	ret;
-}
-"""
-
-
-@pytest.mark.parametrize(
-    ("text", "changed", "expected"),
-    [
-        (SAMPLE, -1, ["mov.u32 %r2, 0;"]),
-        (BITS, -1, ["mov.u32 %r2, 0;"]),
-        (BYTES, 0x81, ["mov.u32 %r1, %tid.x;", "mov.u32 %r2, 0;"]),
-    ],
-)
-def test_results_that_no_store_can_see_are_told(text: str, changed: int, expected: list[str]):
-    (kernel,) = read(text)
-    effects = Effects(kernel)
-    unseen = [
-        str(one)
-        for index, one in enumerate(kernel.instructions)
-        if one.written and not effects.matters(index, changed)
-    ]
-    assert unseen == expected
-
-
-# %r3 and %r4 equal 0 at first, and after each turn of the loop what %r2 was before it.
-COPIES = """
-.visible .entry copies(
-	.param .u64 copies_param_0
-)
-{
-	.reg .b32 	%r<6>;
-	mov.u32 	%r2, %tid.x;
-	mov.u32 	%r3, 0;
-	mov.u32 	%r4, 0;
-$L__BB0_1:
-	mov.u32 	%r3, %r2;
-	mov.u32 	%r4, %r3;
-	add.s32 	%r2, %r2, 1;
-	setp.lt.u32 	%p1, %r2, 9;
-	@%p1 bra 	$L__BB0_1;
-	ret;
-}
-"""
-
-
-def test_copies_are_equal_until_one_is_computed_again():
-    (kernel,) = read(COPIES)
-    copies = Copies(kernel, Effects(kernel).values)
-
-    def equal(index: int) -> set[str]:
-        names = ("%r2", "%r3", "%r4")
-        return {a + b for a in names for b in names if a < b and found(index, a) == found(index, b)}
-
-    found = copies.of
-    assert equal(3) == set()
-    assert equal(4) == {"%r2%r3"}
-    assert equal(5) == {"%r2%r3", "%r2%r4", "%r3%r4"}
-    assert equal(6) == equal(8) == {"%r3%r4"}
-    assert found(2, "%r3") == "0" != found(4, "%r3")
-
-
-def test_effects_of_a_long_chain_are_followed():
-    """Each sum reads the one before twice: as a tree the last one has 2^60 nodes."""
-    start = SAMPLE.index("\tmov.u32")
-    chain = "".join(f"\tadd.s64 \t%rd{i}, %rd{i - 1}, %rd{i - 1};\n" for i in range(3, 63))
-    store = "\tst.global.u64 \t[%rd1], %rd62;\n\tret;\n}\n"
-    (kernel,) = read(SAMPLE[:start] + "\tld.global.u64 \t%rd2, [%rd1];\n" + chain + store)
-    effects = Effects(kernel)
-    assert effects.matters(1) and effects.matters(1, 1 << 3)
-    assert not effects.matters(1, 0)
 
 
 def test_issue_does_not_bound_halos():
