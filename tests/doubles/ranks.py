@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import multiprocessing
 import threading
 from collections.abc import Callable
 from ctypes import c_int, c_void_p
@@ -175,33 +174,4 @@ def run_all(bodies: list[Callable[[], Any]]) -> list[Any]:
         raise errors[0]
     if any(thread.is_alive() for thread in threads):
         raise TimeoutError("a rank does not end")
-    return outcomes
-
-
-def rank_process(unique_id: bytes, size: int, rank: int, body: Callable, pipe: Any) -> None:
-    pipe.send(body(join(unique_id, size, rank)))
-
-
-def run_in_processes(size: int, body: Callable[[Rank], Any]) -> list[Any]:
-    """Run like ``run_in_threads``; a killed process gives its negative exit code instead."""
-    context = multiprocessing.get_context("spawn")
-    unique_id = make_id()
-    pipes, processes = [], []
-    for rank in range(size):
-        mine, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=rank_process, args=(unique_id, size, rank, body, theirs))
-        process.start()
-        theirs.close()
-        pipes.append(mine)
-        processes.append(process)
-    outcomes: list[Any] = []
-    for pipe, process in zip(pipes, processes, strict=True):
-        try:
-            outcomes.append(pipe.recv() if pipe.poll(DEADLINE_S) else "does not end")
-        except EOFError:
-            process.join(DEADLINE_S)
-            outcomes.append(process.exitcode)
-    for process in processes:
-        process.join(DEADLINE_S if "does not end" not in outcomes else 0.1)
-        process.kill()
     return outcomes

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.doubles.build import NoCompiler, library
-from tests.doubles.device import device, make
+from tests.doubles.device import device, is_complete, make
 from tests.doubles.nccl import clear, log, make_config, nccl, violations
 from tests.doubles.ranks import (
     Group,
@@ -376,3 +376,36 @@ def test_memory_that_is_not_nccls() -> None:
     check(nccl().ncclCommDeregister(rank.comm, handle))
     check(nccl().ncclMemFree(allocated))
     assert_refused(nccl().ncclMemFree(allocated), INVALID_ARGUMENT, "mem_free")
+
+
+def test_streams_are_asynchronous_and_keep_order() -> None:
+    """One rank enqueues long before the other, and is not held up."""
+    event = make("event")
+    early = np.zeros(1000)
+
+    def first(rank: Rank) -> None:
+        rank.stream = make("stream")
+        x = np.ones(1000)
+        for _ in range(3):
+            check(rank.all_reduce(x, x))
+        check(device().copy(early.ctypes.data, x.ctypes.data, x.nbytes, rank.stream))
+        check(device().record_event(event, rank.stream))
+        assert not is_complete(event)
+        assert rank.destroy() == 5
+        peer_may_start.append(True)
+        check(device().wait_event(None, event))
+        assert is_complete(event)
+        assert (early == 8).all()
+        check(rank.destroy())
+
+    def second(rank: Rank) -> None:
+        while not peer_may_start:
+            pass
+        x = np.ones(1000)
+        for _ in range(3):
+            check(rank.all_reduce(x, x))
+
+    peer_may_start: list[bool] = []
+    run_in_threads(2, lambda rank: second(rank) if rank.rank else first(rank))
+    assert "in flight" in violations()[0]
+    clear()

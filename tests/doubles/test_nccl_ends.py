@@ -11,12 +11,9 @@ import numpy as np
 import pytest
 
 from tests.doubles.build import NoCompiler, library
-from tests.doubles.device import finish, make, set_device
+from tests.doubles.device import finish, make
 from tests.doubles.nccl import (
     clear,
-    configure,
-    contexts,
-    forget_contexts,
     inject,
     nccl,
     violations,
@@ -124,16 +121,6 @@ def test_group_that_ends_before_the_thread_inside_has_left() -> None:
     assert call.result == REMOTE_ERROR
 
 
-def test_kernels_end_with_the_abort_in_a_group() -> None:
-    rank, x = pair(), memory()
-    rank.stream = make("stream")
-    check(rank.recv(x, 1))
-    with Group():
-        check(rank.abort())
-        finish(rank.stream)
-    assert violations() == []
-
-
 @pytest.mark.parametrize("is_grouped", [False, True])
 def test_abort_while_finalize_is_inside(is_grouped: bool) -> None:
     """It is refused in a group too: finalize would go on with freed memory."""
@@ -189,16 +176,3 @@ def test_flag_of_an_abort_does_not_wait_for_graphs() -> None:
     check(nccl().gpudist_double_destroy_graph(number))
     assert call.is_over(SOON_S)
     assert violations() == []
-
-
-def test_threads_choose_the_device_of_a_communicator() -> None:
-    """Calls of NCCL's make a context where their thread is, and return to that device."""
-    configure("devices", 2)
-    check(set_device(1))
-    forget_contexts()
-    rank = join(make_id(), 1, 0)
-    assert list(contexts()) == [1]
-    call = Call(rank.finalize)
-    assert call.is_over(SOON_S)
-    assert contexts()[0] == "finalize"
-    check(set_device(0))

@@ -1,8 +1,9 @@
-"""Captures and graphs of the double of CUDA's driver."""
+"""Misuses of CUDA's driver that its double refuses: of memory, handles, captures and contexts."""
 
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Iterator
 from ctypes import c_int, c_uint64, c_void_p
 
@@ -10,15 +11,24 @@ import numpy as np
 import pytest
 
 from tests.doubles.build import NoCompiler, library
-from tests.doubles.device import device, finish, is_complete, make
-from tests.doubles.nccl import clear, nccl, violations
-from tests.doubles.ranks import Rank, check, join, make_id, run_all
+from tests.doubles.device import (
+    current_context,
+    device,
+    finish,
+    is_complete,
+    make,
+    set_device,
+    table,
+)
+from tests.doubles.nccl import clear, configure, contexts, forget_contexts, hang, nccl, violations
+from tests.doubles.ranks import check, run_all
 
 try:
     library()
 except NoCompiler as reason:
     pytest.skip(str(reason), allow_module_level=True)
 
+ILLEGAL_ADDRESS = 700
 UNSUPPORTED = 900
 UNJOINED = 904
 ISOLATION = 905
@@ -30,6 +40,85 @@ def clean() -> Iterator[None]:
     clear()
     yield
     clear()
+
+
+@pytest.mark.parametrize("kind", ["allocate", "allocate_pinned"])
+def test_memory(kind: str) -> None:
+    release = device().release if kind == "allocate" else device().release_pinned
+    other = device().release_pinned if kind == "allocate" else device().release
+    memory = make(kind, 1000)
+    assert memory % 256 == 0
+    assert ctypes.string_at(memory, 1000) == b"\xcd" * 1000
+    assert other(memory) == 1
+    check(release(memory))
+    assert release(memory) == 1
+    assert "memory that was not allocated so" in violations()[-1]
+    check(release(None))
+    assert getattr(device(), kind)(ctypes.byref(c_void_p()), 2**62) == 2
+
+
+def test_handles_that_are_none() -> None:
+    event = make("event")
+    results = [
+        device().record_event(event, 77),
+        device().record_event(77, None),
+        device().wait_event(None, 77),
+        device().copy(1, 1, 1, 77),
+        device().destroy_event(77),
+        device().destroy_stream(None),
+    ]
+    assert results == [400] * 6
+    assert len(violations()) == 6
+    check(device().destroy_event(event))
+    assert device().destroy_event(event) == 400
+
+
+def test_nccls_memory_ends_at_once() -> None:
+    """A stream that reaches freed memory later does not touch it, and breaks the device."""
+    stream, event, x, memory = make("stream"), make("event"), np.ones(8), c_void_p()
+    check(nccl().ncclMemAlloc(ctypes.byref(memory), 64))
+    hang(stream)
+    check(device().copy(memory, x.ctypes.data, 64, stream))
+    check(nccl().ncclMemFree(memory))
+    assert violations() == []
+    nccl().gpudist_double_clear()
+    while not violations():
+        time.sleep(1e-3)
+    assert violations() == ["illegal address: a copy touches memory that ncclMemFree has ended"]
+    assert device().create_event(ctypes.byref(c_void_p())) == ILLEGAL_ADDRESS
+    assert device().record_event(event, stream) == ILLEGAL_ADDRESS
+
+
+def test_an_address_is_never_given_twice() -> None:
+    seen = set()
+    for _ in range(20):
+        memory = make("allocate", 4096)
+        check(device().release(memory))
+        assert memory not in seen
+        seen.add(memory)
+
+
+def test_contexts() -> None:
+    """A thread has no context until it chooses one; only NCCL's and torch's calls make one."""
+    event = make("event")
+    configure("devices", 3)
+    forget_contexts()
+
+    def choose() -> None:
+        assert current_context() is None
+        check(set_device(2))
+        check(device().record_event(event, None))
+        assert current_context() is not None
+
+    def forget_to_choose() -> None:
+        assert table().record_event(event, None) == 201
+        assert table().exchange_capture_mode(ctypes.c_int(2)) == 0
+
+    run_all([choose])
+    assert contexts() == {2: "context_of"}
+    run_all([forget_to_choose])
+    assert contexts() == {2: "context_of"}
+    assert violations() == ["record_event: this thread has no context"]
 
 
 def begin(stream: int | None) -> int:
@@ -49,49 +138,6 @@ def launch(number: int, stream: int | None) -> None:
 
 def put_copy(to: np.ndarray, given: np.ndarray, stream: int | None) -> None:
     check(device().copy(to.ctypes.data, given.ctypes.data, given.nbytes, stream))
-
-
-@pytest.mark.parametrize("is_null", [False, True])
-def test_works_are_done_at_each_launch(is_null: bool) -> None:
-    """Each launch reads the current values at the captured addresses."""
-    stream = None if is_null else make("stream")
-    x, y, rank = np.arange(4.0), np.zeros(4), join(make_id(), 1, 0)
-    z, total = np.ones(4, np.float32), np.zeros(4, np.float32)
-    rank.stream = stream
-    number = begin(stream)
-    put_copy(y, x, stream)
-    check(rank.all_reduce(z, total))
-    check(end(number))
-    assert not y.any() and not total.any()
-    for _ in range(2):
-        x += 1
-        z += 1
-        launch(number, stream)
-        assert (y == x).all() and (total == z).all()
-    check(nccl().gpudist_double_destroy_graph(number))
-    assert nccl().gpudist_double_launch_graph(number, stream) == 400
-    check(rank.destroy())
-
-
-def test_stream_that_joins_a_capture() -> None:
-    first, second, event = make("stream"), make("stream"), make("event")
-    x, y, z = np.arange(4.0), np.zeros(4), np.zeros(4)
-    number = begin(first)
-    put_copy(y, x, first)
-    check(device().record_event(event, first))
-    check(device().wait_event(second, event))
-    put_copy(z, y, second)
-    id_ = c_uint64()
-    check(device().capture_id(second, id_))
-    assert id_.value == number
-    check(device().record_event(event, second))
-    check(device().wait_event(first, event))
-    check(end(number))
-    check(device().capture_id(second, id_))
-    assert id_.value == 0
-    assert not z.any()
-    launch(number, first)
-    assert (z == x).all()
 
 
 def test_stream_that_does_not_come_back() -> None:
@@ -161,18 +207,6 @@ def test_memory_that_is_freed_before_a_launch() -> None:
     while not violations():
         pass
     assert violations() == ["illegal address: a copy touches memory that release has ended"]
-
-
-def test_collective_that_runs_after_its_communicator() -> None:
-    """Launch a graph after the last communicator it uses has been destroyed."""
-    rank, x = join(make_id(), 1, 0), np.ones(4, np.float32)
-    number = begin(None)
-    check(Rank(rank.comm, 0, 1, None).all_reduce(x, x))
-    check(end(number))
-    check(nccl().gpudist_double_launch_graph(number, None))
-    check(nccl().gpudist_double_destroy_graph(number))
-    check(rank.destroy())
-    assert violations() == []
 
 
 def test_order_of_works_without_an_event_between_them() -> None:
