@@ -1,4 +1,4 @@
-"""One random configuration of a layer, in plain numbers, and one row of the table of layers."""
+"""One random configuration of a layer, in plain numbers."""
 
 import json
 import threading
@@ -34,17 +34,6 @@ class Case:
     dtype: str = "float64"
     seed: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Feature:
-    """Row of the table of layers: ``feature`` is its text, the rest as in `Case`."""
-
-    layer: str
-    feature: str
-    options: dict[str, Any]
-    shape: tuple[int, ...]
-    sizes: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 def to_json(case: Case, **more: Any) -> str:

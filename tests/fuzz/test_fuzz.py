@@ -18,7 +18,7 @@ from tests.fuzz import __main__ as command
 from tests.fuzz.case import Case, from_json, to_json
 from tests.fuzz.families import families
 from tests.fuzz.refusals import is_right
-from tests.fuzz.run import Configuration, Ended, Runner, judge
+from tests.fuzz.run import Configuration, Runner
 from tests.pool import the_pool
 
 # Torch warns once of what some configurations cost it, on one rank.
@@ -115,64 +115,6 @@ def test_another_error_is_wrong(
     fail_on_rank_1(monkeypatch, "forward", lambda: error("oh"))
     verdict = runner.judge(Configuration(CONV, 3))
     assert verdict.how == "wrong" and verdict.text.startswith(error.__name__), verdict
-
-
-def test_a_rank_that_does_not_come_is_wrong(
-    runner: Runner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original = nn.DistributedConv1d.forward
-
-    def forward(self: Any, x: Any) -> Any:
-        return x.clone() if self.P_x.rank == 1 else original(self, x)
-
-    monkeypatch.setattr(nn.DistributedConv1d, "forward", forward)
-    verdict = runner.judge(Configuration(CONV, 3))
-    assert verdict.how == "wrong"
-
-
-@pytest.mark.parametrize("transport", ["loopback", "host", "gloo"])
-def test_what_is_refused_everywhere_is_refused(runner: Runner, transport: Any) -> None:
-    options = {**CONV.options, "padding": "full"}
-    case = Case("Conv1d", (1, 1, 2), (1, 1, 6), options)
-    verdict = runner.judge(Configuration(case, 3, transport))
-    assert verdict.how in ("refused", "refused by torch")
-    case = Case("Linear", (1, 2), (3, 1), {"out_features": 2})
-    verdict = runner.judge(Configuration(case, 4, transport))
-    assert verdict.how == "refused", verdict
-    assert "only 1 input features" in verdict.text
-
-
-def test_what_torch_refuses_is_drawn_again(runner: Runner) -> None:
-    case = Case("Conv1d", (1, 1, 2), (1, 1, 2), {"out_channels": 1, "kernel_size": 5})
-    verdict = runner.judge(Configuration(case, 3))
-    assert verdict.how == "refused by torch", verdict
-
-
-RIGHT = Ended()
-ASKED = Ended("refused", "ShapeError: 7 of 3", at_construction=True)
-CALLED = Ended("refused", "ShapeError: 7 of 3")
-OTHER = Ended("refused", "ShapeError: 8 of 3")
-ECHO = Ended("wrong", "PeerFailure: rank 1", is_echo=True)
-CAUSE = Ended("wrong", "KeyError: 5")
-
-
-@pytest.mark.parametrize(
-    "ended, how",
-    [
-        ([RIGHT] * 4, "right"),
-        ([ASKED] * 4, "refused"),
-        ([ASKED] * 3 + [RIGHT], "wrong"),
-        ([CALLED] * 4, "refused"),
-        ([CALLED] * 2 + [RIGHT] * 2, "refused"),
-        ([CALLED] + [RIGHT] * 3, "wrong"),
-        ([CALLED] * 3 + [OTHER], "wrong"),
-        ([CALLED] * 3 + [ECHO], "wrong"),
-        ([RIGHT] * 3 + [ECHO], "wrong"),
-        ([ECHO, ECHO, CAUSE, ECHO], "wrong"),
-    ],
-)
-def test_verdicts_on_a_grid_of_two_in_a_world_of_four(ended: list[Ended], how: str) -> None:
-    assert judge(Case("Conv1d", (1, 1, 2), (1, 1, 6)), ended).how == how
 
 
 LINEAR = "ShapeError: DistributedLinear, dim -1: "

@@ -9,7 +9,7 @@ import random
 from typing import Protocol, cast
 
 from gpudist.world.partition import Partition
-from tests.fuzz.case import Case, Feature
+from tests.fuzz.case import Case
 
 
 class Family(Protocol):
@@ -17,12 +17,10 @@ class Family(Protocol):
 
     Attributes:
         LAYERS: the names of its layers, without "Distributed".
-        FEATURES: the rows of the table of layers.
     """
 
     __name__: str
     LAYERS: tuple[str, ...]
-    FEATURES: tuple[Feature, ...]
 
     def draw(self, random: random.Random, layer: str, ranks: int) -> Case:
         """Draw a configuration on at most ``ranks`` ranks; the layer may refuse it."""
@@ -35,10 +33,6 @@ class Family(Protocol):
             AssertionError: they differ.
             GpudistError: the layer refuses the configuration.
         """
-        ...
-
-    def grids(self, feature: Feature) -> dict[str, tuple[int, ...]]:
-        """The grid of each kind of partition, such as ``"batch"``, that makes sense for the row."""
         ...
 
 

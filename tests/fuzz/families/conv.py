@@ -9,7 +9,7 @@ import torch
 
 from gpudist import nn
 from gpudist.world.partition import CartesianPartition, Partition
-from tests.fuzz.case import TOLERANCE, Case, Feature, require_a_right_kernel, torch_refuses
+from tests.fuzz.case import TOLERANCE, Case, require_a_right_kernel, torch_refuses
 from tests.fuzz.drawing import draw_dtype, draw_grid, draw_sizes, scattered
 from tests.nn.affine.conv_cases import CausalConv1d, owner
 from tests.nn.compare import assert_same_as_sequential, own_block, random_like_all
@@ -111,61 +111,3 @@ def _partitions(case: Case, P_world: Partition) -> Partitions:
     P_y = scattered(P_world, (1, outputs, *spatial), case.seed + 1 if case.seed else 0)
     P_w = scattered(P_world, (outputs, 1 if diagonal else inputs, *spatial), case.seed)
     return P_x, (P_y, P_w)
-
-
-SAME = {"kernel_size": 4, "padding": "same"}
-PADDED: dict[str, Any] = {"out_channels": 4, "kernel_size": 3, "padding": 1}
-CAUSAL: dict[str, Any] = {"out_channels": 4, "kernel_size": 3}
-ROWS: tuple[tuple[str, dict[str, Any], dict[int, tuple[int, ...]]], ...] = (
-    ("padding", {}, {}),
-    ("stride", {"stride": 2}, {}),
-    ("dilation", {"dilation": 2, "padding": 2}, {}),
-    ("even kernel", {"kernel_size": (2, 4), "padding": 0}, {}),
-    ("padding='same', even kernel", {"kernel_size": 4, "padding": "same"}, {}),
-    ("groups", {"groups": 2}, {}),
-    ("padding_mode='circular'", {"padding_mode": "circular"}, {}),
-    ("padding_mode='reflect'", {"padding_mode": "reflect"}, {}),
-    ("padding_mode='replicate'", {"padding_mode": "replicate"}, {}),
-    (
-        "padding='same', even kernel, padding_mode='reflect'",
-        {"kernel_size": 4, "padding": "same", "padding_mode": "reflect"},
-        {},
-    ),
-    ("padding wider than a block", {"padding": 6, "padding_mode": "reflect"}, {}),
-    ("uneven blocks", {}, {2: (2, 7)}),
-    ("empty blocks", {}, {2: (9, 0)}),
-    ("empty blocks, padding_mode='reflect'", {"padding_mode": "reflect"}, {2: (0, 9)}),
-)
-FEATURES = (
-    *(
-        Feature("Conv2d", feature, {**PADDED, **options}, (2, 4, 9, 8), sizes)
-        for feature, options, sizes in ROWS
-    ),
-    *(
-        Feature(layer, f"padding_mode={mode!r}", {**PADDED, "padding_mode": mode}, shape)
-        for layer, shape in (("Conv1d", (2, 4, 9)), ("Conv3d", (2, 4, 5, 4, 6)))
-        for mode in ("zeros", "circular", "reflect", "replicate")
-    ),
-    Feature("CausalConv1d", "kernel", CAUSAL, (2, 4, 9)),
-    Feature("CausalConv1d", "stride, dilation", {**CAUSAL, "stride": 2, "dilation": 3}, (2, 4, 9)),
-    Feature(
-        "CausalConv1d",
-        "padding_mode='replicate'",
-        {**CAUSAL, "padding_mode": "replicate"},
-        (2, 4, 9),
-    ),
-    Feature("CausalConv1d", "uneven blocks", CAUSAL, (2, 4, 9), {2: (1, 8)}),
-)
-
-
-def grids(feature: Feature) -> dict[str, tuple[int, ...]]:
-    ones = (1,) * (len(feature.shape) - 3)
-    kinds: dict[str, tuple[int, ...]] = {
-        "batch": (2, 1, 1, *ones),
-        "channels": (1, 2, 1, *ones),
-        "features": (1, 1, 2, *(2 for _ in ones[:1]), *ones[1:]),
-        "mixed": (1, 2, 2, *ones),
-    }
-    if feature.sizes:
-        return {kind: kinds[kind] for kind in ("features", "mixed")}
-    return kinds

@@ -9,7 +9,7 @@ import torch
 
 from gpudist import nn
 from gpudist.world.partition import CartesianPartition, Partition
-from tests.fuzz.case import TOLERANCE, Case, Feature, require_a_right_kernel, torch_refuses
+from tests.fuzz.case import TOLERANCE, Case, require_a_right_kernel, torch_refuses
 from tests.fuzz.drawing import draw_dtype, draw_grid, draw_sizes, scattered
 from tests.nn.affine.conv_transpose_cases import Sized, owner
 from tests.nn.compare import assert_same_as_sequential, own_block, random_like_all
@@ -119,38 +119,3 @@ def _partitions(case: Case, P_world: Partition) -> Partitions:
     P_y = scattered(P_world, (1, outputs, *spatial), case.seed + 1 if case.seed else 0)
     P_w = scattered(P_world, (outputs, 1 if diagonal else inputs, *spatial), case.seed)
     return P_x, (P_y, P_w)
-
-
-HALVES = {"kernel_size": 2, "stride": 2}
-FEATURES = tuple(
-    Feature(
-        "ConvTranspose2d",
-        name,
-        {"out_channels": 4, "kernel_size": 3, "stride": 2, **options},
-        (2, 4, 5, 4),
-        sizes,
-    )
-    for name, options, sizes in (
-        ("kernel as wide as stride", HALVES, {}),
-        ("stride", {}, {}),
-        ("stride wider than kernel", {"stride": 4}, {}),
-        ("padding", {"padding": 1}, {}),
-        ("output_padding", {"padding": 1, "output_padding": 1}, {}),
-        ("dilation", {"dilation": 2, "padding": 2}, {}),
-        ("groups", {"groups": 2}, {}),
-        ("uneven blocks", {"padding": 1}, {2: (1, 4)}),
-        ("empty blocks", {"padding": 1}, {2: (5, 0)}),
-    )
-)
-
-
-def grids(feature: Feature) -> dict[str, tuple[int, ...]]:
-    kinds = {
-        "batch": (2, 1, 1, 1),
-        "channels": (1, 2, 1, 1),
-        "features": (1, 1, 2, 2),
-        "mixed": (1, 2, 2, 1),
-    }
-    if feature.sizes:
-        del kinds["batch"], kinds["channels"]
-    return kinds

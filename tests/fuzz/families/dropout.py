@@ -9,7 +9,7 @@ import torch
 
 from gpudist import nn
 from gpudist.world.partition import Partition
-from tests.fuzz.case import Case, Feature
+from tests.fuzz.case import Case
 from tests.fuzz.drawing import draw_dtype, draw_grid, draw_sizes, scattered
 from tests.nn.compare import assert_block_of, gradient_of, own_block, own_slices, random_like_all
 
@@ -64,30 +64,3 @@ def check(case: Case, P_world: Partition) -> None:
         y_whole.backward(cotangent.clone())
         y.backward(torch.zeros_like(y) if where is None else cotangent[where])
         assert_block_of(block.grad, gradient_of(whole), where, "input gradient", 0)
-
-
-ROWS: tuple[tuple[str, dict[str, Any], dict[int, tuple[int, ...]]], ...] = (
-    ("generator='index'", {}, {}),
-    ("generator='torch'", {"generator": "torch"}, {}),
-    ("uneven blocks", {}, {1: (1, 5)}),
-    ("empty blocks", {}, {1: (6, 0)}),
-)
-FEATURES = tuple(
-    Feature(layer, feature, options, (4, 6, 5, 4, 3)[: dims[layer]], sizes)
-    for dims in [dict(zip(LAYERS, (4, 4, 3, 4, 5, 4), strict=True))]
-    for layer in LAYERS
-    for feature, options, sizes in ROWS
-)
-
-
-def grids(feature: Feature) -> dict[str, tuple[int, ...]]:
-    whole = (1,) * (len(feature.shape) - 3)
-    kinds: dict[str, tuple[int, ...]] = {
-        "batch": (3, 1, 1, *whole),
-        "channels": (1, 2, 1, *whole),
-        "features": (1, 1, 2, *whole),
-        "mixed": (2, 2, 2, *whole),
-    }
-    if feature.sizes:
-        return {kind: kinds[kind] for kind in ("channels", "mixed")}
-    return kinds

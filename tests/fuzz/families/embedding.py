@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from gpudist.world.partition import Partition
-from tests.fuzz.case import TOLERANCE, Case, Feature
+from tests.fuzz.case import TOLERANCE, Case
 from tests.fuzz.drawing import draw_dtype, draw_grid, draw_sizes, scattered
 from tests.nn.affine.embedding_cases import Partitions, check_embedding, indices_of, owned_by
 from tests.nn.placing import Placing, draw_placing
@@ -55,20 +55,3 @@ def check(case: Case, P_world: Partition) -> None:
     check_embedding(
         partitions, table, indices, case.sizes, tolerance, placing=placing, dtype=dtype, **options
     )
-
-
-TABLE = {"num_embeddings": 12, "embedding_dim": 6}
-FEATURES = (
-    Feature("Embedding", "indices", TABLE, (4, 6)),
-    Feature("Embedding", "rows split", {**TABLE, "table": (2, 1)}, (4, 6)),
-    Feature("Embedding", "columns split", {**TABLE, "table": (1, 2)}, (4, 6)),
-    Feature("Embedding", "padding_idx", {**TABLE, "padding_idx": 3}, (4, 6)),
-    Feature("Embedding", "uneven blocks", TABLE, (4, 6), {0: (1, 3)}),
-    Feature("Embedding", "empty blocks", TABLE, (4, 6), {0: (0, 4)}),
-    Feature("Embedding", "max_norm", {**TABLE, "max_norm": 1.0}, (4, 6)),
-    Feature("Embedding", "sparse", {**TABLE, "sparse": True}, (4, 6)),
-)
-
-
-def grids(feature: Feature) -> dict[str, tuple[int, ...]]:
-    return {"batch": (2, 1)} if feature.sizes else {"batch": (2, 1), "mixed": (2, 2)}

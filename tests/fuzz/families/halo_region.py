@@ -8,12 +8,11 @@ from typing import Any
 import torch
 
 from gpudist.world.partition import Partition
-from tests.fuzz.case import TOLERANCE, Case, Feature, torch_refuses
+from tests.fuzz.case import TOLERANCE, Case, torch_refuses
 from tests.fuzz.drawing import draw_dtype, draw_grid, draw_sizes, scattered
 from tests.nn.compare import own_block, random_like_all
 from tests.nn.placing import Placing, draw_placing
 from tests.nn.windowed.halo_region_cases import (
-    CHAINS_2D,
     LOCAL,
     Chain,
     check as check_chain,
@@ -109,26 +108,3 @@ def _chain(case: Case) -> Chain:
             chain.append(("Sigmoid", {}))
         chain.append((name, options))
     return chain
-
-
-ROWS: tuple[tuple[str, str, dict[int, tuple[int, ...]]], ...] = (
-    *((name, name, {}) for name in CHAINS_2D),
-    ("convolutions, uneven blocks", "convolutions", {2: (2, 11)}),
-    ("pools, empty blocks", "pools", {2: (13, 0)}),
-)
-FEATURES = tuple(
-    Feature("HaloRegion", feature, {"layers": tuple(CHAINS_2D[name])}, (2, 2, 13, 12), sizes)
-    for feature, name, sizes in ROWS
-)
-
-
-def grids(feature: Feature) -> dict[str, tuple[int, ...]]:
-    kinds: dict[str, tuple[int, ...]] = {
-        "batch": (2, 1, 1, 1),
-        "channels": (1, 2, 1, 1),
-        "features": (1, 1, 2, 2),
-        "mixed": (2, 1, 2, 1),
-    }
-    if feature.sizes:
-        return {kind: kinds[kind] for kind in ("features", "mixed")}
-    return kinds

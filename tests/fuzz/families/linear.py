@@ -9,7 +9,7 @@ import torch
 
 from gpudist import nn
 from gpudist.world.partition import CartesianPartition, Partition
-from tests.fuzz.case import TOLERANCE, Case, Feature
+from tests.fuzz.case import TOLERANCE, Case
 from tests.fuzz.drawing import draw_dtype, draw_grid, draw_sizes, scattered
 from tests.nn.compare import Slices, assert_same_as_sequential, own_slices, random_like_all
 from tests.nn.placing import Placing, draw_placing
@@ -75,18 +75,3 @@ def _owned(P_w: CartesianPartition, name: str, shape: torch.Size) -> Slices | No
         return None
     where = own_slices((shape[0], columns), P_first)
     return own_slices(shape, P_first) if name == "weight" else (where or ())[:1]
-
-
-FEATURES = (
-    Feature("Linear", "bias", {"out_features": 6}, (4, 5, 8)),
-    Feature("Linear", "bias=False", {"out_features": 6, "bias": False}, (4, 5, 8)),
-    Feature("Linear", "uneven features", {"out_features": 5}, (4, 5, 7)),
-    Feature("Linear", "uneven blocks", {"out_features": 6}, (4, 5, 8), {0: (1, 3)}),
-    Feature("Linear", "empty blocks", {"out_features": 6}, (4, 5, 8), {0: (0, 4)}),
-)
-
-
-def grids(feature: Feature) -> dict[str, tuple[int, ...]]:
-    if feature.sizes:
-        return {"batch": (2, 1, 1), "mixed": (2, 1, 2)}
-    return {"batch": (2, 2, 1), "features": (1, 1, 2), "mixed": (2, 1, 2)}

@@ -9,7 +9,7 @@ import torch
 
 from gpudist import nn
 from gpudist.world.partition import CartesianPartition, Partition
-from tests.fuzz.case import TOLERANCE, Case, Feature, torch_refuses
+from tests.fuzz.case import TOLERANCE, Case, torch_refuses
 from tests.fuzz.drawing import draw_dtype, draw_grid, draw_sizes, scattered
 from tests.nn.compare import own_slices, random_like_all
 from tests.nn.loss.loss_cases import Kind, check as check_loss, own_part, sequential_of, values
@@ -128,56 +128,3 @@ def _options(
         if name == "weight" and case.layer not in CLASSES and where is not None:
             own[name] = weight[where[len(where) - len(shape) :]]
     return whole, own
-
-
-SHAPE = (4, 6, 5, 4)
-FEATURES = (
-    *(
-        Feature(layer, f"reduction='{reduction}'", {"reduction": reduction}, SHAPE)
-        for layer in (*ELEMENTS, *CLASSES)
-        for reduction in ("mean", "sum", "none")
-    ),
-    *(
-        Feature("CosineEmbeddingLoss", f"reduction='{reduction}'", {"reduction": reduction}, (4, 6))
-        for reduction in ("mean", "sum", "none")
-    ),
-    Feature("BCELoss", "weight", {"weight": 2}, SHAPE),
-    Feature("BCEWithLogitsLoss", "weight", {"weight": 2}, SHAPE),
-    Feature("BCEWithLogitsLoss", "pos_weight", {"pos_weight": 3}, SHAPE),
-    Feature("CosineEmbeddingLoss", "margin", {"margin": 0.3}, (4, 6)),
-    *(
-        feature
-        for layer in CLASSES
-        for feature in (
-            Feature(layer, "weight", {"weight": True}, SHAPE),
-            Feature(layer, "ignore_index", {"ignore_index": 2}, SHAPE),
-            Feature(layer, "uneven blocks", {}, SHAPE, {0: (1, 3), 1: (4, 2)}),
-            Feature(layer, "empty blocks", {}, SHAPE, {0: (0, 4), 1: (6, 0)}),
-        )
-    ),
-    Feature("CrossEntropyLoss", "label_smoothing", {"label_smoothing": 0.1}, SHAPE),
-    Feature("CrossEntropyLoss", "class probabilities", {"target": "probabilities"}, SHAPE),
-    Feature("GaussianNLLLoss", "full", {"full": True}, SHAPE),
-    Feature("HingeEmbeddingLoss", "margin", {"margin": 2.0}, SHAPE),
-    Feature("HuberLoss", "delta", {"delta": 0.3}, SHAPE),
-    Feature("KLDivLoss", "reduction='batchmean'", {"reduction": "batchmean"}, SHAPE),
-    Feature("KLDivLoss", "log_target", {"log_target": True}, SHAPE),
-    Feature("MSELoss", "uneven blocks", {}, SHAPE, {0: (1, 3), 1: (4, 2)}),
-    Feature("MSELoss", "empty blocks", {}, SHAPE, {0: (0, 4), 1: (6, 0)}),
-    Feature("PoissonNLLLoss", "log_input=False", {"log_input": False}, SHAPE),
-    Feature("PoissonNLLLoss", "full", {"full": True}, SHAPE),
-    Feature("SmoothL1Loss", "beta", {"beta": 0.3}, SHAPE),
-)
-
-
-def grids(feature: Feature) -> dict[str, tuple[int, ...]]:
-    if len(feature.shape) == 2:
-        return {"batch": (3, 1), "channels": (1, 4), "mixed": (2, 2)}
-    if feature.sizes:
-        return {"batch": (2, 1, 1, 1), "channels": (1, 2, 1, 1), "mixed": (2, 2, 2, 1)}
-    return {
-        "batch": (3, 1, 1, 1),
-        "channels": (1, 4, 1, 1),
-        "features": (1, 1, 2, 2),
-        "mixed": (2, 2, 2, 1),
-    }

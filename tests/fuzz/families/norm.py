@@ -9,7 +9,7 @@ import torch
 
 from gpudist import nn
 from gpudist.world.partition import CartesianPartition, Partition
-from tests.fuzz.case import Case, Feature, torch_refuses
+from tests.fuzz.case import Case, torch_refuses
 from tests.fuzz.drawing import draw_grid, draw_sizes, scattered
 from tests.nn.compare import own_block, random_like_all
 from tests.nn.norm.norm_cases import check as check_made, make_both, owner
@@ -83,60 +83,3 @@ def _parameter_axes(case: Case, P_x: CartesianPartition) -> range:
     normalized = case.options.get("normalized_shape", ())
     count = 1 if isinstance(normalized, int) else len(normalized)
     return range(P_x.dim - count, P_x.dim) if count else range(1, 2)
-
-
-CHANNELS = {"num_features": 6}
-ROWS: dict[str, tuple[tuple[str, dict[str, Any], dict[int, tuple[int, ...]]], ...]] = {
-    "BatchNorm2d": (
-        ("running statistics", CHANNELS, {}),
-        ("momentum=None", {**CHANNELS, "momentum": None}, {}),
-        ("track_running_stats=False", {**CHANNELS, "track_running_stats": False}, {}),
-        ("affine=False", {**CHANNELS, "affine": False}, {}),
-        ("uneven blocks", CHANNELS, {0: (3, 1), 2: (2, 7)}),
-        ("empty blocks", CHANNELS, {0: (0, 4), 2: (9, 0)}),
-    ),
-    "GroupNorm": (
-        ("groups inside blocks", {"num_groups": 6, "num_channels": 6}, {}),
-        ("groups across blocks", {"num_groups": 2, "num_channels": 6}, {}),
-        ("one group", {"num_groups": 1, "num_channels": 6}, {}),
-        ("uneven blocks", {"num_groups": 2, "num_channels": 6}, {1: (5, 1), 2: (2, 7)}),
-    ),
-    "InstanceNorm2d": (
-        ("affine=False", CHANNELS, {}),
-        ("affine=True", {**CHANNELS, "affine": True}, {}),
-        ("track_running_stats=True", {**CHANNELS, "track_running_stats": True}, {}),
-        ("uneven blocks", {**CHANNELS, "affine": True}, {1: (5, 1), 2: (2, 7)}),
-    ),
-    "LayerNorm": (
-        ("last dim", {"normalized_shape": 8}, {}),
-        ("several dims", {"normalized_shape": (6, 9, 8)}, {}),
-        ("bias=False", {"normalized_shape": 8, "bias": False}, {}),
-        ("uneven blocks", {"normalized_shape": (9, 8)}, {0: (1, 3), 3: (5, 3)}),
-    ),
-    "RMSNorm": (
-        ("last dim", {"normalized_shape": 8}, {}),
-        ("several dims", {"normalized_shape": (6, 9, 8)}, {}),
-        ("uneven blocks", {"normalized_shape": (9, 8)}, {0: (1, 3), 3: (5, 3)}),
-    ),
-}
-FEATURES = tuple(
-    Feature(layer, feature, options, (4, 6, 9, 8), sizes)
-    for layer, rows in ROWS.items()
-    for feature, options, sizes in rows
-)
-
-
-def grids(feature: Feature) -> dict[str, tuple[int, ...]]:
-    if feature.sizes:
-        return {
-            "batch": (2, 1, 1, 1),
-            "channels": (1, 2, 1, 1),
-            "features": (1, 1, 2, 2),
-            "mixed": (2, 2, 1, 2),
-        }
-    return {
-        "batch": (4, 1, 1, 1),
-        "channels": (1, 4, 1, 1),
-        "features": (1, 1, 3, 2),
-        "mixed": (2, 2, 1, 2),
-    }

@@ -9,7 +9,7 @@ import torch
 
 from gpudist import nn
 from gpudist.world.partition import Partition
-from tests.fuzz.case import TOLERANCE, Case, Feature, torch_refuses
+from tests.fuzz.case import TOLERANCE, Case, torch_refuses
 from tests.fuzz.drawing import draw_dtype, draw_grid, draw_sizes, scattered
 from tests.nn.compare import assert_same_as_sequential, own_block, random_like_all
 
@@ -63,37 +63,3 @@ def check(case: Case, P_world: Partition) -> None:
         x=x,
         tolerance=TOLERANCE[case.dtype],
     )
-
-
-ROWS: tuple[tuple[str, dict[str, Any], dict[int, tuple[int, ...]]], ...] = (
-    ("padding", {"padding": 2}, {}),
-    ("padding on one side", {"padding": (3, 0, 0, 1)}, {}),
-    ("padding wider than a block", {"padding": 6}, {}),
-    ("negative padding", {"padding": -2}, {}),
-    ("padding and cropping", {"padding": (-1, 2, 3, -2)}, {}),
-    ("uneven blocks", {"padding": 1}, {2: (2, 7)}),
-    ("empty blocks", {"padding": 1}, {2: (9, 0)}),
-)
-FEATURES = tuple(
-    Feature(
-        f"{kind}Pad2d",
-        feature,
-        {**options, "value": 1.5} if kind == "Constant" else options,
-        (2, 4, 9, 8),
-        sizes,
-    )
-    for kind in KINDS
-    for feature, options, sizes in ROWS
-)
-
-
-def grids(feature: Feature) -> dict[str, tuple[int, ...]]:
-    kinds: dict[str, tuple[int, ...]] = {
-        "batch": (2, 1, 1, 1),
-        "channels": (1, 2, 1, 1),
-        "features": (1, 1, 2, 2),
-        "mixed": (1, 2, 2, 1),
-    }
-    if feature.sizes:
-        return {kind: kinds[kind] for kind in ("features", "mixed")}
-    return kinds

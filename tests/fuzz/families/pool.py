@@ -11,7 +11,7 @@ import torch
 
 from gpudist import nn
 from gpudist.world.partition import CartesianPartition, Partition
-from tests.fuzz.case import Case, Feature, torch_refuses
+from tests.fuzz.case import Case, torch_refuses
 from tests.nn.compare import assert_same_as_sequential, grid, own_block, random_like_all
 from tests.nn.pool.test_pool_indices import check_with_indices
 from tests.torchs_layers import torchs_layer
@@ -131,61 +131,3 @@ def _compare(
         lambda: sequential, lambda: distributed, P_x, P_x, case.shape,
         sizes=case.sizes, output_sizes=outputs, x=x, tolerance=tolerance,
     )  # fmt: skip
-
-
-PADDED = {"kernel_size": 3, "padding": 1}
-UNEVEN, EMPTY = {2: (2, 7)}, {2: (9, 0)}
-ROWS: dict[str, tuple[tuple[str, dict[str, Any], dict[int, tuple[int, ...]]], ...]] = {
-    "MaxPool2d": (
-        ("stride = kernel", {"kernel_size": 2}, {}),
-        ("stride, padding", {**PADDED, "stride": 2}, {}),
-        ("dilation", {"kernel_size": 2, "stride": 1, "dilation": 2}, {}),
-        ("ceil_mode", {"kernel_size": 2, "ceil_mode": True}, {}),
-        ("return_indices", {**PADDED, "return_indices": True}, {}),
-        ("uneven blocks", {"kernel_size": 2}, UNEVEN),
-        ("empty blocks", {"kernel_size": 2}, EMPTY),
-    ),
-    "AvgPool2d": (
-        ("stride, padding", {**PADDED, "stride": 2}, {}),
-        ("count_include_pad=False", {**PADDED, "count_include_pad": False}, {}),
-        ("divisor_override", {"kernel_size": 2, "divisor_override": 3}, {}),
-        ("ceil_mode", {"kernel_size": 2, "ceil_mode": True}, {}),
-        ("uneven blocks", {"kernel_size": 2}, UNEVEN),
-        ("empty blocks", {"kernel_size": 2}, EMPTY),
-    ),
-    "LPPool2d": (
-        ("norm_type, stride", {"norm_type": 2, "kernel_size": 3, "stride": 2}, {}),
-        ("ceil_mode", {"norm_type": 3, "kernel_size": 2, "ceil_mode": True}, {}),
-        ("uneven blocks", {"norm_type": 2, "kernel_size": 2}, UNEVEN),
-    ),
-    "AdaptiveMaxPool2d": (
-        ("output_size=1", {"output_size": 1}, {}),
-        ("output_size", {"output_size": (5, 3)}, {}),
-        ("return_indices", {"output_size": (5, 3), "return_indices": True}, {}),
-        ("uneven blocks", {"output_size": (5, 3)}, UNEVEN),
-        ("empty blocks", {"output_size": (5, 3)}, EMPTY),
-    ),
-    "AdaptiveAvgPool2d": (
-        ("output_size=1", {"output_size": 1}, {}),
-        ("output_size", {"output_size": (5, 3)}, {}),
-        ("output_size with None", {"output_size": (None, 3)}, {}),
-        ("uneven blocks", {"output_size": (5, 3)}, UNEVEN),
-        ("empty blocks", {"output_size": (5, 3)}, EMPTY),
-    ),
-}
-FEATURES = tuple(
-    Feature(layer, feature, options, (2, 4, 9, 8), sizes)
-    for layer, rows in ROWS.items()
-    for feature, options, sizes in rows
-)
-
-
-def grids(feature: Feature) -> dict[str, tuple[int, ...]]:
-    if feature.sizes:
-        return {"features": (1, 1, 2, 2), "mixed": (2, 1, 2, 1)}
-    return {
-        "batch": (2, 1, 1, 1),
-        "channels": (1, 3, 1, 1),
-        "features": (1, 1, 3, 2),
-        "mixed": (2, 1, 2, 1),
-    }

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpudist.nn import LAYERS as ROWS
 from gpudist.world.partition import Partition
-from tests.fuzz.case import Case, Feature
+from tests.fuzz.case import Case
 from tests.fuzz.drawing import draw_grid, scattered
 from tests.nn.contract import Pair, same_as_sequential
 
@@ -21,10 +21,6 @@ _others = [
 _taken = {name for family in _others for name in family.LAYERS}
 _rows = {row.name.removeprefix("Distributed"): row for row in ROWS}
 LAYERS = tuple(sorted(_rows.keys() - _taken))
-FEATURES = tuple(
-    Feature(layer, "sample call", _rows[layer].arguments, _rows[layer].inputs[0].shape)
-    for layer in LAYERS
-)
 
 
 def draw(random: random.Random, layer: str, ranks: int) -> Case:
@@ -36,13 +32,3 @@ def draw(random: random.Random, layer: str, ranks: int) -> Case:
 def check(case: Case, P_world: Partition) -> None:
     P_x = scattered(P_world, case.grid, case.seed)
     same_as_sequential(Pair(_rows[case.layer], P_x))
-
-
-def grids(feature: Feature) -> dict[str, tuple[int, ...]]:
-    whole = (1,) * (len(feature.shape) - 3)
-    return {
-        "batch": (2, 1, 1, *whole),
-        "channels": (1, 2, 1, *whole),
-        "features": (1, 1, *whole, 2),
-        "mixed": (2, 2, 1, *whole),
-    }

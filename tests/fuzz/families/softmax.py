@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import torch
 
 from gpudist import nn
 from gpudist.world.partition import Partition
-from tests.fuzz.case import TOLERANCE, Case, Feature, torch_refuses
+from tests.fuzz.case import TOLERANCE, Case, torch_refuses
 from tests.fuzz.drawing import draw_dtype, draw_grid, draw_sizes, scattered
 from tests.nn.compare import assert_same_as_sequential, own_block, random_like_all
 
@@ -49,30 +48,3 @@ def check(case: Case, P_world: Partition) -> None:
         x=x,
         tolerance=TOLERANCE[case.dtype],
     )
-
-
-ROWS: tuple[tuple[str, dict[str, Any], dict[int, tuple[int, ...]]], ...] = (
-    ("channels", {"dim": 1}, {}),
-    ("a feature", {"dim": 2}, {}),
-    ("the last dim", {"dim": -1}, {}),
-    ("uneven blocks", {"dim": 2}, {2: (2, 7)}),
-    ("empty blocks", {"dim": 2}, {2: (9, 0)}),
-)
-FEATURES = tuple(
-    Feature(layer, feature, {} if layer == "Softmax2d" else options, (4, 6, 9, 8), sizes)
-    for layer in LAYERS
-    for feature, options, sizes in ROWS
-    if layer != "Softmax2d" or feature == "channels"
-)
-
-
-def grids(feature: Feature) -> dict[str, tuple[int, ...]]:
-    kinds: dict[str, tuple[int, ...]] = {
-        "batch": (3, 1, 1, 1),
-        "channels": (1, 4, 1, 1),
-        "features": (1, 1, 2, 2),
-        "mixed": (2, 2, 2, 1),
-    }
-    if feature.sizes:
-        return {kind: kinds[kind] for kind in ("features", "mixed")}
-    return kinds

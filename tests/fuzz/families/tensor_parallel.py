@@ -6,15 +6,13 @@ import random
 from typing import Any
 
 from gpudist.world.partition import Partition
-from tests.fuzz.case import Case, Feature
+from tests.fuzz.case import Case
 from tests.fuzz.drawing import scattered
 from tests.nn.tensor_parallel.parallel_attention_cases import EMBED, check_attention
 from tests.nn.tensor_parallel.parallel_cases import CONVENTIONS
 from tests.nn.tensor_parallel.parallel_linear_cases import check_column, check_row
 
 LAYERS = ("ColumnParallelLinear", "ParallelAttention", "RowParallelLinear")
-# The table has columns for other kinds of partitions.
-FEATURES: tuple[Feature, ...] = ()
 
 
 def draw(random: random.Random, layer: str, ranks: int) -> Case:
@@ -50,10 +48,6 @@ def check(case: Case, P_world: Partition) -> None:
     else:
         features = case.shape[0], case.shape[1]
         check_row(P, convention, extra["sizes"], features, parallel=extra["option"])
-
-
-def grids(feature: Feature) -> dict[str, tuple[int, ...]]:
-    return {}
 
 
 def _blocks(random: random.Random, extent: int, size: int) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import torch
 
 from gpudist import nn
 from gpudist.world.partition import Partition
-from tests.fuzz.case import TOLERANCE, Case, Feature, torch_refuses
+from tests.fuzz.case import TOLERANCE, Case, torch_refuses
 from tests.fuzz.drawing import draw_dtype, draw_grid, draw_sizes, scattered
 from tests.nn.compare import assert_same_as_sequential, own_block, random_like_all
 
@@ -123,44 +123,3 @@ def check(case: Case, P_world: Partition) -> None:
         x=x,
         tolerance=TOLERANCE[case.dtype],
     )
-
-
-FEATURES = (
-    *(
-        Feature("Upsample", feature, options, (2, 4, 9, 8), sizes)
-        for feature, options, sizes in (
-            ("mode='nearest', scale_factor", {"scale_factor": 2}, {}),
-            ("mode='nearest', size", {"size": (13, 5)}, {}),
-            ("mode='nearest-exact'", {"scale_factor": 2.3, "mode": "nearest-exact"}, {}),
-            ("mode='bilinear'", {"scale_factor": 2, "mode": "bilinear"}, {}),
-            ("fractional scale_factor", {"scale_factor": 1.5, "mode": "bilinear"}, {}),
-            (
-                "recompute_scale_factor",
-                {"scale_factor": 1.3, "mode": "bilinear", "recompute_scale_factor": True},
-                {},
-            ),
-            ("align_corners", {"size": (20, 5), "mode": "bilinear", "align_corners": True}, {}),
-            ("mode='bicubic'", {"scale_factor": 1.7, "mode": "bicubic"}, {}),
-            ("mode='area'", {"size": (4, 3), "mode": "area"}, {}),
-            ("fewer outputs than workers", {"size": (1, 2), "mode": "bilinear"}, {}),
-            ("uneven blocks", {"scale_factor": 2, "mode": "bilinear"}, {2: (2, 7)}),
-            ("empty blocks", {"scale_factor": 2, "mode": "bilinear"}, {2: (9, 0)}),
-        )
-    ),
-    Feature("PixelShuffle", "whole groups", {"upscale_factor": 2}, (2, 24, 6, 4)),
-    Feature("PixelShuffle", "blocks within groups", {"upscale_factor": 2}, (2, 4, 7, 5)),
-    Feature("PixelUnshuffle", "whole groups", {"downscale_factor": 2}, (2, 6, 12, 8)),
-    Feature("PixelUnshuffle", "blocks within groups", {"downscale_factor": 2}, (2, 1, 10, 6)),
-    Feature("ChannelShuffle", "groups", {"groups": 2}, (2, 6, 9, 8)),
-)
-
-
-def grids(feature: Feature) -> dict[str, tuple[int, ...]]:
-    if feature.sizes:
-        return {"features": (1, 1, 2, 2), "mixed": (2, 1, 2, 2)}
-    return {
-        "batch": (2, 1, 1, 1),
-        "channels": (1, 3, 1, 1),
-        "features": (1, 1, 3, 2),
-        "mixed": (2, 2, 2, 1),
-    }
