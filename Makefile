@@ -45,9 +45,8 @@ QUICK ?=
 # `make coverage`: tests to run; all if empty.
 COVERAGE_TESTS ?=
 
-# `make soak`: minimum minutes, and the folder of its results.
+# `make soak`: minimum minutes.
 MINUTES ?= 20
-RELIABILITY ?= benchmarks/results/reliability
 
 # `make zoo`: part of the networks' names, I/N for every Nth network, and grids of workers.
 ONLY ?=
@@ -146,35 +145,31 @@ mutants: $(INSTALLED)
 	for room in $(ROOMS); do $(PYTHON) -m tests.mutants --room $$room \
 		$(if $(MUTANTS),--count $(MUTANTS)) --seed $(SEED) $(if $(SURVIVORS),--most $(SURVIVORS)) || exit 1; done
 
-# List the lines that no test executes, in worker processes too, and the errors that no test raises.
+# List the lines that no test executes, in worker processes too.
 coverage: $(ANALYSIS)
 	rm -rf build/coverage && mkdir -p build/coverage
 	$(PYTHON) -m coverage run -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder \
 		--timeout $(TEST_S) $(COVERAGE_TESTS)
 	$(PYTHON) -m coverage combine -q
 	$(PYTHON) -m coverage report --skip-covered --show-missing | tee build/coverage/report.txt
-	$(PYTHON) -m tests.untested_errors | tee build/coverage/errors.txt
 
 # clang-tidy over the C++ core, with the checks of .clang-tidy. QUICK=quick leaves out the analyzer.
 tidy: $(ANALYSIS)
 	sh tests/csrc/tidy.sh $(abspath $(PYTHON)) $(QUICK)
 
 # Let ranks die, stop, raise or be slow at every point of every operator (15 minutes), kill ten workers
-# during training, and write tests/faults/RESULTS.md. N=200 tries 200 points.
+# during training. N=200 tries 200 points.
 chaos: $(INSTALLED)
-	$(PYTHON) -m tests.faults.chaos --seed $(SEED) --results $(RELIABILITY)/chaos.jsonl \
+	$(PYTHON) -m tests.faults.chaos --seed $(SEED) \
 		$(if $(filter command environment,$(firstword $(origin N))),--count $(N))
-	$(PYTHON) -m tests.examples.killed_training --kills 10 --json $(RELIABILITY)/resume.json
-	$(PYTHON) -m tests.faults.report
+	$(PYTHON) -m tests.examples.killed_training --kills 10 --json benchmarks/results/reliability/resume.json
 
 # Run at least N random operators and at least MINUTES on 4 ranks, create and drop worlds and layers, and
-# try every disagreement. Fails if a result is wrong or a resource grows; results go to RELIABILITY.
+# try every disagreement. Fails if a result is wrong or a resource grows.
 soak: N = 100000
 soak: $(INSTALLED)
-	$(PYTHON) -m tests.faults.soak --operators $(N) --minutes $(MINUTES) --seed $(SEED) \
-		--results $(RELIABILITY)
-	$(PYTHON) -m tests.faults.disagreement --results $(RELIABILITY)
-	$(PYTHON) -m tests.faults.report
+	$(PYTHON) -m tests.faults.soak --operators $(N) --minutes $(MINUTES) --seed $(SEED)
+	$(PYTHON) -m tests.faults.disagreement
 
 # Build the native core with its CUDA half in place. Installs nothing and needs no network.
 gpu-build:
@@ -227,12 +222,11 @@ gpu-doubles: $(INSTALLED)
 gpu-sanitize:
 	sh tests/gpu/sanitize.sh $(GPU_PYTHON)
 
-# Execute nvcc's PTX of the kernels on the CPU: random launches, mutants, tests/gpu, and counts of
-# instructions. Needs nvcc.
+# Execute nvcc's PTX of the kernels on the CPU: random launches, tests/gpu, and counts of instructions.
+# Needs nvcc.
 ptx: $(ANALYSIS)
 	$(PYTHON) -m pytest tests/ptx -q -rs --timeout $(TEST_S)
 	$(PYTHON) -m tests.ptx.launches --seed $(SEED)
-	for n in 80 90; do $(PYTHON) -m tests.ptx.mutants --architecture $$n --seed $(SEED) || exit 1; done
 	$(PYTHON) -m tests.ptx.rehearsal
 	$(PYTHON) -m tests.ptx.count
 

@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import platform
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-
-import torch
-
-from benchmarks.environment import commit, cpu
-
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "reliability"
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -63,21 +53,3 @@ def spread(values: Sequence[float]) -> float:
 def worst(of_rank: Callable[[Sequence[float]], float], series: Sequence[Sequence[float]]) -> float:
     """Return the largest over the ranks."""
     return max(of_rank(values) for values in series)
-
-
-def environment(command: str) -> dict[str, str]:
-    """Describe the environment of the figures."""
-    return {
-        "command": command,
-        "machine": f"{cpu()}, {os.cpu_count()} cores",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "commit": commit() or "unknown",
-    }
-
-
-def write(path: Path, environment: Mapping[str, str], figures: Sequence[Figure]) -> None:
-    """Write JSON: ``{"environment": ..., "figures": [{"name", "value", "unit", "limit"}]}``."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"environment": dict(environment), "figures": [asdict(each) for each in figures]}
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

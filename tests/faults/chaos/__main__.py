@@ -15,12 +15,10 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from pathlib import Path
 
 from tests.doubles import use_doubles
 from tests.faults.chaos.experiment import Cell, Experiment, cells, experiments
 from tests.faults.chaos.judge import BAD, Verdict, conduct
-from tests.faults.chaos.results import CHAOS, Tried, row, this_run, write
 
 
 def main() -> int:
@@ -28,20 +26,14 @@ def main() -> int:
     use_doubles()
     chosen = list(_chosen(options))
     count = options.count or len(chosen)
-    rows: list[Tried] = []
     counts: Counter[str] = Counter()
     started = itertools.islice(experiments(options.seed, chosen), count)
-    try:
-        for tried, verdict in _conducted(started, count, options):
-            rows.append(row(tried, verdict))
-            counts[verdict.how] += 1
-            if verdict.how in BAD:
-                print(f"{verdict.how}: {tried.words()}\n  {verdict.text}", flush=True)
-    finally:
-        if options.results is not None:
-            write(options.results, this_run(options.seed), rows)
+    for tried, verdict in _conducted(started, count, options):
+        counts[verdict.how] += 1
+        if verdict.how in BAD:
+            print(f"{verdict.how}: {tried.words()}\n  {verdict.text}", flush=True)
     bad = sum(counts[how] for how in BAD)
-    print(f"{len(rows)} of {count} experiments, {bad} bad: {dict(counts)}")
+    print(f"{counts.total()} of {count} experiments, {bad} bad: {dict(counts)}")
     return 1 if bad else 0
 
 
@@ -80,7 +72,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="the same ones for the same seed")
     parser.add_argument("--minutes", type=float, default=15.0, help="begin none after so long")
     parser.add_argument("--jobs", type=int, default=2, help="at a time")
-    parser.add_argument("--results", type=Path, nargs="?", const=CHAOS, help="write this file")
     for name in ("operator", "transport", "fault", "point"):
         parser.add_argument(f"--{name}", action="append", help="only this one")
     return parser.parse_args()

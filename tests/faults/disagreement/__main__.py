@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import argparse
 import functools
-import shlex
 import sys
 from collections import Counter
-from pathlib import Path
 
 from gpudist.testing.rank_pool import RankPool
 from gpudist.transport import TRANSPORTS
 from tests.doubles import use_doubles
 from tests.faults.disagreement.acts import AGREED, KINDS, NAMES, ranks_of
 from tests.faults.disagreement.run import every_rank, verdict
-from tests.faults.figures import RESULTS, Figure, environment, write
+from tests.faults.figures import Figure
 from tests.progress import shown
 
 # What no disagreement may end in has a limit of none.
@@ -70,17 +68,13 @@ def main() -> int:
     )
     parser.add_argument("--transport", choices=TRANSPORTS, action="append", help="this alone")
     parser.add_argument("--wait", type=float, default=10.0, help="deadline of a wait, in seconds")
-    parser.add_argument("--results", type=Path, help=f"a folder, such as {RESULTS}")
     options = parser.parse_args()
-    command = shlex.join(["python", "-m", "tests.faults.disagreement", *sys.argv[1:]])
     over = False
     for transport in options.transport or TRANSPORTS:
         found = figures(transport, options.wait)
         for figure in found:
             print(f"  {figure}", flush=True)
         over |= any(figure.is_over for figure in found)
-        if options.results is not None:
-            write(options.results / f"disagreement-{transport}.json", environment(command), found)
     return 1 if over else 0
 
 

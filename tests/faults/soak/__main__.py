@@ -6,13 +6,11 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from gpudist.testing.rank_pool import RankPool
-from tests.faults.figures import RESULTS, Figure, environment, growth, spread, worst, write
+from tests.faults.figures import Figure, growth, spread, worst
 from tests.faults.soak import layers, mixture, worlds
 from tests.faults.soak.samples import BYTES, COUNTS, Sample, series
 
@@ -104,7 +102,6 @@ SUBJECTS: dict[str, Callable[[argparse.Namespace], list[Figure]]] = {
 
 def main() -> int:
     options = _options()
-    command = shlex.join(["python", "-m", "tests.faults.soak", *sys.argv[1:]])
     over = False
     for name in options.subject or SUBJECTS:
         print(f"{name}:", flush=True)
@@ -112,8 +109,6 @@ def main() -> int:
         for figure in figures:
             print(f"  {figure}", flush=True)
         over |= any(figure.is_over for figure in figures)
-        if options.results is not None:
-            write(options.results / f"soak-{name}.json", environment(command), figures)
     return 1 if over else 0
 
 
@@ -125,7 +120,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--networks", type=int, default=4_000, help="made and dropped")
     parser.add_argument("--seed", type=int, default=1, help="the same ones for the same seed")
     parser.add_argument("--subject", choices=list(SUBJECTS), action="append", help="of this alone")
-    parser.add_argument("--results", type=Path, help=f"a folder, such as {RESULTS}")
     return parser.parse_args()
 
 
