@@ -74,12 +74,6 @@ def answers(error: BaseException | None, after_s: float = 0.1, **other: object) 
     return {rank: replace(answer, **other) for rank, answer in each.items()}
 
 
-def test_what_is_as_it_should_be() -> None:
-    verdict = judge(RAISED, answers(PeerFailure(TEXT, 1)), 10.0)
-    assert verdict.how == "detected"
-    assert verdict.after_s == pytest.approx([0.1, 0.1])
-
-
 @pytest.mark.parametrize(
     ("how", "error", "after_s", "other"),
     [
@@ -99,18 +93,3 @@ def test_what_is_bad(
     how: str, error: BaseException | None, after_s: float, other: dict[str, object]
 ) -> None:
     assert judge(RAISED, answers(error, after_s, **other), 10.0).how == how
-
-
-def test_a_rank_that_does_not_answer_hangs() -> None:
-    found = answers(PeerFailure(TEXT, 1))
-    del found[2]
-    assert judge(RAISED, found, 10.0).how == "hung"
-
-
-def test_a_victim_that_was_not_struck_is_no_success() -> None:
-    assert judge(RAISED, answers(PeerFailure(TEXT, 1)), None).how == "unreached"
-
-
-def test_a_rank_that_fails_beside_a_slow_one_is_wrong() -> None:
-    slow = replace(RAISED, fault="slow")
-    assert judge(slow, answers(PeerFailure(TEXT, 1)), 10.0).how == "wrong"

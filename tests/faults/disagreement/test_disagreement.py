@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.faults.disagreement.acts import AGREED, KINDS, NAMES
-from tests.faults.disagreement.run import Told, every_rank, shows_both, verdict
+from tests.faults.disagreement.run import every_rank, verdict
 from tests.pool import the_pool
 
 ODD = 1
@@ -35,15 +35,3 @@ def test_disagreements_are_found_between_processes(transport: str) -> None:
 def test_what_is_no_disagreement_goes_on(name: str, kind: str) -> None:
     told = every_rank(the_pool, "loopback", name, kind, ODD)
     assert {each.kind for each in told} == {""}, told
-
-
-def test_verdicts() -> None:
-    both = Told("PlanMismatch", "rank 0 means a and rank 1 means b", 0.1)
-    one = Told("PlanMismatch", "rank 0 means a", 0.1)
-    assert verdict([both, both], 1) == "detected"
-    assert verdict([both, one], 1).startswith("one view: rank 1")
-    assert verdict([both, Told("", "", 0.1)], 1).startswith("silent: rank 1")
-    late = Told("CollectiveTimeout", both.text, 9.0)
-    assert verdict([late, late], 1) == "at the deadline"
-    assert verdict([late, both], 1).startswith("other errors")
-    assert not shows_both("rank 0 and rank 2", 1)
