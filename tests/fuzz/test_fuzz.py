@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import prod
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.fuzz import __main__ as command
 from tests.fuzz.case import Case, from_json, to_json
 from tests.fuzz.families import families
 from tests.fuzz.refusals import is_right
-from tests.fuzz.run import Configuration, Runner
+from tests.fuzz.run import Configuration, Runner, draw
 from tests.pool import the_pool
 
 # Torch warns once of what some configurations cost it, on one rank.
@@ -36,10 +37,36 @@ def runner() -> Runner:
     return Runner(the_pool)
 
 
+def varied(family: Any, count: int) -> Iterator[Configuration]:
+    """Yield configurations, each with the most pairs of options that none before it has."""
+    rng = random.Random(SEED)
+    layers = itertools.islice(itertools.cycle(family.LAYERS), count)
+    drawn = [draw(rng, number, [layer], RANKS) for number, layer in enumerate(layers)]
+    seen: set[Any] = set()
+    while drawn:
+        best = max(drawn, key=lambda each: len(pairs(each.case) - seen))
+        seen |= pairs(best.case)
+        drawn.remove(best)
+        yield best
+
+
+def pairs(case: Case) -> set[Any]:
+    """Return the pairs of a configuration's options, which dims are split among them."""
+    split = "".join("s" if n > 1 else "-" for n in case.grid)
+    facts = {**case.options, "grid": split, "uneven": bool(case.sizes), "dtype": case.dtype}
+    told = [
+        (name, value if isinstance(value, (bool, str, float)) else type(value).__name__)
+        for name, value in facts.items()
+    ]
+    return {(case.layer, *pair) for pair in itertools.combinations_with_replacement(told, 2)}
+
+
 @by_family
 def test_random_configurations(runner: Runner, family: Any) -> None:
     count = (30 if EVERY else 6) * max(len(family.LAYERS), 6)
-    verdicts = [runner.examine(n, SEED, family.LAYERS, RANKS) for n in range(count)]
+    judged = ((drawn, runner.judge(drawn)) for drawn in varied(family, 5 * count))
+    accepted = (pair for pair in judged if pair[1].how != "refused by torch")
+    verdicts = list(itertools.islice(accepted, count))
     wrong = [(drawn, verdict) for drawn, verdict in verdicts if verdict.how == "wrong"]
     assert not wrong, "\n".join(f"{drawn.to_json()}\n{verdict.text}" for drawn, verdict in wrong)
     assert {drawn.transport for drawn, _ in verdicts} == {"loopback", "host", "gloo"}

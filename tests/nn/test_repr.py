@@ -29,7 +29,7 @@ DRAWS = 6
 def drawn(layer: str, number: int) -> tuple[int, dict[str, Any]]:
     """Return the dims of an input, and arguments that torch's layer takes and the fuzzer draws."""
     case = by_layer()[layer].draw(random.Random(number), layer, 1)
-    sizes = {"in_channels": case.shape[1], "in_features": case.shape[-1]}
+    sizes = {"in_channels": case.shape[:2][-1], "in_features": case.shape[-1]}
     given = {**sizes, **(case.options or SAMPLES[layer].arguments)}
     # Some are stand-ins for tensors.
     taken = inspect.signature(getattr(torch.nn, layer)).parameters.keys() - {"weight", "pos_weight"}
