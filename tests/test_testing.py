@@ -88,7 +88,7 @@ def test_run_distributed_raises_the_root_cause(transport: Any) -> None:
         run_distributed(fail_on, 2, transport=transport, rank=1)
 
 
-@pytest.mark.parametrize(("transport", "timeout"), [("loopback", 0.5), ("host", 4.0)])
+@pytest.mark.parametrize(("transport", "timeout"), [("loopback", 0.5), ("host", 2.0)])
 def test_run_distributed_reports_a_hang(
     transport: Any, timeout: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -163,10 +163,11 @@ class _Worker:
             self.pipe.send_bytes(pickle.dumps(order))
 
     def await_start(self) -> None:
-        """Return also if the process does not start: then its rank does not end, or dies."""
+        """Kill the process if it does not start in time; that it has ended is found out later."""
+        if not self.pipe.poll(START_S):
+            self.process.kill()
         with contextlib.suppress(EOFError, ConnectionResetError):
-            if self.pipe.poll(START_S):
-                self.pipe.recv_bytes()
+            self.pipe.recv_bytes()
 
     def outcome(self, rank: int) -> Outcome | None:
         alive = self.process.is_alive()
