@@ -18,6 +18,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # its time, and warns when there is no answer. No test needs to know.
 os.environ.setdefault("RES_OPTIONS", "attempts:0")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+# Else each process that compiles starts another one, which imports torch.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 import pytest
 import torch
@@ -59,9 +61,9 @@ OVER_GLOO = ("test_determinism", "transport/test_conformance", "transport/test_f
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Start the server of ranks and programs before its workers, if the whole suite is to run."""
+    """Start the server of ranks and programs before all others, if the whole suite is to run."""
     if _is_whole(config):
-        warm.folder()
+        warm.fork_ranks()
 
 
 def _is_whole(config: pytest.Config) -> bool:
