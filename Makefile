@@ -293,11 +293,11 @@ $(ANALYSIS): $(SOURCES)
 	$(call install,test$(comma)examples$(comma)analysis)
 	touch $(INSTALLED) $@
 
-# Import what pools and servers of the tests begin with: several of these start at once, and each would
-# compile all of it.
+# Import what the tests' server of ranks and programs begins with: pytest's workers start beside it, and
+# each would compile all of it.
 $(COMPILED): $(TOOLS)
-	$(PYTHON) -c 'from importlib import import_module; from tests.pool import PRELOAD; \
-		from tests.warm.server import IMPORTED; [*map(import_module, (*PRELOAD, *IMPORTED))]'
+	$(PYTHON) -c 'from importlib import import_module; from tests.warm.server import IMPORTED; \
+		[*map(import_module, IMPORTED)]'
 	touch $@
 
 # Without dependencies: torch is installed, and theirs would be the CUDA build.

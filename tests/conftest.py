@@ -18,6 +18,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # its time, and warns when there is no answer. No test needs to know.
 os.environ.setdefault("RES_OPTIONS", "attempts:0")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+# Else each process that compiles starts another one, which imports torch.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 import pytest
 import torch
@@ -53,20 +55,27 @@ LONG = (
 )
 
 
-# Rooms whose tests run on every transport.
+# Rooms whose tests run on every transport, and files whose tests do so over gloo too.
 ON_EVERY_TRANSPORT = ("exchange/", "faults/", "transport/")
+OVER_GLOO = ("test_determinism", "transport/test_conformance", "transport/test_failures")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the server of ranks and programs before all others, if the whole suite is to run."""
+    if _is_whole(config):
+        warm.fork_ranks()
+
+
+def _is_whole(config: pytest.Config) -> bool:
+    return [Path(each).resolve() for each in config.args] == [HERE]
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
-    """Let each worker of pytest-xdist compile other files first, and find the rest compiled.
-
-    The first also starts the server of what many programs import, which several files begin with.
-    """
+    """Let each worker of pytest-xdist compile other files first, and find the rest compiled."""
     worker = getattr(session.config, "workerinput", None)
-    if worker is None or [Path(each).resolve() for each in session.config.args] != [HERE]:
+    if worker is None or not _is_whole(session.config):
         return
-    warm.start()
     number, count = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
     for path in sorted(HERE.rglob("test_*.py"))[number::count]:
         # A file that skips or fails does so again when it is collected.
@@ -86,10 +95,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _chosen(items: list[pytest.Item]) -> set[pytest.Item]:
     """Return the tests that run without ``EVERY=1``.
 
-    Two cases of a ``distributed`` test run, spread over all of them, each on one transport.
-    Transports take turns, from another one in each test of a file; in the rooms that depend on
-    them, four cases run, or a single one on all. Other tests run every case. A test marked with
-    ``one_in(n)`` runs one in ``n`` of all these.
+    Where a test runs over host, its cases over gloo are left out, except in ``OVER_GLOO``. Two
+    cases of a ``distributed`` test run, spread over all of them, each on one transport. Transports
+    take turns, from another one in each test of a file; in the rooms that depend on them, four
+    cases run, or a single one on all. Other tests run every case. A test marked with ``one_in(n)``
+    runs one in ``n`` of all these.
     """
     tests: dict[Any, dict[str, list[pytest.Item]]] = {}
     for item in items:
@@ -97,20 +107,23 @@ def _chosen(items: list[pytest.Item]) -> set[pytest.Item]:
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
         # Those of a class, which inherits it, are another's cases.
         test = (item.parent, item.function)
-        transport = str(parameters["transport"]) if hasattr(item.function, "body") else ""
+        transport = str(parameters.get("transport", ""))
         tests.setdefault(test, {}).setdefault(transport, []).append(item)
     chosen: set[pytest.Item] = set()
     numbers: Counter[Any] = Counter()
     for (file, _), transports in tests.items():
+        if "host" in transports and not _room(transports["host"][0]).startswith(OVER_GLOO):
+            transports.pop("gloo", None)
         chosen.update(_in_turn(list(transports.values()), numbers[file]))
         numbers[file] += 1
     return chosen
 
 
 def _in_turn(transports: list[list[pytest.Item]], number: int) -> list[pytest.Item]:
-    found = transports[0]
+    found = [item for items in transports for item in items]
     assert isinstance(found[0], pytest.Function)
     if hasattr(found[0].function, "body"):
+        found = transports[0]
         on_all = _room(found[0]).startswith(ON_EVERY_TRANSPORT)
         count = min(4, len(found) * len(transports)) if on_all else min(2, len(found))
         found = [
@@ -140,3 +153,4 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     pool.close_pool()
+    warm.close()

@@ -18,19 +18,13 @@ from gpudist.testing.rank_pool import RankPool, RanksFailed, StartMethod
 from gpudist.transport import TRANSPORTS
 from gpudist.transport.host.core_transport import is_built, what_is_missing
 from gpudist.world.partition import Partition
+from tests import warm
 from tests.doubles import misuses_of_nccl, use_doubles
 
 MAX_RANKS = 12
 # Below a test's own limit, so that ranks that wait for each other report it themselves.
 WAIT_S = 30.0
 start_method: StartMethod = "forkserver"
-# What tests import, and torch at the first compilation. All processes of a run come from one
-# server, which imports what its first user names.
-PRELOAD = (
-    "pytest", "hypothesis", "torch", "gpudist._names", "gpudist.checkpoint", "torch._dynamo",
-    "torch._functorch.aot_autograd", "torch._inductor.compile_fx", "tests.garbage",
-    "tests.faults.chaos.play",
-)  # fmt: skip
 
 
 @functools.cache
@@ -38,7 +32,9 @@ def the_pool() -> RankPool:
     """Return the one pool of the pytest run, started by the first test that needs it."""
     with suppress(pytest.skip.Exception):
         use_doubles()
-    return RankPool(MAX_RANKS, WAIT_S, start_method, PRELOAD)
+    if start_method == "forkserver":
+        warm.fork_ranks()
+    return RankPool(MAX_RANKS, WAIT_S, start_method)
 
 
 def close_pool() -> None:

@@ -70,25 +70,25 @@ def compute(P_world: Partition) -> None:
         x = torch.tanh(x @ x)
 
 
-@pytest.mark.parametrize("transport", ["loopback", "gloo"])
+@pytest.mark.parametrize("transport", ["loopback", "host"])
 def test_run_distributed_returns_by_rank(transport: Any) -> None:
     answers = run_distributed(identify, 2, transport=transport)
     assert [answer[:2] for answer in answers] == [(0, 2), (1, 2)]
     assert (answers[0][2] == os.getpid()) == (transport == "loopback")
 
 
-@pytest.mark.parametrize("transport", ["loopback", "gloo"])
+@pytest.mark.parametrize("transport", ["loopback", "host"])
 def test_run_distributed_passes_arguments(transport: Any) -> None:
     assert run_distributed(add, 3, 2, transport=transport, factor=10) == [60, 60, 60]
 
 
-@pytest.mark.parametrize("transport", ["loopback", "gloo"])
+@pytest.mark.parametrize("transport", ["loopback", "host"])
 def test_run_distributed_raises_the_root_cause(transport: Any) -> None:
     with pytest.raises(AssertionError, match="1 is not 7"):
         run_distributed(fail_on, 2, transport=transport, rank=1)
 
 
-@pytest.mark.parametrize(("transport", "timeout"), [("loopback", 0.5), ("gloo", 4.0)])
+@pytest.mark.parametrize(("transport", "timeout"), [("loopback", 0.5), ("host", 2.0)])
 def test_run_distributed_reports_a_hang(
     transport: Any, timeout: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,12 +97,12 @@ def test_run_distributed_reports_a_hang(
         run_distributed(hang_here, 2, 6 * timeout, transport=transport, timeout=timeout)
 
 
-@pytest.mark.parametrize("transport", ["loopback", "gloo"])
+@pytest.mark.parametrize("transport", ["loopback", "host"])
 def test_init_returns_the_world_of_the_rank(transport: Any) -> None:
     for *in_rank, in_thread in run_distributed(worlds_of_init, 2, transport=transport):
         assert in_rank == [True] * 3
         refusal = "gpudist.init: thread 'helper' is not a rank of the run_distributed that runs"
-        assert in_thread is True if transport == "gloo" else in_thread.startswith(refusal)
+        assert in_thread is True if transport == "host" else in_thread.startswith(refusal)
     assert not runtime._runtime.worlds
 
 
@@ -150,7 +150,7 @@ def test_run_distributed_names_the_transports() -> None:
         run_distributed(identify, 2, transport="carrier pigeon")  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.parametrize("transport", ["loopback", "gloo"])
+@pytest.mark.parametrize("transport", ["loopback", "host"])
 def test_run_distributed_ends_a_wait_at_its_deadline(transport: Any) -> None:
     with pytest.raises(errors.CollectiveTimeout):
         run_distributed(miss_barrier, 2, transport=transport, timeout=0.5)

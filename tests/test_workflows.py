@@ -40,7 +40,7 @@ def test_a_workflow_calls_targets_of_the_makefile(path: Path) -> None:
             assert words[0] == "make" and words[1] in TARGETS, command
             variables = [word.partition("=")[0] for word in words[2:]]
             text = (ROOT / "Makefile").read_text()
-            assert all(re.search(rf"^{name} \?= ", text, re.MULTILINE) for name in variables)
+            assert all(re.search(rf"^{name} \?=", text, re.MULTILINE) for name in variables)
             found.append(words[1])
     assert found
     text = yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -112,7 +112,7 @@ def test_graph_that_is_kept(P_world: Partition) -> None:
         assert_equal_to(p.grad, 2 * gradient, 1e-12, "gradient")
 
 
-@distributed(ranks=4, transports=["gloo"])
+@distributed(ranks=4, transports=["host"])
 def test_data_parallel_without_sync(P_world: Partition, store_path: str) -> None:
     """Two backwards of which only the second one is averaged over the batch."""
     P_x = grid(P_world, [2, 1, 2, 1])
@@ -149,7 +149,7 @@ class Branching(nn.Module):
 
 
 @pytest.mark.parametrize("options", [{"static_graph": True}, {"find_unused_parameters": True}])
-@distributed(ranks=4, transports=["gloo"])
+@distributed(ranks=4, transports=["host"])
 def test_data_parallel_that_watches_its_outputs(
     P_world: Partition, store_path: str, options: dict[str, Any]
 ) -> None:

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from gpudist.errors import GpudistError
 from gpudist.world import runtime
-from tests.pool import PRELOAD
+from tests import warm
 
 _ANSWER_S = 20.0
 # In the name of memory of the double of NCCL, which keeps that of communicators never made.
@@ -78,8 +78,9 @@ class Ranks:
         before: Callable[..., None] | None = None,
         folder: str | None = None,
     ) -> None:
+        warm.fork_ranks()
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["__main__", *PRELOAD])
+        context.set_forkserver_preload(["__main__"])
         self._store = None
         port = 0
         if store_rank is None:

@@ -18,13 +18,14 @@ from gpudist.errors import PartitionError, ShapeError, TransportError
 from gpudist.testing import run_distributed
 from gpudist.testing.rank_pool import RankPool, RanksFailed
 from gpudist.world.partition import Partition
+from tests.every import EVERY
 from tests.fuzz.case import Case, from_json, observed_refusal_of_torch, to_json
 from tests.fuzz.families import by_layer
 from tests.fuzz.refusals import is_right
 
 # Transports of configurations by the last digit of their number; all others run on threads. Gloo
 # only carries messages, so torch packs and adds.
-_ON_PROCESSES: dict[int, Literal["host", "gloo"]] = {4: "gloo", 9: "host"}
+_ON_PROCESSES: dict[int, Literal["host", "gloo"]] = {4: "gloo" if EVERY else "host", 9: "host"}
 # Limit of a wait between ranks, on any transport. A configuration takes milliseconds.
 WAIT_S = 20.0
 REDRAWS = 200

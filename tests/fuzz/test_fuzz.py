@@ -69,7 +69,8 @@ def test_random_configurations(runner: Runner, family: Any) -> None:
     verdicts = list(itertools.islice(accepted, count))
     wrong = [(drawn, verdict) for drawn, verdict in verdicts if verdict.how == "wrong"]
     assert not wrong, "\n".join(f"{drawn.to_json()}\n{verdict.text}" for drawn, verdict in wrong)
-    assert {drawn.transport for drawn, _ in verdicts} == {"loopback", "host", "gloo"}
+    transports = {drawn.transport for drawn, _ in verdicts}
+    assert transports == ({"loopback", "host", "gloo"} if EVERY else {"loopback", "host"})
     right = [drawn for drawn, verdict in verdicts if verdict.how == "right"]
     assert 2 * len(right) >= count
 

@@ -199,7 +199,7 @@ def test_of_tensors_of_one_cell(P_world: Partition, name: str) -> None:
     ("name", "grid"),
     [("lenet", (1, 1, 1, 2)), ("encoder", (1, 2, 1)), ("resnet", (1, 1, 2, 1))],
 )
-@distributed(ranks=2, transports=("loopback", "gloo"))
+@distributed(ranks=2, transports=("loopback", "host"))
 def test_of_whole_networks(P_world: Partition, name: str, grid: tuple[int, ...]) -> None:
     check(P_world, name, True, [grid])
 

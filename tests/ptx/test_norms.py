@@ -13,7 +13,7 @@ from tests.ptx.test_ptx import MOST_REGISTERS
 
 UNIT = "norm_kernels"
 # A sample leaves some kinds of cells, parameters and steps out.
-LAUNCHES, LEAST = (600, LEAST_COVERED) if EVERY else (168, 0.88)
+LAUNCHES, LEAST = (600, LEAST_COVERED) if EVERY else (96, 0.88)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -31,7 +31,7 @@ def test_partitions_and_placements(P_world: Partition) -> None:
         placement.to_mesh()
 
 
-@distributed(ranks=4, transports=("gloo",), timeout_s=240.0)
+@distributed(ranks=4, transports=("host",), timeout_s=240.0)
 def test_there_and_back_shares_memory(P_world: Partition, tmp_path: Path) -> None:
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
@@ -56,7 +56,7 @@ def test_there_and_back_shares_memory(P_world: Partition, tmp_path: Path) -> Non
             assert_global(back, x)
 
 
-@distributed(ranks=4, transports=("gloo",), timeout_s=240.0)
+@distributed(ranks=4, transports=("host",), timeout_s=240.0)
 def test_gradients_by_the_rules_of_both(P_world: Partition, tmp_path: Path) -> None:
     """A product begun by one and ended by the other: both leaves get the sequential gradient."""
     from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
@@ -93,7 +93,7 @@ def test_gradients_by_the_rules_of_both(P_world: Partition, tmp_path: Path) -> N
         assert_global(terms.grad, torch.full_like(x, 3.0))
 
 
-@distributed(ranks=4, transports=("gloo",), timeout_s=240.0)
+@distributed(ranks=4, transports=("host",), timeout_s=240.0)
 def test_chunks_are_explicit_cuts(P_world: Partition, tmp_path: Path) -> None:
     """Blocks of ``torch.chunk`` that are not balanced: the same memory, without a message."""
     from torch.distributed.tensor import Shard, distribute_tensor
@@ -124,7 +124,7 @@ def test_chunks_are_explicit_cuts(P_world: Partition, tmp_path: Path) -> None:
             assert_global(from_dtensor(z, P_world), random((extent,)))
 
 
-@distributed(ranks=4, transports=("gloo",), timeout_s=240.0)
+@distributed(ranks=4, transports=("host",), timeout_s=240.0)
 def test_what_does_not_fit(P_world: Partition, tmp_path: Path) -> None:
     from torch.distributed.tensor import Partial, Shard
 
@@ -152,7 +152,7 @@ def test_what_does_not_fit(P_world: Partition, tmp_path: Path) -> None:
             from_dtensor(means, P_world)
 
 
-@distributed(ranks=4, transports=("gloo",), timeout_s=240.0)
+@distributed(ranks=4, transports=("host",), timeout_s=240.0)
 def test_a_mesh_of_some_ranks(P_world: Partition, tmp_path: Path) -> None:
     """Ranks outside have no cells, on either side; a pending collective is waited for."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor

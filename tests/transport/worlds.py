@@ -21,6 +21,7 @@ from gpudist.transport.base import Transport
 from gpudist.transport.failure.channel import Failure
 from gpudist.transport.loopback import LoopbackWorld
 from gpudist.world import runtime
+from tests import warm
 from tests.doubles import use_doubles
 
 MAX_RANKS = 5
@@ -52,8 +53,8 @@ class ProcessRanks:
         # Before the processes: each of its threads counts, and they inherit this.
         os.environ["OMP_NUM_THREADS"] = "1"
         use_doubles()
+        warm.fork_ranks()
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["gpudist._names", "torch.distributed", "tests.garbage"])
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._context = context
         self._ends: list[Connection] = []

@@ -3,19 +3,20 @@
 ``python()`` returns the path of a command that takes a script, ``-m`` or ``-c``, as the interpreter
 does. It runs them in a fork of one process that has done the imports, which otherwise take most of
 the time of a short program. Its arguments, environment, folder, files, signals and exit are its
-own. Tests of how the interpreter starts or shuts down use ``sys.executable``. Programs that import
-more are forked from a process that has imported what a given example does.
+own. The server from which a test process forks its ranks is such a program too. Tests of how the
+interpreter starts or shuts down use ``sys.executable``.
 """
 
 from __future__ import annotations
 
-import functools
+import multiprocessing
 import os
+import socket
 import stat
+import subprocess
 import sys
 import tempfile
-import time
-from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 _HERE = Path(__file__).parent
@@ -25,49 +26,46 @@ _NAMES = {
     "torchrun": ("-m", "torch.distributed.run"),
     "gpudist": ("-m", "gpudist"),
 }
-_START_S = 240.0
-# The process that began the run, and when: its servers serve every process that it starts.
-_RUN = os.environ.setdefault("TESTS_RUN", f"{os.getpid()}-{time.time_ns()}")
+# In the environment, the folder of the run's server, which serves every process of the run.
+_FOLDER = "TESTS_WARM"
+_servers: list[subprocess.Popen[bytes]] = []
 
 
-@functools.cache
+@cache
 def folder(script: str = "") -> Path:
-    """Return a folder with the commands ``python``, ``python3``, ``torchrun`` and ``gpudist``."""
-    made = start(script)
-    end_s = time.monotonic() + _START_S
-    while not (made / "socket").exists():
-        assert time.monotonic() < end_s, (made / "log").read_text() or "the server takes long"
-        time.sleep(0.02)
-    return made
+    """Return a folder with the commands ``python``, ``python3``, ``torchrun`` and ``gpudist``.
 
-
-def start(script: str = "") -> Path:
-    """Start the server of a folder, unless a process of the run has; return the folder."""
-    made = Path(tempfile.gettempdir()) / "-".join(["warm", _RUN, *Path(script).parts])
-    with suppress(FileExistsError):
-        made.mkdir()
-        _start(made, script)
-    return made
-
-
-def _start(made: Path, script: str) -> None:
-    """It ends with the process that began the run, and removes the folder."""
-    address = made / "socket"
+    Args:
+        script: an example; what it imports is imported already.
+    """
+    if not script and _FOLDER in os.environ:
+        return Path(os.environ[_FOLDER])
+    made = Path(tempfile.mkdtemp(prefix="warm-"))
     for name, starts in _NAMES.items():
-        command = [sys.executable, "-ISB", str(_HERE / "client.py"), str(address), *starts]
+        words = [_interpreter(), "-ISB", str(_HERE / "client.py"), str(made / "socket"), *starts]
         path = made / name
-        path.write_text(f'#!/bin/sh\nexec {" ".join(command)} "$@"\n')
+        path.write_text(f'#!/bin/sh\nexec {" ".join(words)} "$@"\n')
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    # What an example imports besides comes on top of what any program does.
-    command = [python() if script else sys.executable, "-m", "tests.warm.server"]
-    command += [str(address), _RUN.partition("-")[0], script]
-    # It may outlive this process, whose output somebody reads to its end.
-    nothing = os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0
-    log = os.POSIX_SPAWN_OPEN, 1, str(made / "log"), os.O_WRONLY | os.O_CREAT, 0o600
-    os.posix_spawn(
-        command[0], command, os.environ | {"PYTHONPATH": str(_HERE.parents[1])},
-        file_actions=[nothing, log, (os.POSIX_SPAWN_DUP2, 1, 2)],
-    )  # fmt: skip
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(made / "socket"))
+        listener.listen(128)
+        # What an example imports comes on top of what any program does.
+        start = [python() if script else _interpreter(), "-m", "tests.warm.server"]
+        # The server ends when this process does, which has the other end of its input.
+        server = subprocess.Popen(
+            [*start, str(listener.fileno()), str(made), script],
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=[listener.fileno()],
+            env=os.environ | {"PYTHONPATH": str(_HERE.parents[1])},
+        )  # fmt: skip
+    _servers.append(server)
+    if not script:
+        os.environ[_FOLDER] = str(made)
+    return made
+
+
+@cache
+def _interpreter() -> str:
+    return sys.executable
 
 
 def python(script: str = "") -> str:
@@ -77,3 +75,15 @@ def python(script: str = "") -> str:
         script: an example; what it imports is imported already.
     """
     return str(folder(script) / "python")
+
+
+def fork_ranks() -> None:
+    """Let this process's ranks be forks of a server that is one of these programs."""
+    multiprocessing.set_executable(python())
+
+
+def close() -> None:
+    """End the servers that this process has started."""
+    for server in reversed(_servers):
+        server.communicate()
+    _servers.clear()

@@ -13,15 +13,22 @@ import sys
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 
+def _is_open(name: str) -> bool:
+    return os.path.exists(f"/proc/self/fd/{name}")  # that of the listing has been closed
+
+
 def main() -> None:
     address, *arguments = sys.argv[1:]
+    # All that are open, since their numbers may be among the arguments.
+    files = [int(name) for name in os.listdir("/proc/self/fd") if _is_open(name)]
     server = socket.socket(socket.AF_UNIX)
     server.connect(address)
     ignored = [n for n in PASSED_ON if signal.getsignal(n) is signal.SIG_IGN]
-    said = marshal.dumps((arguments, os.getcwd(), dict(os.environ), [int(n) for n in ignored]))
-    files = array.array("i", [0, 1, 2])
+    numbers = [int(n) for n in ignored]
+    said = marshal.dumps((arguments, os.getcwd(), dict(os.environ), numbers, files))
+    passed = array.array("i", files)
     length = len(said).to_bytes(8, "little")
-    server.sendmsg([length], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)])
+    server.sendmsg([length], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
     server.sendall(said)
     for number in PASSED_ON:
         if number not in ignored:

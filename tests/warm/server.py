@@ -1,13 +1,14 @@
-"""The server: imports once, then forks a process to watch each program and one to run it."""
+"""The server: imports once, then forks a process for each program, and tells how it ended."""
 
 from __future__ import annotations
 
 import array
 import atexit
 import ctypes
+import fcntl
 import gc
 import marshal
-import multiprocessing.spawn
+import multiprocessing
 import os
 import random
 import runpy
@@ -19,6 +20,7 @@ import sys
 import threading
 import warnings
 import weakref
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -26,72 +28,61 @@ from typing import Any, NamedTuple, NoReturn
 
 from tests import garbage as garbage
 
-# Modules that the tests' programs import, or that torch imports when they train.
+# Modules that tests and their programs import, or that torch imports when they train or compile.
 IMPORTED = (
     "gpudist._names",
+    "gpudist.checkpoint",
     "gpudist.cli.check",
     "gpudist.cli.draw",
     "gpudist.cli.env",
     "gpudist.cli.main",
     "gpudist.cli.plan",
+    "gpudist.testing",
+    "hypothesis",
     "matplotlib.pyplot",
+    "multiprocessing.forkserver",
+    "pytest",
     "rich.progress",
     "sklearn.datasets",
+    "tests.faults.chaos.play",
     "torch._dynamo",
+    "torch._functorch.aot_autograd",
+    "torch._inductor.compile_fx",
     "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
     "torch.distributed.run",
     "torch.distributed.tensor",
 )
+_INTERPRETER = sys.executable
 _PR_SET_PDEATHSIG = 1
-# Not the command that a program's server is started with.
-_INTERPRETER = os.fsdecode(multiprocessing.spawn.get_executable())
+# Descriptors that arrive are moved above those that a program may want to have.
+_ABOVE = 256
 
 
 class Program(NamedTuple):
-    """A program that a client wants to run."""
+    """A program that a client wants to run; its files by the numbers that they are to have."""
 
     arguments: list[str]
     folder: str
     environment: dict[str, str]
     ignored: list[int]
-    files: list[int]
+    files: dict[int, int]
 
 
-def main(address: str, until: str, script: str) -> None:
-    owner = os.pidfd_open(int(until))
+def main(listener_file: str, folder: str, script: str) -> None:
     for name in IMPORTED:
         import_module(name)
     if script:
         import_module("tests.examples.trainers").run(script, "imported")
     _leave_out_what_takes_long()
-    # Children of these programs are such processes too, unless they inherit files.
-    sys.executable = str(Path(address).with_name("python"))
-    multiprocessing.set_executable(_INTERPRETER)
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(f"{address}.new")
-    listener.listen(128)
-
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    # Children of these programs are such programs too.
+    sys.executable = str(Path(folder) / "python")
+    multiprocessing.set_executable(sys.executable)
     gc.freeze()
-    # Whoever finds it can connect to it.
-    os.rename(f"{address}.new", address)
-    while True:
-        ready, _, _ = select.select([listener, owner], [], [])
-        if listener not in ready:
-            shutil.rmtree(Path(address).parent)
-            return
-        client, _ = listener.accept()
-        if os.fork() == 0:
-            listener.close()
-            os.close(owner)
-            break
-        client.close()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    program = _read(client)
-    if (child := os.fork()) != 0:
-        _watch(child, client)
-    client.close()
+    program = _serve(socket.socket(fileno=int(listener_file)))
+    if program is None:
+        shutil.rmtree(folder)
+        return
     _become(program)
     try:
         _run(program.arguments)
@@ -116,37 +107,64 @@ def _leave_out_what_takes_long() -> None:
     dynamic_rendezvous.get_method_name = lambda depth=2: ""
 
 
+def _serve(listener: socket.socket) -> Program | None:
+    """Fork for each program until the input ends; return the program in the process of each.
+
+    A client is told how its process ended. Bytes that it sends are signals for the process, which
+    is killed if the client ends.
+    """
+    # By descriptors that are readable when the process has ended.
+    running: dict[int, tuple[int, socket.socket]] = {}
+    while True:
+        pids = {client: pid for pid, client in running.values()}
+        ready, _, _ = select.select([0, listener, *running, *pids], [], [])
+        if 0 in ready:
+            return None
+        for end in ready:
+            if end is listener:
+                client, _ = listener.accept()
+                program = _read(client)
+                if (pid := os.fork()) == 0:
+                    for other in (listener, client, *pids):
+                        other.close()
+                    for ended in running:
+                        os.close(ended)
+                    return program
+                for file in program.files.values():
+                    os.close(file)
+                running[os.pidfd_open(pid)] = pid, client
+            elif isinstance(end, int):
+                pid, client = running.pop(end)
+                status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                with suppress(BrokenPipeError):
+                    client.send(status.to_bytes(4, "little", signed=True))
+                client.close()
+                os.close(end)
+            elif end.fileno() >= 0:
+                number = end.recv(1)
+                os.kill(pids[end], number[0] if number else signal.SIGKILL)
+
+
 def _read(client: socket.socket) -> Program:
-    length, extra, _, _ = client.recvmsg(8, socket.CMSG_SPACE(12))
-    files = array.array("i")
-    files.frombytes(extra[0][2])
+    length, extra, _, _ = client.recvmsg(8, socket.CMSG_SPACE(4 * _ABOVE))
+    arrived = array.array("i")
+    arrived.frombytes(extra[0][2])
     text = b""
     while len(text) < int.from_bytes(length, "little"):
         text += client.recv(1 << 20)
-    arguments, folder, environment, ignored = marshal.loads(text)
-    return Program(arguments, folder, environment, ignored, list(files))
-
-
-def _watch(child: int, client: socket.socket) -> None:
-    """Pass signals on until the program has ended; it ends with the client."""
-    ended = os.pidfd_open(child)
-    while True:
-        ready, _, _ = select.select([client, ended], [], [])
-        if ended in ready:
-            break
-        number = client.recv(1)
-        os.kill(child, number[0] if number else signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    try:
-        client.send(os.waitstatus_to_exitcode(status).to_bytes(4, "little", signed=True))
-    finally:
-        os._exit(0)
+    arguments, folder, environment, ignored, numbers = marshal.loads(text)
+    files = dict(zip(numbers, arrived, strict=True))
+    return Program(arguments, folder, environment, ignored, files)
 
 
 def _become(program: Program) -> None:
     """Take over what belongs to a process."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    for number, file in enumerate(program.files):
+    moved: dict[int, int] = {}
+    for number, file in program.files.items():
+        moved[number] = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _ABOVE)
+        os.close(file)
+    for number, file in moved.items():
         os.dup2(file, number)
         os.close(file)
     for number in program.ignored:
@@ -162,9 +180,10 @@ def _become(program: Program) -> None:
 def _run(arguments: list[str]) -> None:
     """Run like ``python ARGUMENTS``; for options not handled here, start the interpreter itself."""
     rest = list(arguments)
-    while rest and rest[0] == "-u":
-        del rest[0]
-        sys.stdout.reconfigure(write_through=True)  # pyright: ignore[reportAttributeAccessIssue]
+    while rest and rest[0] in ("-u", "-B"):
+        if rest.pop(0) == "-u":
+            stdout: Any = sys.stdout
+            stdout.reconfigure(write_through=True)
     if not rest or (rest[0][0] == "-" and rest[0] not in ("-m", "-c")):
         os.execv(_INTERPRETER, [_INTERPRETER, *arguments])
     program = ModuleType("__main__")
@@ -195,8 +214,9 @@ def _end(status: int) -> NoReturn:
     """
     threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if not stream.closed:
+            stream.flush()
     if status < 0:
         signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)

@@ -123,10 +123,10 @@ def _compare(network: Network, found: Verdict, limit_s: float) -> None:
     body, transport = _judge_rank, "loopback"
     if expected is None:
         (reference,) = run_distributed(
-            _record_in_process, 1, *case, transport="gloo", timeout=limit_s
+            _record_in_process, 1, *case, transport="host", timeout=limit_s
         )
         expected, _ = reference
-        body, transport = _judge_in_process, "gloo"
+        body, transport = _judge_in_process, "host"
     if found.mode == "searched":
         # Before the ranks, which are threads, ask for it.
         found.layouts = len(_fastest_plan(network.name, found.grid).layouts)

@@ -20,7 +20,7 @@ from torch import distributed as dist
 
 from gpudist import errors
 from gpudist.testing.rank_pool.outcome import Outcome, RanksFailed
-from gpudist.testing.rank_pool.worker import END, FORGET, carry_out, serve, watch_parent
+from gpudist.testing.rank_pool.worker import END, carry_out, serve, watch_parent
 from gpudist.world import runtime
 
 # Time that the other ranks have to notice a failure before they are killed.
@@ -45,7 +45,6 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
             program had when its first pool started the server; ``"spawn"`` takes 2 s, with the
             current environment; ``"fork"`` inherits everything this program has imported, and is
             only for programs without other threads.
-        preload: modules that the forkserver imports besides torch and gpudist, for all processes.
     """
 
     def __init__(
@@ -53,20 +52,21 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
         max_size: int = 64,
         timeout_s: float = 60.0,
         start_method: StartMethod = "forkserver",
-        preload: Sequence[str] = (),
     ) -> None:
         self.max_size = max_size
         self.timeout_s = timeout_s
         self._workers: list[_Worker] = []
-        self._prefixes: dict[tuple[str, int], str] = {}
         self._numbers = itertools.count()
+        # Counts the times that all worlds have ended.
+        self._generation = 0
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._folder = tempfile.TemporaryDirectory(prefix="gpudist-")
         self._context: Any = multiprocessing.get_context(start_method)
         if start_method == "forkserver":
             # The server imports these modules once, and forked processes inherit them.
-            first = ["torch", "torch.distributed", "gpudist._names", "gpudist.checkpoint", __name__]
-            self._context.set_forkserver_preload([*first, *preload])
+            self._context.set_forkserver_preload(
+                ["torch", "torch.distributed", "gpudist._names", "gpudist.checkpoint", __name__]
+            )
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -87,7 +87,6 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
 
         Raises:
             RanksFailed: if a rank raised, died, or had not ended after ``limit_s`` seconds.
-            RuntimeError: if a process did not start in time, or ended while it started.
             ValueError: if ``size`` is not from 1 to ``max_size``.
         """
         if not 1 <= size <= self.max_size:
@@ -98,10 +97,9 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
         task = pickle.dumps((fn, tuple(args), kwargs or {}))
         try:
             workers = self._start_workers(size)
-            new = f"gpudist/pool/{next(self._numbers)}"
-            prefix = self._prefixes.setdefault((transport, size), new)
+            world = self._generation, transport, size
             for rank, worker in enumerate(workers):
-                worker.send((prefix, transport, rank, size, self.timeout_s, task))
+                worker.send((world, rank, self.timeout_s, task))
             outcomes = _collect(workers, limit_s)
             failed = [outcome for outcome in outcomes if outcome.error is not None]
             if failed:
@@ -110,7 +108,7 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
             self._kill(size)
             raise
         if any(outcome.world_ended for outcome in outcomes):
-            self._forget_worlds()
+            self._generation += 1
         return [outcome.value for outcome in outcomes]
 
     def close(self) -> None:
@@ -126,16 +124,8 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
         known = len(self._workers)
         while len(self._workers) < size:
             self._workers.append(self._launch())
-        for number, worker in enumerate(self._workers[known:], known):
-            if not worker.pipe.poll(START_S):
-                raise RuntimeError(f"a worker process did not start within {START_S:g} s")
-            try:
-                worker.pipe.recv_bytes()
-            except (EOFError, ConnectionResetError) as error:
-                raise RuntimeError(
-                    f"worker process {number} ended while it started: {worker.ending()}; its own "
-                    "output says why"
-                ) from error
+        for worker in self._workers[known:]:
+            worker.await_start()
         return self._workers[:size]
 
     def _launch(self) -> _Worker:
@@ -158,12 +148,7 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
         for worker in gone:
             worker.process.join()
             worker.pipe.close()
-        self._forget_worlds()
-
-    def _forget_worlds(self) -> None:
-        self._prefixes.clear()
-        for worker in self._workers:
-            worker.send(FORGET)
+        self._generation += 1
 
 
 @dataclass
@@ -176,6 +161,13 @@ class _Worker:
         # A dead process is noticed when its answer does not arrive.
         with contextlib.suppress(BrokenPipeError):
             self.pipe.send_bytes(pickle.dumps(order))
+
+    def await_start(self) -> None:
+        """Kill the process if it does not start in time; that it has ended is found out later."""
+        if not self.pipe.poll(START_S):
+            self.process.kill()
+        with contextlib.suppress(EOFError, ConnectionResetError):
+            self.pipe.recv_bytes()
 
     def outcome(self, rank: int) -> Outcome | None:
         alive = self.process.is_alive()

@@ -21,10 +21,11 @@ from gpudist.transport.base import Transport
 from gpudist.transport.failure.channel import Failure
 from gpudist.world import runtime
 
-# Orders other than the arguments of `carry_out`: close all worlds, and end. The order to end is
-# needed because a forked process does not notice that its pipe is closed: processes forked later
-# also hold the other end.
-FORGET, END = "forget", "end"
+# The order to end. It is needed because a forked process does not notice that its pipe is closed:
+# processes forked later also hold the other end.
+END = None
+# Number of times that all worlds had ended before it, transport and size.
+World = tuple[int, str, int]
 
 
 def serve(
@@ -37,19 +38,11 @@ def serve(
     stack_file = open(stack_path, "w")  # noqa: SIM115 (as long as the process)
     faulthandler.register(signal.SIGUSR1, file=stack_file, all_threads=True)
     torch.set_num_threads(1)
-    wires: dict[str, Transport] = {}
+    wires: dict[World, Transport] = {}
     pipe.send_bytes(b"ready")
     with contextlib.suppress(EOFError, ConnectionResetError):
-        while True:
-            order = pickle.loads(pipe.recv_bytes())
-            if order == END:
-                break
-            if order != FORGET:
-                pipe.send_bytes(_answer(carry_out(wires, port, *order)))
-                continue
-            for wire in wires.values():
-                wire.close()
-            wires.clear()
+        while (order := pickle.loads(pipe.recv_bytes())) != END:
+            pipe.send_bytes(_answer(carry_out(wires, port, *order)))
     for wire in wires.values():
         wire.close()
 
@@ -62,23 +55,25 @@ def watch_parent() -> None:
 
 
 def carry_out(
-    wires: dict[str, Transport],
+    wires: dict[World, Transport],
     port: int,
-    prefix: str,
-    transport: str,
+    world: World,
     rank: int,
-    size: int,
     timeout_s: float,
     task: bytes,
 ) -> Outcome:
+    generation, transport, size = world
     try:
-        if prefix not in wires:
+        for ended in [other for other in wires if other[0] != generation]:
+            wires.pop(ended).close()
+        if world not in wires:
             # Each world has a separate store, so that a blocking call of one does not delay
             # another.
             store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
             runtime.take_device(transport, rank)
-            wires[prefix] = runtime.connect(transport, store, rank, size, timeout_s, prefix)
-        wire = wires[prefix]
+            prefix = f"gpudist/pool/{generation}/{transport}/{size}"
+            wires[world] = runtime.connect(transport, store, rank, size, timeout_s, prefix)
+        wire = wires[world]
         # Each run begins like a new loopback world: equal random generators, no agreed shapes.
         torch.manual_seed(0)
         wire.remembered.clear()
@@ -86,8 +81,8 @@ def carry_out(
         value = runtime.run_as_rank(fn, wire, args, kwargs)
         return Outcome(rank, value, world_ended=wire.error() is not None)
     except BaseException as error:
-        if prefix in wires:
-            wires[prefix].abort(Failure.from_exception(error, rank))
+        if world in wires:
+            wires[world].abort(Failure.from_exception(error, rank))
         frames = error.__traceback__ and error.__traceback__.tb_next
         text = "".join(traceback.format_exception(type(error), error, frames))
         return Outcome(rank, error=error, text=f"raised:\n{text}")

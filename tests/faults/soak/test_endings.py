@@ -58,7 +58,7 @@ def nursery() -> Iterator[Nursery]:
 CASES = [(name, "host") for name in ENDINGS] + [(name, "gloo") for name in OVER_GLOO]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name, transport", CASES)
 def test_ending(nursery: Nursery, name: str, transport: str) -> None:
     if transport == "host" and not is_built():

@@ -98,7 +98,7 @@ def test_trains_as_alone(P_world: Partition, wrapper: str, store_path: str) -> N
             assert_equal_to(whole.detach(), expected.detach(), TOLERANCE, "parameter")
 
 
-@distributed(ranks=4, transports=["gloo"])
+@distributed(ranks=4, transports=["host"])
 def test_other_sharded_parameters_of_a_converted_network_are_refused(
     P_world: Partition, store_path: str
 ) -> None:
