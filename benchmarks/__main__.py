@@ -18,7 +18,7 @@ from benchmarks.document import RESULTS, show, write_document
 from benchmarks.environment import ROOT, environment
 from benchmarks.files import write
 from benchmarks.measure import ITERATIONS, LEAST_ITERATIONS, measure, rows_of
-from benchmarks.peers import mpi, mpi4torch
+from benchmarks.peers import mpi
 from benchmarks.rows import Row
 from benchmarks.worlds import Pages, WorldFailed, started
 
@@ -105,10 +105,8 @@ def _cases(subjects: Sequence[str], ranks: int, name_contains: str, pages: Pages
 
 def _launches(cases: Sequence[Case], ranks: int, pages: Pages, peers: Path) -> list[worlds.Launch]:
     launches = [worlds.ours(ranks, pages)]
-    for name in worlds.installed(peers):
-        subjects = mpi4torch.SUBJECTS if name == worlds.MPI4TORCH else mpi.SUBJECTS
-        if any(case.subject in subjects for case in cases):
-            launches.append(worlds.mpi(name, peers, ranks, pages))
+    if any(case.subject in mpi.SUBJECTS for case in cases):
+        launches += [worlds.mpi(name, peers, ranks, pages) for name in worlds.installed(peers)]
     return launches
 
 

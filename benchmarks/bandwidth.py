@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 # Bus bandwidth divided by algorithm bandwidth, by number of ranks, for operators that define it.
 BUS_FACTORS: dict[str, Callable[[int], float]] = {
-    **dict.fromkeys(("messages", "dynamic", "halo", "broadcast", "sum_reduce"), lambda ranks: 1.0),
+    **dict.fromkeys(("messages", "halo", "broadcast", "sum_reduce"), lambda ranks: 1.0),
     "all_sum_reduce": lambda ranks: 2 * (ranks - 1) / ranks,
     **dict.fromkeys(
         ("repartition", "scatter", "gather", "all_gather", "sum_scatter"),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from gpudist.exchange import Movement
 from gpudist.exchange.carry import _common
-from gpudist.transport.host.core_transport import CoreTransport, _native, native_signature
+from gpudist.transport.host.core_transport import CoreTransport, native_signature
 
 
 def one_call(movement: Movement, x: torch.Tensor, y: torch.Tensor) -> Callable[[], torch.Tensor]:
@@ -23,24 +22,6 @@ def one_call(movement: Movement, x: torch.Tensor, y: torch.Tensor) -> Callable[[
 
     def call() -> torch.Tensor:
         run(signature, calls)
-        return y
-
-    return call
-
-
-def local_part(movement: Movement, x: torch.Tensor, y: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Execute the local part of that call: fill cells without messages, and copy own cells."""
-    assert _native is not None
-    stage, partition = movement.stages[0]
-    own = replace(stage, sends=(), receives=())
-    bound: Any = partition.wire.bind_stage(
-        own, partition.ranks, partition.plan_rank, x.stride(), movement.dtype, movement.fill
-    )
-    run_local = _native.run_local
-    arguments = bound, x.data_ptr(), y.data_ptr()
-
-    def call() -> torch.Tensor:
-        run_local(*arguments)
         return y
 
     return call

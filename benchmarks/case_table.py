@@ -9,16 +9,14 @@ from textwrap import fill
 from gpudist.checks.columns import columns
 
 
-def case_table(
-    heading: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], left: int = 1
-) -> str:
+def case_table(heading: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
     """Format rows of a case and its numbers in columns, under a line for each case.
 
-    The first ``left`` columns are left-aligned. Names of cases are wrapped to the terminal's width,
+    The first column is left-aligned. Names of cases are wrapped to the terminal's width,
     or to 80 characters in a file.
     """
     width = shutil.get_terminal_size().columns
-    head, *body = columns([heading, *(numbers for _, numbers in rows)], left).splitlines()
+    head, *body = columns([heading, *(numbers for _, numbers in rows)], 1).splitlines()
     lines = [head]
     previous = ""
     for (case, _), line in zip(rows, body, strict=True):

@@ -18,11 +18,10 @@ from gpudist.world.partition import CartesianPartition, Partition
 
 IMAGE, ROWS, TOKENS = (4, 32, 128, 128), (256, 1024), (64, 256)
 SERIES = (8, 32, 4096)
-# Families with subjects of their own.
-OTHER_SUBJECTS = ("attention", "loss")
+# Families whose layers take several inputs.
+SEVERAL_INPUTS = ("attention", "loss")
 Layers = tuple[tuple[str, tuple[Any, ...]], ...]
-# Layers and their arguments: at least one from each file of gpudist.nn, here or in the subjects
-# attention, halo_region, linear, losses and tensor_parallel.
+# Layers and their arguments.
 ON_IMAGES: Layers = (
     ("Conv2d", (32, 32, 3, 1, 1)),
     ("MaxPool2d", (3, 2, 1)),
@@ -70,7 +69,7 @@ def _samples(ranks: int, measured: set[str]) -> list[Case]:
     files = {row.kind.__module__ for row in nn.LAYERS if row.name[len("Distributed") :] in measured}
     found: list[Case] = []
     for row in nn.LAYERS:
-        if row.family in OTHER_SUBJECTS or row.kind.__module__ in files:
+        if row.family in SEVERAL_INPUTS or row.kind.__module__ in files:
             continue
         files.add(row.kind.__module__)
         batch, channels, *extents = row.inputs[0].shape

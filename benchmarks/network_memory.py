@@ -61,6 +61,8 @@ def step(P_world: Partition, size: int, width: int) -> Peak:
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
     cells = [size // n for n in P_x.shape[2:]]
     forget_peak()
+    # Equal blocks would be refused: they may be one tensor that every rank has.
+    torch.manual_seed(P_world.rank or 0)
     x, target = torch.randn(1, 1, *cells), torch.randint(CLASSES, (1, *cells))
     y: Any = network(x)
     y = y.to_local() if isinstance(y, gpudist.GlobalTensor) else y

@@ -51,7 +51,10 @@ def measure(
         P_x = P_world.create_cartesian_topology_partition(grid)
         assert P_x.index is not None
         block = Decomposition.balanced(shape, grid).block(P_x.index)
-        steps.append((gpudist.distribute(network(), P_x), torch.randn(block.shape)))
+        converted = gpudist.distribute(network(), P_x)
+        # Equal blocks would be refused: they may be one tensor that every rank has.
+        torch.manual_seed(P_world.rank or 0)
+        steps.append((converted, torch.randn(block.shape)))
     seconds: list[list[int]] = [[] for _ in grids]
     for turn in range(rounds + 1):
         for (converted, x), found in zip(steps, seconds, strict=True):

@@ -24,7 +24,6 @@ START_S = 120.0
 ANSWER_S = 180.0
 END_S = 10.0
 MPI_NAMES = ("openmpi", "mpich")
-MPI4TORCH = "mpi4torch"
 
 
 class WorldFailed(Exception):
@@ -88,14 +87,13 @@ def mpi(name: str, peers: Path, ranks: int, pages: Pages) -> Launch:
         environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         if ranks > (os.cpu_count() or 1):
             command += ["--map-by", ":OVERSUBSCRIBE"]
-    module = "mpi4torch" if name == MPI4TORCH else "mpi"
-    rank = [str(folder / "python"), "-m", f"benchmarks.peers.{module}", name]
+    rank = [str(folder / "python"), "-m", "benchmarks.peers.mpi", name]
     return Launch(name, [*command, *rank], environment)
 
 
 def installed(peers: Path) -> list[str]:
-    """Return the MPIs that have a venv under ``peers``, and mpi4torch if it has one."""
-    return [name for name in (*MPI_NAMES, MPI4TORCH) if (peers / name / "bin" / "mpirun").exists()]
+    """Return the MPIs that have a venv under ``peers``."""
+    return [name for name in MPI_NAMES if (peers / name / "bin" / "mpirun").exists()]
 
 
 class World:

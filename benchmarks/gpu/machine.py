@@ -45,13 +45,6 @@ class Machine(Protocol):
         """Capture what ``call`` enqueues on the current stream; return a call that replays it."""
         ...
 
-    def beside(self, call: Call) -> Callable[[], None]:
-        """Enqueue ``call`` on another stream than the current one.
-
-        Return a function that joins the two.
-        """
-        ...
-
 
 @dataclass
 class Replay:
@@ -86,7 +79,6 @@ class CudaMachine:
         self._clock_s = clock_s
         self._is_fixed = hold_us is not None
         self._hold_us = hold_us if hold_us is not None else LEAST_HOLD_US
-        self._beside: Any = None
 
     def device_us(self, call: Call, calls: int) -> float:
         """Measure between two events of the current stream.
@@ -148,15 +140,6 @@ class CudaMachine:
         # A graph reads its inputs where they were: what `call` refers to must live as long.
         return Replay(graph, call, result)
 
-    def beside(self, call: Call) -> Callable[[], None]:
-        if self._beside is None:
-            self._beside = self._cuda.Stream(priority=-1)
-        current = self._cuda.current_stream()
-        self._beside.wait_stream(current)
-        with self._cuda.stream(self._beside):
-            call()
-        return lambda: current.wait_stream(self._beside)
-
     def _between_events(self, call: Call, calls: int) -> tuple[float, float]:
         """Return the microseconds on the device, and those until all calls were enqueued."""
         start = self._cuda.Event(enable_timing=True)
@@ -196,7 +179,3 @@ class HostMachine:
     def capture(self, call: Call) -> Call:
         call()
         return call
-
-    def beside(self, call: Call) -> Callable[[], None]:
-        call()
-        return lambda: None

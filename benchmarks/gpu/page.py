@@ -45,7 +45,6 @@ def tables(folder: Path = H200) -> str:
         ("A training step of a U-Net", unet),
         ("The planner's part of that step", planner),
         ("Norms and dropout of a split tensor", local_costs),
-        ("Convolutions beside a halo", overlap),
     ]
     return "\n\n".join(f"### {heading}\n\n{table(folder)}" for heading, table in made)
 
@@ -196,15 +195,6 @@ def local_costs(folder: Path) -> str:
         for case, found in peers.items()
     ]
     return table(["what", "gpudist", "torch", "copy of as many bytes"], cells)
-
-
-def overlap(folder: Path) -> str:
-    cells = [
-        [row["case"], us(row["us_median"]), row["peer"], us(row["peer_us_median"])]
-        for row in rows_of(LATEST, "norms")
-        if row["subject"] == "overlap" and row["peer"] in ("overlap=False", "convolution alone")
-    ]
-    return table(["block", "overlapped", "peer", "peer's time"], cells)
 
 
 def span(numbers: Sequence[str]) -> str:

@@ -15,56 +15,20 @@ from pathlib import Path
 import gpudist.errors
 from gpudist.cli.command import print_json
 
-# Subjects that read result files instead of measuring, with a description of the files.
-_READERS = {
-    "compare": "the files or folders of two runs, A before and B after",
-    "plot": "one or more files or folders",
-}
 CHECKOUT = Path(gpudist.errors.__file__).resolve().parents[1]
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run benchmarks or read their results, and return the exit status."""
-    if arguments.subject not in _READERS and arguments.files:
-        raise gpudist.errors.ShapeError(
-            f"{arguments.subject} takes no files, and got {' '.join(map(str, arguments.files))}; "
-            f"{' and '.join(_READERS)} do"
-        )
+    """Run benchmarks, and return the exit status."""
     if arguments.subject == "profile":
         return _profile(arguments)
-    if arguments.subject in _READERS:
-        return _read_results(arguments)
     require_benchmarks()
     if arguments.subject not in ("all", *subjects()):
         raise gpudist.errors.ShapeError(
-            f"no subject {arguments.subject!r}; choose all, {', '.join(_READERS)}, profile, or one "
-            f"of {', '.join(subjects())}"
+            f"no subject {arguments.subject!r}; choose all, profile, or one of "
+            f"{', '.join(subjects())}"
         )
     return _measure(arguments)
-
-
-def _read_results(arguments: argparse.Namespace) -> int:
-    """Compare or plot result files, whose paths are relative to the current folder."""
-    checkout = require_benchmarks()
-    if arguments.subject == "plot" and find_spec("matplotlib") is None:
-        raise gpudist.errors.NotBuiltError(
-            "pictures need matplotlib, which is not installed: pip install 'gpudist[bench]'"
-        )
-    needed = 2 if arguments.subject == "compare" else 1
-    if len(arguments.files) < needed or (needed == 2 and len(arguments.files) > 2):
-        raise gpudist.errors.ShapeError(
-            f"gpudist bench {arguments.subject} takes {_READERS[arguments.subject]}, and got "
-            f"{len(arguments.files)} names"
-        )
-    command = [sys.executable, "-m", f"benchmarks.{arguments.subject}"]
-    command += [str(path.absolute()) for path in arguments.files]
-    if arguments.subject == "compare" and arguments.fail_above is not None:
-        command += ["--fail-above", str(arguments.fail_above)]
-    if arguments.subject == "plot":
-        command += ["--output", str((arguments.output or Path("plots")).absolute())]
-    if arguments.json:
-        command.append("--json")
-    return subprocess.run(command, cwd=checkout, check=False).returncode
 
 
 def _measure(arguments: argparse.Namespace) -> int:

@@ -47,20 +47,10 @@ def _add_bench_arguments(parser: argparse.ArgumentParser) -> None:
     if subjects():
         parser.epilog = fill(f"Subjects: {', '.join(subjects())}.", 78)
     add = parser.add_argument
-    add("subject", help="such as halo, repartition or conv; all; compare; plot; or profile")
-    add(
-        "files",
-        nargs="*",
-        type=Path,
-        default=[],
-        help="result files or folders, for compare and plot",
-    )
+    add("subject", help="such as halo, repartition or conv; all; or profile")
     add("--ranks", type=int, action="append", help="number of processes; may be repeated")
     add("--iterations", type=int, help="timed iterations, after warm-up")
-    add("--fail-above", type=float, metavar="RATIO",
-        help="for compare: exit with 1 if a case is slower by more than this ratio")  # fmt: skip
-    add("--output", type=Path,
-        help="file for profile (profile.json), or folder for plot (plots)")  # fmt: skip
+    add("--output", type=Path, help="file for profile (profile.json)")
 
 
 BENCH = Command(
@@ -69,12 +59,10 @@ BENCH = Command(
     """\
 Measure a subject of the benchmarks in a checkout of the repository; its
 benchmarks/README.md says what is measured and how. The exit status is 1 if a
-result was wrong. compare and plot read earlier results. profile measures the
-rates of this machine for gpudist plan, and needs no checkout.
+result was wrong. profile measures the rates of this machine for gpudist plan,
+and needs no checkout.
 
   gpudist bench halo --ranks 2
-  gpudist bench compare before/ after/ --fail-above 1.1
-  gpudist bench plot benchmarks/results --output plots
   gpudist bench profile --output here.json""",
     _add_bench_arguments,
 )

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.decoders import DECODERS, distributed, made
 from gpudist.testing import run_distributed
 from gpudist.world.partition import Partition
+from tests.decoders.autoencoders import DECODERS, autoencoder, distributed, latents, partition
 
 GRIDS = ((2, 1), (1, 2), (4, 1), (2, 2))
 LARGEST = 64
@@ -52,12 +52,11 @@ def drawn(seed: int, number: int) -> Draw:
 @torch.no_grad()
 def errors(draw: Draw) -> Errors:
     """Decode in float64, in float32, and in float32 in blocks."""
-    decoder = DECODERS[draw.name]
-    latents = decoder.latents(*draw.size)
-    network = made(decoder.flat)
-    alone = network.decode(latents).sample
+    z = latents(draw.name, *draw.size)
+    network = autoencoder(draw.name)
+    alone = network.decode(z).sample
     found = run_distributed(_decoded, draw.grid[0] * draw.grid[1], draw, timeout=LIMIT_S)[0]
-    expected = network.double().decode(latents.double()).sample
+    expected = network.double().decode(z.double()).sample
     largest = float(expected.abs().max())
 
     def error(y: torch.Tensor) -> float:
@@ -69,7 +68,5 @@ def errors(draw: Draw) -> Errors:
 
 @torch.no_grad()
 def _decoded(P_world: Partition, draw: Draw) -> torch.Tensor:
-    decoder = DECODERS[draw.name]
-    P_x = decoder.partition(P_world, *draw.grid)
-    y = distributed(made(decoder.flat), P_x).decode(decoder.latents(*draw.size)).sample
-    return y.full_tensor()
+    P_x = partition(draw.name, P_world, *draw.grid)
+    return distributed(draw.name, P_x).decode(latents(draw.name, *draw.size)).sample.full_tensor()

@@ -14,7 +14,7 @@ from tests.pool import distributed
 if any(importlib.util.find_spec(name) is None for name in ("diffusers", "transformers")):
     pytest.skip("diffusers and transformers are not installed", allow_module_level=True)
 
-from benchmarks.decoders import DECODERS, distributed as converted, made
+from tests.decoders.autoencoders import DECODERS, distributed as converted, latents, partition
 from tests.decoders.draws import Draw, Errors, errors
 
 SIZES = ((1, 1), (9, 6))
@@ -38,7 +38,5 @@ def test_an_error_beyond_rounding_is_seen() -> None:
 @torch.no_grad()
 def test_all_workers_decode(P_world: Partition, name: str) -> None:
     """The attention between the blocks of one sample leaves no worker idle afterwards."""
-    decoder = DECODERS[name]
-    network = converted(made(decoder.flat), decoder.partition(P_world, 4, 1))
-    y = network.decode(decoder.latents(16, 8)).sample
+    y = converted(name, partition(name, P_world, 4, 1)).decode(latents(name, 16, 8)).sample
     assert y.sbp == (split(y.dim() - 2),)

@@ -14,7 +14,6 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from benchmarks import transformer
 from benchmarks.beside import work
 from benchmarks.beside.adapters import ours
 from benchmarks.case import Case, Side
@@ -44,7 +43,7 @@ def _block(case: Case) -> Mapping[str, Side]:
     return {
         "DTensor": Side(
             training.step,
-            lambda r: transformer.is_right_apart(r, problem.expected),
+            lambda r: ours.is_right_apart(r, problem.expected),
             training.start_again,
         )
     }

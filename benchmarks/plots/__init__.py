@@ -1,1 +1,0 @@
-"""Pictures of result files, one kind per file."""

@@ -1,1 +1,0 @@
-"""Predictions of the planner beside measurements that others have published."""
