@@ -46,7 +46,6 @@ LAYERS = {
     "halo": [
         "affine/test_conv",
         "affine/test_conv_overlap",
-        "pool/test_pool_overlap",
         "windowed/test_halo_region",
     ],
     "parts": ["pool/test_pool_adaptive"],
