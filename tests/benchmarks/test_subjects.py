@@ -25,7 +25,10 @@ from tests.pool import distributed
 
 FOLDER = Path(benchmarks.__file__).parent
 # Layers of the GPT, of which tensor_parallel measures training steps.
-OF_THE_GPT = ("ParallelAttention", "VocabParallelEmbedding", "VocabParallelCrossEntropyLoss")
+OF_THE_GPT = (
+    *("ParallelAttention", "VocabParallelEmbedding", "VocabParallelCrossEntropyLoss"),
+    "ColumnParallelLinear",
+)
 
 
 def smaller(case: Case, **parameters: Any) -> Case:
@@ -133,7 +136,7 @@ def measured_layers() -> set[str]:
     gpt = (FOLDER.parent / "examples" / "gpt.py").read_text()
     step = (FOLDER / "transformer.py").read_text()
     names |= {name for name in OF_THE_GPT if name in gpt or name in step}
-    for subject in ("attention", "halo_region", "linear", "tensor_parallel"):
+    for subject in ("attention", "halo_region", "linear"):
         names |= {name for name in nn.__all__ if name in vars(_module(subject))}
     # For two of them, the functions are measured; the last is part of ParallelAttention.
     return names | {"RingAttention", "AllToAllAttention", "ParallelQKV"}
