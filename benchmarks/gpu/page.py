@@ -202,9 +202,9 @@ def overlap(folder: Path) -> str:
     cells = [
         [row["case"], us(row["us_median"]), row["peer"], us(row["peer_us_median"])]
         for row in rows_of(LATEST, "norms")
-        if row["subject"] == "overlap" and row["peer"] in ("overlap=False", "convolution alone")
+        if row["subject"] == "overlap" and row["peer"] == "convolution alone"
     ]
-    return table(["block", "overlapped", "peer", "peer's time"], cells)
+    return table(["block", "during a halo", "peer", "peer's time"], cells)
 
 
 def span(numbers: Sequence[str]) -> str:

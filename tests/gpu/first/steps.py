@@ -116,7 +116,7 @@ def _speed() -> tuple[Step, ...]:
         _measured("speed of messages", "a halo by NCCL to itself", "self_messages", limit_s=60),
         _measured("speed of a step", "a U-Net's training step beside torch's", "unet_step",
                   limit_s=110),
-        _measured("speed of layers", "norms, dropout and overlap beside torch's", "norms",
+        _measured("speed of layers", "norms, dropout and convolutions beside torch's", "norms",
                   "dropout", "overlap", limit_s=130),
         _measured("speed of copies", "a halo within the GPU, and our kernel, beside copy_",
                   "self_halo", "copy", limit_s=50),
