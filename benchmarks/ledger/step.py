@@ -47,8 +47,8 @@ class Row:
         split_norms: norms whose statistics are summed over ranks.
         device_bytes: bytes that kernels read and write.
         copied_bytes: those of them with which gpudist copies a tensor to another one, with or
-            without adding what arrived: a block beside its ghosts and its gradient back, where the
-            short kernels of a convolution in place take longer; sums of gradients over two ranks.
+            without adding what arrived: a block beside its ghosts and its gradient back; sums of
+            gradients over two ranks.
         moved_bytes: bytes in messages that are sent and received.
         kept_bytes: bytes that autograd keeps for backward, without parameters.
         nccl_groups: groups of NCCL calls.

@@ -174,11 +174,7 @@ Saved = Sequence[Any]
 
 
 class Handwritten(Protocol):
-    """Operator of one output with a backward of its own, such as one that overlaps messages.
-
-    An operator that changes the convention of gradients has the attributes ``name``, ``takes`` and
-    ``gives`` of :class:`Declared`.
-    """
+    """Operator of one output with a backward of its own."""
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, Sequence[Any]]:
         """Return the output for the inputs, and what else :meth:`backward` needs."""
@@ -222,8 +218,6 @@ class _ApplyHandwritten(torch.autograd.Function):
     def forward(ctx: Any, operator: Handwritten, *inputs: torch.Tensor | None) -> torch.Tensor:
         y, kept = operator.forward(*inputs)
         ctx.operator, ctx.count = operator, len(inputs)
-        if hasattr(operator, "takes"):
-            ctx.declared = operator
         ctx.save_for_backward(*inputs, *kept)
         return y
 

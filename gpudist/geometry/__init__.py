@@ -10,7 +10,6 @@ from gpudist.geometry.broadcasting import (
     plan_all_sum_reduce,
     plan_broadcast,
 )
-from gpudist.geometry.faces import Face, own_paddings, plan_faces
 from gpudist.geometry.halo import Halo, plan_halo
 from gpudist.geometry.interpolation import InterpolationWindow
 from gpudist.geometry.layout import Layout
@@ -38,7 +37,6 @@ __all__ = [
     "ComposedWindow",
     "Decomposition",
     "ExpandedWindow",
-    "Face",
     "FoldedWindow",
     "Halo",
     "HaloWidths",
@@ -57,11 +55,9 @@ __all__ = [
     "TransposedWindow",
     "Window",
     "balanced_block",
-    "own_paddings",
     "plan_all_gather",
     "plan_all_sum_reduce",
     "plan_broadcast",
-    "plan_faces",
     "plan_halo",
     "plan_repartition",
 ]

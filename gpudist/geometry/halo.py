@@ -7,18 +7,16 @@ by one block. The boxes of a plan are products of such segments, so that plannin
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.boxes import Box, Message, Move, Plan, Stage, stage_of
 from gpudist.geometry.cartesian import rank_of
-from gpudist.geometry.windows import HaloWidths, Window
-
-Part = Literal["left", "inside", "right", "whole"]
+from gpudist.geometry.windows import HaloWidths, SlidingWindow, Window
 
 
 @dataclass(frozen=True)
@@ -49,19 +47,11 @@ class Halo:
 
 
 class HaloSegment(NamedTuple):
-    """Cells ``[start, stop)`` of this worker's range, shared with another worker of the axis.
-
-    ``own`` if the worker owns them without wrapping.
-    """
+    """Cells ``[start, stop)`` of this worker's range, shared with another worker of the axis."""
 
     worker: int
     start: int
     stop: int
-    own: bool
-
-
-# Whether cells are moved that lie in one segment along each dim.
-_Moves = Callable[[Sequence[HaloSegment]], bool]
 
 
 class _Shared(NamedTuple):
@@ -85,45 +75,23 @@ class HaloAxis:
     """One dim of the tensor as seen by the worker at ``index``."""
 
     inputs: Blocks
-    outputs: Blocks
     window: Window
     periodic: bool
     index: int
 
-    def outputs_of(self, part: Part, index: int) -> tuple[int, int]:
-        """Return the range of outputs of worker ``index`` of this axis that lie in ``part``."""
-        start, stop = self.outputs.block(index)
-        if part == "whole":
-            return start, stop
-        first, last = inside(self.inputs, self.outputs, self.window, self.periodic, index)
-        return {"left": (start, first), "inside": (first, last), "right": (last, stop)}[part]
+    def exchanged_segments(self) -> _Shared:
+        """Return the cells that the outputs read, in time logarithmic in the workers."""
+        owned = self.inputs.block(self.index)
+        needed = needed_range(self.inputs, self.window, self.index)
+        return _Shared(owned, needed, list(self._takes(*needed)), list(self._gives(*owned)))
 
-    def has(self, side: Part, index: int) -> bool:
-        """Return whether worker ``index`` of this axis has outputs that read ghosts there."""
-        start, stop = self.outputs_of(side, index)
-        return start < stop
-
-    def needed(self, part: Part, index: int) -> tuple[int, int]:
-        """Return the range of cells that the outputs in ``part`` read."""
-        start, stop = self.outputs_of(part, index)
-        low, high = self.window.needed(start, stop, self.inputs.extent)
-        return (low, high) if start < stop else (low, low)
-
-    def exchanged_segments(self, part: Part) -> _Shared:
-        """Return the cells that outputs in ``part`` read, in time logarithmic in the workers."""
-        owned, needed = self.inputs.block(self.index), self.needed(part, self.index)
-        return _Shared(owned, needed, list(self._takes(part)), list(self._gives(part)))
-
-    def _takes(self, part: Part) -> Iterator[HaloSegment]:
-        low, high = self.needed(part, self.index)
+    def _takes(self, low: int, high: int) -> Iterator[HaloSegment]:
         for shift in shifts((low, high), self.inputs.extent, self.periodic):
             for owner, start, stop in self.inputs.overlapping(low - shift, high - shift):
-                is_own = owner == self.index and shift == 0
-                yield HaloSegment(owner, start + shift - low, stop + shift - low, is_own)
+                yield HaloSegment(owner, start + shift - low, stop + shift - low)
 
-    def _gives(self, part: Part) -> Iterator[HaloSegment]:
-        first, last = self.inputs.block(self.index)
-        outputs, window, extent = self.outputs, self.window, self.inputs.extent
+    def _gives(self, first: int, last: int) -> Iterator[HaloSegment]:
+        window, extent, outputs = self.window, self.inputs.extent, self.window.outputs(self.inputs)
         if first == last or not outputs.occupied:
             return
         reach = (
@@ -132,35 +100,7 @@ class HaloAxis:
         )
         for shift in shifts(reach, extent, self.periodic):
             for taker, low, high in takers(outputs, window, extent, first + shift, last + shift):
-                if part != "whole":
-                    needed = self.needed(part, taker)
-                    low, high = max(low, needed[0]), min(high, needed[1])
-                if low < high:
-                    is_own = taker == self.index and shift == 0
-                    yield HaloSegment(taker, low - shift - first, high - shift - first, is_own)
-
-
-@lru_cache(maxsize=4096)
-def inside(
-    inputs: Blocks, outputs: Blocks, window: Window, periodic: bool, index: int
-) -> tuple[int, int]:
-    """Return the range of outputs of worker ``index`` that read no ghosts.
-
-    Outputs before the range read ghosts on the left; outputs behind it read them only on the right.
-    """
-    owned, (start, stop) = inputs.block(index), outputs.block(index)
-
-    def reads_from(output: int) -> int:
-        low = window.needed(output, output + 1, inputs.extent)[0]
-        return low if periodic else max(low, 0)
-
-    def reads_to(output: int) -> int:
-        high = window.needed(output, output + 1, inputs.extent)[1]
-        return high if periodic else min(high, inputs.extent)
-
-    first = bisect_left(range(stop), True, start, key=lambda i: reads_from(i) >= owned[0])
-    last = bisect_left(range(stop), True, first, key=lambda i: reads_to(i) > owned[1])
-    return first, last
+                yield HaloSegment(taker, low - shift - first, high - shift - first)
 
 
 def needed_range(inputs: Blocks, window: Window, index: int) -> tuple[int, int]:
@@ -168,6 +108,15 @@ def needed_range(inputs: Blocks, window: Window, index: int) -> tuple[int, int]:
     start, stop = window.outputs(inputs).block(index)
     first, last = window.needed(start, stop, inputs.extent)
     return (first, first) if start == stop else (first, last)
+
+
+def owns_what_it_reads(inputs: Blocks, window: Window) -> bool:
+    """Return whether every worker along a dim owns all cells that it needs."""
+    for index in range(inputs.parts):
+        (first, last), (start, stop) = inputs.block(index), needed_range(inputs, window, index)
+        if start < stop and not (first <= start and stop <= last):
+            return False
+    return True
 
 
 def reads_own_cells(inputs: Blocks, window: Window) -> bool:
@@ -184,6 +133,46 @@ def covers_own_cells(inputs: Blocks, window: Window) -> bool:
         if not first <= start < stop <= last:
             return False
     return True
+
+
+def own_paddings(
+    inputs: Decomposition, windows: Sequence[Window], index: Sequence[int]
+) -> tuple[int, ...] | None:
+    """Return the symmetric zero padding for a block's outputs without ghosts.
+
+    The result is one number per dim with a sliding window. It is ``None``, on every rank alike, if
+    any worker would need different padding on its two sides, would have to drop own cells, or has
+    outputs but no cells. The time is proportional to the number of workers along each axis.
+    """
+    own_widths: list[int] = []
+    for blocks, window, i in zip(inputs.dims, windows, index, strict=True):
+        if not isinstance(window, SlidingWindow):
+            continue
+        paddings = axis_paddings(blocks, window)
+        if paddings is None:
+            return None
+        own_widths.append(paddings[i])
+    return tuple(own_widths)
+
+
+@lru_cache(maxsize=256)
+def axis_paddings(inputs: Blocks, window: SlidingWindow) -> tuple[int, ...] | None:
+    """Return the padding of :func:`own_paddings` for every worker of one axis."""
+    outputs = window.outputs(inputs)
+    paddings: list[int] = []
+    for index in range(inputs.parts):
+        owned, (start, stop) = inputs.block(index), outputs.block(index)
+        if start == stop:
+            paddings.append(0)
+            continue
+        padding = owned[0] - window.needed(start, stop, inputs.extent)[0]
+        padded = owned[1] - owned[0] + 2 * padding
+        fits = owned[0] < owned[1] and padding >= 0 and padded >= window.reach
+        own_window = replace(window, padding=(padding, padding)) if fits else window
+        if not fits or own_window.output_extent(owned[1] - owned[0]) != stop - start:
+            return None
+        paddings.append(padding)
+    return tuple(paddings)
 
 
 def adjoint_in_place(stage: Stage, own: Box) -> Stage:
@@ -220,7 +209,8 @@ def plan_halo(inputs: Decomposition, halo: Halo, index: Sequence[int]) -> Plan:
     Returns:
         Plan whose ranks are row-major on the grid. Output cells that no block owns are padding.
     """
-    axes = [axis.exchanged_segments("whole") for axis in axes_of(inputs, halo, index)]
+    along = zip(inputs.dims, halo.windows, halo.periodic, index, strict=True)
+    axes = [HaloAxis(*of_axis).exchanged_segments() for of_axis in along]
     grid = inputs.grid
     rank = rank_of(index, grid)
     key = ("halo_exchange", inputs, halo)
@@ -238,43 +228,29 @@ def plan_halo(inputs: Decomposition, halo: Halo, index: Sequence[int]) -> Plan:
     return Plan(key, rank, tuple(stages) or (halo_stage(axes, rank, grid),))
 
 
-def axes_of(inputs: Decomposition, halo: Halo, index: Sequence[int]) -> list[HaloAxis]:
-    along = zip(inputs.dims, halo.windows, halo.periodic, index, strict=True)
-    return [
-        HaloAxis(blocks, window.outputs(blocks), window, wraps, i)
-        for blocks, window, wraps, i in along
-    ]
-
-
-def all_cells(_: Sequence[HaloSegment]) -> bool:
-    return True
-
-
-def halo_stage(
-    axes: Sequence[_Shared], rank: int, grid: tuple[int, ...], moves: _Moves = all_cells
-) -> Stage:
-    gives = list(_boxes([axis.gives for axis in axes], grid, moves))
+def halo_stage(axes: Sequence[_Shared], rank: int, grid: tuple[int, ...]) -> Stage:
+    gives = list(_boxes([axis.gives for axis in axes], grid))
     return stage_of(
         rank,
         tuple(axis.owned[1] - axis.owned[0] for axis in axes),
         tuple(axis.needed[1] - axis.needed[0] for axis in axes),
         gives,
-        list(_boxes([axis.takes for axis in axes], grid, moves)),
+        list(_boxes([axis.takes for axis in axes], grid)),
         sources_overlap=len(gives) > 1 or any(peer != rank for peer, _ in gives),
     )
 
 
 def _boxes(
-    segments: Sequence[Sequence[HaloSegment]], grid: tuple[int, ...], moves: _Moves
+    segments: Sequence[Sequence[HaloSegment]], grid: tuple[int, ...]
 ) -> Iterator[tuple[int, Box]]:
-    for corner in filter(moves, product(*segments)):
-        index, start, stop, _ = zip(*corner, strict=True)
+    for corner in product(*segments):
+        index, start, stop = zip(*corner, strict=True)
         yield rank_of(index, grid), Box(start, stop)
 
 
 def _still(cells: tuple[int, int], index: int) -> _Shared:
     length = cells[1] - cells[0]
-    segments = [HaloSegment(index, 0, length, True)] if length else []
+    segments = [HaloSegment(index, 0, length)] if length else []
     return _Shared(cells, cells, segments, segments)
 
 

@@ -7,7 +7,7 @@ from itertools import product
 
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry.blocks import Decomposition
-from gpudist.geometry.boxes import Box, Plan, Stage, messages_by_peer, stage_of
+from gpudist.geometry.boxes import Box, Plan, stage_of
 from gpudist.geometry.cartesian import rank_of
 
 RankOf = Callable[[tuple[int, ...]], int]
@@ -102,19 +102,3 @@ def plan_all_gather(inputs: Decomposition, axes: Sequence[int], index: Sequence[
     ]
     stage = stage_of(rank, owned.shape, wanted.shape, gives, takes, len(members) > 1)
     return Plan(("all_gather", inputs, tuple(axes)), rank, (stage,))
-
-
-def plan_to_others(source: int, rank: int, size: int, shape: tuple[int, ...]) -> Plan:
-    """Plan the copy of the block of ``source`` to all others, for worker ``rank`` of ``size``.
-
-    The adjoint sums the tensors of all others into that of ``source``.
-    """
-    block = Box.whole(shape)
-    peers = [peer for peer in range(size) if peer != source] if block.volume else []
-    if rank == source:
-        sends = messages_by_peer((peer, block) for peer in peers)
-        stage = Stage(shape, None, (), sends, (), sources_overlap=len(peers) > 1)
-    else:
-        receives = messages_by_peer([(source, block)] if peers else [])
-        stage = Stage(None, shape, (), (), receives)
-    return Plan(("to_others", source, size, shape), rank, (stage,))

@@ -276,11 +276,6 @@ class PoolWindow(SlidingWindow):
             )
         return outputs
 
-    def cuts(self, extent: int) -> bool:
-        """Return whether the last window extends beyond the padded extent."""
-        last = (self.output_extent(extent) - 1) * self.stride - self.padding[0]
-        return last + self.reach > extent + self.padding[1]
-
     def has_only_padding(self, extent: int) -> bool:
         """Return whether any window has no tap in ``[0, extent)``."""
         outputs = range(min(self.output_extent(extent), self.padding[0] // self.stride + 1))
@@ -289,31 +284,6 @@ class PoolWindow(SlidingWindow):
     def _first_tap(self, output: int) -> int:
         start = output * self.stride - self.padding[0]
         return start if start >= 0 else start % self.dilation
-
-
-@dataclass(frozen=True)
-class MaximumWindow:
-    """Sliding window of a layer that pads its block on both sides as its first output needs it.
-
-    Needed ranges leave out that padding. Behind the own outputs there may be further ones.
-
-    Attributes:
-        window: window with all of its padding.
-    """
-
-    window: PoolWindow
-
-    def outputs(self, inputs: Blocks) -> Blocks:
-        return self.window.outputs(inputs)
-
-    def needed(self, start: int, stop: int, extent: int) -> tuple[int, int]:
-        low, high = self.window.needed(start, stop, extent)
-        padding = self.padding_of(start)
-        return low + padding, high - min(padding, max(0, high - extent))
-
-    def padding_of(self, start: int) -> int:
-        """Return the cells of padding that output ``start`` reads in front of the extent."""
-        return max(0, self.window.padding[0] - start * self.window.stride)
 
 
 CopyingMode = Literal["reflect", "replicate"]

@@ -160,7 +160,6 @@ class Transport(ABC):
         attached: transports between subsets of the ranks, aborted and closed with this one.
         packs: whether the transport itself executes whole stages of plans, in one call.
         keeps_layout: whether outputs of stages are channels-last if their inputs are.
-        gpu: name of every rank's GPU; empty if they differ, or on CPUs.
         carries_pieces: whether a message may consist of pieces of memory, see
             :meth:`start_pieces`.
         device_library: path of a replacement for the GPU's runtime in tests, where tensors are on
@@ -176,7 +175,6 @@ class Transport(ABC):
     connects: str = ""
     packs: bool = False
     keeps_layout: bool = False
-    gpu: str = ""
     carries_pieces: bool = False
     has_streams: bool = False
     device_library: str = ""

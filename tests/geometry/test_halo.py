@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import tracemalloc
 from itertools import product
+from math import prod
 from statistics import median
 from time import perf_counter
 
@@ -23,7 +24,7 @@ from gpudist.geometry import (
     plan_halo,
 )
 from tests.geometry.oracle import assert_linear_operator, carry_out, cut, exactly, numbered
-from tests.geometry.strategies import decompositions, windows
+from tests.geometry.strategies import cuts, decompositions, sliding_windows, windows
 
 
 @st.composite
@@ -230,3 +231,72 @@ def test_planning_keeps_no_list_of_ranks():
     finally:
         tracemalloc.stop()
     assert peak_bytes < 100_000
+
+
+@exactly
+@given(cases())
+def test_workers_own_what_they_read_or_read_a_cell_of_others(case):
+    inputs, chosen, _ = case
+    for blocks, window in zip(inputs.dims, chosen, strict=True):
+        expected = all(
+            start <= cell < stop
+            for index in range(blocks.parts)
+            for start, stop in [blocks.block(index)]
+            for cell in range(*needed_by_rule(blocks, window, index))
+        )
+        assert halo.owns_what_it_reads(blocks, window) == expected
+
+
+@exactly
+@given(st.data())
+def test_own_paddings_give_the_own_outputs(data):
+    extent = data.draw(st.integers(1, 14))
+    blocks, window = data.draw(cuts(extent)), data.draw(sliding_windows(extent))
+    inputs = Decomposition((Blocks(2, 1), blocks))
+    chosen = (HaloWidths(), window)
+    per_rank = [halo.own_paddings(inputs, chosen, index) for index in workers_of(inputs)]
+    outputs = window.outputs(blocks)
+
+    def fits(worker: int, padding: int) -> bool:
+        (first, last), (start, stop) = blocks.block(worker), outputs.block(worker)
+        if start == stop:
+            return padding == 0
+        padded = last - first + 2 * padding
+        return (
+            last > first
+            and padded >= window.reach
+            and (padded - window.reach) // window.stride + 1 == stop - start
+            and first - padding == start * window.stride - window.padding[0]
+        )
+
+    for worker, own in enumerate(per_rank):
+        assert (own is None) == (per_rank[0] is None)
+        if own is not None:
+            assert len(own) == 1 and fits(worker, own[0])
+    if per_rank[0] is None:
+        widest = 20 + prod(inputs.shape)
+        assert not all(
+            any(fits(worker, padding) for padding in range(widest))
+            for worker in range(blocks.parts)
+        )
+
+
+def test_own_paddings_of_common_windows():
+    inputs = Decomposition.balanced((1, 12, 12), (1, 2, 3))
+    for window, expected in (
+        (SlidingWindow(3, padding=(1, 1)), (1, 1)),
+        (SlidingWindow(1), (0, 0)),
+        (SlidingWindow(2, 2), (0, 0)),
+        (SlidingWindow(3, 2, padding=(1, 1)), (1, 1)),
+        (SlidingWindow(3, dilation=2, padding=(2, 2)), (2, 2)),
+        (SlidingWindow(3), None),
+        (SlidingWindow(2, padding=(0, 1)), None),
+    ):
+        for index in workers_of(inputs):
+            assert halo.own_paddings(inputs, [HaloWidths(), window, window], index) == expected
+
+
+def test_own_paddings_where_there_is_no_block():
+    """The padding of a worker without outputs belongs to nobody, and the others have theirs."""
+    assert halo.axis_paddings(Blocks(2, 3), SlidingWindow(1)) == (0, 0, 0)
+    assert halo.axis_paddings(Blocks(2, 3), SlidingWindow(3, padding=(1, 1))) == (1, 1, 0)

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry import Blocks, Box, Decomposition, Plan, plan_all_gather, plan_repartition
 from gpudist.geometry.cartesian import index_of, rank_of, size_of
-from gpudist.geometry.repartition import overlaps, plan_to_others
+from gpudist.geometry.repartition import overlaps
 from tests.geometry.oracle import PerRank, assert_linear_operator, carry_out, exactly, numbered
 from tests.geometry.strategies import decompositions, shapes, workers
 
@@ -163,25 +163,8 @@ def test_different_cuts_have_different_identities():
     assert len({p.identity for plan in plans for p in (plan, plan.T)}) == 2 * len(plans)
 
 
-@pytest.mark.parametrize(("size", "source"), [(2, 1), (4, 1), (5, 0)])
-@pytest.mark.parametrize("shape", [(2, 3), (0, 3)])
-def test_a_block_goes_to_all_others(size: int, source: int, shape: tuple[int, ...]) -> None:
-    plans = [plan_to_others(source, rank, size, shape) for rank in range(size)]
-    block = numbered(shape)
-    found = carry_out(plans, [block if rank == source else None for rank in range(size)])
-    for rank, output in enumerate(found):
-        if rank == source:
-            assert output is None
-        else:
-            np.testing.assert_array_equal(output, block)
-    assert_linear_operator(plans)
-    assert len({plan.identity for plan in plans}) == 1
-
-
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_whose_adjoint_adds(size: int):
     """The adjoint of sending to several places adds; that of a single copy overwrites."""
-    (spread,) = plan_to_others(0, 0, size, (2,)).stages
-    assert spread.sources_overlap == (size > 2)
     (gathered,) = plan_all_gather(Decomposition.balanced((5,), (size,)), [0], (0,)).stages
     assert gathered.sources_overlap == (size > 1)

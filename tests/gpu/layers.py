@@ -24,9 +24,9 @@ def conv1d(P_world: Partition) -> Given:
     return Given(layer, local_input(integers((2, 2, 19)), P_x))
 
 
-def conv2d(P_world: Partition, extent: int = 9, overlap: bool = True) -> Given:
+def conv2d(P_world: Partition, extent: int = 9) -> Given:
     P_x = on_grid(P_world, [1, 1])
-    layer = nn.DistributedConv2d(P_x, 2, 3, 3, padding=1, overlap=overlap, **factory(P_world))
+    layer = nn.DistributedConv2d(P_x, 2, 3, 3, padding=1, **factory(P_world))
     return Given(layer, local_input(integers((2, 2, extent, extent + 1)), P_x))
 
 
@@ -113,8 +113,7 @@ def permuted(shape: tuple[int, ...]) -> torch.Tensor:
 LAYERS: dict[str, Callable[[Partition], Given]] = {
     "conv1d, strided and dilated": conv1d,
     "conv2d": conv2d,
-    "conv2d, its block in place": partial(conv2d, extent=720),
-    "conv2d, its block copied": partial(conv2d, extent=720, overlap=False),
+    "conv2d, of a large block": partial(conv2d, extent=720),
     "conv3d, circular": conv3d,
     "conv2d, input channels": partial(conv_of_channels, inputs=True),
     "conv2d, output channels": partial(conv_of_channels, inputs=False),

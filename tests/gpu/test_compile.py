@@ -11,7 +11,7 @@ from tests.gpu.worlds import OneRank, World, assert_as_on_cpus
 require_gpu()
 
 OPERATORS = ("halo", "halo, periodic", "broadcast from the last")
-LAYERS = ("conv2d", "conv2d, its block in place", "conv3d, circular")
+LAYERS = ("conv2d", "conv2d, of a large block", "conv3d, circular")
 TOLERANCE = 1e-12
 WITHOUT = {"backend": None}
 every_case = pytest.mark.parametrize("case", OPERATORS + LAYERS)

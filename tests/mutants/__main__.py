@@ -45,8 +45,7 @@ EXCHANGE = [
 LAYERS = {
     "halo": [
         "affine/test_conv",
-        "affine/test_conv_overlap",
-        "pool/test_pool_overlap",
+        "affine/test_conv_with_ghosts",
         "windowed/test_halo_region",
     ],
     "parts": ["pool/test_pool_adaptive"],

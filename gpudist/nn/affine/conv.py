@@ -11,11 +11,16 @@ import torch
 
 from gpudist.errors import ShapeError
 from gpudist.exchange.autograd import apply_handwritten, is_eager
-from gpudist.exchange.compiled_nodes import apply_compiled
-from gpudist.exchange.tracing import is_compiled
 from gpudist.geometry.blocks import Decomposition
-from gpudist.geometry.faces import have_faces
-from gpudist.geometry.windows import FoldedWindow, PaddedWindow, Read, SlidingWindow, Window
+from gpudist.geometry.halo import own_paddings, owns_what_it_reads
+from gpudist.geometry.windows import (
+    ComposedWindow,
+    FoldedWindow,
+    PaddedWindow,
+    Read,
+    SlidingWindow,
+    Window,
+)
 from gpudist.nn.affine.affine_layer import BoundAffine
 from gpudist.nn.affine.conv_arguments import (
     PADDING_MODES,
@@ -32,15 +37,12 @@ from gpudist.nn.affine.conv_channels import (
     require_input_channels,
 )
 from gpudist.nn.affine.conv_layer import ConvLayer
-from gpudist.nn.affine.conv_overlap import ConvolutionInPlace, bind_in_place
 from gpudist.nn.affine.conv_with_ghosts import ConvolutionWithGhosts, bind_with_ghosts
-from gpudist.nn.affine.local_conv import LocalConvolution
 from gpudist.nn.autocast import autocast_is_on, product_dtype
 from gpudist.nn.channels_last import channels_last_form, in_form
 from gpudist.nn.kernel_choice import suits_cpu
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.partitions import partitions_lead
-from gpudist.nn.windowed.block_in_place import use_in_place
 from gpudist.nn.windowed.edge_padding import Pad, bind_edge_padding, require_padding_of_input
 from gpudist.nn.windowed.region_layer import BlockOperation, WithPadding, padding_widths
 from gpudist.nn.windowed.window import per_dim
@@ -71,14 +73,6 @@ class _DistributedConv(ConvLayer):
         in_channels ... dtype: as in the torch layer; sizes are global.
         global_shape: global shape of a balanced input; saves the agreement on its blocks.
         shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
-        overlap: whether to convolve the local block in place and its ghosts separately, where that
-            is possible and faster: on a CPU if the largest block has at least 1 MiB, on a GPU if
-            the copy and the wait for ghosts take longer than the few short kernels of each face.
-            It is possible with ``P_x`` alone, with zero or circular padding, outside of
-            torch.compile, and unless ``nested``; under autocast, for an input in the dtype of the
-            products, if no parameter moves. No block may be empty, and every block must need the
-            same padding on both sides, as with odd kernels if outputs are partitioned like inputs.
-            Results differ by rounding only.
         nested: exchange ghosts dim by dim, with two neighbours each, instead of with all neighbours
             at once; ``None``: see :func:`~gpudist.halo_exchange`. Results are identical.
         replicate_parameters: keep a copy of each parameter block on every worker that uses it.
@@ -87,12 +81,12 @@ class _DistributedConv(ConvLayer):
 
     Cost:
         In forward, one group of messages carries the ghost cells of the input and the parameters
-        from their owners, two groups if the block is convolved in place; with split channels, a
-        broadcast of the input and a sum-reduce of the output follow. Backward moves the same bytes
-        in the opposite direction. The block is copied next to its ghosts, unless it is convolved in
-        place or no worker needs ghosts. The copy has no zeros that the worker would have on both
-        sides of a dim. Backward keeps it; on a GPU, with ``P_x`` alone and from 4 MiB on, it keeps
-        the block and the ghosts, and copies again for the gradient of the weight.
+        from their owners; with split channels, a broadcast of the input and a sum-reduce of the
+        output follow. Backward moves the same bytes in the opposite direction. The block is copied
+        next to its ghosts, unless no worker needs ghosts. The copy has no zeros that the worker
+        would have on both sides of a dim. Backward keeps it; on a GPU, with ``P_x`` alone and from
+        4 MiB on, it keeps the block and the ghosts, and copies again for the gradient of the
+        weight.
         Workers at an edge copy the block once more if the padding is reflected or replicated.
 
     Raises:
@@ -115,7 +109,7 @@ class _DistributedConv(ConvLayer):
         padding_mode: str = "zeros", device: torch.device | str | None = None,
         dtype: torch.dtype | None = None, *, P_y: CartesianPartition | None = None,
         P_w: CartesianPartition | None = None, global_shape: Sequence[int] | None = None,
-        shape: ShapeMode = "static", overlap: bool = True, nested: bool | None = False,
+        shape: ShapeMode = "static", nested: bool | None = False,
         replicate_parameters: bool = False,
     ) -> None: ...  # fmt: skip
     @overload
@@ -127,7 +121,7 @@ class _DistributedConv(ConvLayer):
         dilation: int | Sequence[int] = 1, groups: int = 1, bias: bool = True,
         padding_mode: str = "zeros", device: torch.device | str | None = None,
         dtype: torch.dtype | None = None, *, global_shape: Sequence[int] | None = None,
-        shape: ShapeMode = "static", overlap: bool = True, nested: bool | None = False,
+        shape: ShapeMode = "static", nested: bool | None = False,
         replicate_parameters: bool = False,
     ) -> None: ...  # fmt: skip
     @partitions_lead
@@ -139,11 +133,10 @@ class _DistributedConv(ConvLayer):
         padding_mode: str = "zeros", device: torch.device | str | None = None,
         dtype: torch.dtype | None = None, *, P_y: CartesianPartition | None = None,
         P_w: CartesianPartition | None = None, global_shape: Sequence[int] | None = None,
-        shape: ShapeMode = "static", overlap: bool = True, nested: bool | None = False,
+        shape: ShapeMode = "static", nested: bool | None = False,
         replicate_parameters: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.overlap = overlap and not nested
         require_padding_mode(self._name, padding_mode, self._padding_modes)
         require_groups(self._name, in_channels, out_channels, groups)
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
@@ -189,8 +182,6 @@ class _DistributedConv(ConvLayer):
             return self.affine(bound, x, weight, bias)
         if autocast_is_on(x.device):
             weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
-        if isinstance(by_hand, ConvolutionInPlace) and is_compiled():
-            return apply_compiled(by_hand, x, weight, bias)
         return apply_handwritten(by_hand, x, weight, bias)
 
     def _compute(
@@ -231,12 +222,16 @@ class _DistributedConv(ConvLayer):
         bound = _BoundConv(movement, self.bind_parameters(), reduction, features, block)
         if any(isinstance(window, FoldedWindow) for window in windows):
             return self._with_edge_padding(bound, layout, x)
-        is_alone = self._placement.P_source is None and reduction is None
-        if is_alone and index is not None and block is not None and 0 not in block.shape:
-            placeholder = bound.parameters, block.convolution, partial(self.affine, bound)
-            with_ghosts = bind_with_ghosts(movement, inputs, read, index, *placeholder)
+        if self._placement.P_source is not None or index is None or block is None:
+            return bound
+        padding = own_paddings(inputs, windows, index)
+        if padding is not None and not self._have_ghosts(inputs):
+            return replace(bound, halo=None, block=replace(block, padding=padding))
+        if reduction is None and 0 not in block.shape and not self._is_on_cpu(x):
+            given = bound.parameters, block.convolution, partial(self.affine, bound)
+            with_ghosts = bind_with_ghosts(movement, inputs, read, index, *given)
             bound = replace(bound, with_ghosts=with_ghosts)
-        return self._with_block_in_place(bound, layout, x)
+        return bound
 
     def _windows_of_blocks(self) -> list[Window]:
         """Return the windows of the cells that are moved: the local convolution adds the rest."""
@@ -252,30 +247,26 @@ class _DistributedConv(ConvLayer):
         self, bound: _BoundConv, layout: BlockLayout, x: torch.Tensor
     ) -> _BoundConv:
         """Add to ``bound`` the padding by copies of cells, which follows the halo exchange."""
-        halo, P_c = self.halo_exchange.halo, self._placement.P_c
-        has_ghosts = self._placement.P_source is not None or have_faces(layout.decomposition, halo)
-        bound = bound if has_ghosts else replace(bound, halo=None)
+        windows, P_c = self.halo_exchange.halo.windows, self._placement.P_c
+        if self._placement.P_source is None and not self._have_ghosts(layout.decomposition):
+            bound = replace(bound, halo=None)
         if P_c.index is None or bound.block is None or 0 in bound.block.shape:
             return bound
         moved = None if bound.halo is None else bound.halo.output_shape
-        edge_padding = bind_edge_padding(self._name, layout, halo.windows, P_c, x, moved)
+        edge_padding = bind_edge_padding(self._name, layout, windows, P_c, x, moved)
         return replace(bound, edge_padding=edge_padding)
 
-    def _with_block_in_place(
-        self, bound: _BoundConv, layout: BlockLayout, x: torch.Tensor
-    ) -> _BoundConv:
-        """Make ``bound`` convolve the block in place, where that is possible and faster."""
-        if self._placement.P_source is not None or bound.block is None:
-            return bound
-        use = use_in_place(self.halo_exchange, layout, x, self.overlap)
-        if use is None:
-            return bound
-        if not use.faces:
-            block = replace(bound.block, padding=use.padding)
-            return replace(bound, block=block, halo=None, with_ghosts=None)
-        convolution = LocalConvolution(self.stride, use.padding, self.dilation, self.groups)
-        given = bound.parameters, convolution, partial(self.affine, bound)
-        return replace(bound, in_place=bind_in_place(use, *given, copies=not suits_cpu(x)))
+    def _have_ghosts(self, inputs: Decomposition) -> bool:
+        halo = self.halo_exchange.halo
+        inside = [
+            window if wraps else ComposedWindow((window,))
+            for window, wraps in zip(halo.windows, halo.periodic, strict=True)
+        ]
+        return not all(map(owns_what_it_reads, inputs.dims, inside))
+
+    def _is_on_cpu(self, x: torch.Tensor) -> bool:
+        # A block without data stands for one on the device of the planned world.
+        return suits_cpu(x) or (x.is_meta and not self.P_x.wire.has_streams)
 
     def _block(
         self, shape: Sequence[int], padding: tuple[int, ...] | None = None
@@ -321,29 +312,24 @@ class _BoundConv(BoundAffine):
 
     Attributes:
         block: local convolution; ``None`` on workers that do not convolve.
-        in_place: convolution without a copy of the block; ``None`` if the block is copied.
         with_ghosts: convolution that keeps the ghosts alone; ``None`` if the copy is kept.
         edge_padding: padding of the block and its ghosts before the convolution.
     """
 
     block: BlockConvolution | None = None
-    in_place: ConvolutionInPlace | None = None
     with_ghosts: ConvolutionWithGhosts | None = None
     edge_padding: Pad | None = None
 
-    def by_hand(self, x: torch.Tensor) -> ConvolutionInPlace | ConvolutionWithGhosts | None:
-        """Return the convolution with a backward of its own that suits ``x``, on all ranks alike.
+    def by_hand(self, x: torch.Tensor) -> ConvolutionWithGhosts | None:
+        """Return the convolution with a backward of its own, if it suits ``x``.
 
         Under autocast, the block must have the dtype of the product, and no parameter may move.
         """
-        trains, way = torch.is_grad_enabled(), self.in_place
-        if way is None or (trains and not way.in_training):
-            way = self.with_ghosts if trains and not suits_cpu(x) else None
-        if way is None or not (is_eager(x) or (way is self.in_place and is_compiled())):
+        if self.with_ghosts is None or not torch.is_grad_enabled() or not is_eager(x):
             return None
-        if x.dtype != product_dtype(x):
+        if x.dtype != product_dtype(x) or (autocast_is_on(x.device) and any(self.parameters)):
             return None
-        return None if autocast_is_on(x.device) and any(self.parameters) else way
+        return self.with_ghosts
 
     @property
     def alone(self) -> Callable[..., torch.Tensor] | None:

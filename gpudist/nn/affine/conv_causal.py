@@ -44,11 +44,10 @@ class DistributedCausalConv1d(DistributedConv1d):
         in_channels ... bias: see :class:`DistributedConv1d`.
         padding_mode: ``"zeros"`` or ``"replicate"``; the other modes would read later inputs.
         device, dtype: see :class:`DistributedConv1d`.
-        global_shape, shape, overlap, nested, replicate_parameters: see :class:`DistributedConv1d`.
+        global_shape, shape, nested, replicate_parameters: see :class:`DistributedConv1d`.
 
     Cost:
-        The same as :class:`DistributedConv1d`, but never in place: one-sided padding requires a
-        copy of the block.
+        The same as :class:`DistributedConv1d`; one-sided padding requires a copy of the block.
 
     Raises:
         PartitionError, ShapeError: see :class:`DistributedConv1d`.
@@ -64,7 +63,7 @@ class DistributedCausalConv1d(DistributedConv1d):
         padding_mode: str = "zeros", device: torch.device | str | None = None,
         dtype: torch.dtype | None = None, *, P_y: CartesianPartition | None = None,
         P_w: CartesianPartition | None = None, global_shape: Sequence[int] | None = None,
-        shape: ShapeMode = "static", overlap: bool = True, nested: bool | None = False,
+        shape: ShapeMode = "static", nested: bool | None = False,
         replicate_parameters: bool = False,
     ) -> None: ...  # fmt: skip
     @overload
@@ -74,7 +73,7 @@ class DistributedCausalConv1d(DistributedConv1d):
         stride: int | Sequence[int] = 1, dilation: int | Sequence[int] = 1, groups: int = 1,
         bias: bool = True, padding_mode: str = "zeros", device: torch.device | str | None = None,
         dtype: torch.dtype | None = None, *, global_shape: Sequence[int] | None = None,
-        shape: ShapeMode = "static", overlap: bool = True, nested: bool | None = False,
+        shape: ShapeMode = "static", nested: bool | None = False,
         replicate_parameters: bool = False,
     ) -> None: ...  # fmt: skip
     @partitions_lead
@@ -85,13 +84,13 @@ class DistributedCausalConv1d(DistributedConv1d):
         padding_mode: str = "zeros", device: torch.device | str | None = None,
         dtype: torch.dtype | None = None, *, P_y: CartesianPartition | None = None,
         P_w: CartesianPartition | None = None, global_shape: Sequence[int] | None = None,
-        shape: ShapeMode = "static", overlap: bool = True, nested: bool | None = False,
+        shape: ShapeMode = "static", nested: bool | None = False,
         replicate_parameters: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(
             P_x, in_channels, out_channels, kernel_size, stride, 0, dilation, groups, bias,
             padding_mode, device, dtype, P_y=P_y, P_w=P_w, global_shape=global_shape, shape=shape,
-            overlap=overlap, nested=nested, replicate_parameters=replicate_parameters,
+            nested=nested, replicate_parameters=replicate_parameters,
         )  # fmt: skip
 
     def _paddings_of(self, padding: int | Sequence[int] | str) -> Paddings:

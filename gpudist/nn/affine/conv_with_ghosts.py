@@ -7,21 +7,22 @@ the gradient of the block where it lies: ghosts are added into it in place.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from gpudist.exchange import Movement
+from gpudist.exchange import Movement, bind, carry_out_one
 from gpudist.exchange.autograd import Saved
 from gpudist.geometry.blocks import Decomposition
-from gpudist.geometry.boxes import Box, boxes_outside, intersection
+from gpudist.geometry.boxes import Box, Move, Plan, Stage, boxes_outside, intersection
 from gpudist.geometry.halo import adjoint_in_place, covers_own_cells, needed_range
 from gpudist.geometry.windows import Window
-from gpudist.nn.affine.block_copy import BlockCopy, Convolution, bind_block_copy
 from gpudist.nn.affine.local_conv import LocalConvolution
 from gpudist.nn.channels_last import channels_last_form, in_form
 from gpudist.nn.parameters.parameter_layer import adjoints_of, move_gradients, move_those
+
+Convolution = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | None"], torch.Tensor]
 
 # Smallest block whose copy is made again. Below, the launches cost more than the memory is worth.
 SMALLEST_BLOCK_BYTES = 4 << 20
@@ -34,7 +35,9 @@ class ConvolutionWithGhosts:
     Attributes:
         halo: movement of the block to the copy beside its ghosts.
         adjoint: the adjoint of ``halo`` within the copy, for :func:`add_into`.
-        copy: the copy, made from the block and its ghosts.
+        own: the block's cells in the copy.
+        ghosts: boxes of the copy that hold ghosts.
+        refill: movement of the block to a copy with zeros beside it; no worker sends anything.
         parameters: movements of the weight and, if there is one, of the bias; ``None`` for a
             parameter that is already local.
         convolution: convolution of the copy.
@@ -43,7 +46,9 @@ class ConvolutionWithGhosts:
 
     halo: Movement
     adjoint: Movement
-    copy: BlockCopy
+    own: Box
+    ghosts: tuple[Box, ...]
+    refill: Movement
     parameters: tuple[Movement | None, ...]
     convolution: LocalConvolution
     compose: Convolution
@@ -59,7 +64,7 @@ class ConvolutionWithGhosts:
         operands = [x, weight] if bias is None else [x, weight, bias]
         block, weight, *biases = move_those((self.halo, *self.parameters), operands)
         block = in_form(block, channels_last_form(x))
-        ghosts = [block[place.slices].clone() for _, _, place in self.copy.ghosts]
+        ghosts = [block[box.slices].clone() for box in self.ghosts]
         return self.convolution(block, weight, *biases), [weight, *ghosts]
 
     def backward(
@@ -70,14 +75,20 @@ class ConvolutionWithGhosts:
         The gradient of a contiguous block is a view of the gradient of its copy.
         """
         x, (weight, *ghosts) = inputs[0], kept
-        block = self.copy(x, ghosts) if needs[1] else self._unread(x)
+        block = self._copy(x, ghosts) if needs[1] else self._unread(x)
         of_block, *gradients = self.convolution.all_gradients(gradient, block, weight, needs)
         in_place = needs[0] and of_block.is_contiguous()
         adjoints = (self.adjoint if in_place else self.halo.T, *adjoints_of(self.parameters))
         gradients = move_gradients(adjoints, (of_block, *gradients), of_block if in_place else None)
         if in_place:
-            gradients[0] = of_block[self.copy.own.slices]
+            gradients[0] = of_block[self.own.slices]
         return gradients
+
+    def _copy(self, x: torch.Tensor, ghosts: Saved) -> torch.Tensor:
+        copy = in_form(carry_out_one(self.refill, x), channels_last_form(x))
+        for ghost, box in zip(ghosts, self.ghosts, strict=True):
+            copy[box.slices].copy_(ghost)
+        return copy
 
     def _unread(self, x: torch.Tensor) -> torch.Tensor:
         # Only the shape of the copy is read.
@@ -121,11 +132,14 @@ def bind_with_ghosts(
     )  # fmt: skip
     filled = [box for message in stage.receives for box in message.boxes]
     filled += [move.destination for move in stage.moves if move.destination != own_box]
-    ghosts = [
+    ghosts = tuple(
         box
         for box in boxes_outside(halo.output_shape, [own_box])
         if any(intersection(box, part) for part in filled)
-    ]
-    places = [(i, Box.whole(box.shape), box) for i, box in enumerate(ghosts)]
-    copy = bind_block_copy(P, halo.dtype, own_box, halo.output_shape, places)
-    return ConvolutionWithGhosts(halo, adjoint, copy, parameters, convolution, compose)
+    )
+    still = Stage(own_box.shape, halo.output_shape, (Move(Box.whole(own_box.shape), own_box),))
+    plan = Plan(("copy of a block", own_box, halo.output_shape), P.plan_rank, (still,))
+    label = f"copy of a block of {list(own_box.shape)}"
+    refill = bind(plan, P, label, halo.dtype, own_box.shape, halo.dtype)
+    given = parameters, convolution, compose
+    return ConvolutionWithGhosts(halo, adjoint, own_box, ghosts, refill, *given)

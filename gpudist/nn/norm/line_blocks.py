@@ -10,7 +10,7 @@ from gpudist.errors import ShapeError
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.broadcasting import plan_all_sum_reduce
-from gpudist.geometry.repartition import plan_all_gather, plan_to_others
+from gpudist.geometry.repartition import plan_all_gather
 from gpudist.ops.bind_cache import BindCache
 from gpudist.ops.shape_agreement import refuse
 from gpudist.world.partition import Partition
@@ -32,7 +32,6 @@ class LineBlocks:
         self._rank = P.rank
         self._gathers = BindCache[Movement]("static")
         self._totals = BindCache[Movement]("static")
-        self._pieces = BindCache[tuple[Movement, ...]]("static")
 
     def gather(self, block: torch.Tensor, dim: int, lengths: Sequence[int]) -> Movement:
         """Return the all-gather along ``dim`` of blocks with these lengths."""
@@ -45,13 +44,6 @@ class LineBlocks:
     def total(self, x: torch.Tensor) -> Movement:
         """Return the sum of equally shaped tensors, on every worker."""
         return self._totals(x, self._bind_total)
-
-    def pieces(self, block: torch.Tensor, dim: int, lengths: Sequence[int]) -> tuple[Movement, ...]:
-        """Return the parts of an all-gather, each of which sends one worker's block to the others.
-
-        Receiving workers pass an empty tensor; the source receives one.
-        """
-        return self._pieces(block, self._bind_pieces, dim, *lengths)
 
     def require_lengths(
         self, x: torch.Tensor, dim: int, lengths: int | Sequence[int] | None, is_whole: bool
@@ -92,15 +84,6 @@ class LineBlocks:
         label = f"{self._name}: all_gather along dim {dim} of blocks {list(lengths)}"
         plan = plan_all_gather(cut, [dim], index)
         return bind(plan, self.P, label, x.dtype, cut.block(index).shape, x.dtype)
-
-    def _bind_pieces(self, x: torch.Tensor, dim: int, *lengths: int) -> tuple[Movement, ...]:
-        pieces: list[Movement] = []
-        for source, length in enumerate(lengths):
-            shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
-            plan = plan_to_others(source, self._rank, self.P.size, shape)
-            label = f"{self._name}: block {list(shape)} of worker {source} to all others"
-            pieces.append(bind(plan, self.P, label, x.dtype, (0,), x.dtype))
-        return tuple(pieces)
 
     def _bind_total(self, x: torch.Tensor) -> Movement:
         shape, size = tuple(x.shape), self.P.size

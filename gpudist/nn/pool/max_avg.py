@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -10,7 +11,8 @@ import torch.nn.functional as F
 
 from gpudist.errors import ShapeError
 from gpudist.nn.layer_table import Sample, layer
-from gpudist.nn.pool.sliding import SlidingPool
+from gpudist.nn.pool.sliding import PoolBlock, SlidingPool
+from gpudist.ops.operator import placeholder_shape
 from gpudist.ops.shape_agreement import ShapeMode
 from gpudist.world.partition import CartesianPartition
 
@@ -27,18 +29,16 @@ class _DistributedMaxPool(SlidingPool):
         kernel_size, stride, padding, dilation, ceil_mode: as in the torch layer; the stride
             defaults to the kernel size.
         return_indices: return ``(output, indices)``, with flat indices in the spatial dims of the
-            global tensor, independent of the partition. Disables pooling in place.
+            global tensor, independent of the partition.
         global_shape: global shape of a balanced input; saves the agreement on its blocks.
         shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
-        overlap: whether to pool the local block in place and its boundary separately, under the
-            same conditions as the convolution.
         nested: exchange ghosts dim by dim instead of with all neighbours at once; ``None``: see
             :func:`~gpudist.halo_exchange`.
 
     Cost:
-        One halo exchange, which copies the block unless it is pooled in place; no message and no
-        copy if no window crosses blocks. Backward moves the same bytes. A window is gathered on the
-        worker that owns its output, so prefer an adaptive pool to windows much larger than blocks.
+        One halo exchange, which copies the block; no message and no copy if no window crosses
+        blocks. Backward moves the same bytes. A window is gathered on the worker that owns its
+        output, so prefer an adaptive pool to windows much larger than blocks.
 
     Raises:
         PartitionError, ShapeError: at construction, for unsupported arguments; at the first call,
@@ -57,18 +57,29 @@ class _DistributedMaxPool(SlidingPool):
         *,
         global_shape: Sequence[int] | None = None,
         shape: ShapeMode = "static",
-        overlap: bool = True,
         nested: bool | None = False,
     ) -> None:
         super().__init__(
             P_x, kernel_size, stride, padding, dilation, ceil_mode, takes_maximum=True,
-            global_shape=global_shape, shape=shape, overlap=overlap and not return_indices,
-            nested=nested,
+            global_shape=global_shape, shape=shape, nested=nested,
         )  # fmt: skip
         self.return_indices = return_indices
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.with_indices(x) if self.return_indices else super().forward(x)
+
+    def with_indices(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the maxima, and their flat indices in the spatial dims of the global tensor."""
+        if not self.P_x.active:
+            return x.clone(), x.new_empty(placeholder_shape(x), dtype=torch.int64)
+        cells, block = self.gather(x)
+        if 0 in block.shape:
+            return self.pool_block(cells, block), x.new_empty(block.shape, dtype=torch.int64)
+        y, places = self.maxima(cells, block)
+        return y, block.global_places(places, cells.shape[2:])
+
+    def pool(self, x: torch.Tensor, block: PoolBlock) -> torch.Tensor:
+        return self.maxima(x, block)[0]
 
     def require_region(self) -> None:
         if self.return_indices:
@@ -92,15 +103,13 @@ class _DistributedAvgPool(SlidingPool):
         divisor_override: divisor of the sums instead of the number of cells.
         global_shape: global shape of a balanced input; saves the agreement on its blocks.
         shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
-        overlap: whether to pool the local block in place and its boundary separately, under the
-            same conditions as the convolution.
         nested: exchange ghosts dim by dim instead of with all neighbours at once; ``None``: see
             :func:`~gpudist.halo_exchange`.
 
     Cost:
-        One halo exchange, which copies the block unless it is pooled in place; no message and no
-        copy if no window crosses blocks. Backward moves the same bytes. A window is gathered on the
-        worker that owns its output, so prefer an adaptive pool to windows much larger than blocks.
+        One halo exchange, which copies the block; no message and no copy if no window crosses
+        blocks. Backward moves the same bytes. A window is gathered on the worker that owns its
+        output, so prefer an adaptive pool to windows much larger than blocks.
 
     Raises:
         PartitionError, ShapeError: at construction, for unsupported arguments; at the first call,
@@ -119,7 +128,6 @@ class _DistributedAvgPool(SlidingPool):
         *,
         global_shape: Sequence[int] | None = None,
         shape: ShapeMode = "static",
-        overlap: bool = True,
         nested: bool | None = False,
     ) -> None:
         if divisor_override is not None and divisor_override <= 0:
@@ -129,16 +137,20 @@ class _DistributedAvgPool(SlidingPool):
             )
         super().__init__(
             P_x, kernel_size, stride, padding, 1, ceil_mode, takes_maximum=False,
-            divisor=divisor_override, count_include_pad=count_include_pad,
-            global_shape=global_shape, shape=shape, overlap=overlap, nested=nested,
+            global_shape=global_shape, shape=shape, nested=nested,
         )  # fmt: skip
-        self.divisor_override = divisor_override
+        self.count_include_pad, self.divisor_override = count_include_pad, divisor_override
         if self._dims == 1:  # torch's layer stores these as tuples.
             self.kernel_size, self.stride, self.padding = (
                 self._kernel,
                 self._strides,
                 self._paddings,
             )
+
+    def pool(self, x: torch.Tensor, block: PoolBlock) -> torch.Tensor:
+        if self.divisor_override is None:
+            return self.means(x, block, self.count_include_pad)
+        return self.full_means(x, block) * (prod(self._kernel) / self.divisor_override)
 
 
 @layer(F.max_pool1d, Sample((2, 4, 9)), kernel_size=3, stride=2, padding=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import isinf, prod
 
 import torch
@@ -11,7 +10,7 @@ import torch.nn.functional as F
 
 from gpudist.geometry.windows import Read
 from gpudist.nn.layer_table import Sample, layer
-from gpudist.nn.pool.sliding import SlidingPool
+from gpudist.nn.pool.sliding import PoolBlock, SlidingPool
 from gpudist.nn.windowed.region_layer import BlockOperation
 from gpudist.ops.shape_agreement import ShapeMode
 from gpudist.world.partition import CartesianPartition
@@ -29,8 +28,6 @@ class _DistributedLPPool(SlidingPool):
             size.
         global_shape: global shape of a balanced input; saves the agreement on its blocks.
         shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
-        overlap: whether to pool the local block in place and its boundary separately, under the
-            same conditions as the convolution.
         nested: exchange ghosts dim by dim instead of with all neighbours at once; ``None``: see
             :func:`~gpudist.halo_exchange`.
 
@@ -52,48 +49,38 @@ class _DistributedLPPool(SlidingPool):
         *,
         global_shape: Sequence[int] | None = None,
         shape: ShapeMode = "static",
-        overlap: bool = True,
         nested: bool | None = False,
     ) -> None:
         super().__init__(
             P_x, kernel_size, stride, 0, 1, ceil_mode, takes_maximum=isinf(norm_type),
-            global_shape=global_shape, shape=shape, overlap=overlap, nested=nested,
+            global_shape=global_shape, shape=shape, nested=nested,
         )  # fmt: skip
         self.norm_type, self.stride = norm_type, stride
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not self.P_x.active:
-            return x.clone()
-        return self._norm(super().forward)(x)
+        # Powers are moved, so that no copy of the cells beside them is kept for backward.
+        return self._root(super().forward(self._power(x))) if self.P_x.active else x.clone()
 
     def bind_block(self, reads: Sequence[Read], shape: Sequence[int]) -> BlockOperation:
-        return self._norm(super().bind_block(reads, shape))
+        pool = super().bind_block(reads, shape)
+        return lambda x: self._root(pool(self._power(x)))
 
-    def _norm(self, pool: BlockOperation) -> BlockOperation:
-        return _WindowNorm(pool, self.norm_type, prod(self._kernel))
+    def pool(self, x: torch.Tensor, block: PoolBlock) -> torch.Tensor:
+        return self.maxima(x, block)[0] if self._takes_maximum else self.means(x, block)
 
+    def _power(self, x: torch.Tensor) -> torch.Tensor:
+        return self._sign * x.abs() if self._takes_maximum else x.pow(self.norm_type)
 
-# Compared by identity: torch 2.11's Dynamo hashes an instance before its fields are set.
-@dataclass(frozen=True, eq=False)
-class _WindowNorm:
-    """Norm of windows with a given number of cells.
-
-    Attributes:
-        pool: pool that computes the mean of a window, or its maximum for an infinite norm.
-    """
-
-    pool: BlockOperation
-    norm_type: float
-    cells: int
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if isinf(self.norm_type):
-            sign = 1 if self.norm_type > 0 else -1
-            return sign * self.pool(sign * x.abs())
-        means = self.pool(x.pow(self.norm_type))
+    def _root(self, y: torch.Tensor) -> torch.Tensor:
+        if self._takes_maximum:
+            return self._sign * y
         # The same steps as in torch, which avoid an infinite gradient if all cells are 0.
-        sums = torch.sign(means) * torch.relu(torch.abs(means)) * self.cells
+        sums = torch.sign(y) * torch.relu(torch.abs(y)) * prod(self._kernel)
         return sums.pow(1.0 / self.norm_type)
+
+    @property
+    def _sign(self) -> int:
+        return 1 if self.norm_type > 0 else -1
 
 
 @layer(F.lp_pool1d, Sample((2, 4, 9), "positive"), norm_type=2, kernel_size=2)

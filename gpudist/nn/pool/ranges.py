@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from gpudist.geometry.parts import Range, coincides
 from gpudist.geometry.windows import AdaptiveWindow
 from gpudist.nn.parameters.parameter import empty_output
-from gpudist.nn.pool.local import LocalPool, no_samples
+from gpudist.nn.pool.local import MAXIMUM, no_samples
 
 _aten = torch.ops.aten
-_MAXIMUM: Any = {1: F.adaptive_max_pool1d, 2: F.adaptive_max_pool2d, 3: F.adaptive_max_pool3d}
+_ADAPTIVE: Any = {1: F.adaptive_max_pool1d, 2: F.adaptive_max_pool2d, 3: F.adaptive_max_pool3d}
 
 
 class _SideBySide:
@@ -116,14 +116,13 @@ class RangeMaximum:
         if self.is_empty or self.is_adaptive:
             return
         self.beside = _SideBySide(shape, dim, ranges, device)
-        kernel = tuple(self.beside.length if d == dim else 1 for d in range(2, len(shape)))
-        self.pool = LocalPool(True, kernel, kernel, (1,) * len(kernel))
+        self.kernel = tuple(self.beside.length if d == dim else 1 for d in range(2, len(shape)))
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the maxima, and their flat indices in the spatial dims of ``x``."""
         if self.is_adaptive or self.is_empty:
             return adaptive_maxima(x, self.output_shape)
-        y, places = self.pool.maxima(self.beside(x), (0,) * (len(self.shape) - 2))
+        y, places = MAXIMUM[len(self.kernel)](self.beside(x), self.kernel)
         return y, self._in_tensor(places)
 
     def _in_tensor(self, places: torch.Tensor) -> torch.Tensor:
@@ -143,9 +142,9 @@ def adaptive_maxima(
     """Return torch's adaptive maxima, and their flat indices in the spatial dims of ``x``."""
     if 0 in output_shape:
         ones = (1,) * (len(output_shape) - 2)
-        y: torch.Tensor = _MAXIMUM[len(ones)](no_samples(x, ones), ones)
+        y: torch.Tensor = _ADAPTIVE[len(ones)](no_samples(x, ones), ones)
         return y.view(tuple(output_shape)), x.new_empty(output_shape, dtype=torch.int64)
-    return _MAXIMUM[x.dim() - 2](x, tuple(output_shape[2:]), return_indices=True)
+    return _ADAPTIVE[x.dim() - 2](x, tuple(output_shape[2:]), return_indices=True)
 
 
 def adaptive_means(x: torch.Tensor, output_shape: Sequence[int]) -> torch.Tensor:

@@ -36,7 +36,7 @@ class ParallelAttention(CheckedModule):
             dropped on any number of workers.
         seed: seed of dropout; see :class:`~gpudist.nn.DistributedDropout`.
         split_sequence: input and output are blocks of the sequence.
-        convention, shape, overlap: see :class:`~gpudist.nn.ColumnParallelLinear`.
+        convention, shape: see :class:`~gpudist.nn.ColumnParallelLinear`.
 
     Cost:
         See :class:`~gpudist.nn.ParallelQKV` and :class:`~gpudist.nn.RowParallelLinear`. With
@@ -66,7 +66,6 @@ class ParallelAttention(CheckedModule):
         split_sequence: bool = False,
         convention: Convention = "invariant",
         shape: ShapeMode = "static",
-        overlap: bool = False,
     ) -> None:
         super().__init__()
         sequence_dim = -2 if split_sequence else None
@@ -74,13 +73,12 @@ class ParallelAttention(CheckedModule):
         self.qkv = ParallelQKV(
             P, embed_dim, num_heads, num_kv_heads, bias, device, dtype, head_dim=head_dim,
             axis=axis, sequence_dim=sequence_dim, convention=convention, shape=shape,
-            overlap=overlap,
         )  # fmt: skip
         self.region, self.heads, self.head_dim = self.qkv.region, self.qkv.heads, self.qkv.head_dim
         self.out_proj = RowParallelLinear(
             P, num_heads * self.head_dim, embed_dim, bias, device, dtype, axis=axis,
             in_sizes=[count * self.head_dim for count in self.heads.queries],
-            sequence_dim=sequence_dim, convention=convention, overlap=overlap,
+            sequence_dim=sequence_dim, convention=convention,
         )  # fmt: skip
         self.dropout: DistributedDropout | None = None
         if dropout:

@@ -25,10 +25,8 @@ class ParallelLinear(ParallelLayer):
         in_features: int,
         out_features: int,
         sequence_dim: int | None,
-        overlap: bool,
     ) -> None:
         super().__init__(region, sequence_dim)
-        self.overlap = overlap and sequence_dim is not None and region.size > 1
         self.in_features, self.out_features = in_features, out_features
 
     def _make_parameters(
@@ -77,26 +75,13 @@ class ParallelLinear(ParallelLayer):
             return F.linear(self.region.copy(x), weight, bias)
         dim = self._sequence_of(x)
         known = self.region.lengths(x, dim, lengths)
-        if self.overlap:
-            self.region.take_parts(x)
-            products = self.region.products(x, dim, known)
-            return self.region.mark(products.multiply_gathered(x, weight, bias))
         return F.linear(self.region.gather(x, dim, known), weight, bias)
 
     def multiply_own(
         self, x: torch.Tensor, lengths: Lengths | None, weight: torch.Tensor
     ) -> torch.Tensor:
         """Return the sum over workers of the products of their blocks and columns."""
-        if not self.overlap:
-            return self._sum(F.linear(x, weight), lengths)
-        dim = self._sequence_of(x)
-        known = self.region.lengths_of_whole(x, dim, lengths)
-        shape = [*x.shape[:-1], self.out_features]
-        shape[dim] = known[self.region.rank]
-        block = x.new_empty(()).expand(shape)
-        self.region.take_parts(x)
-        products = self.region.products(block, dim, known)
-        return self.region.mark(products.scatter_product(x, weight))
+        return self._sum(F.linear(x, weight), lengths)
 
     def extra_repr(self) -> str:
         return (
@@ -129,8 +114,6 @@ class ColumnParallelLinear(ParallelLinear):
             the copies of the output, and of the input, add up to the gradient.
         shape: agreement on the lengths of blocks of the sequence, if ``forward`` is not given them:
             once (``"static"``), or at every call (``"dynamic"``).
-        overlap: with ``sequence_dim``, multiply each block of the sequence while the others are in
-            flight, also in backward. Ignored in a graph of torch.compile.
 
     Cost:
         With ``sequence_dim``, an all-gather of the input, and in backward a sum-scatter of its
@@ -162,10 +145,9 @@ class ColumnParallelLinear(ParallelLinear):
         out_sizes: Sequence[int] | None = None,
         convention: Convention = "invariant",
         shape: ShapeMode = "static",
-        overlap: bool = False,
     ) -> None:
         region = TensorRegion(type(self).__name__, P, axis, convention, shape)
-        super().__init__(region, in_features, out_features, sequence_dim, overlap)
+        super().__init__(region, in_features, out_features, sequence_dim)
         self.gather_output = gather_output
         sizes = out_sizes if out_sizes is not None else Blocks(out_features, region.size).lengths
         self.out_sizes = tuple(sizes)
@@ -209,7 +191,6 @@ class RowParallelLinear(ParallelLinear):
         convention: gradient convention of the output, and of an input that is not parallel; see
             :class:`ColumnParallelLinear`. ``"invariant"``: the gradients of the workers' copies of
             the output are the same, and count once. ``"dual"``: they are summed.
-        overlap: see :class:`ColumnParallelLinear`.
 
     Cost:
         An all-reduce of the output; in backward, no communication with ``"invariant"``, and another
@@ -238,10 +219,9 @@ class RowParallelLinear(ParallelLinear):
         sequence_dim: int | None = None,
         in_sizes: Sequence[int] | None = None,
         convention: Convention = "invariant",
-        overlap: bool = False,
     ) -> None:
         region = TensorRegion(type(self).__name__, P, axis, convention)
-        super().__init__(region, in_features, out_features, sequence_dim, overlap)
+        super().__init__(region, in_features, out_features, sequence_dim)
         self.input_is_parallel = input_is_parallel
         sizes = in_sizes if in_sizes is not None else Blocks(in_features, region.size).lengths
         self.in_sizes = tuple(sizes)

@@ -28,9 +28,8 @@ class HeadProjection(ParallelLinear):
         bias: bool,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
-        overlap: bool,
     ) -> None:
-        super().__init__(region, embed_dim, sum(heads) * head_dim, sequence_dim, overlap)
+        super().__init__(region, embed_dim, sum(heads) * head_dim, sequence_dim)
         self._name = ParallelQKV.__name__
         rows = [count * head_dim for count in heads]
         self._make_parameters(rows, 0, bias, device, dtype, len(rows))
@@ -53,8 +52,7 @@ class ParallelQKV(CheckedModule):
             by default ``num_heads``.
         bias, device, dtype: see :class:`torch.nn.Linear`.
         head_dim: number of features per head, by default ``embed_dim / num_heads``.
-        axis, sequence_dim, convention, shape, overlap: see
-            :class:`~gpudist.nn.ColumnParallelLinear`.
+        axis, sequence_dim, convention, shape: see :class:`~gpudist.nn.ColumnParallelLinear`.
 
     Attributes:
         heads: assignment of heads to workers.
@@ -86,7 +84,6 @@ class ParallelQKV(CheckedModule):
         sequence_dim: int | None = None,
         convention: Convention = "invariant",
         shape: ShapeMode = "static",
-        overlap: bool = False,
     ) -> None:
         super().__init__()
         self.region = region = TensorRegion(self._name, P, axis, convention, shape)
@@ -98,7 +95,7 @@ class ParallelQKV(CheckedModule):
         self.head_dim = head_dim if head_dim is not None else embed_dim // num_heads
         self.heads = HeadCut.of(self._name, num_heads, num_kv_heads or num_heads, region.size)
         self.sequence_dim = sequence_dim
-        options = self.head_dim, sequence_dim, bias, device, dtype, overlap
+        options = self.head_dim, sequence_dim, bias, device, dtype
         self.q_proj = HeadProjection(region, embed_dim, self.heads.queries, *options)
         self.k_proj = HeadProjection(region, embed_dim, self.heads.keys, *options)
         self.v_proj = HeadProjection(region, embed_dim, self.heads.keys, *options)

@@ -14,7 +14,6 @@ from gpudist.exchange import Movement
 from gpudist.exchange.autograd import move
 from gpudist.exchange.tracing import constant_when_traced
 from gpudist.geometry.layout import split
-from gpudist.nn.affine.linear_overlap import BlockProducts
 from gpudist.nn.norm.line_blocks import LineBlocks
 from gpudist.nn.parameters.gradient_graph import Convention
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
@@ -116,10 +115,6 @@ class TensorRegion:
             _refuse_to_trace(self._name)
         return self._learnt(x, self._learn, dim)
 
-    def lengths_of_whole(self, x: torch.Tensor, dim: int, given: Lengths | None) -> tuple[int, ...]:
-        """Return the lengths of blocks into which to split ``x``, balanced unless given."""
-        return self._line_blocks.require_lengths(x, dim, given, True)
-
     def _learn(self, x: torch.Tensor, dim: int) -> tuple[int, ...]:
         length = x.shape[dim]
         if self._agreed is None or self._dynamic:
@@ -163,12 +158,6 @@ class TensorRegion:
             return x
         self.take_parts(x)
         return self._move(self._line_blocks.gather(x, dim, lengths), x)
-
-    def products(self, block: torch.Tensor, dim: int, lengths: Sequence[int]) -> BlockProducts:
-        """Return products of blocks like ``block`` that overlap with the exchange of the blocks."""
-        blocks = self._line_blocks
-        pieces, gather = blocks.pieces(block, dim, lengths), blocks.gather(block, dim, lengths)
-        return BlockProducts(pieces, gather, self.rank, dim, tuple(lengths))
 
     def sum_scatter(self, x: torch.Tensor, dim: int, given: Lengths | None) -> torch.Tensor:
         """Return this worker's block of the sum of the workers' tensors.

@@ -39,7 +39,7 @@ class HaloRegion(DistributedModule):
     depends, and computes the intermediate outputs it needs, ghosts included. Output and gradients
     equal those of the layers applied one by one. Output blocks are balanced. Parameters have the
     same names as in a ``torch.nn.Sequential`` of the layers. The region does not use the layers'
-    own ``forward``, hooks, ``global_shape``, ``shape``, ``overlap`` or ``nested``.
+    own ``forward``, hooks, ``global_shape``, ``shape`` or ``nested``.
 
     A region is faster where latency dominates: small blocks, deep chains, small kernels. If each of
     ``n`` layers takes a time ``t`` to exchange ghosts, it saves ``2 (n - 1) t`` per step. In

@@ -10,9 +10,9 @@ import torch
 
 from gpudist.exchange import Movement
 from gpudist.exchange.autograd import move
-from gpudist.geometry.blocks import Blocks, Decomposition
+from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.boxes import Box
-from gpudist.geometry.halo import needed_range
+from gpudist.geometry.halo import needed_range, owns_what_it_reads
 from gpudist.geometry.windows import Window
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.parameters.parameter import empty_output
@@ -67,7 +67,7 @@ class DistributedWindowed(DistributedModule):
         pairs = list(zip(inputs.dims, windows, strict=True))
         outputs = Decomposition(tuple(window.outputs(blocks) for blocks, window in pairs))
         output_box, cells, halo = outputs.block(index), inputs.block(index), None
-        if not all(_owns_what_it_reads(blocks, window) for blocks, window in pairs):
+        if not all(owns_what_it_reads(blocks, window) for blocks, window in pairs):
             halo = HaloExchange(self.P_x, windows).bind_to(inputs, layout.dtype, x)
             ranges = [needed_range(*pair, i) for pair, i in zip(pairs, index, strict=True)]
             cells = Box(*zip(*ranges, strict=True))
@@ -93,11 +93,3 @@ class DistributedWindowed(DistributedModule):
         # Return the function that computes the global box ``outputs`` from the global box
         # ``cells``.
         raise NotImplementedError
-
-
-def _owns_what_it_reads(inputs: Blocks, window: Window) -> bool:
-    for index in range(inputs.parts):
-        (first, last), (start, stop) = inputs.block(index), needed_range(inputs, window, index)
-        if start < stop and not (first <= start and stop <= last):
-            return False
-    return True

@@ -39,7 +39,6 @@ class Rendezvous:
 
     Attributes:
         is_seen: whether other processes on this node can find this one.
-        gpu: name of every rank's GPU, once all have arrived; empty if they differ.
     """
 
     def __init__(
@@ -60,21 +59,16 @@ class Rendezvous:
         self._background = Background(f"gpudist meets {prefix}")
         self._beacon = Beacon()
         self.is_seen = self._beacon.is_lit
-        self.gpu = ""
 
-    def arrive(self, gpu: str = "") -> dict[int, int]:
+    def arrive(self) -> dict[int, int]:
         """Wait for all ranks and return the process ids of the others on this node, by rank.
-
-        Args:
-            gpu: name of this rank's GPU.
 
         Raises:
             CollectiveTimeout: ranks are missing at the deadline; names them.
         """
         boot = _NODE.read_text().strip() if _NODE.exists() else ""
         node = f"{self._prefix}/on/{socket.gethostname()}/{boot}"
-        arrived, same = f"{self._prefix}/arrived", f"{self._prefix}/gpu/{gpu}"
-        self.ask(lambda: self._store.add(same, 1))
+        arrived = f"{self._prefix}/arrived"
         self.ask(lambda: self._store.append(node, f"{self._rank} {self._beacon.text},"))
         self.ask(lambda: self._store.set(f"{self._prefix}/here/{self._rank}", ""))
         self.ask(lambda: self._store.add(arrived, 1))
@@ -88,8 +82,6 @@ class Rendezvous:
                 )  # fmt: skip
             self._pause(pause_s)
             pause_s = min(2 * pause_s, longest_s)
-        if self.ask(lambda: self._store.add(same, 0)) == self._size:
-            self.gpu = gpu
         here = self.ask(lambda: self._store.get(node))
         try:
             entries = [entry.split(" ", 1) for entry in here.decode().split(",") if entry]

@@ -130,12 +130,10 @@ class NcclTransport(Transport):
         self.compares_every_call = checks
         self.stream = stream_of(device)
         self.same_node = True
-        gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
         if size == 1:
-            self.gpu = gpu
             return
         try:
-            self._join(gpu)
+            self._join()
         except BaseException:
             self.close()
             raise
@@ -390,12 +388,11 @@ class NcclTransport(Transport):
             if call.after is not None:
                 call.after()
 
-    def _join(self, gpu: str) -> None:
+    def _join(self) -> None:
         """Wait for the other ranks, watch those on this node, and create the world communicator."""
         world = tuple(range(self.size))
         try:
-            here = self._rendezvous.arrive(gpu)
-            self.gpu = self._rendezvous.gpu
+            here = self._rendezvous.arrive()
             self.same_node = self._rendezvous.is_seen and len(here) == self.size - 1
             if here and (call := forbidden_call()):
                 logger.warning(

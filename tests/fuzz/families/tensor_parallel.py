@@ -25,7 +25,6 @@ def draw(random: random.Random, layer: str, ranks: int) -> Case:
         extra["is_causal"] = random.random() < 0.5
         if random.random() < 0.6:
             extra["lengths"] = _blocks(random, shape[1], size)
-            extra["overlap"] = random.random() < 0.5
     else:
         shape = (random.randint(1, 6), random.randint(1, 9))
         cut = shape[layer == "ColumnParallelLinear"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -71,6 +72,18 @@ def test_padding_beyond_both_edges_is_not_kept(
     with kept:
         layer(x)
     assert kept.nbytes == 2 * 3 * parts * 4
+
+
+@pytest.mark.parametrize("window", [(1, 1, 0), (2, 2, 0), (1, 2, 0), (3, 3, 0)])
+@distributed(ranks=4)
+def test_a_block_without_ghosts_is_never_copied(P_world: Partition, window: Any) -> None:
+    P_x = grid(P_world, [1, 1, 2, 2])
+    x = torch.randn(2, 2, 6, 6, requires_grad=True)
+    y: Any = DistributedConv2d(P_x, 2, 3, *window)(x)
+    assert y.grad_fn._saved_input.data_ptr() == x.data_ptr()
+    check(P_x, 2, 3, *window, shape=(2, 2, 12, 12))
+    y = DistributedConv2d(grid(P_world, [4, 1, 1, 1]), 2, 3, 3, padding=1)(x)
+    assert y.grad_fn._saved_input.data_ptr() == x.data_ptr()
 
 
 @distributed(ranks=4, transports=["loopback"])

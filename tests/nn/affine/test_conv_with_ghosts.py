@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
 
 from examples.networks import UNet3d
-from gpudist.exchange.tracing import Watching
+from gpudist.nn import DistributedConv2d
 from gpudist.nn.affine import conv_with_ghosts
 from gpudist.nn.kernel_choice import as_on_gpu
 from gpudist.planning.hardware import profile_of
 from gpudist.planning.rehearsal import DryNetwork, KeptForBackward
 from gpudist.world.partition import Partition
-from tests.nn.affine.conv_cases import DISTRIBUTED
-from tests.nn.compare import grid
-from tests.nn.in_place import blocks_of_any_size, has_faces
+from tests.nn.affine.conv_cases import DISTRIBUTED, F64, owner
+from tests.nn.compare import (
+    assert_block_of,
+    assert_parameter_gradients,
+    build_both,
+    gradient_of,
+    grid,
+    own_block,
+    own_slices,
+    random_like_all,
+)
 from tests.pool import distributed
 
 
@@ -45,15 +54,13 @@ def _results(
     """Output, gradients, and gradients of gradients."""
     layer = _layer(P_x, arguments, options)
     x = x.detach().requires_grad_()
-    in_place = blocks_of_any_size() if way == "in place" else nullcontext()
-    with in_place, _made_again(0 if way == "with ghosts" else 1 << 40):
+    with _made_again(0 if way == "with ghosts" else 1 << 40):
         y = layer(x.clone(memory_format=torch.preserve_format))
         learning = [x, *layer.parameters()]
         seed = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape).requires_grad_()
         first = torch.autograd.grad(y, learning, seed, create_graph=True)
         plain = torch.autograd.grad(layer(x), learning, seed.detach())
         assert _keeps_ghosts(layer) == (way == "with ghosts")
-        assert has_faces(layer) == (way == "in place")
         squares: Any = sum(g.float().square().sum() for g in first)
         again = torch.autograd.grad(squares, [*learning, seed], materialize_grads=True)
     return [y, *plain, *first, *again]
@@ -86,49 +93,158 @@ def test_results_are_those_of_the_composition(
     if len(block) == 4:
         x = x.contiguous(memory_format=form)
     expected = _results(P_x, x, arguments, options, "composed")
-    # In place, a 16-bit output and gradient are rounded before ghosts are added, and after that.
-    narrow = 2e-2 if x.dtype.itemsize == 2 else None
-    for way, bound in (("with ghosts", None), ("in place", narrow)):
-        found = _results(P_x, x, arguments, options, way)
-        for y, z in zip(found, expected, strict=True):
-            torch.testing.assert_close(y, z, rtol=bound, atol=bound)
+    found = _results(P_x, x, arguments, options, "with ghosts")
+    for y, z in zip(found, expected, strict=True):
+        torch.testing.assert_close(y, z)
 
 
-@distributed(ranks=4, transports=["nccl"])
-def test_slabs_are_sent_before_the_gradients_of_the_block(P_world: Partition) -> None:
-    """On a GPU, one gradient of the weight is computed, from a copy of the block."""
-    P_x = grid(P_world, [1, 1, 4, 1])
-    x = torch.randn(2, 3, 6, 8, requires_grad=True)
-    runs: list[list[torch.Tensor]] = []
-    with blocks_of_any_size(), as_on_gpu():
-        layer = _layer(P_x, (3, 4, 3, 1, 1), {"replicate_parameters": True})
-        parameters = list(layer.parameters())
-        for _ in range(2):
-            y = layer(x)
-            with _Backwards(P_world) as seen:
-                runs.append(list(torch.autograd.grad(y, [x, *parameters], torch.ones_like(y))))
-    faces = 1 if P_world.rank in (0, 3) else 2
-    sent = seen.found[0][2] + 1
-    assert seen.found == [
-        *[((2, 3, 3, 10), [True, False], sent - 1)] * faces,
-        ((2, 3, 8, 10), [True, True], sent),
-    ]
-    for once, again in zip(*runs, strict=True):
-        assert torch.equal(once, again)
+@pytest.mark.parametrize(
+    "frozen", ["weight", "bias", "weight and bias", "input", "input and weight"]
+)
+@distributed(ranks=4, transports=["host"])
+def test_frozen(P_world: Partition, frozen: str) -> None:
+    P_x = grid(P_world, [1, 1, 2, 2])
+    owned = owner(P_x, (1, 1))
+    sequential, layer = build_both(
+        lambda: torch.nn.Conv2d(3, 4, 3, padding=1, dtype=F64),
+        lambda: DistributedConv2d(P_x, 3, 4, 3, padding=1, dtype=F64),
+        owned,
+    )
+    for model in (sequential, layer):
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name not in frozen)
+    whole = random_like_all((2, 3, 6, 7), 1).requires_grad_("input" not in frozen)
+    block = own_block(whole, P_x, requires_grad=whole.requires_grad)
+    for create_graph in (False, True):
+        for t in (whole, block, *sequential.parameters(), *layer.parameters()):
+            t.grad = None
+        with _made_again(0):
+            y_whole, y = sequential(whole), layer(block)
+        for out, model, x in ((y_whole, sequential, whole), (y, layer, block)):
+            leaves = [t for t in (x, *model.parameters()) if t.requires_grad]
+            gradients = torch.autograd.grad(out.pow(2).sum(), leaves, create_graph=create_graph)
+            for leaf, gradient in zip(leaves, gradients, strict=True):
+                leaf.grad = gradient.detach()
+        if whole.requires_grad:
+            where = own_slices(whole.shape, P_x)
+            assert_block_of(block.grad, gradient_of(whole), where, "input gradient")
+        for name, parameter in layer.named_parameters():
+            reference = sequential.get_parameter(name)
+            if reference.grad is None:
+                assert parameter.grad is None
+            else:
+                where = owned(name, reference.shape)
+                assert_block_of(parameter.grad, reference.grad, where, f"gradient of {name}")
+    assert _keeps_ghosts(layer)
 
 
-class _Backwards(Watching):
-    """Notes the shapes of convolutions' inputs, their gradients, and the messages before."""
+@pytest.mark.parametrize("reentrant", [None, False, True])
+@distributed(ranks=4, transports=["host"])
+def test_two_in_a_row_and_checkpoint(P_world: Partition, reentrant: bool | None) -> None:
+    P_x = grid(P_world, [1, 1, 2, 2])
 
-    def __init__(self, P_world: Partition) -> None:
-        super().__init__()
-        self.found: list[tuple[tuple[int, ...], list[bool], int]] = []
-        self._recorder = P_world.wire.recorder
+    def owned(name: str, shape: torch.Size) -> Any:
+        return owner(P_x, (1, 1))(name.split(".")[1], shape)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func._overloadpacket.__name__ == "convolution_backward":
-            self.found.append((tuple(args[1].shape), args[-1][:2], self._recorder.count))
-        return func(*args, **(kwargs or {}))
+    options: dict[str, Any] = {"padding": 1, "dtype": F64}
+    sequential, layers = build_both(
+        lambda: torch.nn.Sequential(
+            torch.nn.Conv2d(2, 3, 3, stride=2, **options),
+            torch.nn.Tanh(),
+            torch.nn.Conv2d(3, 2, 3, **options),
+        ),
+        lambda: torch.nn.Sequential(
+            DistributedConv2d(P_x, 2, 3, 3, stride=2, **options),
+            torch.nn.Tanh(),
+            DistributedConv2d(P_x, 3, 2, 3, **options),
+        ),
+        owned,
+    )
+    whole = random_like_all((2, 2, 8, 12), 1).requires_grad_()
+    block = own_block(whole, P_x)
+    sequential(whole).pow(2).sum().backward()
+    with _made_again(0):
+        y: Any = (
+            layers(block)
+            if reentrant is None
+            else checkpoint(layers, block, use_reentrant=reentrant)
+        )
+        y.pow(2).sum().backward()
+    first, _, last = layers.children()
+    assert _keeps_ghosts(first) and _keeps_ghosts(last)
+    where = own_slices(whole.shape, P_x)
+    assert_block_of(block.grad, gradient_of(whole), where, "input gradient")
+    assert_parameter_gradients(sequential, layers, owned)
+
+
+@distributed(ranks=2, transports=["host"])
+def test_gradients_of_any_strides(P_world: Partition) -> None:
+    """Blocks in channels-last order, and cotangents that are expanded."""
+    P_x = grid(P_world, [1, 1, 2, 1])
+    sequential, layer = build_both(
+        lambda: torch.nn.Conv2d(3, 4, 3, padding=1, dtype=F64),
+        lambda: DistributedConv2d(P_x, 3, 4, 3, padding=1, dtype=F64),
+        owner(P_x, (1, 1)),
+    )
+    whole = random_like_all((2, 3, 6, 7), 1).requires_grad_()
+    sequential(whole).sum().backward()
+    where = own_slices(whole.shape, P_x)
+    for form in (torch.channels_last, torch.contiguous_format):
+        block = own_block(whole, P_x).detach().contiguous(memory_format=form).requires_grad_()
+        layer.zero_grad()
+        with _made_again(0):
+            layer(block).sum().backward()
+        assert_block_of(block.grad, gradient_of(whole), where, "input gradient")
+        assert_parameter_gradients(sequential, layer, owner(P_x, (1, 1)))
+    assert _keeps_ghosts(layer)
+
+
+@pytest.mark.parametrize("replicate", [True, False])
+@distributed(ranks=2, transports=["host"])
+def test_autocast(P_world: Partition, replicate: bool) -> None:
+    """A block is cast to the dtype of the products before its ghosts move.
+
+    If parameters move, they are cast behind their movement, by the composition.
+    """
+    P_x = grid(P_world, [1, 1, 2])
+    torch.manual_seed(P_world.rank or 0)
+    x = torch.randn(2, 2, 8)
+    for dtype in (torch.bfloat16, torch.float32):
+        results: list[list[torch.Tensor]] = []
+        for least in (0, 1 << 40):
+            layer = _layer(P_x, (2, 3, 3, 1, 1), {"replicate_parameters": replicate})
+            block = x.to(dtype).requires_grad_()
+            with _made_again(least), torch.autocast("cpu", torch.bfloat16):
+                y = layer(block)
+            by_hand = "Handwritten" in type(y.grad_fn).__name__
+            assert by_hand == (least == 0 and replicate)
+            assert y.dtype == torch.bfloat16
+            y.sum().backward()
+            assert gradient_of(layer.weight).dtype == torch.float32
+            results.append([y, gradient_of(block), *map(gradient_of, layer.parameters())])
+        for ours, composed in zip(*results, strict=True):
+            torch.testing.assert_close(ours, composed, rtol=2e-2, atol=2e-2)
+
+
+@distributed(ranks=4, transports=["host"])
+def test_ghosts_and_parameters_are_one_group_each_way(P_world: Partition) -> None:
+    def operations() -> int:
+        return P_world.wire.recorder.count
+
+    P_x = grid(P_world, [1, 1, 2, 2])
+    x = torch.randn(2, 3, 3, 3, requires_grad=True)
+    with _made_again(0):
+        layer = DistributedConv2d(P_x, 3, 4, 3, padding=1, global_shape=(2, 3, 6, 6))
+        y: Any = layer(x)
+        assert y.grad_fn.saved_tensors[0].data_ptr() == x.data_ptr()
+        y.sum().backward()
+        before = operations()
+        y = layer(x)
+        assert operations() == before + 1
+        y.sum().backward()
+        assert operations() == before + 2
+        with torch.no_grad():
+            assert layer(x).grad_fn is None
 
 
 @distributed(ranks=2, transports=["host"])

@@ -28,7 +28,6 @@ from tests.nn.compare import (
     own_slices,
     random_like_all,
 )
-from tests.nn.in_place import blocks_of_any_size
 from tests.nn.parameters.replicated_cases import (
     CASES,
     F64,
@@ -62,20 +61,19 @@ def test_layer(P_world: Partition, case: Case) -> None:
         layer.load_state_dict(case.distributed(P_world, False).state_dict())
         return fuse_parameter_movements(next(drawn))
 
-    with blocks_of_any_size():
-        assert_same_as_sequential(
-            case.sequential, fused, P_x, P_y, case.input_shape, held_by(lambda: layer), case.sizes,
-            case.sizes,
-        )  # fmt: skip
-        alone = case.distributed(P_world, False)
-        alone.load_state_dict(layer.state_dict())
-        block = own_block(random_like_all(case.input_shape, 2), P_x, case.sizes)
-        found: list[list[torch.Tensor]] = []
-        for each in (layer.train(), alone.train()):
-            y = each(block)
-            leaves = [block, *each.parameters()]
-            gradients = torch.autograd.grad(y.pow(2).sum(), leaves, allow_unused=True)
-            found.append([y.detach(), *(g for g in gradients if g is not None)])
+    assert_same_as_sequential(
+        case.sequential, fused, P_x, P_y, case.input_shape, held_by(lambda: layer), case.sizes,
+        case.sizes,
+    )  # fmt: skip
+    alone = case.distributed(P_world, False)
+    alone.load_state_dict(layer.state_dict())
+    block = own_block(random_like_all(case.input_shape, 2), P_x, case.sizes)
+    found: list[list[torch.Tensor]] = []
+    for each in (layer.train(), alone.train()):
+        y = each(block)
+        leaves = [block, *each.parameters()]
+        gradients = torch.autograd.grad(y.pow(2).sum(), leaves, allow_unused=True)
+        found.append([y.detach(), *(g for g in gradients if g is not None)])
     for ours, theirs in zip(*found, strict=True):
         assert torch.equal(ours, theirs)
 

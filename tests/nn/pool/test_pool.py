@@ -158,23 +158,10 @@ def test_double_backward(P_world: Partition, kind: str, power: int) -> None:
 
 
 @distributed(ranks=2, transports=["loopback"])
-def test_a_maximum_keeps_places_but_no_copy_of_the_block(P_world: Partition) -> None:
-    """Not even of padding in front, where the first cells of a window are none of the tensor."""
-    P_x = grid(P_world, [1, 1, 2, 1])
-    pool = nn.DistributedMaxPool2d(P_x, 3, 2, 1)
-    x = torch.full((2, 3, 8, 8), -torch.inf, requires_grad=True)
-    kept: list[tuple[int, ...]] = []
-
-    def keep(saved: torch.Tensor) -> torch.Tensor:
-        kept.append(tuple(saved.shape))
-        return saved
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
-        y = pool(x)
-    assert kept == [(2, 3, 8, 8), (2, 3, 4, 4)]
-    y.sum().backward()
-    assert x.grad is not None
-    expected = torch.full((2, 3, 16, 8), -torch.inf, requires_grad=True)
-    F.max_pool2d(expected, 3, 2, 1).sum().backward()
-    assert expected.grad is not None
-    assert_block_of(x.grad, expected.grad, own_slices(expected.shape, P_x), "input")
+def test_maxima_of_integers(P_world: Partition) -> None:
+    P_x = grid(P_world, [1, 1, 2])
+    whole = torch.arange(-9, 9).view(1, 2, 9)
+    for window in ((3, 1, 1), (3, 2, 1), (2, 2)):
+        y = DISTRIBUTED["max"][1](P_x, *window)(own_block(whole, P_x, requires_grad=False))
+        expected = SEQUENTIAL["max"][1](*window)(whole.float()).long()
+        assert_block_of(y, expected, own_slices(expected.shape, P_x), "output")

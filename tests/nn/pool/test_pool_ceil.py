@@ -9,33 +9,25 @@ import torch.nn.functional as F
 from gpudist import nn
 from gpudist.world.partition import Partition
 from tests.nn.compare import assert_block_of, grid, own_block, own_slices, random_like_all
-from tests.nn.in_place import blocks_of_any_size, has_faces
 from tests.nn.pool.test_pool import DISTRIBUTED, check
 from tests.pool import distributed
 
 
 @pytest.mark.parametrize("kind", DISTRIBUTED)
 @distributed(ranks=2, transports=["loopback"])
-def test_a_block_in_place(P_world: Partition, kind: str) -> None:
-    """Blocks have faces, or none if only one worker's window is cut off."""
-    with blocks_of_any_size():
-        for window, extent, faces in (((3, 1, 1), 12, True), ((2, 2, 0), 8, False)):
-            layer = DISTRIBUTED[kind][1](grid(P_world, [1, 1, 2]), *window, ceil_mode=True)
-            layer(own_block(random_like_all((2, 2, extent), 1), grid(P_world, [1, 1, 2])))
-            assert has_faces(layer) == faces
-            check(kind, grid(P_world, [1, 1, 2]), *window, ceil_mode=True, shape=(2, 2, extent))
-        check(kind, grid(P_world, [2, 1, 1]), 3, 2, ceil_mode=True, shape=(2, 2, 8))
+def test_a_last_window_that_is_cut(P_world: Partition, kind: str) -> None:
+    """Blocks have ghosts, or none if only one worker's window is cut off."""
+    for window, extent in (((3, 1, 1), 12), ((2, 2, 0), 8)):
+        check(kind, grid(P_world, [1, 1, 2]), *window, ceil_mode=True, shape=(2, 2, extent))
+    check(kind, grid(P_world, [2, 1, 1]), 3, 2, ceil_mode=True, shape=(2, 2, 8))
 
 
 @pytest.mark.parametrize("kind", DISTRIBUTED)
 @distributed(ranks=4, transports=["loopback"])
 def test_nested(P_world: Partition, kind: str) -> None:
     P_x = grid(P_world, [1, 1, 2, 2])
-    with blocks_of_any_size():
-        layer = DISTRIBUTED[kind][2](P_x, 3, 2, 1, nested=True)
-        assert len(layer.halo_exchange.movement(torch.zeros(1, 1, 4, 4)).steps) == 2
-        layer(torch.zeros(1, 1, 4, 4))
-        assert not has_faces(layer)
+    layer = DISTRIBUTED[kind][2](P_x, 3, 2, 1, nested=True)
+    assert len(layer.halo_exchange.movement(torch.zeros(1, 1, 4, 4)).steps) == 2
     check(kind, P_x, 3, 2, 1, nested=True, shape=(2, 2, 9, 8))
 
 

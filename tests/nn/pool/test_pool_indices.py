@@ -18,7 +18,6 @@ from tests.nn.compare import (
     own_slices,
     random_like_all,
 )
-from tests.nn.in_place import blocks_of_any_size
 from tests.nn.pool.test_pool import DISTRIBUTED, MAX
 from tests.pool import distributed
 
@@ -81,11 +80,10 @@ def test_ties_nan_and_windows_of_minus_infinity(P_world: Partition, window: Sequ
     with_nan = torch.where(draws > 3, torch.nan, few)
     for x in (few, torch.zeros_like(few), without_finite, hardly_finite):
         check(P_x, *window, shape=few.shape, x=x)
-        with blocks_of_any_size():
-            assert_same_as_sequential(
-                lambda: MAX[2](*window), lambda: DISTRIBUTED["max"][2](P_x, *window),
-                P_x, P_x, few.shape, x=x, tolerance=1e-12,
-            )  # fmt: skip
+        assert_same_as_sequential(
+            lambda: MAX[2](*window), lambda: DISTRIBUTED["max"][2](P_x, *window),
+            P_x, P_x, few.shape, x=x, tolerance=1e-12,
+        )  # fmt: skip
     whole = MAX[2](*window, return_indices=True)(with_nan)
     own = nn.DistributedMaxPool2d(P_x, *window, return_indices=True)(own_block(with_nan, P_x))
     where = own_slices(whole[1].shape, P_x)

@@ -62,7 +62,6 @@ def check_attention(
     shape: Sequence[int] = (2, 4),
     lengths: Sequence[int] | None = None,
     fused: bool = False,
-    overlap: bool = False,
     **given: Any,
 ) -> tuple[torch.nn.Module, torch.nn.Module]:
     """Compare both, and return them with their gradients."""
@@ -70,7 +69,7 @@ def check_attention(
         lambda: Attention(*heads),
         lambda: ParallelAttention(
             P, EMBED, *heads, head_dim=HEAD, dtype=F64, convention=convention,
-            split_sequence=lengths is not None, overlap=overlap,
+            split_sequence=lengths is not None,
         ),
     )  # fmt: skip
     if fused:

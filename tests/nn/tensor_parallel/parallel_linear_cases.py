@@ -108,25 +108,15 @@ def check_sequence(
     dim: int,
     convention: Convention,
     steps: Sequence[Sequence[int]],
-    overlap: bool = False,
     **options: Any,
 ) -> None:
     sequential, layer = drawn_alike(
         lambda: Two(torch.nn.Linear(3, 7, dtype=F64), torch.nn.Linear(7, 2, dtype=F64)),
         lambda: Two(
             ColumnParallelLinear(
-                P,
-                3,
-                7,
-                dtype=F64,
-                sequence_dim=dim,
-                convention=convention,
-                overlap=overlap,
-                **options,
+                P, 3, 7, dtype=F64, sequence_dim=dim, convention=convention, **options
             ),
-            RowParallelLinear(
-                P, 7, 2, dtype=F64, sequence_dim=dim, convention=convention, overlap=overlap
-            ),
+            RowParallelLinear(P, 7, 2, dtype=F64, sequence_dim=dim, convention=convention),
         ),
     )
     assert P.rank is not None

@@ -53,7 +53,6 @@ class Stage:
     sizes: tuple[float, ...]
     has_norm: bool
     residual: bool
-    overlap: bool
     moves: bool
     shares: bool
 
@@ -99,7 +98,7 @@ def draw(seed: int, workers: int) -> Case:
             other if mixes and likely(0.5) else convention,
             chance.randint(1, 9),
             tuple(chance.random() for _ in range(workers - 1)),
-            *(likely(share) for share in (0.7, 0.6, 0.3, 0.2)),
+            *(likely(share) for share in (0.7, 0.6, 0.2)),
             shares=mixes and likely(0.3),
         )
         for _ in range(chance.randint(1, 3))
@@ -199,10 +198,10 @@ class ParallelNetwork(Network):
             return [
                 ParallelAttention(
                     P, EMBED, *heads_of(stage), head_dim=HEAD, split_sequence=is_split,
-                    overlap=stage.overlap, **options,
+                    **options,
                 )
             ]  # fmt: skip
-        options |= {"sequence_dim": 0 if is_split else None, "overlap": stage.overlap}
+        options |= {"sequence_dim": 0 if is_split else None}
         cuts = sorted(round(share * stage.inner) for share in stage.sizes)
         pairs = zip([0, *cuts], [*cuts, stage.inner], strict=True)
         sizes = [stop - start for start, stop in pairs]

@@ -44,16 +44,9 @@ def test_split_sequence_of_changing_lengths(P_world: Partition, dim: int) -> Non
         check_sequence(P_world, dim, convention, STEPS[P_world.size])
 
 
-@pytest.mark.parametrize("dim", [0, 1])
-@distributed(ranks=[1, 2, 3, 4], transports=["loopback"])
-def test_products_while_blocks_are_on_their_way(P_world: Partition, dim: int) -> None:
-    check_sequence(P_world, dim, "dual", STEPS[P_world.size], overlap=True)
-
-
 @distributed(ranks=3, transports=["host", "gloo"])
 def test_split_sequence_on_other_transports(P_world: Partition) -> None:
-    for overlap in (False, True):
-        check_sequence(P_world, 1, "dual", STEPS[3], overlap=overlap)
+    check_sequence(P_world, 1, "dual", STEPS[3])
 
 
 @distributed(ranks=3, transports=["loopback"])
@@ -200,11 +193,10 @@ def test_the_dual_convention_is_the_adjoint(P_world: Partition) -> None:
         assert_adjoint(layer, given, P_world)
 
 
-@pytest.mark.parametrize("overlap", [False, True])
 @distributed(ranks=2, transports=["loopback"])
-def test_double_backward_of_split_sequences(P_world: Partition, overlap: bool) -> None:
+def test_double_backward_of_split_sequences(P_world: Partition) -> None:
     assert P_world.rank is not None
-    options: dict[str, Any] = {"dtype": F64, "sequence_dim": 0, "overlap": overlap}
+    options: dict[str, Any] = {"dtype": F64, "sequence_dim": 0}
     sequential, layer = drawn_alike(
         lambda: Two(torch.nn.Linear(3, 4, dtype=F64), torch.nn.Linear(4, 2, dtype=F64)),
         lambda: Two(
