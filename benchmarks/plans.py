@@ -45,7 +45,7 @@ from gpudist.planning.rehearsal import DryNetwork
 from gpudist.sbp import GlobalTensor, broadcast, split
 from gpudist.testing import run_distributed
 from gpudist.world.partition import Partition
-from tests.planning.descent import stretch
+from tests.planning.stretches import stretch
 
 LIMIT_S = 500.0
 HOW: dict[str, Any] = {"transport": "host", "timeout": LIMIT_S}

@@ -10,10 +10,10 @@ from torch import nn
 
 import gpudist
 from gpudist.geometry import SlidingWindow
-from gpudist.pictures import halo_scene, save
-from gpudist.pictures.ghosts import ghosts_panel
-from gpudist.pictures.maps import owners_panel
+from gpudist.pictures import save
 from gpudist.pictures.page import figure_of
+from gpudist.pictures.panels import ghosts_panel, map_panel
+from gpudist.pictures.scene import scene_of
 from gpudist.planning import picture_of, plan
 
 FOLDER = Path(__file__).parent / "pictures"
@@ -22,9 +22,11 @@ THREE = SlidingWindow(3, padding=(1, 1))
 
 def halo_over_4(path: Path) -> None:
     """Draw the picture of the first page: blocks, and what one worker needs of the others."""
-    scene = halo_scene([64, 48], [2, 2], [THREE, THREE])
+    scene = scene_of([64, 48], [2, 2], window=[THREE, THREE])
+    workers = (scene.source, scene.source_ranks)
+    title = "Four workers: rank, and the cells of its block"
     panels = [
-        owners_panel(scene.source, (0, 1), scene.source_ranks, scene.names, "Four workers"),
+        map_panel(scene, workers, (0, 1), title, dict.fromkeys(range(4), "")),
         ghosts_panel(scene, (0, 1), 2),
     ]
     save(figure_of(panels, "A 64 x 48 image on four workers"), path)

@@ -3,43 +3,39 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from typing import Any
 
 from gpudist.cli.command import print_json
-from gpudist.cli.progress import Progress
 from gpudist.cli.tables import print_table
 from gpudist.convert.network_plan import NetworkPlan
 from gpudist.errors import ShapeError
 from gpudist.geometry import SlidingWindow
-from gpudist.pictures import Scene, draw_scene, save, traffic
-from gpudist.pictures.draw import choose_rank, require_picture, scene_of
+from gpudist.pictures.draw import draw_scene
 from gpudist.pictures.layouts import layouts_panel, stretches_panel
-from gpudist.pictures.page import figure_of
+from gpudist.pictures.page import figure_of, require_picture, save
+from gpudist.pictures.scene import Scene, choose_rank, scene_of, traffic
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the picture, and print its content as text."""
     require_picture(arguments.output)
+    facts: dict[str, Any] = {"picture": str(arguments.output)}
     if arguments.plan is not None:
-        return _draw_plan(arguments)
-    shown = Progress(not arguments.json)
-    shown("plans", 0, 3)
-    scene = _scene(arguments)
-    shown("picture", 1, 3)
-    figure = draw_scene(scene, arguments.rank, arguments.dims, arguments.itemsize)
-    shown(str(arguments.output), 2, 3)
-    save(figure, arguments.output)
-    shown("", 3, 3)
-    facts = _facts(scene, arguments)
+        facts["layouts"] = _draw_plan(arguments)
+        lines = [(name, str(value)) for name, value in facts.items()]
+    else:
+        scene = _scene(arguments)
+        figure = draw_scene(scene, arguments.rank, arguments.dims, arguments.itemsize)
+        save(figure, arguments.output)
+        facts |= _facts(scene, arguments)
+        lines = [("picture", facts["picture"]), ("ranks", str(len(scene.names)))]
+        for number, stage in enumerate(facts["stages"]):
+            text = f"{stage['messages']} messages, {stage['bytes']} bytes"
+            lines.append((f"stage {number + 1}", text))
     if arguments.json:
         print_json(facts)
-        return 0
-    lines = [("picture", str(arguments.output)), ("ranks", str(len(scene.names)))]
-    for number, stage in enumerate(facts["stages"]):
-        text = f"{stage['messages']} messages, {stage['bytes']} bytes"
-        lines.append((f"stage {number + 1}", text))
-    print_table(lines)
+    else:
+        print_table(lines)
     return 0
 
 
@@ -50,53 +46,27 @@ def _draw_plan(arguments: argparse.Namespace) -> int:
     title = plan.notes[0] if plan.notes else f"Layouts of {arguments.plan}"
     panels = [stretches_panel(plan)] if plan.stretches else []
     save(figure_of([*panels, layouts_panel(plan)], title), arguments.output)
-    facts = {"picture": str(arguments.output), "layouts": len(plan.layouts)}
-    if arguments.json:
-        print_json(facts)
-    else:
-        print_table([(name, str(value)) for name, value in facts.items()])
-    return 0
+    return len(plan.layouts)
 
 
 def _scene(arguments: argparse.Namespace) -> Scene:
-    _require_fitting(arguments)
+    shape, grid = arguments.shape, arguments.grid
+    if shape is None or grid is None:
+        raise ShapeError("--shape and --grid are needed, or --plan")
+    if min(shape) < 1:
+        raise ShapeError(f"--shape {' '.join(map(str, shape))} has no cells; give positive extents")
+    _require_owner(arguments)
+    # A single number applies to all dims from the first cut one to the last.
+    cut = [dim for dim, parts in enumerate(grid) if parts > 1]
+    dims = len(grid) - min(cut, default=len(grid) - 1)
     halo = window = None
-    dims = _count_moved_dims(arguments)
     if arguments.halo is not None:
-        halo = [(width, width) for width in _each(arguments.halo, dims, "--halo")]
+        halo = [(width, width) for width in _each(arguments.halo, dims)]
     elif arguments.kernel is not None:
         window = _windows(arguments, dims)
     return scene_of(
-        arguments.shape, arguments.grid, arguments.to, window, halo, arguments.periodic,
-        arguments.nested,
+        shape, grid, arguments.to, window, halo, arguments.periodic, arguments.nested
     )  # fmt: skip
-
-
-def _require_fitting(arguments: argparse.Namespace) -> None:
-    """Check the shape and what is given per dim against it, in the words of the command line."""
-    if arguments.shape is None or arguments.grid is None:
-        raise ShapeError("--shape and --grid are needed, or --plan")
-    shape, dims = arguments.shape, len(arguments.shape)
-    if min(shape) < 1:
-        raise ShapeError(f"--shape {_words(shape)} has no cells; give positive extents")
-    for name, grid in (("--grid", arguments.grid), ("--to", arguments.to)):
-        if grid is not None and len(grid) != dims:
-            raise ShapeError(
-                f"--shape has {dims} numbers, but {name} has {len(grid)}; give {name} one axis per "
-                "dim of the tensor, 1 for dims that are not cut"
-            )
-    for name, widths in (("--kernel", arguments.kernel), ("--halo", arguments.halo)):
-        if widths is not None and len(widths) > dims:
-            raise ShapeError(
-                f"--shape has {dims} numbers, but {name} has {len(widths)}; give one for all dims "
-                "that are cut, or at most one per dim"
-            )
-    if arguments.halo is not None and min(arguments.halo) < 0:
-        raise ShapeError(f"--halo {_words(arguments.halo)}: give at least 0 cells per dim")
-    for dim in arguments.dims or ():
-        if not -dims <= dim < dims:
-            raise ShapeError(f"--dims {dim}: --shape has {dims} dims, numbered 0 to {dims - 1}")
-    _require_owner(arguments)
 
 
 def _require_owner(arguments: argparse.Namespace) -> None:
@@ -113,56 +83,36 @@ def _require_owner(arguments: argparse.Namespace) -> None:
             raise ShapeError(f"{name} belongs to {owner}, which is not given")
 
 
-def _words(numbers: Sequence[int]) -> str:
-    return " ".join(map(str, numbers))
-
-
-def _count_moved_dims(arguments: argparse.Namespace) -> int:
-    # A single number applies to all dims from the first cut one to the last.
-    cut = [dim for dim, parts in enumerate(arguments.grid) if parts > 1]
-    return len(arguments.grid) - min(cut, default=len(arguments.grid) - 1)
-
-
 def _windows(arguments: argparse.Namespace, dims: int) -> list[SlidingWindow]:
-    kernels = _each(arguments.kernel, dims, "--kernel")
-    options = [
-        _each(values, len(kernels), name)
-        for values, name in (
-            (arguments.stride, "--stride"),
-            (arguments.dilation, "--dilation"),
-            (arguments.padding, "--padding"),
-        )
-    ]
+    kernels = _each(arguments.kernel, dims)
+    options: list[list[int]] = []
+    for name in ("stride", "dilation", "padding"):
+        options.append(_each(getattr(arguments, name), len(kernels)))
+        if len(options[-1]) != len(kernels):
+            raise ShapeError(
+                f"--{name} has {len(options[-1])} numbers, but --kernel has {len(kernels)}"
+            )
     return [
         SlidingWindow(kernel, stride, dilation, (padding, padding))
         for kernel, stride, dilation, padding in zip(kernels, *options, strict=True)
     ]
 
 
-def _each(values: list[int], dims: int, name: str) -> list[int]:
-    # A single number applies to all dims.
-    if len(values) == 1:
-        return values * dims
-    if name not in ("--kernel", "--halo") and len(values) != dims:
-        raise ShapeError(f"{name} has {len(values)} numbers, but --kernel has {dims}")
-    return values
+def _each(values: list[int], dims: int) -> list[int]:
+    return values * dims if len(values) == 1 else values
 
 
 def _facts(scene: Scene, arguments: argparse.Namespace) -> dict[str, Any]:
     stages = [
         {
-            "messages": moved.messages,
-            "bytes": moved.total_cells * arguments.itemsize,
+            "messages": len(moved),
+            "bytes": sum(moved.values()) * arguments.itemsize,
             "matrix": [
                 [scene.names[sender], scene.names[receiver], cells * arguments.itemsize]
-                for (sender, receiver), cells in sorted(moved.cells.items())
+                for (sender, receiver), cells in sorted(moved.items())
             ],
         }
         for moved in traffic(scene)
     ]
-    return {
-        "picture": str(arguments.output),
-        "ranks": list(scene.names),
-        "shown_rank": scene.names[choose_rank(scene, arguments.rank)],
-        "stages": stages,
-    }
+    shown = scene.names[choose_rank(scene, arguments.rank)]
+    return {"ranks": list(scene.names), "shown_rank": shown, "stages": stages}

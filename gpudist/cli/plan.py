@@ -21,7 +21,7 @@ from gpudist.cli.progress import Progress
 from gpudist.cli.tables import print_columns
 from gpudist.convert.network_plan import NetworkPlan
 from gpudist.errors import ShapeError
-from gpudist.pictures.draw import require_picture, save
+from gpudist.pictures.page import require_picture, save
 from gpudist.planning.advice import Advice, plan
 from gpudist.planning.fitting import Fit, fits, numbers_to_show, smallest
 from gpudist.planning.hardware import Profile, profile_of

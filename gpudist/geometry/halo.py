@@ -7,12 +7,13 @@ by one block. The boxes of a plan are products of such segments, so that plannin
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
+from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.boxes import Box, Message, Move, Plan, Stage, stage_of
 from gpudist.geometry.cartesian import rank_of
@@ -44,6 +45,41 @@ class Halo:
         leading = dims - len(self.windows)
         windows, periodic = (HaloWidths(),) * leading, (False,) * leading
         return replace(self, windows=windows + self.windows, periodic=periodic + self.periodic)
+
+
+def halo_of(
+    name: str,
+    dims: int,
+    window: Sequence[Window] | None,
+    halo: Sequence[tuple[int, int]] | None,
+    periodic: Sequence[bool] | bool,
+    nested: bool | None,
+) -> Halo:
+    """Return the halo of a tensor with ``dims`` dims from the arguments of ``name``.
+
+    Args:
+        name: operator, for errors.
+        dims: number of axes of the partition.
+        window, halo, periodic, nested: see :func:`gpudist.halo_exchange`.
+    """
+    if window is None and halo is None:
+        raise ShapeError(
+            f"{name}: neither window nor halo is given; pass the window of the kernel, or the "
+            "widths, such as halo=[(1, 1)] for one cell on both sides of the last dim"
+        )
+    if window is not None and halo is not None:
+        raise ShapeError(f"{name}: window and halo are both given; pass only one")
+    windows = tuple(window or ()) + tuple(HaloWidths(*widths) for widths in halo or ())
+    if len(windows) > dims:
+        raise PartitionError(
+            f"{name}: {len(windows)} windows for a partition with {dims} axes; pass one window per "
+            "dim, counted from the last"
+        )
+    is_one = not isinstance(periodic, Iterable)
+    wraps = [periodic] * len(windows) if is_one else list(periodic)
+    if len(wraps) != len(windows):
+        raise ShapeError(f"{name}: periodic has {len(wraps)} entries for {len(windows)} dims")
+    return Halo(windows, tuple(map(bool, wraps)), nested).over(dims)
 
 
 class HaloSegment(NamedTuple):

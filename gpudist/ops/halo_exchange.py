@@ -7,16 +7,15 @@ from collections.abc import Sequence
 from dataclasses import astuple, replace
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch.compiler import is_dynamo_compiling
 
 from gpudist.checks.digest import digest_of
-from gpudist.errors import PartitionError, PlanMismatch, ShapeError, side_by_side
+from gpudist.errors import PlanMismatch, ShapeError, side_by_side
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.boxes import Plan, Stage
-from gpudist.geometry.halo import Halo, plan_halo
+from gpudist.geometry.halo import halo_of, plan_halo
 from gpudist.geometry.halo_choice import costs_less_nested
 from gpudist.geometry.windows import HaloWidths, Window
 from gpudist.ops.arrays import Array, apply_to_array
@@ -55,14 +54,7 @@ class HaloExchange(Operator):
         shape: ShapeMode = "static",
     ) -> None:
         require_cartesian("HaloExchange", P_x)
-        windows = _windows(P_x, window, halo)
-        is_one = isinstance(periodic, bool | np.bool_)
-        wraps = [periodic] * len(windows) if is_one else list(periodic)
-        if len(wraps) != len(windows):
-            raise ShapeError(
-                f"HaloExchange: periodic has {len(wraps)} entries for {len(windows)} dims"
-            )
-        self.halo = Halo(windows, tuple(map(bool, wraps)), nested).over(P_x.dim)
+        self.halo = halo_of("HaloExchange", P_x.dim, window, halo, periodic, nested)
         self.padding_value = padding_value
         super().__init__(P_x, P_x, P_x.dim, True, global_shape, shape)
         # All ranks pass the window of the same kernel, but their halo widths may differ by mistake.
@@ -133,31 +125,6 @@ class HaloExchange(Operator):
         label = f"halo_exchange on {list(self.P_x.shape)} of {list(inputs.shape)}"
         fill = self.padding_value
         return bind(plan, self.P_x, label, dtype, x.shape, x.dtype, tuple(x.shape), fill)
-
-
-def _windows(
-    P_x: CartesianPartition,
-    window: Sequence[Window] | None,
-    halo: Sequence[tuple[int, int]] | None,
-) -> tuple[Window, ...]:
-    if window is None and halo is None:
-        raise ShapeError(
-            "HaloExchange: neither window nor halo is given; pass the window of the kernel, or the "
-            "widths, such as halo=[(1, 1)] for one cell on both sides of the last dim"
-        )
-    if window is not None and halo is not None:
-        raise ShapeError("HaloExchange: window and halo are both given; pass only one")
-    windows: tuple[Window, ...] = ()
-    if window is not None:
-        windows = tuple(window)
-    elif halo is not None:
-        windows = tuple(HaloWidths(left, right) for left, right in halo)
-    if len(windows) > P_x.dim:
-        raise PartitionError(
-            f"HaloExchange: {len(windows)} windows for a partition with {P_x.dim} axes; pass one "
-            "window per dim, counted from the last"
-        )
-    return windows
 
 
 def halo_exchange(

@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpudist.checks.arguments import checked
 from gpudist.errors import PartitionError, ShapeError
-from gpudist.geometry.windows import HaloWidths, Window
-from gpudist.pictures.ghosts import ghosts_panel
-from gpudist.pictures.maps import messages_panel, owners_panel
-from gpudist.pictures.matrix import matrix_panel
-from gpudist.pictures.page import Panel, bytes_text, figure_of, require_matplotlib
-from gpudist.pictures.scene import (
-    Scene,
-    StageTraffic,
-    busiest,
-    halo_scene,
-    partition_scene,
-    repartition_scene,
-    traffic,
-)
-from gpudist.world.partition import Partition
+from gpudist.geometry.windows import Window
+from gpudist.pictures.page import figure_of, save, short
+from gpudist.pictures.panels import ghosts_panel, map_panel, matrix_panel
+from gpudist.pictures.scene import Grid, Scene, Traffic, choose_rank, scene_of, traffic
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-Grid = Partition | Sequence[int]
 
 
 @checked()
@@ -81,92 +67,42 @@ def draw(
     return figure
 
 
-def scene_of(
-    shape: Sequence[int],
-    P_x: Grid,
-    P_y: Grid | None = None,
-    window: Sequence[Window] | None = None,
-    halo: Sequence[tuple[int, int]] | None = None,
-    periodic: Sequence[bool] | bool = False,
-    nested: bool = False,
-) -> Scene:
-    """Create the scene for :func:`draw` from the same arguments."""
-    movements = [value for value in (P_y, window, halo) if value is not None]
-    if len(movements) > 1:
-        raise ShapeError(
-            "draw: more than one of P_y, window and halo is given; a picture shows one movement, "
-            "so pass one"
-        )
-    grid, ranks = _grid(P_x)
-    if P_y is not None:
-        target, target_ranks = _grid(P_y)
-        return repartition_scene(shape, grid, target, ranks, target_ranks)
-    windows = window if halo is None else [HaloWidths(*widths) for widths in halo]
-    if windows is None:
-        return partition_scene(shape, grid, ranks)
-    return halo_scene(shape, grid, windows, periodic, nested, ranks)
-
-
 def draw_scene(
     scene: Scene, rank: int | None = None, dims: Sequence[int] | None = None, itemsize: int = 4
 ) -> Figure:
     """Draw ``scene``; for the arguments see :func:`draw`."""
     if itemsize < 1:
         raise ShapeError(f"itemsize is {itemsize}; a cell must have at least one byte")
-    drawn = _choose_dims(scene, dims)
-    panels = _owners(scene, drawn)
-    if scene.plans:
-        shown = choose_rank(scene, rank)
-        if scene.ghosts:
-            panels.append(ghosts_panel(scene, drawn, shown))
-        for number, moved in enumerate(traffic(scene)):
-            panels += _stage_panels(scene, drawn, shown, number, moved, itemsize)
-    return figure_of(panels, _title(scene))
-
-
-def save(figure: Figure, path: str | Path) -> None:
-    """Write the figure to a file; equal figures give equal bytes.
-
-    Raises:
-        ShapeError: if the suffix does not name a format that can be written.
-        OSError: if the file cannot be written.
-    """
-    import matplotlib
-
-    require_picture(path)
-    suffix = Path(path).suffix.lower()
-    undated = {".png": None, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}[suffix]
-    with matplotlib.rc_context({"svg.hashsalt": "gpudist"}):
-        figure.savefig(path, dpi=120, metadata=undated)
-
-
-def require_picture(path: str | Path) -> None:
-    """Check that a picture can be written to ``path``.
-
-    Raises:
-        ShapeError: if the suffix does not name a format that can be written.
-        NotBuiltError: if matplotlib is not installed.
-    """
-    if Path(path).suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise ShapeError(f"{path}: the suffix of a picture must be .png, .svg or .pdf")
-    require_matplotlib()
-
-
-def choose_rank(scene: Scene, name: int | None) -> int:
-    """Return the rank in the scene with world rank ``name``; the busiest rank if ``None``."""
-    if name is None:
-        return busiest(scene)
-    if name not in scene.names:
-        raise PartitionError(f"rank {name} is not in the picture; use one of {list(scene.names)}")
-    return scene.names.index(name)
-
-
-def _grid(grid: Grid) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-    if isinstance(grid, Partition):
-        return tuple(grid.shape), tuple(grid.ranks)
-    if not grid or min(grid) < 1:
-        raise PartitionError(f"a grid of shape {list(grid)} has no workers")
-    return tuple(grid), None
+    drawn, shown = _choose_dims(scene, dims), choose_rank(scene, rank)
+    before, after = (scene.source, scene.source_ranks), (scene.target, scene.target_ranks)
+    is_repartition = bool(scene.plans) and scene.halo is None
+    owners = {" before": before, " after": after} if is_repartition else {"": before}
+    panels = [
+        map_panel(
+            scene, workers, drawn, f"Who owns which box{when}: rank, and the cells of its block",
+            dict.fromkeys(workers[1], ""),
+        )
+        for when, workers in owners.items()
+    ]  # fmt: skip
+    if scene.halo is not None:
+        panels.append(ghosts_panel(scene, drawn, shown))
+    maps = {"receives": (before, {"in": 1}), "sends": (after, {"out": 0})}
+    if not is_repartition:
+        maps = {"exchanges": (before, {"in": 1, "out": 0})}
+    stages = traffic(scene)
+    for number, moved in enumerate(stages):
+        words = f"Stage {number + 1} of {len(stages)}"
+        for verb, (workers, ends) in maps.items():
+            title = f"{words}: what rank {scene.names[shown]} {verb}, in cells"
+            texts = _message_texts(scene, moved, number, shown, ends)
+            panels.append(map_panel(scene, workers, drawn, title, texts, shown))
+        total = short(sum(moved.values()) * itemsize)
+        title = (
+            f"{words}: bytes from whom (down) to whom (across); {len(moved)} messages, "
+            f"{total}B in all"
+        )
+        panels.append(matrix_panel(scene, moved, itemsize, title))
+    return figure_of(panels, scene.title)
 
 
 def _choose_dims(scene: Scene, asked: Sequence[int] | None) -> tuple[int, ...]:
@@ -188,52 +124,15 @@ def _choose_dims(scene: Scene, asked: Sequence[int] | None) -> tuple[int, ...]:
     return tuple(dims)
 
 
-def _owners(scene: Scene, dims: tuple[int, ...]) -> list[Panel]:
-    if scene.movement != "repartition":
-        title = "Who owns which box"
-        return [owners_panel(scene.source, dims, scene.source_ranks, scene.names, title)]
-    return [
-        owners_panel(cut, dims, ranks, scene.names, title)
-        for cut, ranks, title in (
-            (scene.source, scene.source_ranks, "Who owns which box before"),
-            (scene.target, scene.target_ranks, "Who owns which box after"),
-        )
-    ]
-
-
-def _stage_panels(
-    scene: Scene,
-    dims: tuple[int, ...],
-    rank: int,
-    number: int,
-    moved: StageTraffic,
-    itemsize: int,
-) -> list[Panel]:
-    words = f"Stage {number + 1} of {scene.stages}"
-    total = bytes_text(moved.total_cells * itemsize)
-    matrix = matrix_panel(
-        moved, scene.names, itemsize,
-        f"{words}: bytes from whom to whom; {moved.messages} messages, {total} in all",
-    )  # fmt: skip
-    if number >= len(scene.plans[rank].stages):
-        return [matrix]
-    stage = scene.plans[rank].stages[number]
-    of_rank = f"{words}: what rank {scene.names[rank]}"
-    maps = [("exchanges, in cells", scene.source, scene.source_ranks, stage)]
-    if scene.movement == "repartition":
-        maps = [
-            ("receives, in cells", scene.source, scene.source_ranks, replace(stage, sends=())),
-            ("sends, in cells", scene.target, scene.target_ranks, replace(stage, receives=())),
-        ]
-    return [
-        messages_panel(cut, dims, ranks, scene.names, rank, part, f"{of_rank} {verb}")
-        for verb, cut, ranks, part in maps
-    ] + [matrix]
-
-
-def _title(scene: Scene) -> str:
-    shape, grid = list(scene.source.shape), list(scene.source.grid)
-    if scene.movement == "repartition":
-        return f"Repartition of {shape} from {grid} to {list(scene.target.grid)}"
-    movement = f"{scene.movement.capitalize()} of" if scene.movement else "A tensor of shape"
-    return f"{movement} {shape} over {grid}"
+def _message_texts(
+    scene: Scene, moved: Traffic, stage: int, rank: int, ends: dict[str, int]
+) -> dict[int, str]:
+    """Return what ``rank`` keeps, and by peer its messages, which have it at the named ends."""
+    kept = sum(move.destination.volume for move in scene.plans[rank].stages[stage].moves)
+    texts = {rank: f"\nkeeps\n{short(kept)}"}
+    for verb, end in ends.items():
+        for pair, cells in moved.items():
+            if pair[end] == rank:
+                peer = pair[1 - end]
+                texts[peer] = texts.get(peer, "") + f"\n{verb} {short(cells)}"
+    return texts

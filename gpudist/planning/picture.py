@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from gpudist.checks.arguments import checked
-from gpudist.pictures.page import Panel, box, figure_of, label
+from gpudist.pictures.page import Tile, figure_of, titled
 from gpudist.planning.advice import Advice
 from gpudist.planning.table import bytes_of, seconds_of, title_of
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 MOST_DRAWN = 12
 NAME_IN, LENGTH_IN, VALUE_IN = 1.75, 3.6, 1.0
 LINE_IN, BAR_IN = 0.32, 0.22
-# Legend: side of a square, its distance from the text, and a character's average width.
-SQUARE_IN, CHARACTER_IN, NARROW_IN = 0.14, 0.075, 0.061
+# Side of a square in the legend.
+SQUARE_IN = 0.14
 # Computing is dark, moving is light; forward is blue, backward green.
 TIMES = {
     "forward, computing": "#1f78b4",
@@ -79,34 +79,26 @@ def _memory(advice: Advice) -> tuple[str, Sequence[float], str]:
 
 
 def _panel(
-    title: str, bars: Bars, colors: dict[str, str], marked: Sequence[bool] | None = None
-) -> Panel:
-    """Return a panel with one bar per partition, divided into parts, above a legend."""
+    title: str, bars: Bars, colors: dict[str, str], marked: Sequence[bool] = ()
+) -> list[Tile]:
+    """Return one bar per partition, divided into parts, above a legend; marked values are red."""
     longest = max((sum(parts) for _, parts, _ in bars), default=0.0) or 1.0
-
-    def paint(axes: Axes) -> None:
-        for number, (name, parts, value) in enumerate(bars):
-            top = number * LINE_IN
-            middle = top + BAR_IN / 2
-            label(axes, (NAME_IN / 2, middle), (NAME_IN * 0.95, BAR_IN), name, 9)
-            x = NAME_IN
-            for part, color in zip(parts, colors.values(), strict=True):
-                width = LENGTH_IN * part / longest
-                box(axes, (x, top), (width, BAR_IN), facecolor=color, linewidth=0)
-                x += width
-            style = {"color": "#d62728"} if marked is not None and marked[number] else {}
-            at = (NAME_IN + LENGTH_IN + VALUE_IN / 2, middle)
-            label(axes, at, (VALUE_IN * 0.9, BAR_IN), value, 9, **style)
-        _paint_legend(axes, len(bars) * LINE_IN + 0.1, colors)
-
-    width = NAME_IN + LENGTH_IN + VALUE_IN
-    return Panel(title, width, len(bars) * LINE_IN + 0.4, paint)
-
-
-def _paint_legend(axes: Axes, top: float, colors: dict[str, str]) -> None:
+    flat = {"linewidth": 0}
+    tiles: list[Tile] = []
+    for number, (name, parts, value) in enumerate(bars):
+        top = number * LINE_IN
+        tiles.append(Tile(name, None, 0, top, NAME_IN, BAR_IN, 9))
+        starts = accumulate(parts, initial=0.0)
+        for start, part, color in zip(starts, parts, colors.values(), strict=False):
+            x, width = NAME_IN + LENGTH_IN * start / longest, LENGTH_IN * part / longest
+            tiles.append(Tile("", color, x, top, width, BAR_IN, edge=flat))
+        font = {"color": "#d62728"} if any(marked[number : number + 1]) else {}
+        tiles.append(Tile(value, None, NAME_IN + LENGTH_IN, top, VALUE_IN, BAR_IN, 9, font=font))
     pitch = (NAME_IN + LENGTH_IN + VALUE_IN) / len(colors)
+    top = len(bars) * LINE_IN + 0.1
     for number, (name, color) in enumerate(colors.items()):
         x = number * pitch
-        box(axes, (x, top), (SQUARE_IN, SQUARE_IN), facecolor=color, linewidth=0)
-        at = (x + SQUARE_IN + 0.06 + len(name) * NARROW_IN / 2, top + SQUARE_IN / 2)
-        label(axes, at, (len(name) * CHARACTER_IN, 0.2), name, 8)
+        tiles.append(Tile("", color, x, top, SQUARE_IN, SQUARE_IN, edge=flat))
+        x += SQUARE_IN + 0.06
+        tiles.append(Tile(name, None, x, top, pitch - SQUARE_IN - 0.06, SQUARE_IN, 8, "left"))
+    return titled(title, tiles)

@@ -86,10 +86,18 @@ NOTHING = Environment(
 )
 
 
-def test_env(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("kind", [io.StringIO, Terminal])
+def test_env(kind: type[io.StringIO], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(env, "describe", lambda: FOUND)
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    monkeypatch.setattr(sys, "stdout", shown := kind())
     assert main(["env"]) == 0
-    assert capsys.readouterr().out == TEXT
+    assert shown.getvalue() == TEXT
 
 
 def test_env_where_there_is_nothing(
@@ -121,11 +129,6 @@ def test_env_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     assert printed["warnings"] == ["two wheels"]
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 @pytest.mark.parametrize("with_rich", [True, False])
 def test_lines_fit_a_terminal(monkeypatch: pytest.MonkeyPatch, with_rich: bool) -> None:
     """Lines fit, except for words that are longer, which are copied whole."""
@@ -145,14 +148,6 @@ def test_lines_fit_a_terminal(monkeypatch: pytest.MonkeyPatch, with_rich: bool) 
     assert all(line.startswith(" " * 13 + line[13]) for line in lines[start + 1 : -1])
     told = " ".join(line[13:] for line in lines[start:-1])
     assert told == f"none: {missing}".rstrip()
-
-
-def test_on_a_terminal_without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(env, "describe", lambda: FOUND)
-    monkeypatch.setitem(sys.modules, "rich.console", None)
-    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
-    main(["env"])
-    assert terminal.getvalue() == TEXT
 
 
 def test_on_a_terminal_with_rich(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from tests.cli.test_env import ROOT
 SMALL = ["--shape", "1", "1", "8", "8", "--ranks", "2"]
 NETWORK = "tests.planning.test_advice:two_convolutions"
 PLAN = ["plan", NETWORK]
+HALO = ["draw", "--shape", "64", "48", "--grid", "2", "2", "--kernel", "3", "--padding", "1"]
 
 
 def status_of(arguments: list[str]) -> int:
@@ -97,16 +98,21 @@ def test_help_of_benchmarks_lists_their_subjects(capsys: pytest.CaptureFixture[s
             ["draw", "--shape", "0", "--grid", "2", "-o", "a.jpg"],
             "a.jpg: the suffix of a picture must be",
         ),
+        ([*HALO, "-o", "/nowhere/a.png"], "/nowhere/a.png"),
+        ([*HALO, "--stride", "1", "1", "1"], "--stride has 3 numbers, but --kernel has 2"),
+        (["draw", "--shape", "8", "--grid", "2", "2"], "one axis per dim"),
         (["draw"], "--shape and --grid are needed, or --plan"),
         (["draw", "--plan", "a.json", "--shape", "2"], "--plan is drawn alone, without --shape"),
         (["draw", "--plan", "/nowhere/a.json"], "/nowhere/a.json cannot be read"),
         (["draw", "--shape", "-8", "--grid", "2"], "--shape -8 has no cells"),
         (["draw", "--shape", "0", "--grid", "2"], "--shape 0 has no cells"),
         (["draw", "--shape", "8,8", "--grid", "2"], "separate numbers by spaces"),
-        (["draw", "--shape", "8", "--grid", "2", "--to", "2", "1"], "but --to has 2"),
-        (["draw", "--shape", "8", "--grid", "2", "--kernel", "3", "3"], "but --kernel has 2"),
-        (["draw", "--shape", "8", "--grid", "2", "--halo", "-1"], "--halo -1: give at least 0"),
-        (["draw", "--shape", "8", "--grid", "2", "--dims", "5"], "numbered 0 to 0"),
+        (["draw", "--shape", "8", "--grid", "2", "--to", "2", "1"], "a partition with 2 axes"),
+        (
+            ["draw", "--shape", "8", "--grid", "2", "--kernel", "3", "3"],
+            "2 windows for",
+        ),
+        (["draw", "--shape", "8", "--grid", "2", "--dims", "5"], "dims [5] are not among the 1"),
         (["draw", "--shape", "8", "--grid", "2", "--stride", "2"], "belongs to --kernel, which"),
         (["draw", "--shape", "8", "--grid", "2", "--nested"], "belongs to --kernel or --halo"),
         (["draw", "--shape", "8", "--grid", "2", "--kernel", "0"], "error: "),
@@ -114,6 +120,7 @@ def test_help_of_benchmarks_lists_their_subjects(capsys: pytest.CaptureFixture[s
         (["draw", "--shape", "8", "--grid", "2", "--kernel", "3", "--itemsize", "0"], "itemsize"),
         (["draw", "--shape", "8", "--grid", "1000"], "at most 512"),
         (["check", "--ranks", "-1"], "both must be at least 1"),
+        (["check", "--ranks", "0"], "both must be at least 1"),
         (["bench"], "required: subject\n"),
         (["bench", "nothing"], "no subject 'nothing'; choose all, profile, or one of"),
         (["dance"], "invalid choice: 'dance'"),
@@ -133,6 +140,7 @@ def test_mistakes(
     printed = capsys.readouterr()
     assert words in printed.err
     assert "Traceback" not in printed.err
+    assert f"gpudist{'' if arguments == ['dance'] else f' {arguments[0]}'}: error: " in printed.err
     assert printed.out == ""
     assert [path.name for path in tmp_path.iterdir() if path.suffix != ""] == ["broken.py"]
 

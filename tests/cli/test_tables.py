@@ -17,13 +17,9 @@ from gpudist.planning.advice import Advice
 from gpudist.planning.clock import Phase
 from gpudist.planning.grids import Grid
 from gpudist.planning.rehearsal import Memory, Rehearsal
+from tests.cli.test_env import Terminal
 
 WIDTH = 80
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 KINDS = pytest.mark.parametrize("kind", ["file", "terminal", "terminal without rich"])
@@ -48,12 +44,9 @@ def lines_of(shown: io.StringIO) -> list[str]:
 def advice(grid: Grid) -> Advice:
     """Advice with the longest numbers that are likely."""
     phase = Phase(
-        messages=123456,
-        message_bytes=1023 * 2**30,
-        collectives=1234,
-        compute_s=0.123,
+        messages=123456, message_bytes=1023 * 2**30, collectives=1234, compute_s=0.123,
         message_s=1.0,
-    )
+    )  # fmt: skip
     memory = Memory(1023 * 2**20, 1023 * 2**20, 1023 * 2**30)
     return Advice(grid, one := Rehearsal(0, phase, phase, memory), (one,), False, 2**40, 1.0, False)
 
@@ -70,15 +63,8 @@ def test_plan(kind: str, grid: Grid, monkeypatch: pytest.MonkeyPatch) -> None:
     printed = set(re.split(r"  +|\n", "\n".join(tables)))
     assert {"step", "no overlap", "collectives", "all messages", "imbalance"} <= printed
     whole = 246912 * prod(grid)
-    assert {
-        "2.25 s",
-        "246912",
-        "2046.0 GiB",
-        "2468",
-        f"<= {whole}",
-        "1.00",
-        "1023.0 MiB",
-    } <= printed
+    numbers = {"2.25 s", "246912", "2046.0 GiB", "2468", f"<= {whole}", "1.00", "1023.0 MiB"}
+    assert numbers <= printed
     assert shown.isatty() <= (max(map(len, lines)) <= WIDTH)
 
 
@@ -118,4 +104,7 @@ def test_help(
     monkeypatch.setenv("COLUMNS", str(WIDTH))
     with pytest.raises(SystemExit, match="0"):
         main([*arguments, "--help"])
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= WIDTH
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= WIDTH
+    assert printed.startswith(" ".join(["usage: gpudist", *arguments]))
+    assert not arguments or "--json" in printed

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests import warm
+from tests.examples import trainers
 
-pytest.importorskip("rich", reason="the example prints with rich: pip install 'gpudist[examples]'")
-if importlib.util.find_spec("sklearn") is None:
-    pytest.skip("the digits are scikit-learn's", allow_module_level=True)
+trainers.needs("sklearn")
 
-ROOT = Path(__file__).resolve().parents[2]
-MNIST = ROOT.parent / "shared" / "data" / "mnist"
-LAUNCH = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+MNIST = trainers.ROOT.parent / "shared" / "data" / "mnist"
 KEYS = {
     "accuracy",
     "sequential_accuracy",
@@ -35,23 +27,11 @@ KEYS = {
 }
 
 
-def python(*arguments: object) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [warm.python(), *map(str, arguments)],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-
-
-def lenet5(*arguments: object, ranks: int = 4) -> subprocess.CompletedProcess[str]:
-    return python(*LAUNCH, ranks, "examples/lenet5.py", *arguments)
-
-
 def compared(tmp_path: Path, data: object, steps: int) -> dict[str, Any]:
     """Return the record of a comparison in float64, which must have found the networks equal."""
     file = tmp_path / "results.json"
     options = ("--compare", "--dtype", "float64", "--steps", steps, "--json", file)
-    done = lenet5("--data", data, *options)
+    done = trainers.start("lenet5", "--data", data, *options)
     assert done.returncode == 0, done.stderr
     record = json.loads(file.read_text())
     assert record.keys() >= KEYS
@@ -76,39 +56,28 @@ def test_mnist_matches_the_sequential_network(tmp_path: Path) -> None:
 
 
 def test_a_difference_is_a_failure() -> None:
-    done = lenet5("--compare", "--steps", 1, "--tolerance", -1)
+    done = trainers.start("lenet5", "--compare", "--steps", 1, "--tolerance", -1)
     assert done.returncode != 0
     assert "the networks differ: the accuracies differ by" in done.stderr
 
 
 def test_wrong_number_of_workers() -> None:
-    done = lenet5(ranks=2)
+    done = trainers.start("lenet5", ranks=2)
     assert done.returncode != 0
     for rank in range(2):
         assert f"rank {rank} of 2: the network is cut for 4 workers" in done.stderr
 
 
 def test_without_a_launcher() -> None:
-    done = python("examples/lenet5.py", "--data", "digits")
+    done = trainers.start("lenet5", "--data", "digits", ranks=None)
     assert done.returncode == 2
     assert (
         "torchrun --standalone --nproc-per-node 4 examples/lenet5.py --data digits" in done.stderr
     )
 
 
-def example(name: str) -> Any:
-    """Return a module of the examples, which are not a package."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, name, module)  # where its dataclass looks for it
-        spec.loader.exec_module(module)
-    return module
-
-
 def compare(loss: list[float], dtype: torch.dtype, accuracy: float = 98.0) -> list[str]:
-    comparison = example("comparison")
+    comparison = trainers.module("comparison")
     ours = comparison.Result(accuracy, loss, 0.1)
     theirs = comparison.Result(98.0, [1.0] * len(loss), 0.1)
     return comparison.disagreements(ours, theirs, dtype, tolerance=0.4)
@@ -150,6 +119,6 @@ def test_damaged_mnist(tmp_path: Path, name: str, content: bytes | None, message
         (tmp_path / f"{part}-{IMAGES}").write_bytes(gzip.compress(idx(2, 28, 28)))
         (tmp_path / f"{part}-{LABELS}").write_bytes(gzip.compress(idx(2)))
     (tmp_path / name).write_bytes(gzip.compress(content) if content is not None else b"no gzip")
-    digits = example("digits")
+    digits = trainers.module("digits")
     with pytest.raises(digits.DataError, match=message):
         digits.load(str(tmp_path))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -40,11 +38,9 @@ def test_equals_the_sequential_network_and_resumes_to_the_same_numbers(tmp_path:
 
 
 @pytest.mark.parametrize("kind", ["nii", "zarr", "h5", "npy"])
-def test_formats(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_formats(kind: str, tmp_path: Path) -> None:
     pytest.importorskip({"nii": "nibabel", "h5": "h5py"}.get(kind, kind.replace("npy", "numpy")))
-    monkeypatch.syspath_prepend(str(trainers.ROOT / "examples"))
-    monkeypatch.delitem(sys.modules, "segmentation", raising=False)
-    example = import_module("segmentation")
+    example = trainers.module("segmentation")
     cells = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
     path = tmp_path / f"a.{kind}"
     example.write(path, cells)

@@ -2,53 +2,27 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import json
-import math
-import os
-import subprocess
 from contextlib import redirect_stderr
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from gpudist.world.partition import Partition
-from tests import warm
+from tests.examples import trainers
 from tests.pool import distributed
 
-pytest.importorskip("rich", reason="the example prints with rich: pip install 'gpudist[examples]'")
+trainers.needs()
 
-ROOT = Path(__file__).resolve().parents[2]
-LAUNCH = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 SMALL = ("--width", 12, "--heads", 4, "--layers", 2, "--samples", 2, "--longest", 75)
 ONE_ROW = ("--data-parallel", 1, "--tensor-parallel", 4)
-NEEDED = ("tensor_parallel", "gpt", "texts", "comparison")
-
-
-def started(*arguments: object, ranks: int | None = None) -> subprocess.CompletedProcess[str]:
-    """Start the example by torchrun, or without a launcher."""
-    launch = [] if ranks is None else [*LAUNCH, ranks]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [warm.python(), *map(str, (*launch, "examples/tensor_parallel.py", *arguments))],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-
-
-def module(name: str) -> Any:
-    """Return a module of the examples, which are not a package."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "examples"))
-        found = {each: importlib.import_module(each) for each in NEEDED}
-    return found[name]
 
 
 def run(P_world: Partition, *arguments: object) -> int:
-    example = module("tensor_parallel")
+    example = trainers.module("tensor_parallel")
     return example.run(P_world, example.read_options([str(each) for each in arguments]))
 
 
@@ -91,9 +65,9 @@ def test_equals_the_sequential_network(
 @distributed(ranks=4, transports=("host",))
 def test_the_first_worker_of_a_row_alone_has_texts(P_world: Partition, tmp_path: Path) -> None:
     made: list[int] = []
-    example = module("tensor_parallel")
+    example = trainers.module("tensor_parallel")
 
-    class Counted(module("texts").Documentation):
+    class Counted(trainers.module("texts").Documentation):
         def batch(self, step: int, row: int) -> object:
             made.append(row)
             return super().batch(step, row)
@@ -111,7 +85,9 @@ def test_the_first_worker_of_a_row_alone_has_texts(P_world: Partition, tmp_path:
 
 def test_runs_under_torchrun(tmp_path: Path) -> None:
     file = tmp_path / "results.json"
-    done = started(*SMALL, "--steps", 2, "--seed", 1, "--compare", "--json", file, ranks=4)
+    done = trainers.start(
+        "tensor_parallel", *SMALL, "--steps", 2, "--seed", 1, "--compare", "--json", file
+    )
     assert done.returncode == 0, done.stderr
     assert_sequential(file, [2, 2], 2)
     assert "2 x 2 workers against one, after 2 steps" in done.stdout
@@ -127,21 +103,14 @@ def test_a_difference_is_a_failure(P_world: Partition) -> None:
 
 
 def test_wrong_number_of_workers() -> None:
-    done = started()
+    done = trainers.start("tensor_parallel", ranks=None)
     assert done.returncode == 2
     assert "rank 0 of 1: 2 rows of 2 are 4 workers" in done.stderr
     assert "--nproc-per-node 4 examples/tensor_parallel.py" in done.stderr
 
 
-def test_what_counts_as_a_difference() -> None:
-    disagreements = module("tensor_parallel").disagreements
-    assert disagreements(1e-9, 1e-9, 1e-9) == []
-    assert disagreements(2e-9, 0.0, 1e-9)[0].startswith("a loss differs by 2.00e-09")
-    assert disagreements(0.0, math.nan, 1e-9)[0].startswith("the parameters differ by nan")
-
-
 def test_texts() -> None:
-    texts = module("texts")
+    texts = trainers.module("texts")
     documentation = texts.Documentation(8, 50, 512, 0)
     batch = documentation.batch(3, 1)
     assert batch.tokens.shape == batch.targets.shape and len(batch.tokens) == 8
@@ -155,9 +124,3 @@ def test_texts() -> None:
     assert torch.equal(documentation.batch(3, 1).tokens, batch.tokens)
     for step, row in ((3, 0), (4, 1)):
         assert documentation.batch(step, row).tokens.shape != batch.tokens.shape
-    other = documentation.batch(4, 1)
-    both = texts.joined([batch, other])
-    assert len(both.tokens) == 16
-    assert torch.equal(both.tokens[:8, : batch.tokens.shape[1]], batch.tokens)
-    counts = [int((each.targets != texts.IGNORED).sum()) for each in (both, batch, other)]
-    assert counts[0] == counts[1] + counts[2]

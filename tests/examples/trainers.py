@@ -1,4 +1,4 @@
-"""Start an example that uses other packages.
+"""Start an example as a user does, or import it.
 
 ``python -m tests.examples.trainers FILE ARGUMENTS`` is ``python FILE ARGUMENTS`` for packages that
 import torchvision, whose wheel cannot load its operators beside a torch for the CPU.
@@ -10,8 +10,9 @@ import os
 import runpy
 import subprocess
 import sys
-from importlib import util
+from importlib import import_module, util
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,16 +32,36 @@ def needs(*packages: str) -> None:
         pytest.skip(f"not installed: {', '.join(missing)}", allow_module_level=True)
 
 
-def train(example: str, *arguments: object, ranks: int = 4) -> subprocess.CompletedProcess[str]:
-    """Run an example of the folder ``examples`` as a user does."""
+def module(name: str) -> Any:
+    """Return a module of the examples, which are not a package."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "examples"))
+        return import_module(name)
+
+
+def python(*arguments: object, server: str = "") -> subprocess.CompletedProcess[str]:
+    """Run Python in the root of the repository."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "COLUMNS": "80"}
-    server = warm.python(f"examples/{LIKE.get(example, example)}.py")
-    program = ["-m", "tests.examples.trainers", f"examples/{example}.py"]
     return subprocess.run(
-        [server, *LAUNCH, str(ranks), *program, *map(str, arguments)],
+        [server or warm.python(), *map(str, arguments)],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
+
+
+def start(
+    example: str, *arguments: object, ranks: int | None = 4
+) -> subprocess.CompletedProcess[str]:
+    """Run an example by torchrun, or without a launcher."""
+    launch = [] if ranks is None else [*LAUNCH, ranks]
+    return python(*launch, f"examples/{example}.py", *arguments)
+
+
+def train(example: str, *arguments: object, ranks: int = 4) -> subprocess.CompletedProcess[str]:
+    """Run an example that uses other packages."""
+    server = warm.python(f"examples/{LIKE.get(example, example)}.py")
+    program = ["-m", "tests.examples.trainers", f"examples/{example}.py"]
+    return python(*LAUNCH, ranks, *program, *arguments, server=server)
 
 
 def losses(done: subprocess.CompletedProcess[str], name: str = "split") -> list[float]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -13,10 +13,8 @@ from torch import nn
 
 import gpudist
 from benchmarks.resnet import ResNet18
-from gpudist.geometry.messages import as_messages
 from gpudist.planning.hardware import profile_of
 from gpudist.planning.rehearsal import DryNetwork
-from gpudist.transport.base import BoundSteps
 from gpudist.world.partition import Partition
 from tests.convert.networks import Classifier, LeNet5, OneCell
 from tests.pool import distributed
@@ -76,82 +74,21 @@ GRIDS = {
 }
 
 
-class Sent:
-    """Counter of what one rank sends from now on."""
-
-    def __init__(self, wire: Any) -> None:
-        self.messages = self.size_bytes = 0
-        post, bind_steps, start_stages = wire._post, wire.bind_steps, wire.start_stages
-
-        def count_payload(sends: bool, payload: torch.Tensor, *rest: Any) -> Any:
-            if sends:
-                self._add(payload.numel())
-            return post(sends, payload, *rest)
-
-        def count_steps(signature: Any, activity: Any, steps: Sequence[Any]) -> Any:
-            run = bind_steps(signature, activity, steps).run
-
-            def counted(blocks: Any) -> Any:
-                for step in filter(None, steps):
-                    self._add_stage(step.stage, step.partition, step.dtype)
-                return run(blocks)
-
-            return BoundSteps(counted)
-
-        wire._post = count_payload
-        if wire.packs:
-            of_stage: dict[int, Any] = {}
-            bind_stage = wire.bind_stage
-
-            def bound(stage: Any, ranks: Any, rank: int, strides: Any, dtype: Any, *rest: Any):
-                found = bind_stage(stage, ranks, rank, strides, dtype, *rest)
-                of_stage[id(found)] = (found, stage, rank, dtype)
-                return found
-
-            def count_started(signature: Any, calls: Sequence[Any], activity: Any) -> Any:
-                for native, _, _ in calls:
-                    _, stage, rank, dtype = of_stage[id(native)]
-                    self._add_messages(stage, rank, dtype)
-                return start_stages(signature, calls, activity)
-
-            wire.bind_stage, wire.bind_steps, wire.start_stages = bound, count_steps, count_started
-
-    def since(self, before: Counts) -> Counts:
-        return self.messages - before[0], self.size_bytes - before[1]
-
-    @property
-    def now(self) -> Counts:
-        return self.messages, self.size_bytes
-
-    def _add(self, size_bytes: int) -> None:
-        self.messages += 1
-        self.size_bytes += size_bytes
-
-    def _add_stage(self, stage: Any, partition: Partition, dtype: torch.dtype) -> None:
-        if partition.rank is not None:
-            self._add_messages(stage, partition.rank, dtype)
-
-    def _add_messages(self, stage: Any, rank: int, dtype: torch.dtype) -> None:
-        boxes = as_messages(stage, rank, dtype.itemsize)
-        for message in (*boxes.sends, *boxes.relays):
-            self._add(message.volume * dtype.itemsize)
-
-
 def counted_step(
-    P_world: Partition, sent: Sent, network: nn.Module, shape: tuple[int, ...],
-    grid: tuple[int, ...], replicates: bool, plan: gpudist.Plan | None = None,
-) -> tuple[Counts, Counts]:  # fmt: skip
+    P_world: Partition, network: nn.Module, shape: tuple[int, ...], grid: tuple[int, ...],
+    replicates: bool, plan: gpudist.Plan | None = None,
+) -> list[Counts]:  # fmt: skip
     """Count the second step; in the first one ranks agree on shapes."""
     P_x = P_world.create_cartesian_topology_partition(grid)
-    converted = gpudist.distribute(network, P_x, plan, replicate_parameters=replicates)
+    converted = gpudist.distribute(deepcopy(network), P_x, plan, replicate_parameters=replicates)
     x = gpudist.scatter(torch.randn(shape) if P_world.rank == 0 else torch.empty(0), P_x)
     converted(x).sum().backward()
-    before = sent.now
+    gpudist.stats(reset=True, P_world=P_world)
     y = converted(x)
-    forward = sent.since(before)
-    before = sent.now
+    forward = gpudist.stats(reset=True, P_world=P_world).total
     y.sum().backward()
-    return forward, sent.since(before)
+    backward = gpudist.stats(P_world=P_world).total
+    return [(phase.messages, phase.sent_bytes) for phase in (forward, backward)]
 
 
 def check(
@@ -167,13 +104,12 @@ def check(
     profile = replace(profile_of("h100"), wire=wire)
     stage = DryNetwork(network, shape, profile, replicates)
     moved = 0
-    sent = Sent(P_world.wire)
     for grid in grids or GRIDS[P_world.size]:
-        counted = counted_step(P_world, sent, network, shape, grid, replicates)
+        counted = counted_step(P_world, network, shape, grid, replicates)
         assert P_world.rank is not None
         rehearsed = stage.rehearse(grid, P_world.rank)
         phases = (rehearsed.forward, rehearsed.backward)
-        predicted = tuple((phase.messages, phase.message_bytes) for phase in phases)
+        predicted = [(phase.messages, phase.message_bytes) for phase in phases]
         assert counted == predicted, f"{grid}: {counted} sent, {predicted} predicted"
         moved += sum(messages for messages, _ in counted)
     assert moved

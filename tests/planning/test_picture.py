@@ -41,14 +41,15 @@ def test_labels_can_be_read(count: int) -> None:
 def test_bars_are_as_long_as_times_and_memory() -> None:
     shown = advice(memory_gib=1e-3)
     figure = picture_of(shown, "a network")
-    for axes, wholes, legend in zip(
-        figure.axes,
-        ([a.seconds for a in shown], [a.memory.total for a in shown]),
-        (len(TIMES), len(MEMORY)),
-        strict=True,
+    widths = [p.get_width() for p in figure.axes[0].patches if isinstance(p, Rectangle)]
+    for wholes, parts in (
+        ([a.seconds for a in shown], len(TIMES)),
+        ([a.memory.total for a in shown], len(MEMORY)),
     ):
-        bars = [p.get_width() for p in axes.patches if isinstance(p, Rectangle)][:-legend]
-        found = [sum(bars[i : i + legend]) for i in range(0, len(bars), legend)]
+        # The legend follows the bars.
+        bars, widths = widths[: parts * len(shown)], widths[parts * (len(shown) + 1) :]
+        found = [sum(bars[i : i + parts]) for i in range(0, len(bars), parts)]
         assert found == pytest.approx([LENGTH_IN * w / max(wholes) for w in wholes])
+    assert widths == []
     red = [text for text, _ in labels(figure) if text.get_color() == "#d62728"]
     assert len(red) == len(shown)
