@@ -234,6 +234,16 @@ void bind_nccl(nb::module_& m) {
           "begin", [](NcclWorld& self, const std::string& label) { return self.begin(label); },
           "label"_a, "Start watching an operation outside streams; return its number for drop().")
       .def(
+          "enqueue",
+          [](NcclWorld& self, const std::string& label, uintptr_t stream, const nb::callable& put) {
+            const nb::gil_scoped_release release;
+            self.watch(label, stream_at(stream), [&] {
+              const nb::gil_scoped_acquire acquire;
+              put();
+            });
+          },
+          "label"_a, "stream"_a, "put"_a, "Watch what put() enqueues on the stream.")
+      .def(
           "drop", [](NcclWorld& self, uint64_t operation) { self.operations()->drop(operation); },
           "operation"_a)
       .def(

@@ -11,8 +11,10 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from gpudist.checks.arguments import checked
 from gpudist.errors import GpudistError, ShapeError
+from gpudist.sbp.call import key_of
 from gpudist.sbp.global_parameter import block_of
 from gpudist.sbp.global_tensor import GlobalTensor
+from gpudist.sbp.scope import counts_of_draws, restore_draws
 from gpudist.world import runtime
 from gpudist.world.partition import Partition
 from gpudist.world.texts import gather_texts
@@ -101,7 +103,8 @@ class CapturedStep(Generic[Arguments, Y]):
             ShapeError: an input differs from that of the first call in shape, dtype, device or
                 strides, or an argument that is not a tensor in its value.
             GpudistError: the step cannot be captured on some rank, a hyperparameter of an optimizer
-                has changed since the capture, or the graph has been closed.
+                has changed since the capture, or the graph has been closed; or the world has
+                failed, as operators raise it.
         """
         if self._graph is None:
             if self.is_captured:
@@ -123,7 +126,7 @@ class CapturedStep(Generic[Arguments, Y]):
         if not self.is_captured:
             self._capture(self._graph)
         self._require_same_numbers()
-        self._graph.replay()
+        self._P_world.wire.enqueue("captured step", self._graph.replay)
         return tree_map(_copy, self._result)
 
     def close(self) -> None:
@@ -146,7 +149,7 @@ class CapturedStep(Generic[Arguments, Y]):
             )
         for i, (kept, leaf) in enumerate(zip(self._leaves, leaves, strict=True)):
             if not isinstance(kept, torch.Tensor):
-                if kept is not leaf and kept != leaf:
+                if key_of(kept) != _key_of_constant(i, leaf):
                     raise ShapeError(
                         f"argument {i} of a captured step is {leaf!r}, but was {kept!r} at the "
                         "first call, and a graph repeats that; pass a tensor"
@@ -165,6 +168,7 @@ class CapturedStep(Generic[Arguments, Y]):
         used: list[torch.optim.Optimizer] = []
         hook = register_optimizer_step_pre_hook(lambda optimizer, *_: used.append(optimizer))
         failure: Exception | None = None
+        draws, generator = counts_of_draws(), torch.get_rng_state()
         try:
             self._result = graph.record(self._call)
         except Exception as error:  # Raised below, on every rank.
@@ -173,6 +177,10 @@ class CapturedStep(Generic[Arguments, Y]):
             hook.remove()
         text = "" if failure is None else f"{type(failure).__name__}: {failure}"
         answers = gather_texts(self._P_world, text.encode(errors="backslashreplace")[:2048])
+        if any(answers):
+            # Ranks got differently far.
+            restore_draws(draws)
+            torch.set_rng_state(generator)
         for rank, answer in enumerate(answers):
             if answer:
                 reason = answer.decode(errors="replace").strip()
@@ -250,6 +258,7 @@ def capture(
 
 def _keep_input(leaf: Any, number: int, device: torch.device) -> Any:
     if not isinstance(leaf, torch.Tensor):
+        _key_of_constant(number, leaf)
         return leaf
     if leaf.device.type != device.type:
         raise ShapeError(
@@ -262,6 +271,16 @@ def _keep_input(leaf: Any, number: int, device: torch.device) -> Any:
             "its caller; detach it"
         )
     return leaf.clone()
+
+
+def _key_of_constant(number: int, leaf: Any) -> Any:
+    try:
+        return key_of(leaf)
+    except TypeError as error:
+        raise ShapeError(
+            f"argument {number} of a captured step: {error}, and a graph repeats that of its "
+            "capture; pass tensors, or such values"
+        ) from None
 
 
 def _copy(x: Any) -> Any:

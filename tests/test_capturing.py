@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -117,6 +118,13 @@ def test_other_inputs_are_refused(args: tuple[Any, ...], words: str) -> None:
     assert torch.equal(training.network.weight, weight)
 
 
+@pytest.mark.parametrize("constant", [np.ones(2), object(), {"table": [np.ones(2)]}, abs])
+def test_constants_that_may_change_are_refused(constant: Any) -> None:
+    training = Training(gpudist.init(), True)
+    with pytest.raises(ShapeError, match=r"argument 1 of a captured step: a \w+ may change"):
+        training.step(inputs(1)[0], constant)
+
+
 def test_inputs_with_gradients_are_refused() -> None:
     with pytest.raises(ShapeError, match=r"requires gradients.*detach"):
         Training(gpudist.init(), True).step(with_gradient(inputs(1)[0]))
@@ -169,6 +177,39 @@ def test_a_step_that_one_rank_cannot_capture_is_refused_on_all(P_world: Partitio
     )
     with pytest.raises(GpudistError, match=f"(?s){words}"):
         training.step(third)
+
+
+class _Dropping(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(64))
+        self.drop = torch.nn.Dropout()
+        self.fails = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.fails:
+            raise torch.OutOfMemoryError("only here")
+        return x.sum(-1, keepdim=True) * 0 + self.drop(self.weight)
+
+
+@distributed(2, transports=["loopback", "host"])
+def test_ranks_draw_alike_after_a_refused_capture(P_world: Partition) -> None:
+    torch.manual_seed(0)
+    network = gpudist.distribute(_Dropping(), P_world.grid(2, 1), inputs={"x": "block"})
+    graph = _Repeated(network)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return network(x).to_local().detach()
+
+    captured, x = CapturedStep(step, P_world, graph, 1), torch.ones(1, 3)
+    captured(x)
+    network.fails = P_world.rank == 1
+    with pytest.raises(GpudistError, match="rank 1: OutOfMemoryError"):
+        captured(x)
+    network.fails = False
+    kept = [int(cell) for cell in (step(x).flatten() != 0).tolist()]
+    kept.append(int(torch.randint(1 << 30, ()).item()))
+    assert len({tuple(row) for row in P_world.allgather_data(kept)}) == 1
 
 
 def _ends_first(wire: Transport) -> tuple[int, str]:

@@ -158,6 +158,12 @@ uint64_t NcclWorld::enqueue(const std::string& label, DeviceStream stream, const
   return operation;
 }
 
+void NcclWorld::watch(const std::string& label, DeviceStream stream,
+                      const std::function<void()>& put) {
+  const Entry entered(*this, label);
+  enqueue(label, stream, [&](uint64_t) { put(); });
+}
+
 void NcclWorld::put_captured(uint64_t capture, DeviceStream stream, const Put& put) {
   if (const auto last = captured_.find(capture); last != captured_.end()) {
     check_device(device_api_, device_api_.wait_event(stream, last->second), "waiting for an event");

@@ -82,6 +82,8 @@ class NcclWorld {
 
   const std::shared_ptr<Operations>& operations() const { return operations_; }
   Watchdog& watchdog() { return watchdog_; }
+  // Watch what `put` enqueues on a stream, such as a graph, as an operation of this world.
+  void watch(const std::string& label, DeviceStream stream, const std::function<void()>& put);
   // Start watching something that does not run on a stream; returns its number for
   // Operations::drop().
   uint64_t begin(const std::string& label);

@@ -18,6 +18,7 @@ from gpudist.convert.converted import conversion_of
 from gpudist.convert.known import READS
 from gpudist.convert.network import names_of, paths_of, without_terms
 from gpudist.errors import ConversionError
+from gpudist.sbp.call import key_of
 from gpudist.sbp.global_spec import GlobalSpec, local_of, spec_of, wrap
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.interception import intercept
@@ -177,13 +178,19 @@ class Compiled:
 
     def _key(self, leaves: Sequence[Any], tree: Any) -> Any:
         facts: list[Any] = []
-        for x in leaves:
+        for i, x in enumerate(leaves):
             if isinstance(x, GlobalTensor):
                 facts.append((spec_of(x), x.requires_grad))
             elif isinstance(x, torch.Tensor):
                 facts.append((tuple(x.shape), x.dtype, x.requires_grad))
             else:
-                facts.append((type(x), repr(x)))
+                try:
+                    facts.append(key_of(x))
+                except TypeError as error:
+                    raise ConversionError(
+                        f"compiled: argument {i} of the call: {error}, and a graph repeats what it "
+                        "was recorded with; pass such values or tensors, or call the network itself"
+                    ) from None
         device = self._conversion.P_x.device.type
         modes = (
             torch.is_grad_enabled(),
@@ -192,7 +199,7 @@ class Compiled:
             tuple([module.training for module in self.network.modules()]),
             tuple([p.requires_grad for p in self.network.parameters()]),
         )
-        return tuple(facts), str(tree), modes
+        return tuple(facts), tree, modes
 
     def _record(self, leaves: Sequence[Any], tree: Any) -> _Graph:
         """Record the graph of a call, and restore the buffers that the recording modified.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
+from enum import Enum
 from functools import cached_property
 from itertools import count
 from operator import itemgetter
@@ -177,28 +178,44 @@ def fill_slots(tree: Any, tensors: Sequence[Any]) -> Any:
     return map_tree(tree, lambda leaf: tensors[leaf.number] if isinstance(leaf, Slot) else leaf)
 
 
+# Types whose values never change, and compute alike if they are equal.
+_CONSTANTS = (
+    str, bytes, type(None), type(...), Enum, torch.dtype, torch.device, torch.layout,
+    torch.memory_format, Slot, Spec,
+)  # fmt: skip
+
+
 def key_of(tree: Any, any_float: bool = False) -> Any:
     """Return a hashable key of the arguments; keys are equal if and only if the arguments are.
 
     Args:
-        tree: arguments.
+        tree: arguments: numbers, strings, dtypes and the like, layouts and other frozen
+            dataclasses, and sequences, dicts and slices of these.
         any_float: whether to treat all floats as equal.
 
     Raises:
-        TypeError: an argument cannot be hashed.
+        TypeError: an argument is of another type, so that it might change, or compute something
+            else although it is equal.
     """
+    if isinstance(tree, (bool, int, float, complex)):
+        is_float = isinstance(tree, (float, complex))
+        return type(tree) if any_float and is_float else (type(tree), repr(tree))
+    if isinstance(tree, _CONSTANTS):
+        return type(tree), tree
     if isinstance(tree, (list, tuple)):
         return type(tree), tuple(key_of(part, any_float) for part in tree)
     if isinstance(tree, dict):
-        return dict, tuple((name, key_of(part, any_float)) for name, part in sorted(tree.items()))
+        return dict, tuple((key_of(name), key_of(part, any_float)) for name, part in tree.items())
     if isinstance(tree, slice):
         return slice, key_of((tree.start, tree.stop, tree.step))
-    if any_float and isinstance(tree, (float, complex)):
-        return type(tree)
-    if isinstance(tree, (bool, int, float, complex)):
-        return type(tree), repr(tree)
-    hash(tree)
-    return tree
+    if is_dataclass(tree) and tree.__dataclass_params__.frozen:  # pyright: ignore
+        parts = [getattr(tree, field.name) for field in fields(tree) if field.compare]
+        return type(tree), tuple(key_of(part) for part in parts)
+    raise TypeError(
+        f"a {type(tree).__qualname__} may change, or compute something else although it is equal; "
+        "only numbers, strings, dtypes and the like, and tuples, lists and dicts of these, stand "
+        "for themselves"
+    )
 
 
 def as_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:

@@ -134,7 +134,10 @@ def _output_specs(
     # Ranks agree on the output shape once for each shape of the inputs.
     remembered = cache_of(vars(layer), "_output_specs")
     others = map_tree([args, kwargs], lambda x: None if isinstance(x, torch.Tensor) else x)
-    key = tuple(x.global_layout for x in tensors), key_of(others), len(outputs)
+    try:
+        key: object = tuple(x.global_layout for x in tensors), key_of(others), len(outputs)
+    except TypeError:
+        key = object()  # of this call alone
     return remembered.get_or_make(
         key, lambda: [_agree_on_output(layer, tensors[0], y) for y in outputs]
     )

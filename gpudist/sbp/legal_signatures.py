@@ -115,7 +115,11 @@ def calls_of_blocks(rule: Rule, views: Views, signature: SbpSignature, parts: in
         # The longest and the shortest of balanced blocks are the first and the last.
         for i in range(parts) if is_cut else sorted({0, parts - 1}):
             block = block_call(view, own_signature, AxisPart(parts, i))
-            blocks.setdefault(key_of((block.args, block.kwargs, block.tensors)), block)
+            try:
+                key: object = key_of((block.args, block.kwargs, block.tensors))
+            except TypeError:
+                key = object()
+            blocks.setdefault(key, block)
     return tuple(blocks.values())
 
 

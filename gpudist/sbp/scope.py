@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
-from weakref import ref
+from weakref import WeakSet, ref
 
 import torch
 
@@ -70,7 +70,17 @@ class Record:
         self.rows.append(row if is_called else row._replace(called=self.function))
 
 
-@dataclass
+class _Living(threading.local):
+    """States of random numbers made by this thread, which may be a rank."""
+
+    def __init__(self) -> None:
+        self.draws: WeakSet[Draws] = WeakSet()
+
+
+_living = _Living()
+
+
+@dataclass(eq=False)
 class Draws:
     """State of random numbers that do not depend on a layout.
 
@@ -86,13 +96,27 @@ class Draws:
         default_factory=dict[torch.device, Replays], kw_only=True
     )
 
+    def __post_init__(self) -> None:
+        _living.draws.add(self)
+
     def number(self) -> int:
         """Return the seed of the next draw, the same on every worker."""
         self.draws += 1
         return mix(self.seed, self.draws)
 
 
-@dataclass
+def counts_of_draws() -> dict[Draws, int]:
+    """Return the number of draws of every state that this rank has made."""
+    return {draws: draws.draws for draws in _living.draws}
+
+
+def restore_draws(counts: dict[Draws, int]) -> None:
+    """Let states go on from these numbers of draws, after work that was undone."""
+    for draws, count in counts.items():
+        draws.draws = count
+
+
+@dataclass(eq=False)
 class Scope(Draws):
     """State of a network that computes on global tensors.
 

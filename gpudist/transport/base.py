@@ -272,6 +272,15 @@ class Transport(ABC):
         finally:
             self._leave()
 
+    def enqueue(self, label: str, put: Callable[[], object]) -> None:
+        """Watch what ``put`` enqueues on the current stream as an operation, with the deadline.
+
+        Raises:
+            GpudistError: the failure that has ended this transport.
+        """
+        self.check()
+        put()
+
     def _refuse_entry(self, label: str) -> NoReturn:
         error = errors.TransportError(
             f"'{label}': two threads of rank {self.rank} are inside operations of one world at "
@@ -293,6 +302,10 @@ class Transport(ABC):
         if error is not None:
             self.report_failure(Failure.from_exception(error, self.rank))
             raise error
+
+    def look(self) -> None:
+        """Raise the failure that ended the world, though this rank has no operation in flight."""
+        self.check()
 
     def report_failure(self, failure: Failure) -> None:
         """Call :attr:`on_failure` with the failure that ends this transport; only the first."""

@@ -354,6 +354,18 @@ class Partition:
         rows = self._gather("allreduce_data", f"allreduce_data({op})", data)
         return reduce_rows("allreduce_data", rows, op)
 
+    def check(self) -> None:
+        """Raise the failure that has ended the world, if any.
+
+        Waits for no other rank. Operators and captured steps ask by themselves; a program
+        that replays CUDA graphs of its own, or works long between operators, may ask here.
+
+        Raises:
+            PeerFailure, CollectiveTimeout, PlanMismatch, TransportError: what operators would
+                raise.
+        """
+        self._wire.look()
+
     def barrier(self) -> None:
         """Return when every member has called it."""
         self._require_active("barrier")

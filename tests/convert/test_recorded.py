@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -226,3 +227,11 @@ def test_torch_compile_does_not_trace_networks(P_world: Partition) -> None:
         torch.compile(a, backend="eager", fullgraph=True)(block)
     found = torch.compile(a, backend="eager")(block)
     torch.testing.assert_close(found["features"], a(block)["features"])
+
+
+@pytest.mark.parametrize("scale", [torch.nn.Identity(), abs, np.float32, np.ones(1), [object()]])
+@distributed(ranks=2, transports=["loopback"])
+def test_arguments_that_may_change_are_refused(P_world: Partition, scale: Any) -> None:
+    a, _, _, block = networks(P_world)
+    with pytest.raises(ConversionError, match=r"argument 1 of the call: a \w+ may change"):
+        gpudist.compiled(a, backend="eager")(block, scale)

@@ -76,6 +76,18 @@ def test_every_layout_drops_the_same_weights(P_world: Partition, name: str) -> N
                     assert_global(own, other, str(layout))
 
 
+@distributed(ranks=4, transports=("loopback", "host"))
+def test_a_worker_without_cells_takes_part_in_the_draw(P_world: Partition) -> None:
+    """Outside a network, where the first worker draws a seed for all."""
+    torch.manual_seed(P_world.rank or 0)
+    placement = Placement("cpu", range(4), P_world)
+    x: Any = global_of(torch.ones(3, 2, 8, 4), placement, (S(0),))
+    y: Any = F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
+    y = y.full_tensor()
+    found = P_world.allgather_data(y.flatten().tolist())
+    assert all(row == found[0] for row in found) and len(set(found[0])) > 1
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @distributed(ranks=1, transports=("loopback",))
 def test_devices_keep_no_weights(P_world: Partition, dtype: torch.dtype) -> None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 import gpudist
+from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry.layout import split as S
-from gpudist.sbp import Placement
+from gpudist.sbp import Placement, broadcast
+from gpudist.sbp.call import key_of
 from gpudist.sbp.call_cache import _CachedCall
 from gpudist.sbp.scope import Scope, enter_scope
 from gpudist.sbp.signatures import channel_norms
@@ -111,3 +117,114 @@ def test_a_flag_of_torch_is_read_at_each_call(
         with torch.backends.cudnn.flags(enabled=on), enter_scope(Scope(placement)):
             F.batch_norm(x, *moments)
     assert flags == [True, True, False]
+
+
+def changing() -> dict[str, list[Callable[[Any], Any]]]:
+    """Calls that differ in one thing that their result depends on, in this order."""
+    position, array, numbers = torch.tensor(0), np.array([0, 1]), [0, 1]
+
+    def at(value: int) -> torch.Tensor:
+        return position.fill_(value)
+
+    def indices(first: int) -> Any:
+        array[0] = first
+        return array
+
+    def rows(first: int) -> list[int]:
+        numbers[0] = first
+        return numbers
+
+    def with_default(dtype: torch.dtype, call: Callable[[], Any]) -> Any:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            return call()
+        finally:
+            torch.set_default_dtype(before)
+
+    def cast(dtype: torch.dtype, call: Callable[[], Any]) -> Any:
+        with torch.autocast("cpu", dtype):
+            return call()
+
+    dtypes = (torch.float32, torch.float64)
+    low = (torch.bfloat16, torch.float16)
+    weight = torch.linspace(-1, 1, 15).reshape(3, 5)
+    calls: dict[str, list[Callable[[Any], Any]]] = {
+        "slice bound, a tensor changed in place": [lambda x, n=n: x[:, at(n) :] for n in (1, 2, 4)],
+        "end of a slice": [lambda x, n=n: x[:, :, : at(n)] for n in (1, 3)],
+        "index, an array changed in place": [lambda x, n=n: x[:, indices(n)] for n in (2, 3)],
+        "index, a list changed in place": [lambda x, n=n: x[:, rows(n)] for n in (2, 3)],
+        "sign of zero": [lambda x, zero=zero: torch.copysign(x, zero) for zero in (0.0, -0.0)],
+        "number or truth": [lambda x, n=n: (x * n).dtype == x.dtype for n in (1, True, 1.0)],
+        "tensor or number": [lambda x, n=n: x.add(n) for n in (2, 2.5, torch.tensor(3.0))],
+        "alpha": [lambda x, n=n: torch.add(x, x, alpha=n) for n in (1, 2)],
+        "dtype": [lambda x, dtype=dtype: x.sum(dtype=dtype) for dtype in dtypes],
+        "default dtype": [
+            lambda x, d=d: with_default(d, lambda: (x > 0) / 3) for d in (*dtypes, dtypes[0])
+        ],
+        "autocast": [lambda x, d=d: cast(d, lambda: F.linear(x, weight)) for d in (*low, low[0])],
+        "tuple or list": [lambda x, n=n: x.permute(n) for n in ((0, 2, 1), [0, 1, 2])],
+        "shape of a plain tensor": [
+            lambda x, n=n: x + torch.ones(()).expand(n) for n in ((5,), (6, 5))
+        ],
+        "a string": [lambda x, how=how: F.gelu(x, approximate=how) for how in ("none", "tanh")],
+        "keyword": [lambda x, how=how: x.amax(1, **how) for how in ({}, {"keepdim": True})],
+    }
+    return calls
+
+
+@distributed(ranks=2, transports=["loopback"])
+def test_a_key_holds_what_the_result_depends_on(P_world: Partition) -> None:
+    """Every call equals torch's, in a network and outside, one after the other and twice."""
+    placement = Placement("cpu", [0, 1], P_world)
+    variants, count = changing(), 0
+    for sbp in (S(0), S(1), broadcast):
+        x: Any = global_of(X, placement, (sbp,))
+        for context in (enter_scope(Scope(placement)), nullcontext()):
+            with context, warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                for name, calls in variants.items():
+                    for call in calls * 2:
+                        expected = call(X)
+                        try:
+                            found: Any = call(x)
+                        except (PartitionError, ShapeError, NotImplementedError):
+                            # A plain tensor, outside a network.
+                            assert isinstance(context, nullcontext), name
+                            continue
+                        count += 1
+                        if not isinstance(found, torch.Tensor):
+                            assert found == expected, name
+                            continue
+                        whole: Any = getattr(found, "full_tensor", lambda y=found: y)()
+                        assert whole.dtype == expected.dtype, name
+                        assert torch.equal(whole.signbit(), expected.signbit()), name
+                        torch.testing.assert_close(whole, expected, rtol=1e-2, atol=1e-3, msg=name)
+    assert count > 150
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.ones(2),
+        np.arange(3),
+        object(),
+        abs,
+        lambda x: x,
+        torch.ones(1),
+        {1, 2},
+        [{"a": object()}],
+    ],
+)
+def test_values_that_may_change_have_no_key(value: Any) -> None:
+    with pytest.raises(TypeError, match="may change"):
+        key_of(value)
+
+
+def test_keys_tell_values_apart() -> None:
+    values = [
+        1, True, 1.0, 1j, 0.0, -0.0, "1", b"1", None, ..., (1,), [1], {"1": 1}, slice(1), (None, 1),
+        torch.float32, torch.strided, torch.channels_last, torch.device("cpu"), S(1), float("nan"),
+    ]  # fmt: skip
+    assert len({key_of(value) for value in values}) == len(values)
+    assert [key_of(value) for value in values] == [key_of(value) for value in values]

@@ -6,16 +6,21 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
+from gpudist.capturing import CapturedStep
 from gpudist.errors import CollectiveTimeout, GpudistError, PeerFailure, TransportError
+from gpudist.ops.halo_exchange import HaloExchange
 from gpudist.transport.base import Transport
 from gpudist.transport.failure.channel import Failure
 from gpudist.transport.nccl.transport import NcclTransport
 from gpudist.world import runtime
+from tests.doubles.graphs import Graph
 from tests.doubles.nccl import clear, inject, violations
 from tests.patience import allowed_s
 from tests.transport.nccl_actions import (
@@ -93,6 +98,73 @@ def signalled(transport: Transport, number: int, rank: int) -> Fate:
         halo(P_world)
 
     return fate_of(transport, play)
+
+
+class _OfDouble:
+    """Recorder whose graph is one of the double's."""
+
+    def __init__(self) -> None:
+        self._graph = Graph()
+
+    def run(self, call: Callable[[], Any]) -> Any:
+        return call()
+
+    def record(self, call: Callable[[], Any]) -> Any:
+        with self._graph:
+            return call()
+
+    def replay(self) -> None:
+        self._graph.launch()
+
+    def close(self) -> None:
+        self._graph.destroy()
+
+
+def replayed(transport: Transport, how: str) -> Fate:
+    """Replay a captured halo exchange until it raises, after rank 1 has stopped doing so."""
+    P_world = runtime.world_of(transport)
+    clear()
+    x = torch.zeros(4)
+    operator = HaloExchange(P_world.grid(RANKS), halo=[(1, 1)])
+    step = CapturedStep(operator, P_world, _OfDouble(), 1)
+    for _ in range(3):
+        step(x)
+    transport.wait()
+
+    def play() -> None:
+        if transport.rank == 1:
+            if how == "dies":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if how == "raises":
+                transport.abort(Failure("TransportError", 1, "rank 1 raises in its loop"))
+                P_world.check()
+            for _ in range(500):
+                P_world.check()
+                time.sleep(0.02)
+        for _ in range(500):
+            step(x)
+            time.sleep(0.02)
+
+    return fate_of(transport, play)
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "text"),
+    [
+        ("dies", PeerFailure, "the process of rank 1 has ended"),
+        ("raises", TransportError, "rank 1 raises in its loop"),
+        ("waits", CollectiveTimeout, "captured step"),
+    ],
+)
+def test_a_captured_step_raises_the_failure_of_another_rank(
+    mortals: ProcessRanks, how: str, kind: type[GpudistError], text: str
+) -> None:
+    limit_s = DEADLINE_S if how == "waits" else LONG_S
+    ended = mortals.run(RANKS, replayed, how, timeout_s=limit_s, kind="nccl")
+    if how == "dies":
+        mortals.revive()
+    fates = fates_of(ended, 1 if how == "dies" else RANKS)
+    assert all(text in each for each in check_all_failed(fates, DEADLINE_S + 1, kind))
 
 
 def test_a_stopped_rank_is_a_timeout(mortals: ProcessRanks) -> None:

@@ -61,9 +61,10 @@ def _bind(call: Call, where: Where) -> Compute:
 
     def compute(tensors: Sequence[Tensor]) -> Any:
         q, k, v, *masks = tensors
+        # Collective outside a converted network, so also of a worker without cells.
+        key = key_of_draw(where.P, q.device)
         if not q.numel():
             return without_cells(box.shape, q.dtype, tensors)
-        key = key_of_draw(where.P, q.device)
         return _attend(q, k, v, masks[0] if masks else None, hidden, options, cells, key)
 
     return compute

@@ -277,6 +277,13 @@ class NcclTransport(Transport):
             communicator = self._native[key] = self._connect(key)
         return communicator
 
+    def enqueue(self, label: str, put: Callable[[], object]) -> None:
+        self.check()
+        try:
+            self._core.enqueue(label, self.stream(), put)
+        except BaseException as error:
+            self.end_with(error)
+
     def join(self, event: int) -> None:
         """Make the current stream wait for started stages."""
         try:
@@ -353,7 +360,6 @@ class NcclTransport(Transport):
         raise self.exception_of(first) from error
 
     def look(self) -> None:
-        """Raise the failure of another rank, even if this rank has no operation in flight."""
         self._look_outside()
         self._watch.look()
         self.check()
