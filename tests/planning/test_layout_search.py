@@ -28,9 +28,8 @@ from gpudist.planning.layout_search import choices_of, starts_of
 from gpudist.planning.rehearsal import DryNetwork
 from gpudist.world.partition import Partition
 from tests.convert.training import assert_as_alone
-from tests.every import EVERY
 from tests.nn.compare import grid
-from tests.planning.descent import Descent, random_choice, stretch
+from tests.planning.stretches import stretch
 from tests.pool import distributed
 
 SLOW = replace(profile_of("a100"), name="slow", ranks_per_node=1, network=Link(2000.0, 10.0, 10.0))
@@ -98,17 +97,6 @@ def test_the_best_plan_is_the_best_of_all_plans(seed: int) -> None:
     solved = found.solve(10)
     assert solved.is_exact
     assert [cost for cost, _ in solved.best] == pytest.approx(costs[:10])
-
-
-def test_random_plans_are_never_faster() -> None:
-    """Random choices of layouts, improved by single changes, do not beat the search."""
-    dry = DryNetwork(UNet3d(1, 2, 4, 3), (1, 1, 64, 64, 64), profile_of("a100"))
-    found = choices_of(dry, (1, 1, 2, 2, 1), 0)
-    ((least, _),) = found.solve(1).best
-    draw, descent = random.Random(1), Descent(found)
-    for _ in range(500 if EVERY else 20):
-        cost = found.cost(descent.improve(random_choice(found, draw)))
-        assert cost is not None and cost[0] >= least - 1e-12
 
 
 class Skips(nn.Module):
