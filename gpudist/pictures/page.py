@@ -72,7 +72,7 @@ def titled(title: str, tiles: Sequence[Tile], size_pt: float = TITLE_PT, **font:
     """Write a title above ``tiles``, in lines of their width."""
     left, top, right, _ = bounds(tiles)
     width, height = max(right - left, LEAST_PANEL_IN), size_pt / 50
-    lines = wrap(title, int(width * 72 / (size_pt * 0.62)))
+    lines = wrap(title, int(width * 72 / (size_pt * _CHARACTER)))
     top -= height * (len(lines) + 0.5)
     return [
         Tile(line, None, left, top + number * height, width, height, size_pt, "left", font=font)
