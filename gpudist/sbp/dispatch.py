@@ -126,6 +126,22 @@ def dispatch(
         if operators is not None:
             operators.append(None)
         return compute_gathered(kind, scope, function, args, kwargs, str(error))
+    except (RuntimeError, TypeError, IndexError, ValueError):
+        # Rules and torch's shapes take numbers, in place of which torch takes tensors without dims.
+        others = (args[1:], kwargs)
+        if operators is None or not any(map(_is_number, tensors_in([*others]))):
+            raise
+        operators.append(None)  # The call is not kept: the numbers may change.
+        rest, named = map_tree(others, lambda x: _value(kind, x) if _is_number(x) else x)
+        return dispatch(kind, function, (*args[:1], *rest), named, operators)
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and not x.dim() and not x.requires_grad
+
+
+def _value(kind: type[GlobalTensor], x: torch.Tensor) -> Any:
+    return (x.full_tensor() if isinstance(x, kind) else x).item()
 
 
 # Dtypes that autocast gives a composite function, by its call; none if torch refuses the call.

@@ -91,7 +91,8 @@ def watch(x: GlobalTensor) -> None:
     if layout.dual == layout:
         return
     world = x.placement.partition.world
-    local.register_hook(lambda g: box(g, layout.dual, layout, world))
+    # Without a gradient on any worker there is none to convert.
+    local.register_hook(lambda g: None if g is None else box(g, layout.dual, layout, world))
     vars(local)["_gpudist_watched"] = True
 
 

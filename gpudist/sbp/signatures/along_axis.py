@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from gpudist.geometry.layout import NdSbp, broadcast, split
+from gpudist.nn.autocast import widen
 from gpudist.sbp.call import Call, Compute, Function
 from gpudist.sbp.registry import SbpSignature, Where, compose, forms, register
 from gpudist.sbp.signatures.across import axes_that_split, place, stack_blocks, terms
 from gpudist.sbp.signatures.elementwise import linear_in
-from gpudist.sbp.signatures.reduce import dims_of, splits_of_kept_dims
+from gpudist.sbp.signatures.reduce import dims_of, log_of_sum_exp, splits_of_kept_dims
 
 Dims = Callable[[Call], Collection[int] | None]
 
@@ -143,19 +144,21 @@ def accumulation(call: Call, parts: int) -> list[SbpSignature]:
 _TOTALS: dict[str, tuple[Function, Function]] = {
     "cumsum": (torch.sum, torch.add),
     "cumprod": (torch.prod, torch.mul),
-    "logcumsumexp": (torch.logsumexp, torch.logaddexp),
 }
 
 
 def _accumulate(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
-    (dim,), local = dims_of(where.call), call(tensors)
+    (dim,), dtype = dims_of(where.call), where.call.outputs[0].dtype
     axes = axes_that_split(where, 0, (dim,))
-    reduce, combine = _TOTALS[call.function.__name__]
+    if call.function.__name__ == "logcumsumexp" and not dtype.is_complex:
+        before = log_of_sum_exp(widen(tensors[0]), (dim,), where, place(where, axes))
+        # The preceding blocks are one cell more in front.
+        cells = torch.cat([before.to(dtype), tensors[0].to(dtype)], dim)
+        return torch.logcumsumexp(cells, dim).narrow(dim, 1, cells.shape[dim] - 1)
+    local = call(tensors)
+    reduce, combine = _TOTALS.get(call.function.__name__, (torch.logsumexp, torch.logaddexp))
     totals = reduce(tensors[0].to(local.dtype), dim, keepdim=True)
     before = stack_blocks(totals, where, axes)[: place(where, axes)]
-    if reduce is torch.logsumexp and not len(before):
-        # The gradient of the logarithm of nothing is not a number; a sum connects the graph.
-        return local + 0 * before.sum(0)
     return combine(local, reduce(before, 0))
 
 

@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.geometry.layout import Sbp, broadcast, partial_sum, split
+from gpudist.nn.autocast import widen
 from gpudist.sbp.call import Call, Slot
 from gpudist.sbp.registry import SbpSignature, Where, compose, register
 from gpudist.sbp.signatures.across import axes_that_split, total
-from gpudist.sbp.signatures.losses import reduction_of
+from gpudist.sbp.signatures.losses import mean_of_block, reduction_of
 from gpudist.sbp.signatures.margins import reduce_losses
 
 
@@ -37,6 +38,14 @@ def nll_loss(call: Call, parts: int) -> list[SbpSignature]:
     classes = min(x.dims - 1, 1)
     if reduction is None:
         return []
+    target = call.shapes[_slot(call, 1, "target") or 0]
+    if target != (*x.shape[:classes], *x.shape[classes + 1 :]):
+        raise RuntimeError(
+            f"size mismatch: scores of shape {list(x.shape)} have targets of shape "
+            f"{list(x.shape[:classes] + x.shape[classes + 1 :])}, but these have {list(target)}; "
+            "if they are this worker's block, make them global, gpudist.to_global(target, "
+            "scores.placement, sbp), or use gpudist.nn.DistributedCrossEntropyLoss"
+        )
     samples = [d for d in range(x.dims) if d != classes]
     results = [split(i) if reduction == "none" else partial_sum for i in range(len(samples))]
     return [
@@ -67,13 +76,12 @@ def _run(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Ten
     losses, weights = _of_samples(x, target - first, is_ignored, weight, classes)
     if reduction == "none":
         return losses
-    loss = losses.sum()
     if reduction == "sum":
-        return loss
+        return losses.sum()
     axes = axes_that_split(where, slot, [d for d in range(x.dim()) if d != classes])
     if weight is not None:
         axes += axes_that_split(where, slot, [classes])
-    return loss / total(weights.sum(), where, axes)
+    return mean_of_block(losses, total(widen(weights).sum(), where, axes))
 
 
 def _of_samples(

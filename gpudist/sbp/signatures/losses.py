@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.geometry.layout import broadcast, partial_sum
+from gpudist.nn.autocast import widen
 from gpudist.sbp.call import Call, Slot
 from gpudist.sbp.registry import SbpSignature, Where, register
 from gpudist.sbp.signatures.across import axes_that_split, total
@@ -52,14 +53,20 @@ def loss_of_cells(call: Call, parts: int) -> list[SbpSignature]:
     return signatures
 
 
+def mean_of_block(losses: torch.Tensor, divisor: torch.Tensor | float) -> torch.Tensor:
+    """Return this block's term of a mean; the sum of 16-bit losses may exceed their largest."""
+    return (widen(losses).sum() / divisor).to(losses.dtype)
+
+
 def _run(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
     reduction = reduction_of(where.call)
-    loss = call.with_argument(99, "reduction", "sum")(tensors)
     if reduction == "sum":
-        return loss
+        return call.with_argument(99, "reduction", "sum")(tensors)
+    losses = call.with_argument(99, "reduction", "none")(tensors)
     weight = call.kwargs.get("weight")
     if call.function in _MEANS_BY_WEIGHT and isinstance(weight, Slot):
         axes = axes_that_split(where, weight.number, range(tensors[weight.number].dim()))
-        return loss / total(tensors[weight.number].sum(), where, axes)
+        weights = widen(tensors[weight.number]).sum()
+        return mean_of_block(losses, total(weights, where, axes))
     shape = result_shape(where.call)
-    return loss / (shape[0] if reduction == "batchmean" else prod(shape))
+    return mean_of_block(losses, shape[0] if reduction == "batchmean" else prod(shape))

@@ -14,7 +14,7 @@ from gpudist.nn.loss.cosine_embedding import losses_of_rows, sums_of_rows
 from gpudist.nn.loss.likelihood import gaussian_losses
 from gpudist.sbp.call import Call
 from gpudist.sbp.registry import SbpSignature, Where, compose, register
-from gpudist.sbp.signatures.losses import reduction_of
+from gpudist.sbp.signatures.losses import mean_of_block, reduction_of
 
 
 def reduce_losses(
@@ -159,5 +159,7 @@ def loss_of_samples(call: Call, parts: int) -> list[SbpSignature]:
 def _run(call: Call, tensors: Sequence[Tensor], where: Where) -> Tensor:
     if not tensors[0].shape[0]:
         return tensors[0].sum()
-    loss = call.with_argument(99, "reduction", "sum")(tensors)
-    return loss if reduction_of(call) == "sum" else loss / where.call.shapes[0][0]
+    if reduction_of(call) == "sum":
+        return call(tensors)
+    losses = call.with_argument(99, "reduction", "none")(tensors)
+    return mean_of_block(losses, where.call.shapes[0][0])

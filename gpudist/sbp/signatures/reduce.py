@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from math import prod
+from math import isinf, prod
 from typing import Any
 
 import torch
@@ -153,19 +153,38 @@ for _function in forms("amax", "amin", "max", "min"):
 
 
 def _extremes(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
-    """Reduce to extremes; equal ones share the gradient, as in torch."""
-    x, dims = tensors[0], dims_of(where.call)
+    name = call.function.__name__
+    is_least, is_equal_nan = name in ("amin", "min"), name in ("max", "min")
+    return _extremes_along(tensors[0], dims_of(where.call), is_least, where, is_equal_nan)
+
+
+def _extremes_along(
+    x: torch.Tensor,
+    dims: tuple[int, ...],
+    is_least: bool,
+    where: Where,
+    is_equal_nan: bool = False,
+) -> torch.Tensor:
+    """Return the extremes, whose gradient equal cells share.
+
+    The gradient of an extreme that is NaN is shared by the cells that are NaN if these count as
+    equal; otherwise it is NaN for all cells.
+    """
     whole = where.call.shapes[0]
     if not all(whole[d] for d in dims):
         torch.amax(torch.empty(whole, device="meta"), dims)  # Raises, on every rank alike.
     axes = axes_that_split(where, 0, dims)
-    is_least = call.function.__name__ in ("amin", "min")
     blocks = stack_blocks(_extreme(x.detach(), dims, is_least), where, axes)
     extremes = blocks.amin(0) if is_least else blocks.amax(0)
     chosen = x == extremes
     if x.is_floating_point():
+        if is_equal_nan:
+            chosen = chosen | (x != x)
         count = total(chosen.sum(dims, keepdim=True), where, axes)
-        shared = total((x.where(chosen, 0) / count).sum(dims, keepdim=True), where, axes)
+        cells = x.where(chosen, 0) / count
+        if not is_equal_nan:
+            cells = torch.where(extremes != extremes, x * extremes, cells)
+        shared = total(cells.sum(dims, keepdim=True), where, axes)
         # The value is exactly a cell of x; the gradient is the gradient of the mean of such cells.
         extremes = torch.where(extremes.isfinite(), extremes + (shared - shared.detach()), shared)
     return extremes if len(where.outputs[0].shape) == x.dim() else extremes.squeeze(dims)
@@ -222,7 +241,9 @@ def _places(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> Any:
     extremes = blocks.amin(0) if is_least else blocks.amax(0)
     # Of equal cells, the first one counts; an empty block has none.
     far = indices.new_full((), where.call.tensors[0].shape[dim])
-    chosen = stack_blocks(indices, where, axes).where(blocks == extremes, far).amin(0)
+    # Nothing equals NaN, which is the extreme of a dim that contains it.
+    is_extreme = (blocks == extremes) | (blocks != blocks)
+    chosen = stack_blocks(indices, where, axes).where(is_extreme, far).amin(0)
     keeps = len(where.outputs[0].shape) == x.dim()
     index = chosen if keeps else chosen.squeeze(dim)
     if name.startswith("arg"):
@@ -252,6 +273,49 @@ def _truths(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.
     return truths.to(local.dtype)
 
 
+def log_of_sum_exp(
+    x: torch.Tensor, dims: tuple[int, ...], where: Where, before: int | None = None
+) -> torch.Tensor:
+    """Return the logarithm of the sum of exponentials over ``dims``, which are kept.
+
+    A block in which all cells are -inf adds nothing, to no derivative either.
+
+    Args:
+        x: block.
+        dims: reduced dims.
+        where: place of the blocks.
+        before: number of leading blocks to add, which may be none; by default all.
+    """
+    most = _extreme(x.detach(), dims, False)
+    cells = (x - most.masked_fill(most.isinf(), 0)).masked_fill(
+        x.detach() == -torch.inf, -torch.inf
+    )
+    own = cells.exp().sum(dims, keepdim=True)
+    axes = axes_that_split(where, 0, dims)
+    maxima, sums = stack_blocks(torch.stack([most, own]), where, axes).unbind(1)
+    if before is not None:
+        is_after = torch.arange(len(sums), device=x.device) >= before
+        is_after = is_after.view(-1, *(1,) * x.dim())
+        maxima, sums = maxima.masked_fill(is_after, -torch.inf), sums.masked_fill(is_after, 0)
+    shift = maxima.detach().amax(0)
+    shift = shift.masked_fill(shift.isinf(), 0)
+    scales = (maxima.detach().masked_fill(maxima == torch.inf, 0) - shift).exp()
+    sums = (sums * scales).sum(0)
+    if before is None:
+        return sums.log() + shift
+    is_none = sums == 0
+    return (sums.masked_fill(is_none, 1).log() + shift).masked_fill(is_none, -torch.inf)
+
+
+def _log_of_sum_exp(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
+    x, dims = tensors[0], dims_of(where.call)
+    if x.is_complex():
+        return _in_two_steps(call, tensors, where)
+    dtype = where.call.outputs[0].dtype
+    y = log_of_sum_exp(x.to(torch.float32 if dtype in LOW else dtype), dims, where).to(dtype)
+    return y if len(where.outputs[0].shape) == x.dim() else y.squeeze(dims)
+
+
 def _in_two_steps(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
     blocks = stack_blocks(call(tensors), where, axes_that_split(where, 0, dims_of(where.call)))
     return call.function(blocks, 0)
@@ -261,8 +325,13 @@ def _vector_norm(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> t
     """Return the norm of the norms of the blocks."""
     (x,), order, dims = tensors, call.get(1, "ord", 2), dims_of(where.call, 2)
     axes = axes_that_split(where, 0, dims)
-    if order == 0:
+    if order in (0, 1):
         return total(call(tensors), where, axes)
+    if isinf(order):
+        # Equal cells share the gradient, on all workers.
+        sizes = x.abs()
+        wide = sizes.to(call.kwargs.get("dtype") or sizes.dtype)
+        return _extremes_along(wide, dims, order < 0, where)
     if all(x.shape[d] for d in dims):
         norms = call(tensors)
     else:
@@ -279,7 +348,8 @@ REDUCTIONS = {
     "mean": reduction(_mean, partial_sum, is_linear=True),
     "amax amin": reduction(_extremes),
     "any all": reduction(_truths),
-    "prod logsumexp": reduction(_in_two_steps),
+    "prod": reduction(_in_two_steps),
+    "logsumexp": reduction(_log_of_sum_exp),
 }
 for _names, _rule in REDUCTIONS.items():
     register(*forms(*_names.split()), any_cuts=True)(_rule)

@@ -212,11 +212,10 @@ def select(x: Tensor, dim: int, index: int) -> Tensor:
 
 @compose(*forms("narrow"))
 def narrow(x: Tensor, dim: int, start: int, length: int) -> Tensor:
-    with torch.no_grad():
-        torch.empty(x.shape, device="meta").narrow(
-            dim, start, length
-        )  # Only for torch's own checks.
-    first = int(start) + (x.shape[dim] if start < 0 else 0)
+    start = int(start)  # of a tensor
+    # Only for torch's own checks.
+    torch.empty(x.shape, device="meta").narrow(dim, start, length)
+    first = start + (x.shape[dim] if start < 0 else 0)
     return x[(*[slice(None)] * (dim % x.dim()), slice(first, first + length))]
 
 
