@@ -166,7 +166,8 @@ class Entrance:
             f"have one dim for each axis of P_x of shape {list(P_x.shape)}, so they would be equal "
             f"blocks of a tensor of shape {list(layout.decomposition.shape)}; say what they are: "
             f"distribute(..., inputs={{{name!r}: 'whole'}}) if each is the whole tensor, 'split' "
-            "if each worker is to take its block of it, or 'block'"
+            "if each worker is to take its block of it, or 'block'. The network was converted in "
+            "place by gpudist.distribute; to call the sequential one, convert a copy.deepcopy of it"
         )
 
     def notes_of(self, leaves: Sequence[tuple[str, Any]], error: Exception) -> list[str]:
