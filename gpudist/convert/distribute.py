@@ -26,7 +26,6 @@ _Network = TypeVar("_Network", bound=torch.nn.Module)
 _WRAPPERS = (
     ("torch.distributed.fsdp", "FullyShardedDataParallel"),
     ("torch.distributed.fsdp", "FSDPModule"),
-    ("torch._dynamo", "OptimizedModule"),
 )
 
 
@@ -145,7 +144,7 @@ def distribute(
 @contextmanager
 def _restored_on_failure(network: torch.nn.Module) -> Iterator[None]:
     """Leave parameters, gradients and buffers of a network where they are if an error is raised."""
-    tensors = [x for p in network.parameters() if not is_lazy(p) for x in (p, p.grad)]
+    tensors = [x for p in network.parameters() for x in (p, p.grad)]
     held = [(x, x.data) for x in tensors if x is not None]
     buffers = [(module, dict(module._buffers)) for module in network.modules()]
     try:
@@ -168,12 +167,16 @@ def _require_convertible(network: torch.nn.Module, P_x: CartesianPartition) -> N
     Raises:
         ConversionError: the network contains such a module; the message names the first one.
     """
-    without = [name for name, x in named_tensors(network) if x.is_meta]
-    if without and P_x.device.type != "meta":
-        raise ConversionError(
-            f"distribute: {without[0]!r} is on the device 'meta' and has no values; call "
-            f"network.to_empty(device={str(P_x.device)!r}), and load or initialize them"
-        )
+    for name, x in named_tensors(network):
+        if is_lazy(x):
+            raise ConversionError(
+                f"distribute: {name!r} has no shape yet; call the network once before"
+            )
+        if x.is_meta and P_x.device.type != "meta":
+            raise ConversionError(
+                f"distribute: {name!r} is on the device 'meta' and has no values; call "
+                f"network.to_empty(device={str(P_x.device)!r}), and load or initialize them"
+            )
     wrappers = (
         torch.nn.DataParallel,
         torch.nn.parallel.DistributedDataParallel,
@@ -186,7 +189,8 @@ def _require_convertible(network: torch.nn.Module, P_x: CartesianPartition) -> N
                 f"{what}, whose forward is not Python code; pass the module that torch.jit "
                 "compiled it from"
             )
-        if isinstance(module, wrappers):
+        # Compiled modules within the network are called with global tensors.
+        if isinstance(module, wrappers) or (not path and hasattr(module, "_orig_mod")):
             raise ConversionError(
                 f"{what}; convert the network without it, and wrap, shard or compile the result"
             )

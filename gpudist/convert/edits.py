@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from gpudist.convert.block_checkpoints import recomputing_class
 from gpudist.convert.network_plan import NetworkPlan, Shape, workers_of
@@ -163,11 +162,6 @@ def _weight_dims(path: str, modules: dict[str, nn.Module], shape: Shape) -> tupl
             "a Linear and a grid [*leading, rows, columns] with at least one leading axis, or a "
             "convolution and a grid [batch, rows, columns, *space] with an axis for each dim of "
             "the kernel"
-        )
-    if any(map(is_lazy, layer.parameters(recurse=False))):
-        raise ConversionError(
-            f"{path}: split_weight splits parameters, but those of this layer have no shape yet; "
-            "call the network once before"
         )
     if hasattr(layer, "parametrizations"):
         raise ConversionError(

@@ -11,7 +11,6 @@ from weakref import WeakSet, ref
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from gpudist.convert.blocks_in_state_dict import keep_blocks
 from gpudist.convert.edits import SplitWeight
@@ -109,9 +108,8 @@ class Parameters:
                     continue
                 name = f"{path}.{last}" if path else last
                 problem = obstacle(parameter, own)
-                shape = (1,) if is_lazy(parameter) else parameter.shape
-                used = ParameterPlacement.on(self.P_x, shape)
-                placed = used if is_replicated or not shape else used.first_copies
+                used = ParameterPlacement.on(self.P_x, parameter.shape)
+                placed = used if is_replicated or not parameter.dim() else used.first_copies
                 placed = split.get(id(module), {}).get(last, placed)
                 if not problem:
                     exchanges.append(Exchange(name, module, last, parameter, placed, used))

@@ -8,7 +8,6 @@ from typing import Any
 from weakref import getweakrefs
 
 import torch
-from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import (
     _foreach_supported_types as optimized_types,
     register_optimizer_step_pre_hook,
@@ -227,8 +226,6 @@ def obstacle(parameter: Any, own: Collection[int]) -> str:
         parameter: the full parameter.
         own: identities of weak references that the network itself keeps.
     """
-    if is_lazy(parameter):
-        return "has no shape yet; call the network once before"
     if any(id(weak) not in own for weak in getweakrefs(parameter)):
         return (
             "has weak references elsewhere, which would refer to this worker's part of it; make "

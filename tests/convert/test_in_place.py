@@ -206,10 +206,10 @@ CAUSES: dict[str, tuple[Callable[[int], Any], dict[str, Any], str]] = {
     "layer of a plan": (lambda _: network(), {"plan": split("1")}, "got a Tanh"),
     "script": (lambda _: torch.jit.script(network()), {}, "not Python code"),
     "wrapper": (lambda _: nn.DataParallel(network()), {}, "is a DataParallel; convert .*wrap"),
-    "compiled": (lambda _: torch.compile(network(), backend="eager"), {}, "is a OptimizedModule; .*compile"),
+    "compiled": (lambda _: torch.compile(network(), backend="eager"), {}, "is a OptimizedModule"),
     "weak reference": (lambda _: _referred(network()), OWNED, "'0.weight', .* weak references"),
     "graph": (lambda _: _used(network()), {"plan": split()}, "'0.weight', .* part of a graph"),
-    "no shape": (lambda _: nn.Sequential(nn.LazyLinear(8)), OWNED, "'0.weight', .*no shape"),
+    "no shape": (lambda _: nn.Sequential(nn.LazyLinear(8)), {}, "'0.weight' has no shape"),
     "slots": (lambda _: _with_slots(network()), OWNED, "a _Slots, a class with __slots__"),
     "no values": (lambda _: network().to("meta"), {}, r"'0.weight' .*'meta' .*to_empty"),
     "ranks differ": (_different, {"broadcast_parameters": True}, "build the same network"),
@@ -236,16 +236,16 @@ def facts_of(network: nn.Module) -> Any:
     return attributes, tensors
 
 
-@pytest.mark.parametrize("cause", CAUSES)
+@pytest.mark.filterwarnings("ignore:.torch.jit.script")
 @ON_TWO
-def test_a_refusal_changes_nothing(P_world: Partition, cause: str) -> None:
-    make, given, message = CAUSES[cause]
-    net = make(P_world.rank or 0)
-    before = facts_of(net)
-    with pytest.raises((GpudistError, ValueError), match=message):
-        distribute(net, grid(P_world, [2, 1, 1]), **given)
-    assert facts_of(net) == before
-    assert not hasattr(net, "P_x")
+def test_a_refusal_changes_nothing(P_world: Partition) -> None:
+    for cause, (make, given, message) in CAUSES.items():
+        net = make(P_world.rank or 0)
+        before = facts_of(net)
+        with pytest.raises((GpudistError, ValueError), match=message):
+            converted(net, grid(P_world, [2, 1, 1]), **given)
+        assert facts_of(net) == before, cause
+        assert not hasattr(net, "P_x"), cause
 
 
 @ON_TWO
