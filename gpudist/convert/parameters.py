@@ -28,20 +28,18 @@ class Exchange(NamedTuple):
     """A full parameter that becomes a global one.
 
     Attributes:
-        name: name of the parameter.
         module: module that lists it.
-        last: its name there.
+        name: its name there.
         parameter: the parameter, once for each module and name.
         placed: workers that are to hold its cells.
-        used: workers that use all of its cells, if the module's weight is not split.
+        broadcast: broadcast of its cells at each call, if any.
     """
 
-    name: str
     module: nn.Module
-    last: str
+    name: str
     parameter: torch.Tensor
     placed: ParameterPlacement
-    used: ParameterPlacement
+    broadcast: ParameterBroadcast | None
 
 
 class Parameters:
@@ -103,19 +101,20 @@ class Parameters:
         }
         exchanges: list[Exchange] = []
         for path, module in network.named_modules():
-            for last, parameter in module._parameters.items():
+            for name, parameter in module._parameters.items():
                 if parameter is None:
                     continue
-                name = f"{path}.{last}" if path else last
-                problem = obstacle(parameter, own)
+                full, problem = f"{path}.{name}" if path else name, obstacle(parameter, own)
                 used = ParameterPlacement.on(self.P_x, parameter.shape)
                 placed = used if is_replicated or not parameter.dim() else used.first_copies
-                placed = split.get(id(module), {}).get(last, placed)
+                broadcast = ParameterBroadcast.between(full, placed, used, self.P_x)
+                if id(module) in split:
+                    placed, broadcast = split[id(module)][name], None
                 if not problem:
-                    exchanges.append(Exchange(name, module, last, parameter, placed, used))
+                    exchanges.append(Exchange(module, name, parameter, placed, broadcast))
                 elif placed.copies < self.P_x.size:
                     raise ConversionError(
-                        f"distribute: the parameter {name!r}, of which each worker is to hold its "
+                        f"distribute: the parameter {full!r}, of which each worker is to hold its "
                         f"part, {problem}"
                     )
         return exchanges
@@ -132,22 +131,19 @@ class Parameters:
     def make_global(self, weights: Sequence[SplitWeight], exchanges: Sequence[Exchange]) -> None:
         """Make parameters global ones, and let state dicts have their blocks."""
         self.split_weights, self.has_global = list(weights), True
-        layers = [weight.layer for weight in weights]
-        by_module: dict[nn.Module, dict[str, ParameterPlacement]] = {}
         # A recurrent layer's weak references to its weights would prevent the exchange.
         recurrent: dict[nn.RNNBase, list[Any]] = {
-            e.module: [] for e in exchanges if isinstance(e.module, nn.RNNBase)
+            e.module: [weak and weak() for weak in e.module._flat_weight_refs]
+            for e in exchanges
+            if isinstance(e.module, nn.RNNBase)
         }
         for module in recurrent:
-            recurrent[module] = [weak and weak() for weak in module._flat_weight_refs]
             module._flat_weight_refs = []
-        for name, module, last, parameter, placed, used in exchanges:
-            broadcast = None
-            if module not in layers:
-                broadcast = ParameterBroadcast.between(name, placed, used, self.P_x)
+        by_module: dict[nn.Module, dict[str, ParameterPlacement]] = {}
+        for module, name, parameter, placed, broadcast in exchanges:
             if not isinstance(parameter, GlobalParameter):
                 exchange(parameter, placed, self.P_x, broadcast)
-            by_module.setdefault(module, {})[last] = placed
+            by_module.setdefault(module, {})[name] = placed
         for module, weights_of_module in recurrent.items():
             module._flat_weight_refs = [None if x is None else ref(x) for x in weights_of_module]
         for module, of_module in by_module.items():
