@@ -282,8 +282,7 @@ class _Both(nn.Module):
         return self.second(self.first(x))
 
 
-def _two(rank: int) -> tuple[Any, Any]:
-    """Return a teacher and a student with one backbone, and a weight in common."""
+def _teacher_and_student() -> tuple[Any, Any]:
     backbone = network()
     student = _Both(backbone, nn.Linear(4, 4).double())
     teacher = _Both(backbone, nn.Linear(4, 4).double())
@@ -294,7 +293,7 @@ def _two(rank: int) -> tuple[Any, Any]:
 @ON_TWO
 def test_networks_that_share_modules(P_world: Partition) -> None:
     torch.manual_seed(1)
-    teacher, student = _two(0)
+    teacher, student = _teacher_and_student()
     alone = copy.deepcopy(nn.ModuleList([teacher, student]))
     P_x = grid(P_world, [2, 1, 1])
     distribute(teacher, P_x)
@@ -304,7 +303,7 @@ def test_networks_that_share_modules(P_world: Partition) -> None:
         backward(one)
     assert_gradients(nn.ModuleList([teacher, student]), alone, True)
     for kind in ("split", "owned"):
-        first, second = _two(0)
+        first, second = _teacher_and_student()
         converted(first, P_x, **({"plan": split("first.0")} if kind == "split" else OWNED))
         before = facts_of(second)
         with pytest.raises(ConversionError, match=r"'first' is also part of a converted _Both"):
