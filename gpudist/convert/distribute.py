@@ -52,10 +52,10 @@ def distribute(
     every worker has the same values. The gradients of all parameters are summed together at the
     end of backward.
 
-    Parameters stay the same objects, so optimizers, moving averages and closures made before refer
+    Parameters stay the same objects, so optimizers, schedulers and closures made before refer
     to the converted network; those of which workers hold parts become global tensors. To keep the
     sequential network, convert ``copy.deepcopy(network)``. If an error is raised, the network is as
-    it was.
+    it was, except after the failure of another rank in a broadcast.
 
     Args:
         network: any tree of modules, the same on every rank, with the same weights unless
@@ -94,7 +94,7 @@ def distribute(
     Cost:
         Memory for one parameter that workers hold in parts, and no message; with
         ``broadcast_parameters``, which is collective over the world, a small all-gather and one
-        broadcast of the parameters and buffers.
+        broadcast of the parameters and buffers, in messages one after the other.
         The first call compares one digest of the copies of parameters and buffers, for which each
         worker reads them once, and derives how to compute each function; later calls with the same
         shapes reuse the result. Calls without gradients agree on the shapes of blocks by one small
