@@ -84,7 +84,6 @@ def test_what_refers_to_the_network_refers_to_the_converted_one(
         one.zero_grad()
         backward(one)
         optimizer.step()
-    assert [what for what, _ in seen] == ["later", "hook"] or kind == "owned"
     assert ("hook", (8, 6)) in seen and any(p is net[0].bias for _, p in seen)
     found = gpudist.checkpoint.full_state_dict(net, to_all=True)
     for name, expected in before[0].items():
@@ -142,6 +141,7 @@ def test_full_parameters_are_converted_whatever_refers_to_them(P_world: Partitio
         graph.backward()
 
 
+@pytest.mark.filterwarnings("ignore:.*gathered by moving")
 @ON_TWO
 def test_recurrent_layers(P_world: Partition) -> None:
     """They keep weak references to their own weights."""
@@ -149,12 +149,13 @@ def test_recurrent_layers(P_world: Partition) -> None:
     nets[1].load_state_dict(nets[0].state_dict())
     alone, net = nets
     converted(net, grid(P_world, [1, 2, 1]), replicate_parameters=False)
+    refs = zip(net._flat_weight_refs, net.parameters(), strict=True)
+    assert all(weak() is p for weak, p in refs)
     x = random_like_all((5, 2, 3), 1)
     with torch.no_grad():
         net.weight_ih_l0.mul_(2)
         alone.weight_ih_l0.mul_(2)
         assert_whole(net(own_block(x, net.P_x, requires_grad=False))[0], alone(x)[0], "output")
-    assert [r() for r in net._flat_weight_refs] == net._flat_weights
 
 
 class _Fails(nn.Module):
@@ -306,7 +307,7 @@ def test_networks_that_share_modules(P_world: Partition) -> None:
         first, second = _teacher_and_student()
         converted(first, P_x, **({"plan": split("first.0")} if kind == "split" else OWNED))
         before = facts_of(second)
-        with pytest.raises(ConversionError, match=r"'first' is also part of a converted _Both"):
+        with pytest.raises(ConversionError, match=r"'first' is also part of a converted Distr"):
             distribute(second, P_x)
         assert facts_of(second) == before
     P_one = P_world.create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1, 1])
