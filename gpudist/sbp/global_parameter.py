@@ -226,6 +226,8 @@ def obstacle(parameter: Any, own: Collection[int]) -> str:
         parameter: the full parameter.
         own: identities of weak references that the network itself keeps.
     """
+    if isinstance(parameter, GlobalTensor):
+        return "is a global tensor already; give the network a full one"
     if any(id(weak) not in own for weak in getweakrefs(parameter)):
         return (
             "has weak references elsewhere, which would refer to this worker's part of it; make "
