@@ -318,9 +318,15 @@ def test_networks_that_share_modules(P_world: Partition) -> None:
 
 @ON_TWO
 def test_whole_tensors_are_refused_with_the_reason(P_world: Partition) -> None:
-    net = distribute(network(), grid(P_world, [2, 1, 1]))
+    P_x, whole = grid(P_world, [2, 1, 1]), random_like_all(SHAPE, 1)
+    net = distribute(network(), P_x)
     with pytest.raises(gpudist.ShapeError, match="place by gpudist"):
-        net(random_like_all(SHAPE, 1))
+        net(whole)
+    for given in ({"inputs": {"input": SHAPE}}, {}):
+        called: Any = converted(network(), P_x, **given)
+        backward(called)
+        with pytest.raises((gpudist.PlanMismatch, gpudist.ShapeError), match="place by gpudist"):
+            called(whole)
     with pytest.raises(ConversionError, match="converted in place"):
         net[0](random_like_all(SHAPE, 1))
 
