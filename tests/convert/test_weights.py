@@ -38,7 +38,7 @@ def test_kept_features(P_world: Partition) -> None:
     alone, x = Keeping(), torch.randn(1, 2, 4, 6)
     expected = alone(x)
     P_x = P_world.grid(1, 1, 2, 1)
-    net = distribute(alone, P_x)
+    net: Any = distribute(alone, P_x)
     assert net.kept[0] is expected and not expected.is_leaf
     for again in (net, distribute(gpudist.sequential(net), P_x)):
         torch.testing.assert_close(again(gpudist.scatter(x, P_x)).full_tensor(), expected)
