@@ -40,10 +40,11 @@ def test_kept_features(P_world: Partition) -> None:
     P_x = P_world.grid(1, 1, 2, 1)
     net: Any = distribute(alone, P_x)
     assert net.kept[0] is expected and not expected.is_leaf
-    for again in (net, distribute(gpudist.sequential(net), P_x)):
+    back: Any = gpudist.sequential(net)
+    for again in (net, distribute(back, P_x)):
         torch.testing.assert_close(again(gpudist.scatter(x, P_x)).full_tensor(), expected)
     # Of a converted network that has run.
-    back: Any = gpudist.sequential(net)
+    back = gpudist.sequential(net)
     kept: Any = back.kept
     assert type(back) is Keeping and kept[2].own is back
     assert kept[0].is_leaf and not kept[1]["next"][1][0].requires_grad
