@@ -12,12 +12,13 @@ from torch.utils._pytree import tree_map
 
 from gpudist.convert.block_checkpoints import without_plan
 from gpudist.convert.blocks_in_state_dict import drop_hooks
-from gpudist.convert.edits import follow, is_edit
-from gpudist.convert.network import GUARD, Conversion, modules_of, places_in
+from gpudist.convert.edits import Edits, is_edit
+from gpudist.convert.network import GUARD, Conversion, modules_of
 from gpudist.convert.network_plan import NetworkPlan
-from gpudist.convert.parameters import Parameters
+from gpudist.convert.parameters import Exchange
 from gpudist.errors import ConversionError
 from gpudist.exchange.tracing import leave_untraced
+from gpudist.nn.parameters.parameter_placement import drop_placements
 from gpudist.sbp.global_spec import GlobalSpec
 from gpudist.sbp.scope import current_scope
 from gpudist.world.partition import CartesianPartition
@@ -180,50 +181,56 @@ def _refuse_outside(module: torch.nn.Module, args: Any) -> None:
     """
     if current_scope() is None and any(type(x) is torch.Tensor for x in args):
         raise ConversionError(
-            f"{type(module).__name__}: this module of a converted network was called with a plain "
-            "tensor outside the network's own methods, so it would compute on this worker's "
-            "block alone; name the method that calls it, distribute(..., methods=('forward', "
-            "'encode')), or pass it a global tensor"
+            f"{type(module).__name__}: this module of a network, which gpudist.distribute has "
+            "converted in place, was called with a plain tensor outside the network's own methods, "
+            "so it would compute on this worker's block alone; name the method that calls it, "
+            "distribute(..., methods=('forward', 'encode')), pass it a global tensor, or convert a "
+            "copy.deepcopy of the network"
         )
 
 
-def convert(
-    network: torch.nn.Module,
-    conversion: Conversion,
-    methods: Sequence[str],
-    plan: NetworkPlan,
-    source: torch.nn.Module,
-) -> Any:
-    """Convert a network, a copy of ``source``, in place to take and return global tensors.
+def prepare(
+    network: torch.nn.Module, conversion: Conversion, methods: Sequence[str], plan: NetworkPlan
+) -> Callable[[], None]:
+    """Return a function that converts a network in place; the network is as it was until then.
 
     Raises:
-        ConversionError: the plan names a module that does not exist.
+        ConversionError: the plan names a module that does not exist, or an edit or a parameter in
+            parts is impossible.
     """
-    parameters = conversion.parameters = Parameters(conversion.P_x)
-    parameters.follow_network(source, network)
-    before = places_in(modules_of(network))
-    parameters.split_weights, conversion.scope.pins = follow(plan, network, conversion.P_x)
+    parameters, edits = conversion.parameters, Edits(plan, network, conversion.P_x)
+    kind = make_converted_class(edits.kind_of(network), tuple(methods))
+    exchanges: list[Exchange] = []
+    if edits.weights or not conversion.replicate_parameters:
+        exchanges = parameters.exchanges(network, edits.weights, conversion.replicate_parameters)
     is_edited = plan.layouts or plan.weights or plan.recomputed
     conversion.plan_text = plan.to_text() if is_edited else ""
+    conversion.scope.pins = edits.pins
     # One of several methods need not reach all of them.
     conversion.expects_pins = bool(plan.layouts) and len(methods) == 1
-    if parameters.split_weights or not conversion.replicate_parameters:
-        parameters.make_global(network, conversion.replicate_parameters)
-        parameters.replace([(old, module._parameters[name]) for module, name, old in before])
-    network.__class__ = make_converted_class(type(network), tuple(methods))
-    network.__dict__[_CONVERSION] = conversion
-    for module in modules_of(network):
-        if module is not network:
-            module._forward_pre_hooks[GUARD] = _refuse_outside
-            module._forward_pre_hooks.move_to_end(GUARD, last=False)  # pyright: ignore
-    return network
+
+    def convert() -> None:
+        if exchanges:
+            parameters.make_global(edits.weights, exchanges)
+        parameters.keep(network)
+        edits.follow()
+        network.__dict__[_CONVERSION] = conversion
+        network.__class__ = kind
+        for module in modules_of(network):
+            if module is not network:
+                module._forward_pre_hooks[GUARD] = _refuse_outside
+                module._forward_pre_hooks.move_to_end(GUARD, last=False)  # pyright: ignore
+
+    return convert
 
 
 def undo_conversion(network: Any) -> Any:
-    """Revert a converted network to its original class, in place."""
-    del network.__dict__[_CONVERSION]
-    network.__class__ = type(network).__mro__[2]
+    """Revert a converted network, and those within it, to the original classes, in place."""
+    module: Any
     for module in network.modules():
+        if issubclass(type(module), Converted):
+            del module.__dict__[_CONVERSION]
+            module.__class__ = type(module).__mro__[2]
         module.__class__ = without_plan(type(module))
         for hooks, with_kwargs in (
             (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
@@ -234,4 +241,5 @@ def undo_conversion(network: Any) -> Any:
                     del hooks[number]
                     with_kwargs.pop(number, None)
         drop_hooks(module)
+        drop_placements(module)
     return network

@@ -13,6 +13,7 @@ from torch import nn
 from gpudist.checks.bits import bytes_of, digests_of, has_bits
 from gpudist.checks.digest import digest_of
 from gpudist.errors import ConversionError, PlanMismatch
+from gpudist.nn.parameters.buckets import messages
 from gpudist.nn.parameters.parameter_broadcast import ParameterBroadcast, copies_of_owned
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement, placements
 from gpudist.world.partition import CartesianPartition, Partition
@@ -147,19 +148,22 @@ def broadcast_copies(
     copies = [copy.tensor for copy in copies_in(network, excepted) if copy.tensor.numel()]
     if not P_x.active or P_x.size == 1 or not copies:
         return
-    parts = [bytes_of(x) for x in copies]
-    ways = [ParameterPlacement.on(P_x, part.shape) for part in parts]
-    broadcasts = [
-        ParameterBroadcast.between(str(i), used.first_copies, used, P_x)
-        for i, used in enumerate(ways)
-    ]
-    if P_x.rank != 0:
-        parts = [part[:0] for part in parts]
-    with torch.no_grad():
-        received = copies_of_owned(parts, broadcasts)
-        for x, part in zip(copies, received, strict=True):
-            # A part of a bucket need not be aligned to the dtype.
-            x.detach().copy_(part.clone().view(x.dtype).view(x.shape))
+    # One message after the other, so that a message is all that is in memory twice.
+    for chosen in messages({i: x.nbytes for i, x in enumerate(copies)}):
+        parts = [bytes_of(copies[i]) for i in chosen]
+        ways = [ParameterPlacement.on(P_x, part.shape) for part in parts]
+        broadcasts = [
+            ParameterBroadcast.between(str(i), used.first_copies, used, P_x)
+            for i, used in zip(chosen, ways, strict=True)
+        ]
+        if P_x.rank != 0:
+            parts = [part[:0] for part in parts]
+        with torch.no_grad():
+            received = copies_of_owned(parts, broadcasts)
+            for i, part in zip(chosen, received, strict=True):
+                # A part of a bucket need not be aligned to the dtype.
+                x = copies[i].detach()
+                x.copy_(part.clone().view(x.dtype).view(x.shape))
 
 
 def require_buffers(network: nn.Module, names: Collection[str]) -> None:

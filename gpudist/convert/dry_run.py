@@ -17,13 +17,19 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gpudist.checks.arguments import checked
 from gpudist.checks.storage import on_meta
-from gpudist.convert.converted import conversion_of, convert, names_of_entries
-from gpudist.convert.copying import copy_network
+from gpudist.convert.converted import (
+    Converted,
+    conversion_of,
+    names_of_entries,
+    prepare,
+    undo_conversion,
+)
 from gpudist.convert.inputs import Entrance, names_by_place, require_known
 from gpudist.convert.known import KnownValues, know, know_copy, value_of
 from gpudist.convert.network import Conversion, without_wait
 from gpudist.convert.network_plan import NetworkPlan
 from gpudist.convert.parameters import unlisted_leaves
+from gpudist.convert.weights import copy_network
 from gpudist.errors import ConversionError, GpudistError
 from gpudist.geometry.blocks import Decomposition
 from gpudist.sbp.call_cache import without_cache
@@ -272,7 +278,8 @@ def _convert_with_values(
     named = {name: _block(name, x, P_x, kinds) for name, x in whole[1].items()}
     known, entrance = _values_of(whole, name_of), Entrance(P_x, kinds)
     conversion = _DryConversion(entrance, values, known, replicate_parameters)
-    converted = convert(without_cells(network), conversion, [method], plan, network)
+    converted = without_cells(network)
+    prepare(converted, conversion, [method], plan)()
     return converted, blocks, named
 
 
@@ -308,10 +315,9 @@ def _block(name: str, x: Any, P_x: CartesianPartition, kinds: dict[str, Any]) ->
 
 
 def without_cells(network: nn.Module) -> nn.Module:
-    """Copy the tree with parameters and buffers that have shapes but no data."""
+    """Copy the sequential tree with parameters and buffers that have shapes but no data."""
     memo: dict[int, Any] = {
-        id(p): nn.Parameter(torch.empty_like(p, device=META), p.requires_grad)
-        for p in network.parameters()
+        id(p): nn.Parameter(_like(p), p.requires_grad) for p in network.parameters()
     }
     for x in unlisted_leaves(network).values():
         meta = torch.empty_like(x, device=META).requires_grad_()
@@ -320,4 +326,11 @@ def without_cells(network: nn.Module) -> nn.Module:
     memo |= {
         id(b): know_copy(torch.empty_like(b, device=META), b, copies) for b in network.buffers()
     }
-    return copy_network(network, memo)
+    copy = copy_network(network, memo)
+    return undo_conversion(copy) if isinstance(copy, Converted) else copy
+
+
+def _like(x: torch.Tensor) -> torch.Tensor:
+    if isinstance(x, GlobalTensor):
+        return torch.empty(x.shape, dtype=x.dtype, device=META)
+    return torch.empty_like(x, device=META)

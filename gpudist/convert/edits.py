@@ -8,12 +8,10 @@ import torch
 from torch import nn
 
 from gpudist.convert.block_checkpoints import recomputing_class
-from gpudist.convert.blocks_in_state_dict import keep_blocks
 from gpudist.convert.network_plan import NetworkPlan, Shape, workers_of
 from gpudist.errors import ConversionError
 from gpudist.geometry.layout import broadcast, partial_sum, split
-from gpudist.nn.parameters.parameter_placement import ParameterPlacement, set_placements
-from gpudist.sbp.global_parameter import replacement
+from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.sbp.global_spec import global_spec, wrap
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.pins import Pin, PinHook, Pins, PlacedPin
@@ -31,43 +29,57 @@ def grid_of(
     return members.create_cartesian_topology_partition([shape[a] for a in axes] or [1]), axes
 
 
-def follow(
-    plan: NetworkPlan, network: nn.Module, P_x: CartesianPartition
-) -> tuple[list[SplitWeight], Pins | None]:
-    """Register the hooks of ``plan`` on the modules of ``network``, and edit the modules.
+class Edits:
+    """Edits of a plan, found possible on a network, which is as it was until :meth:`follow`.
 
-    Returns:
-        The split weights, and the pins; ``None`` if the plan prescribes no layouts.
+    Attributes:
+        weights: layers whose weights are to be split.
+        pins: prescribed layouts; ``None`` if the plan prescribes none.
 
     Raises:
         ConversionError: on every rank alike, if the plan names a module that does not exist, or an
             edit is impossible.
     """
-    modules = dict(network.named_modules(remove_duplicate=False))
-    named = (*(pin.path for pin in plan.layouts), *plan.weights, *plan.recomputed)
-    missing = [path for path in dict.fromkeys(named) if path not in modules]
-    if missing:
-        raise ConversionError(
-            f"plan: the network has no modules {missing}; its modules are "
-            f"{[path for path in modules if path]}"
-        )
-    placed = [_place_pin(pin, P_x) for pin in plan.layouts]
-    by_path: dict[str, list[PlacedPin]] = {}
-    for placed_pin in placed:
-        if not placed_pin.pin.function:
-            by_path.setdefault(placed_pin.pin.path, []).append(placed_pin)
-    for path, pins in by_path.items():
-        hook = PinHook(pins)
-        modules[path].register_forward_pre_hook(hook.before, with_kwargs=True)
-        modules[path].register_forward_hook(hook.after, with_kwargs=True)
-    for path in plan.recomputed:
-        modules[path].__class__ = recomputing_class(type(modules[path]), by_plan=True)
-    dims = {path: _weight_dims(path, modules, shape) for path, shape in plan.weights.items()}
-    weights = [
-        SplitWeight(path, modules[path], shape, dims[path], P_x)
-        for path, shape in plan.weights.items()
-    ]
-    return weights, Pins(placed) if placed else None
+
+    def __init__(self, plan: NetworkPlan, network: nn.Module, P_x: CartesianPartition) -> None:
+        modules = dict(network.named_modules(remove_duplicate=False))
+        named = (*(pin.path for pin in plan.layouts), *plan.weights, *plan.recomputed)
+        missing = [path for path in dict.fromkeys(named) if path not in modules]
+        if missing:
+            raise ConversionError(
+                f"plan: the network has no modules {missing}; its modules are "
+                f"{[path for path in modules if path]}"
+            )
+        placed = [_place_pin(pin, P_x) for pin in plan.layouts]
+        self.pins = Pins(placed) if placed else None
+        by_path: dict[str, list[PlacedPin]] = {}
+        for placed_pin in placed:
+            if not placed_pin.pin.function:
+                by_path.setdefault(placed_pin.pin.path, []).append(placed_pin)
+        self._hooks = [(modules[path], PinHook(pins)) for path, pins in by_path.items()]
+        self._classes = {
+            modules[path]: recomputing_class(type(modules[path]), by_plan=True)
+            for path in plan.recomputed
+        }
+        dims = {path: _weight_dims(path, modules, shape) for path, shape in plan.weights.items()}
+        self.weights = [
+            SplitWeight(path, modules[path], shape, dims[path], P_x)
+            for path, shape in plan.weights.items()
+        ]
+
+    def kind_of(self, module: nn.Module) -> type[nn.Module]:
+        """Return the class that a module gets."""
+        return self._classes.get(module, type(module))
+
+    def follow(self) -> None:
+        """Register the hooks on the modules, and change their classes."""
+        for module, hook in self._hooks:
+            module.register_forward_pre_hook(hook.before, with_kwargs=True)
+            module.register_forward_hook(hook.after, with_kwargs=True)
+        for weight in self.weights:
+            weight.layer.register_forward_pre_hook(weight.move_input, with_kwargs=True)
+        for module, kind in self._classes.items():
+            module.__class__ = kind
 
 
 _ROOMS = (torch, torch.Tensor, torch.nn.functional, torch.special, torch.linalg, torch.fft)
@@ -123,7 +135,7 @@ def _refuse_shared(path: str, modules: dict[str, nn.Module]) -> None:
 
 
 def is_edit(hook: Any) -> bool:
-    """Return whether a hook was registered by :func:`follow`."""
+    """Return whether a hook was registered by :meth:`Edits.follow`."""
     return isinstance(getattr(hook, "__self__", None), PinHook | SplitWeight)
 
 
@@ -220,19 +232,9 @@ class SplitWeight:
             name: ParameterPlacement.on(P_x, used.shape) if used.copies == self.P.size else used
             for name, used in self.used.items()
         }
-        for name, placed in self.placed.items():
-            parameter = getattr(layer, name)
-            cells = parameter.detach().reshape(-1)[:0]
-            if placed.own_box is not None:
-                cells = parameter.detach()[placed.own_box.slices]
-            layer._parameters[name] = replacement(  # pyright: ignore
-                parameter, cells.clone(), placed, P_x
-            )
-        set_placements(layer, self.placed)
-        keep_blocks(layer)
-        layer.register_forward_pre_hook(self._move_input, with_kwargs=True)
 
-    def _move_input(self, layer: nn.Module, args: Any, kwargs: Any) -> Any:
+    def move_input(self, layer: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Move the input to the grid of the weight, as a hook before the forward."""
         x = args[0] if args else kwargs.get("input")
         if not isinstance(x, GlobalTensor):
             return None

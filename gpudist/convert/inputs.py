@@ -25,6 +25,10 @@ from gpudist.sbp.unknown import place_of_call
 from gpudist.world.host_channel import host_partition
 from gpudist.world.partition import CartesianPartition
 
+_IN_PLACE = (
+    "The network was converted in place by gpudist.distribute, and takes blocks; to call the "
+    "sequential one with whole tensors, convert a copy.deepcopy of it"
+)
 Kind = Literal["block", "whole", "dynamic", "split"]
 Inputs = Mapping[str, Kind | Sequence[int]]
 
@@ -138,7 +142,11 @@ class Entrance:
         agreement, last = self._agreements[key], self._layouts.get((name, number))
         if last is not None and is_dynamic and _is_captured(x):
             return agreement.adapt(last, x)
-        layout = self._layouts[name, number] = agreement(x)
+        try:
+            layout = self._layouts[name, number] = agreement(x)
+        except ShapeError as error:
+            add_note(error, [_IN_PLACE])
+            raise
         if layout.has_equal_blocks:
             del self._agreements[key], self._layouts[name, number]
             raise self._equal_blocks(name, layout)
@@ -156,7 +164,7 @@ class Entrance:
             "dynamic" if is_dynamic else "static",
             digest=None if name in self.inputs else digest_unless_constant,
             remedy=f"pass distribute(..., inputs={{{name!r}: 'dynamic'}}) to agree at every call; "
-            "without gradients, ranks always do",
+            f"without gradients, ranks always do. {_IN_PLACE}",
         )
 
     def _equal_blocks(self, name: str, layout: BlockLayout) -> ShapeError:
@@ -166,7 +174,7 @@ class Entrance:
             f"have one dim for each axis of P_x of shape {list(P_x.shape)}, so they would be equal "
             f"blocks of a tensor of shape {list(layout.decomposition.shape)}; say what they are: "
             f"distribute(..., inputs={{{name!r}: 'whole'}}) if each is the whole tensor, 'split' "
-            "if each worker is to take its block of it, or 'block'"
+            f"if each worker is to take its block of it, or 'block'. {_IN_PLACE}"
         )
 
     def notes_of(self, leaves: Sequence[tuple[str, Any]], error: Exception) -> list[str]:

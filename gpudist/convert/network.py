@@ -88,6 +88,11 @@ class Conversion:
         conversion.expects_pins = self.expects_pins
         return conversion
 
+    @property
+    def has_blocks(self) -> bool:
+        """Whether parameters are held in parts, or a plan changes modules."""
+        return bool(self.plan_text) or not self.replicate_parameters
+
     def guards_of(self, network: torch.nn.Module) -> list[Any]:
         """Return the hooks of the modules that refuse calls from outside the network's methods."""
         if self._guards is None:
@@ -165,9 +170,6 @@ class Conversion:
                 number += 1
                 if self.entrance.is_held_by_all(name, leaf) and torch.is_grad_enabled():
                     (leaf,) = copies_of([leaf], [holders]) if leaf.requires_grad else (leaf,)
-                if id(leaf) in self.parameters.aliases:
-                    # The input itself, not the parameter that stands for it in closures.
-                    leaf = leaf.view_as(leaf)
                 leaf = self.entrance(name, leaf, number, is_first=not blocks)
                 if isinstance(leaf, GlobalTensor):
                     blocks += 1
@@ -285,7 +287,7 @@ def _with_substitutes(
         parameters_in_use += parameters.unlisted
         pairs = zip(parameters_in_use, parameters.substitutes(parameters_in_use), strict=True)
         substitutes = {id(p): copy for p, copy in pairs if copy is not p}
-    scope.substitutes = {**parameters.aliases, **substitutes}
+    scope.substitutes = substitutes
     # FSDP2 sums the gradients of its parameters, which it makes during the call.
     scope.holders, scope.further, scope.leaves = parameters.holders, [], {}
     scope.learns = scope.holders is not None and torch.is_grad_enabled() and not sharded

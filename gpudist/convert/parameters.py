@@ -6,8 +6,8 @@ import copy
 import sys
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
-from weakref import ReferenceType, WeakSet, ref
+from typing import Any, NamedTuple
+from weakref import WeakSet, ref
 
 import torch
 from torch import nn
@@ -19,10 +19,27 @@ from gpudist.exchange import all_reduce
 from gpudist.nn.parameters.parameter_broadcast import ParameterBroadcast, copies_of_owned
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement, set_placements
 from gpudist.nn.parameters.replication import copies_of
-from gpudist.sbp.copies import Alias, leaves_of
-from gpudist.sbp.global_parameter import GlobalParameter, block_of, replacement
+from gpudist.sbp.global_parameter import GlobalParameter, block_of, exchange, obstacle
 from gpudist.sbp.unknown import stand_in
 from gpudist.world.partition import CartesianPartition, Partition
+
+
+class Exchange(NamedTuple):
+    """A full parameter that becomes a global one.
+
+    Attributes:
+        module: module that lists it.
+        name: its name there.
+        parameter: the parameter, once for each module and name.
+        placed: workers that are to hold its cells.
+        broadcast: broadcast of its cells at each call, if any.
+    """
+
+    module: nn.Module
+    name: str
+    parameter: torch.Tensor
+    placed: ParameterPlacement
+    broadcast: ParameterBroadcast | None
 
 
 class Parameters:
@@ -38,10 +55,7 @@ class Parameters:
     Attributes:
         holders: workers over which gradients of full parameters are summed; ``None`` if there is
             only this one.
-        aliases: tensors that parameters and buffers of the network stand for.
         unlisted: tensors that require grad and that only attributes of the network's modules hold.
-        replaced: parameters that global ones replace and that the network also keeps elsewhere,
-            for example in a dict, with the global ones.
         has_global: whether parameters are global ones.
     """
 
@@ -51,107 +65,90 @@ class Parameters:
         self.holders: Partition | None = None
         if P_x.active and P_x.size > 1:
             self.holders = P_x.world.create_partition_inclusive(sorted(P_x.ranks))
-        self.replaced: list[tuple[ReferenceType[nn.Parameter], Any]] = []
         self._sharded: WeakSet[nn.Module] = WeakSet()
-        self.aliases: dict[int, Alias] = {}
         self.unlisted: list[torch.Tensor] = []
         self.has_global = False
         # Whether parameters of other libraries have been refused.
         self._are_known = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parameters:
-        # Modules are copied before they are converted.
         parameters = Parameters(self.P_x, copy.deepcopy(self.split_weights, memo))
         parameters.unlisted = copy.deepcopy(self.unlisted, memo)
         parameters.has_global = self.has_global
-        for alias in self.aliases.copy().values():
-            substitute = copy.deepcopy(alias.substitute, memo)
-            for tensor in (alias.tensor(), alias.substitute):
-                if tensor is not None:
-                    parameters.follow(tensor, substitute, alias.name)
-        parameters.replace(
-            [
-                (copy.deepcopy(old, memo), copy.deepcopy(new, memo))
-                for old, new in self.kept_elsewhere()
-            ]
-        )
         return parameters
 
-    def follow(self, tensor: torch.Tensor, substitute: torch.Tensor | None, name: str) -> None:
-        """Let ``substitute`` stand for ``tensor``, which closures keep: they are not copied."""
-        key, aliases = id(tensor), self.aliases
-        aliases[key] = Alias(ref(tensor, lambda _: aliases.pop(key, None)), substitute, name)
+    def exchanges(
+        self, network: nn.Module, weights: Sequence[SplitWeight], is_replicated: bool
+    ) -> list[Exchange]:
+        """Return what makes the parameters global ones, without a change of the network.
 
-    def follow_network(self, source: nn.Module, converted: nn.Module) -> None:
-        """Let the parameters and buffers of ``converted``, a copy, stand for those of ``source``.
-
-        Attributes of ``source`` that are computed from parameters have no copy: they are refused
-        where the forward uses them.
-        """
-        self.unlisted = list(unlisted_leaves(converted).values())
-        theirs = [*named_tensors(source), *unlisted_leaves(source).items()]
-        tensors = [*(x for _, x in named_tensors(converted)), *self.unlisted]
-        for (name, x), substitute in zip(theirs, tensors, strict=True):
-            self.follow(x, substitute, name)
-        parameters = {id(p) for p in source.parameters()}
-        modules = zip(source.named_modules(), converted.modules(), strict=True)
-        for (path, module), other in modules:
-            for name, x in vars(module).items():
-                is_computed = isinstance(x, torch.Tensor) and not x.is_leaf
-                if is_computed and any(id(leaf) in parameters for leaf in leaves_of(x)):
-                    self.follow(vars(other)[name], None, f"{path}.{name}" if path else name)
-
-    def replace(self, pairs: Sequence[tuple[nn.Parameter, Any]]) -> None:
-        """Let global parameters stand for the plain ones that they replace, and for their aliases.
+        A full parameter that cannot become a global one stays as it is.
 
         Args:
-            pairs: plain and global parameters; the network may keep a plain one elsewhere too.
-        """
-        global_ones = {id(old): new for old, new in pairs if old is not new}
-        for alias in self.aliases.copy().values():
-            tensor, new = alias.tensor(), global_ones.get(id(alias.substitute))
-            if tensor is not None and new is not None:
-                self.follow(tensor, new, alias.name)
-        for old, new in pairs:
-            if old is not new:
-                self.replaced.append((ref(old), new))
-                self.follow(old, new, "")
-
-    def kept_elsewhere(self) -> list[tuple[nn.Parameter, Any]]:
-        """Return the replaced parameters that still exist, with the global ones."""
-        pairs = [(old, weak, new) for weak, new in self.replaced if (old := weak()) is not None]
-        self.replaced = [(weak, new) for _, weak, new in pairs]
-        return [(old, new) for old, _, new in pairs]
-
-    def make_global(self, network: nn.Module, is_replicated: bool) -> None:
-        """Make all parameters global ones.
-
-        Args:
-            network: network whose split weights are global already.
+            network: network whose parameters are full.
+            weights: layers whose weights are split.
             is_replicated: whether every worker holds the others; if not, only the first one does.
+
+        Raises:
+            ConversionError: a parameter cannot be held in parts; the message names the first one.
         """
-        self.has_global = True
-        by_id: dict[int, GlobalParameter] = {}
+        split = {id(weight.layer): weight.placed for weight in weights}
+        own = {
+            id(weak)
+            for module in network.modules()
+            if isinstance(module, nn.RNNBase)
+            for weak in module._flat_weight_refs
+        }
+        exchanges: list[Exchange] = []
         for path, module in network.named_modules():
-            placed: dict[str, ParameterPlacement] = {}
             for name, parameter in module._parameters.items():
-                if parameter is None or isinstance(parameter, GlobalParameter):
+                if parameter is None:
                     continue
+                full, problem = f"{path}.{name}" if path else name, obstacle(parameter, own)
                 used = ParameterPlacement.on(self.P_x, parameter.shape)
-                placement = used if is_replicated or not parameter.dim() else used.first_copies
-                placed[name] = placement
-                if id(parameter) not in by_id:
-                    cells = parameter.detach()
-                    cells = cells if placement.P.active else cells.new_empty(0)
-                    new = replacement(parameter, cells, placement, self.P_x)
-                    new.broadcast = ParameterBroadcast.between(
-                        f"{path}.{name}", placement, used, self.P_x
+                placed = used if is_replicated or not parameter.dim() else used.first_copies
+                broadcast = ParameterBroadcast.between(full, placed, used, self.P_x)
+                if id(module) in split:
+                    placed, broadcast = split[id(module)][name], None
+                if not problem:
+                    exchanges.append(Exchange(module, name, parameter, placed, broadcast))
+                elif placed.copies < self.P_x.size:
+                    raise ConversionError(
+                        f"distribute: the parameter {full!r}, of which each worker is to hold its "
+                        f"part, {problem}"
                     )
-                    by_id[id(parameter)] = new
-                module._parameters[name] = by_id[id(parameter)]  # pyright: ignore
-            if placed:
-                set_placements(module, placed)
-                keep_blocks(module)
+        return exchanges
+
+    def keep(self, network: nn.Module) -> None:
+        """Keep the tensors that the network does not list, and let hooks see gradients alone."""
+        self.unlisted = list(unlisted_leaves(network).values())
+        for parameter in (*network.parameters(), *self.unlisted):
+            if not isinstance(parameter, GlobalParameter):
+                hooks = parameter._backward_hooks or {}
+                for number, hook in hooks.items():
+                    hooks[number] = _only_with_gradient(hook)
+
+    def make_global(self, weights: Sequence[SplitWeight], exchanges: Sequence[Exchange]) -> None:
+        """Make parameters global ones, and let state dicts have their blocks."""
+        self.split_weights, self.has_global = list(weights), True
+        # A recurrent layer's weak references to its weights would prevent the exchange.
+        recurrent: dict[nn.RNNBase, list[Any]] = {
+            e.module: [weak and weak() for weak in e.module._flat_weight_refs]
+            for e in exchanges
+            if isinstance(e.module, nn.RNNBase)
+        }
+        for module in recurrent:
+            module._flat_weight_refs = []
+        by_module: dict[nn.Module, dict[str, ParameterPlacement]] = {}
+        for module, name, parameter, placed, broadcast in exchanges:
+            if not isinstance(parameter, GlobalParameter):
+                exchange(parameter, placed, self.P_x, broadcast)
+            by_module.setdefault(module, {})[name] = placed
+        for module, weights_of_module in recurrent.items():
+            module._flat_weight_refs = [None if x is None else ref(x) for x in weights_of_module]
+        for module, of_module in by_module.items():
+            set_placements(module, of_module)
+            keep_blocks(module)
 
     def identities_of_shards(self, modules: Sequence[nn.Module]) -> set[int]:
         """Return the identities of FSDP2's parameters, and register sums of their gradients.
@@ -159,7 +156,7 @@ class Parameters:
         Each parameter is full on the workers of one network, and sharded over other axes.
         """
         identities: set[int] = set()
-        kind: Any = _if_imported("torch.distributed.fsdp", "FSDPModule")
+        kind: Any = if_imported("torch.distributed.fsdp", "FSDPModule")
         if kind is None:
             return identities
         shards: list[Any] = [module for module in modules if isinstance(module, kind)]
@@ -182,13 +179,13 @@ class Parameters:
 
         Otherwise one worker holds all parameters, which are plain.
         """
-        kind: Any = _if_imported("torch.distributed.fsdp", "FSDPModule")
+        kind: Any = if_imported("torch.distributed.fsdp", "FSDPModule")
         is_sharded = kind is not None and bool(kind.__subclasses__())
         return self.holders is not None or self.has_global or is_sharded or not self._are_known
 
     def substitutes(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the tensors that replace the parameters in a call, and sum their gradients."""
-        dtensor = _if_imported("torch.distributed.tensor", "DTensor")
+        dtensor = if_imported("torch.distributed.tensor", "DTensor")
         if dtensor is not None and any([isinstance(p, dtensor) for p in parameters]):
             raise ConversionError(
                 "a parameter of a converted network is a DTensor that fully_shard did not make, "
@@ -251,9 +248,15 @@ def unlisted_leaves(network: nn.Module) -> dict[str, torch.Tensor]:
     return leaves
 
 
-def _if_imported(room: str, name: str) -> Any:
+def if_imported(room: str, name: str) -> Any:
     # Importing the module takes a second; if it is not imported, its class has no instances.
     return getattr(sys.modules.get(room), name, None)
+
+
+def _only_with_gradient(hook: Any) -> Any:
+    # The node that sums the gradients of all parameters passes None for those that a call of the
+    # network does not use.
+    return lambda gradient: None if gradient is None else hook(gradient)
 
 
 def _sum_in_place(holders: Partition, gradients: torch.Tensor) -> None:

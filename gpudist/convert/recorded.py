@@ -226,7 +226,7 @@ class Compiled:
             in_use = [*network.parameters(), *parameters.unlisted, *network.buffers()]
             substitutes = {id(x): y for x, y in zip(in_use, state, strict=True)}
             with _standing_for(network, substitutes), intercept(scope), _RefusingMode(scope):
-                scope.substitutes, scope.calls = {**parameters.aliases, **substitutes}, {}
+                scope.substitutes, scope.calls = substitutes, {}
                 scope.learns = parameters.holders is not None and torch.is_grad_enabled()
                 result = network(*args, **kwargs)
             with enter_scope(scope):

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, TypeVar
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from gpudist.checks.arguments import checked
 from gpudist.convert.converted import conversion_of, undo_conversion
-from gpudist.convert.copying import copy_network
 from gpudist.convert.parameters import named_tensors
 from gpudist.errors import ConversionError
-from gpudist.nn.parameters.parameter_placement import (
-    ParameterPlacement,
-    drop_placements,
-    placements,
-)
+from gpudist.nn.parameters.parameter_placement import ParameterPlacement, placements
 from gpudist.ops import AllSumReduce, SumReduce
 from gpudist.sbp.global_parameter import block_of
 from gpudist.world.partition import CartesianPartition
@@ -27,7 +24,8 @@ _Network = TypeVar("_Network", bound=torch.nn.Module)
 def sequential(distributed: _Network, root: int | None = None) -> _Network | None:
     """Return the sequential network with the current weights; inverse of :func:`distribute`.
 
-    Collective over the partition passed to :func:`distribute`.
+    Collective over the partition passed to :func:`distribute`. The converted network stays as it
+    is. As in ``copy.deepcopy``, closures keep referring to its tensors.
 
     Args:
         distributed: result of :func:`distribute`.
@@ -35,47 +33,57 @@ def sequential(distributed: _Network, root: int | None = None) -> _Network | Non
             worker does.
 
     Returns:
-        Network of the original class, on the partition's device; ``None`` on workers that do not
-        receive it.
+        New network of the original class, on the partition's device; ``None`` on workers that do
+        not receive it.
 
     Cost:
         A copy, and an all-gather of the weights that the plan split.
 
     Raises:
-        ConversionError: ``distributed`` is not the result of :func:`distribute`.
+        ConversionError: ``distributed`` is not the result of :func:`distribute`, or keeps an object
+            that cannot be copied.
     """
-    conversion: Any = conversion_of(distributed)
-    if conversion.scope.followed:
-        raise ConversionError(
-            f"sequential: the forward reaches {sorted(conversion.scope.followed)} by a closure or "
-            "a global variable, which would refer to other weights than the returned network; "
-            "reach them by attributes of a module, or load the state dict into a new network"
-        )
-    if not conversion.P_x.active:
+    P_x = conversion_of(distributed).P_x
+    if not P_x.active:
         return None
-    P_x, placed = conversion.P_x, placements(distributed)
-    tensors = dict(named_tensors(distributed))
-    wholes = {
-        name: _whole_of(block_of(tensors[name].detach(), placed[name]), placed[name], P_x, root)
-        for name in placed
-    }
+    tensors, memo = dict(named_tensors(distributed)), dict[int, Any]()
+    for name, placed in placements(distributed).items():
+        x = tensors[name]
+        if id(x) not in memo:
+            whole = _whole_of(block_of(x.detach(), placed), placed, P_x, root)
+            memo[id(x)] = torch.nn.Parameter(whole, x.requires_grad)
     if root is not None and P_x.rank != root:
         return None
-    network = copy_network(distributed)
-    elsewhere = {id(new): old for old, new in conversion_of(network).parameters.kept_elsewhere()}
-    network = undo_conversion(network)
-    blocks = dict(network.named_parameters(remove_duplicate=False))
-    tied: dict[int, torch.nn.Parameter] = {}
-    for name, whole in wholes.items():
-        path, _, last = name.rpartition(".")
-        layer, block = network.get_submodule(path), blocks[name]
-        if id(block) not in tied:
-            tied[id(block)] = elsewhere.get(id(block), torch.nn.Parameter(whole))
-            tied[id(block)].data = whole
-            tied[id(block)].requires_grad_(block.requires_grad)
-        layer._parameters[last] = tied[id(block)]
-        drop_placements(layer)
-    return network
+    return undo_conversion(copy_network(distributed, memo))
+
+
+def copy_network(network: Any, memo: dict[int, Any]) -> Any:
+    """Deep-copy a network, with copies of some tensors in ``memo``, by the identity of the tensor.
+
+    Unlike torch, copies tensors that are not leaves, such as features of the last call: detached.
+
+    Raises:
+        ConversionError: an object that the network keeps cannot be copied.
+    """
+    try:
+        with _Detaching():
+            return copy.deepcopy(network, memo)
+    except Exception as error:
+        raise ConversionError(
+            f"{type(network).__name__} cannot be deep-copied ({type(error).__name__}: {error}); "
+            "delete the attribute, or give its class a __deepcopy__"
+        ) from error
+
+
+class _Detaching(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is not torch.Tensor.__deepcopy__ or args[0].is_leaf:
+            return func(*args, **(kwargs or {}))
+        x, memo = args
+        memo[id(x)] = x.detach().clone()
+        return memo[id(x)]
 
 
 def _whole_of(

@@ -338,7 +338,8 @@ def _require_sequential(network: nn.Module) -> None:
         if isinstance(module, (DistributedModule, Converted)):
             raise ShapeError(
                 f"{path or 'the network'} is a {type(module).__name__}, which is already "
-                "distributed; pass the sequential network of torch's modules"
+                "distributed; pass the network of torch's modules, such as "
+                "gpudist.sequential(network)"
             )
 
 

@@ -25,6 +25,9 @@ def _checkpoint_global(fn: Any, *args: Any, **kwargs: Any) -> Any:
     draws = current_draws()
     if draws is None:
         return _checkpoint_plain(fn, *args, **kwargs)
+    if isinstance(draws, Scope):
+        # A parameter from a dict or a closure; its part alone would not be broadcast.
+        args = tuple(draws.substitutes.get(id(x), x) for x in args)
     for x in tensors_in([args, kwargs]):
         # Else the first call alone would compute it.
         compute_spectrum(x)

@@ -9,7 +9,7 @@ copy that stands for it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import ref
 
 import torch
@@ -34,25 +34,6 @@ _OF_LEAVES = {
 _MOST_NODES = 100
 
 
-class Alias(NamedTuple):
-    """Tensor for which a tensor of the network stands.
-
-    It is a parameter of the network that was copied, as in a closure, or one that a global
-    parameter has replaced and that the network also keeps in a dict.
-
-    Attributes:
-        tensor: weak reference to the tensor.
-        substitute: parameter or buffer of the network; ``None`` if the tensor was computed from
-            parameters before the network was copied.
-        name: name of ``substitute``, or of the attribute that is the tensor; empty if the network
-            itself keeps the tensor.
-    """
-
-    tensor: ref[torch.Tensor]
-    substitute: torch.Tensor | None
-    name: str
-
-
 def is_new(scope: Scope, x: Any) -> bool:
     """Return whether ``x`` is a parameter that the network does not list, and has no copy yet."""
     return (
@@ -65,24 +46,8 @@ def is_new(scope: Scope, x: Any) -> bool:
 
 
 def copy_of(scope: Scope, x: Any) -> Any:
-    """Return the tensor that stands for ``x`` in this call, or ``x``.
-
-    Raises:
-        ConversionError: ``x`` was computed from parameters before the network was copied.
-    """
+    """Return the tensor that stands for ``x`` in this call, or ``x``."""
     substitute = scope.substitutes.get(id(x))
-    if isinstance(substitute, Alias):
-        if substitute.tensor() is not x:
-            return x
-        if substitute.substitute is None:
-            raise ConversionError(
-                f"{where_called(scope)}: {substitute.name} was computed from parameters before "
-                "gpudist.distribute copied the network, so it would neither follow them nor pass "
-                "on their gradients; compute it in the forward, or detach it before distribute"
-            )
-        if substitute.name:
-            scope.followed.add(substitute.name)
-        return scope.substitutes.get(id(substitute.substitute), substitute.substitute)
     if substitute is None and is_new(scope, x):
         if is_recorded() and not is_immediate(x):
             raise ConversionError(
@@ -160,9 +125,9 @@ def substitute_of(scope: Scope, function: Any, x: torch.Tensor) -> Any:
         ConversionError: ``x`` was computed from a parameter instead of from its copy.
     """
     substitute = scope.substitutes.get(id(x))
-    if isinstance(substitute, T):
+    if substitute is not None:
         return substitute
-    if substitute is not None or (x.is_leaf and x.requires_grad):
+    if x.is_leaf and x.requires_grad:
         return copy_of(scope, x)
     require_copies(scope, function, (x,))
     return x

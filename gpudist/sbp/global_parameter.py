@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Any
+from weakref import getweakrefs
 
 import torch
-from torch.optim.optimizer import _foreach_supported_types as optimized_types
+from torch.optim.optimizer import (
+    _foreach_supported_types as optimized_types,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils._foreach_utils import _foreach_supported_types as listed_types
 
+from gpudist.errors import ConversionError
 from gpudist.geometry.layout import broadcast, split
 from gpudist.nn.parameters.parameter_broadcast import ParameterBroadcast
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
@@ -47,7 +52,7 @@ class GlobalParameter(GlobalTensor):
         cells: torch.Tensor, placed: ParameterPlacement, spec: GlobalSpec, requires_grad: bool
     ) -> GlobalParameter:
         """Return the parameter whose part on this rank is ``cells``, which it shares."""
-        _allow_foreach()
+        _prepare_optimizers()
         box = spec.layout.box(spec.placement.index) if spec.placement.index is not None else None
         local = cells.detach().view(box.shape if box is not None else (0,))
         # The copies' node sums the gradients.
@@ -175,45 +180,92 @@ def _shared_spec(
     return global_spec(placement, (sbp,), placed.shape, dtype)
 
 
-def replacement(
+def exchange(
     parameter: torch.Tensor,
-    cells: torch.Tensor,
     placed: ParameterPlacement,
     P_x: CartesianPartition,
-) -> GlobalParameter:
-    """Return a global parameter with the hooks and attributes of a plain one.
+    broadcast: ParameterBroadcast | None = None,
+) -> None:
+    """Make a full parameter a global one; it stays the same object, with its hooks and attributes.
+
+    Args:
+        parameter: the full parameter, for which :func:`obstacle` returns no text.
+        placed: workers that are to hold its cells.
+        P_x: all workers of the network.
+        broadcast: broadcast of the cells at each call, if any.
+    """
+    box = placed.own_box
+
+    def part_of(x: torch.Tensor) -> torch.Tensor:
+        if box is None:
+            return x.detach().new_empty(0)
+        return x.detach() if box.shape == x.shape else x.detach()[box.slices].clone()
+
+    spec = _shared_spec(placed, P_x, parameter.dtype)
+    new = GlobalParameter.of(part_of(parameter), placed, spec, parameter.requires_grad)
+    new.broadcast = broadcast
+    local, attributes = new._local, vars(new)
+    attributes |= {name: x for name, x in vars(parameter).items() if name not in attributes}
+    if parameter.grad is not None:
+        local.grad = part_of(parameter.grad).view(local.shape)
+    hooks: Any = parameter._backward_hooks
+    later_hooks: Any = parameter._post_accumulate_grad_hooks
+    torch.utils.swap_tensors(parameter, new)
+    # The user's handles remove hooks from these dicts.
+    for number, hook in (hooks or {}).items():
+        hooks[number] = methods.hook_of_part(parameter, hook)
+    for number, hook in (later_hooks or {}).items():
+        later_hooks[number] = methods.later_hook_of_part(parameter, hook)
+    local._backward_hooks, local._post_accumulate_grad_hooks = hooks, later_hooks
+
+
+def obstacle(parameter: Any, own: Collection[int]) -> str:
+    """Return why a parameter cannot become a global one, and a remedy; empty if it can.
 
     Args:
         parameter: the full parameter.
-        cells: this rank's part.
-        placed: workers that hold the cells.
-        P_x: all workers of the network.
+        own: identities of weak references that the network itself keeps.
     """
-    spec = _shared_spec(placed, P_x, parameter.dtype)
-    new = GlobalParameter.of(cells, placed, spec, parameter.requires_grad)
-    take_hooks(new, parameter)
-    return new
-
-
-def take_hooks(x: torch.Tensor, parameter: torch.Tensor) -> None:
-    """Give ``x``, which is to replace a parameter, its hooks, and the attributes that it lacks."""
-    for name, value in vars(parameter).items():
-        vars(x).setdefault(name, value)
-    for hook in (parameter._backward_hooks or {}).values():
-        x.register_hook(_only_with_gradient(hook))
-    for hook in (parameter._post_accumulate_grad_hooks or {}).values():
-        x.register_post_accumulate_grad_hook(hook)
-
-
-def _only_with_gradient(hook: Any) -> Any:
-    # The node that sums the gradients of all parameters passes None for those that a call of the
-    # network does not use.
-    return lambda gradient: None if gradient is None else hook(gradient)
+    if isinstance(parameter, GlobalTensor):
+        return "is a global tensor already; give the network a full one"
+    if any(id(weak) not in own for weak in getweakrefs(parameter)):
+        return (
+            "has weak references elsewhere, which would refer to this worker's part of it; make "
+            "what keeps them, such as a moving average of weights, after gpudist.distribute"
+        )
+    if parameter._use_count() > 1:
+        return (
+            "is part of a graph, whose backward would not find it; call backward before, and "
+            "delete what was computed from the parameter"
+        )
+    if getattr(type(parameter), "__slots__", ()):
+        return f"is a {type(parameter).__name__}, a class with __slots__; use torch.nn.Parameter"
+    return ""
 
 
 @cache
-def _allow_foreach() -> None:
+def _prepare_optimizers() -> None:
     # Optimizers apply a function to all parameters at once, on devices where it is faster, if the
     # exact types of the tensors are in two private lists, which DTensor extends too.
     for kinds in (optimized_types, listed_types):
         kinds += [GlobalTensor, GlobalParameter]  # pyright: ignore
+    register_optimizer_step_pre_hook(_refuse_full_state)
+
+
+def _refuse_full_state(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    """Raise if an optimizer has state of a full parameter for one that is global now.
+
+    Raises:
+        ConversionError: the message says how to keep the state.
+    """
+    for parameter, state in optimizer.state.items():
+        full = isinstance(parameter, GlobalParameter) and [
+            key for key, x in state.items() if type(x) is torch.Tensor and x.numel() > 1
+        ]
+        if full:
+            raise ConversionError(
+                f"{type(optimizer).__name__}: the state {full} of a parameter of shape "
+                f"{list(parameter.shape)} is full, but gpudist.distribute has left a part of the "
+                "parameter on each worker; make the optimizer after distribute, and load the state "
+                "with gpudist.checkpoint.load_full_optimizer_state_dict"
+            )

@@ -154,6 +154,11 @@ def retain_grad(x: GlobalTensor) -> None:
 @entry(T.register_hook)
 def register_hook(x: GlobalTensor, hook: Callable[[GlobalTensor], GlobalTensor | None]) -> Any:
     """Register a hook that receives, and may return, a global gradient."""
+    return require_own_graph(x)._local.register_hook(hook_of_part(x, hook))
+
+
+def hook_of_part(x: Any, hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the hook of the part of ``x`` that calls a hook of ``x``."""
     layout = GradientLayout(x)
 
     def local_hook(gradient: torch.Tensor | None) -> torch.Tensor | None:
@@ -163,11 +168,16 @@ def register_hook(x: GlobalTensor, hook: Callable[[GlobalTensor], GlobalTensor |
         changed = hook(layout.wrap(gradient))
         return None if changed is None else layout.part_of(changed)
 
-    return require_own_graph(x)._local.register_hook(local_hook)
+    return local_hook
 
 
 @entry(T.register_post_accumulate_grad_hook)
 def register_post_accumulate_grad_hook(x: GlobalTensor, hook: Callable[[Any], None]) -> Any:
+    return x._local.register_post_accumulate_grad_hook(later_hook_of_part(x, hook))
+
+
+def later_hook_of_part(x: Any, hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the hook of the part of a leaf ``x`` that calls a hook of ``x`` after accumulation."""
     weak = ref(x)  # The part must not keep the tensor, which keeps the part.
 
     def local_hook(_: torch.Tensor) -> None:
@@ -175,7 +185,7 @@ def register_post_accumulate_grad_hook(x: GlobalTensor, hook: Callable[[Any], No
         if leaf is not None:
             hook(leaf)
 
-    return x._local.register_post_accumulate_grad_hook(local_hook)
+    return local_hook
 
 
 @entry(T.detach, torch.detach)

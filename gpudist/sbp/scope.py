@@ -136,7 +136,6 @@ class Scope(Draws):
         learns: whether parameters without a copy are to get one.
         further: parameters that are not listed by the network and have got a copy.
         leaves: other leaves that the forward has used with global tensors, by identity.
-        followed: names of parameters that the forward has reached by tensors outside the network.
         name_of: returns the name of a parameter, given the parameter and its copy.
         warned: functions without a rule that have been warned about, with the lines that called
             them.
@@ -161,7 +160,6 @@ class Scope(Draws):
     learns: bool = False
     further: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     leaves: dict[int, ref[torch.Tensor]] = field(default_factory=dict[int, "ref[torch.Tensor]"])
-    followed: set[str] = field(default_factory=set[str])
     name_of: Callable[[torch.Tensor, Any], str] = lambda x, copy: repr(x)
     warned: set[tuple[str, str, int]] = field(default_factory=set[tuple[str, str, int]])
     record: Record | None = None

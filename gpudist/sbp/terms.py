@@ -18,7 +18,6 @@ from torch._functorch.autograd_function import custom_function_call
 from gpudist.errors import ConversionError
 from gpudist.exchange.tracing import is_recorded
 from gpudist.sbp.boxing import box
-from gpudist.sbp.copies import Alias
 from gpudist.sbp.scope import Scope, where_called
 from gpudist.sbp.trees import tensors_in
 
@@ -60,15 +59,9 @@ def term_of(scope: Scope, gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _register_hook(scope: Scope, register: Any, x: torch.Tensor, hook: Any) -> Any:
-    substitute = scope.substitutes.get(id(x))
-    if (
-        isinstance(substitute, Alias)
-        and substitute.tensor() is x
-        and substitute.substitute is not None
-    ):
-        return register(substitute.substitute, hook)
     # The gradient of a parameter is the sum.
-    if register is not T.register_hook or substitute is not None or not x.requires_grad:
+    is_parameter = id(x) in scope.substitutes
+    if register is not T.register_hook or is_parameter or not x.requires_grad:
         return register(x, hook)
     if is_recorded():
         raise ConversionError(

@@ -100,7 +100,7 @@ def both(P_world: Partition, groups: str, named: bool) -> tuple[nn.Module, Any, 
     """Return converted and sequential network and optimizers after the same steps."""
     sequential = network()
     P_x = P_world.create_cartesian_topology_partition([1, 1, P_world.size, 1])
-    net = gpudist.distribute(sequential, P_x)
+    net = gpudist.distribute(copy.deepcopy(sequential), P_x)
     optimizers = optimizer_of(net, groups, named), optimizer_of(sequential, groups, named)
     for module, optimizer in zip((net, sequential), optimizers, strict=True):
         step(module, optimizer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -52,7 +53,7 @@ def test_blocks_that_are_not_balanced(P_world: Partition) -> None:
     whole = random_like_all((3, 2, 5, 7), 1)
     images = slice(0, 1) if P_x.index[0] == 0 else slice(1, 3)
     columns = slice(0, 4) if P_x.index[3] == 0 else slice(4, 7)
-    y = distribute(alone, P_x)(whole[images, :, :, columns])
+    y = distribute(copy.deepcopy(alone), P_x)(whole[images, :, :, columns])
     assert_whole(y, alone(whole), "output")
     assert torch.equal(y.to_local().detach(), y.full_tensor()[images, :, :, columns].detach())
 
@@ -87,7 +88,7 @@ def weighted(P_world: Partition, **options: Any) -> tuple[Any, Any, torch.Tensor
     """Return the network alone, converted, an image and this worker's block of it."""
     torch.manual_seed(3)
     alone = _Weighted().double()
-    net: Any = distribute(alone, grid(P_world, [1, 1, 2, 1]), **options)
+    net: Any = distribute(copy.deepcopy(alone), grid(P_world, [1, 1, 2, 1]), **options)
     whole = random_like_all(SHAPE, 1)
     return alone, net, whole, own_block(whole, net.P_x)
 
@@ -142,7 +143,7 @@ def test_input_that_the_network_splits(P_world: Partition, shape: Any) -> None:
     """Every rank passes the whole image; its gradient is whole, and no message cuts it."""
     torch.manual_seed(3)
     alone = nn.Conv2d(2, 3, 1).double()
-    net: Any = distribute(alone, grid(P_world, shape), inputs={"input": "split"})
+    net: Any = distribute(copy.deepcopy(alone), grid(P_world, shape), inputs={"input": "split"})
     x = random_like_all(SHAPE, 1).requires_grad_()
     expected = alone(x)
     expected.square().sum().backward()
@@ -229,7 +230,7 @@ def test_methods_are_entries(P_world: Partition) -> None:
     torch.manual_seed(3)
     alone = _Coder().double()
     P_x = grid(P_world, [1, 1, 2, 1])
-    net: Any = distribute(alone, P_x, methods=("forward", "encode", "decode"))
+    net: Any = distribute(copy.deepcopy(alone), P_x, methods=("forward", "encode", "decode"))
     whole = random_like_all((2, 2, 8, 6), 1)
     block = own_block(whole, P_x)
     code = net.encode(block)
@@ -266,7 +267,7 @@ class _Facts(nn.Module):
 @distributed(ranks=3, transports=["loopback"])
 def test_all_tensors_that_leave_are_global(P_world: Partition) -> None:
     alone, P_x = _Facts().double(), grid(P_world, [1, 1, 1, 2])
-    net: Any = distribute(alone, P_x)
+    net: Any = distribute(copy.deepcopy(alone), P_x)
     with pytest.raises(ConversionError, match=r"has not been called yet.*plan_of"):
         print(net.P_y)
     whole = random_like_all((3, 2, 4, 6), 1)

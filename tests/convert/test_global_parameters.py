@@ -128,7 +128,7 @@ def assert_trained_alike(
     clip: Train | None = None,
 ) -> None:
     whole = network()
-    net = make(P_world, whole)
+    net = make(P_world, copy.deepcopy(whole))
     is_converted = hasattr(net, "P_x")
     optimizers = [optimizer(whole), optimizer(net)]
     for number in range(2):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -45,7 +46,7 @@ def both(P_world: Partition, **options: Any) -> tuple[Any, Any, torch.Tensor, to
     """Return the network alone, converted, an image and this worker's block of it."""
     torch.manual_seed(3)
     alone = Mixed().double()
-    net: Any = distribute(alone, grid(P_world, [1, 1, 2, 1]), **options)
+    net: Any = distribute(copy.deepcopy(alone), grid(P_world, [1, 1, 2, 1]), **options)
     whole = random_like_all(SHAPE, 1)
     return alone, net, whole, own_block(whole, net.P_x)
 
@@ -163,7 +164,7 @@ def test_optimizers_with_cut_weights(P_world: Partition, optimizer: str) -> None
     plan = Plan()
     plan.split_weight("0", (1, 4, 1))
     plan.split_weight("2", (2, 1, 2))
-    net: Any = distribute(alone, grid(P_world, [4, 1]), plan)
+    net: Any = distribute(copy.deepcopy(alone), grid(P_world, [4, 1]), plan)
     blocks = net.state_dict()
     assert blocks["0.weight"].shape == (2, 6) and blocks["2.weight"].shape == (5, 4)
     optimizers = [OPTIMIZERS[optimizer](m.parameters()) for m in (alone, net)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def test_draws_are_alike_on_every_grid(P_world: Partition, reentrant: bool | Non
 @distributed(ranks=2, transports=["host", "gloo"])
 def test_forward_mode(P_world: Partition) -> None:
     alone = small()
-    net: Any = distribute(alone, grid(P_world, [1, 1, 2, 1]))
+    net: Any = distribute(copy.deepcopy(alone), grid(P_world, [1, 1, 2, 1]))
     x, t = random_like_all(SHAPE, 1), random_like_all(SHAPE, 2)
     with fwAD.dual_level():
         expected = fwAD.unpack_dual(alone(fwAD.make_dual(x, t))).tangent
@@ -88,7 +89,7 @@ def test_forward_mode(P_world: Partition) -> None:
 @distributed(ranks=2, transports=["host"])
 def test_inference_and_evaluation(P_world: Partition) -> None:
     alone = small().eval()
-    net: Any = distribute(alone, grid(P_world, [1, 1, 1, 2]))
+    net: Any = distribute(copy.deepcopy(alone), grid(P_world, [1, 1, 1, 2]))
     assert not net.training
     x = random_like_all(SHAPE, 1)
     with torch.inference_mode():
@@ -119,7 +120,7 @@ def test_data_parallel_without_sync(P_world: Partition, store_path: str) -> None
     alone = small()
     with torchs_group(P_world, store_path):
         mesh: Any = P_x.create_device_mesh([0])
-        net: Any = distribute(alone, P_x.along([1, 2, 3]))
+        net: Any = distribute(copy.deepcopy(alone), P_x.along([1, 2, 3]))
         model: Any = DistributedDataParallel(net, process_group=mesh.get_group())
         for step in range(2):
             x = random_like_all((4, *SHAPE[1:]), step)
@@ -158,7 +159,7 @@ def test_data_parallel_that_watches_its_outputs(
     alone: Any = Branching() if "find_unused_parameters" in options else small()
     with torchs_group(P_world, store_path):
         mesh: Any = P_x.create_device_mesh([0])
-        net: Any = distribute(alone, P_x.along([1, 2, 3]))
+        net: Any = distribute(copy.deepcopy(alone), P_x.along([1, 2, 3]))
         model: Any = DistributedDataParallel(net, process_group=mesh.get_group(), **options)
         for step in range(3):
             x = random_like_all((4, *SHAPE[1:]), step)

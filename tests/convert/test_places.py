@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,6 @@ CASES: dict[str, tuple[nn.Module, Any, str]] = {
 @distributed(ranks=2)
 def test_module_and_function(P_world: Any) -> None:
     for module, x, text in CASES.values():
-        net = gpudist.distribute(Outer(module), P_world.grid(1, 1, 2, 1))
+        net = gpudist.distribute(Outer(copy.deepcopy(module)), P_world.grid(1, 1, 2, 1))
         with pytest.raises((RuntimeError, TypeError, AttributeError), match=f"(?s){text}"):
             net(x + P_world.rank if isinstance(x, torch.Tensor) else x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ def networks(
     alone = Small(p).double()
     P_x = grid(P_world, [1, 1, P_world.size, 1])
     whole = random_like_all(SHAPE, 1)
-    a, b = gpudist.distribute(alone, P_x, plan), gpudist.distribute(alone, P_x, plan)
+    a, b = (gpudist.distribute(copy.deepcopy(alone), P_x, plan) for _ in range(2))
     return a, b, whole, own_block(whole, P_x)
 
 
@@ -195,7 +196,7 @@ def test_function_without_gradients_is_recorded(P_world: Any) -> None:
 @distributed(ranks=2, transports=["host"])
 def test_a_refusal_restores_buffers(P_world: Any) -> None:
     alone = nn.Sequential(nn.BatchNorm1d(3), Step("Tensor.item"))
-    net: Any = gpudist.distribute(alone, P_world.grid(2, 1))
+    net: Any = gpudist.distribute(copy.deepcopy(alone), P_world.grid(2, 1))
     with pytest.raises(ConversionError, match="reads values"):
         gpudist.compiled(net, torch.rand(2, 3) + P_world.rank, backend="eager")
     assert not net[0].running_mean.any() and not net[0].num_batches_tracked

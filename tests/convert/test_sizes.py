@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -53,7 +54,7 @@ def test_evaluation_within_training(P_world: Any, name: str) -> None:
     P_x = P_world.grid(1, 1, P_world.size, *[1] * (len(size) - 3))
     torch.manual_seed(3)
     alone: Any = make().double()
-    net = gpudist.distribute(alone, P_x)
+    net = gpudist.distribute(copy.deepcopy(alone), P_x)
     for step, context in enumerate((torch.no_grad, torch.inference_mode)):
         x = random_like_all(size, step)
         for each, given in ((alone, x), (net, uneven_block(x, P_x))):
@@ -106,7 +107,7 @@ def test_no_message_within_a_capture(P_world: Any) -> None:
 def test_block_of_one_worker_alone_changes(P_world: Any) -> None:
     """The other worker's block is as before, and the third process has none."""
     P_x = grid(P_world, [1, 1, 2, 1], [0, 2])
-    net = gpudist.distribute(CONV, P_x)
+    net = gpudist.distribute(copy.deepcopy(CONV), P_x)
     for n in (5, 4, 5, 7):
         x = random_like_all((1, 1, 4 + n, 3), n)
         with torch.no_grad():
@@ -115,7 +116,7 @@ def test_block_of_one_worker_alone_changes(P_world: Any) -> None:
 
 @distributed(ranks=2)
 def test_whole_tensors_of_another_size_raise(P_world: Any) -> None:
-    net: Any = gpudist.distribute(CONV, P_world.grid(1, 1, 2, 1))
+    net: Any = gpudist.distribute(copy.deepcopy(CONV), P_world.grid(1, 1, 2, 1))
     x = random_like_all((1, 1, 7, 3), 0)
     with torch.no_grad():
         net(own_block(x, net.P_x))
@@ -128,7 +129,7 @@ def test_whole_tensors_of_another_size_raise(P_world: Any) -> None:
 @pytest.mark.parametrize("changes", [0, 1])
 @distributed(ranks=2)
 def test_error_with_gradients_names_the_input(P_world: Any, changes: int) -> None:
-    net = gpudist.distribute(CONV, P_world.grid(1, 1, 2, 1))
+    net = gpudist.distribute(copy.deepcopy(CONV), P_world.grid(1, 1, 2, 1))
     net(torch.rand(1, 1, 4, 3).double() + P_world.rank)
     rows = 5 if P_world.rank == changes else 4
     with pytest.raises(PlanMismatch, match=rf"rank {changes} of .*\{{'input': 'dynamic'\}}\)"):
@@ -137,7 +138,9 @@ def test_error_with_gradients_names_the_input(P_world: Any, changes: int) -> Non
 
 @distributed(ranks=2)
 def test_dynamic_with_gradients(P_world: Any) -> None:
-    net: Any = gpudist.distribute(CONV, P_world.grid(1, 1, 2, 1), inputs={"input": "dynamic"})
+    net: Any = gpudist.distribute(
+        copy.deepcopy(CONV), P_world.grid(1, 1, 2, 1), inputs={"input": "dynamic"}
+    )
     for n in (7, 5, 8):
         x = random_like_all((1, 1, n, 3), n)
         assert_whole(net(own_block(x, net.P_x)), CONV(x), str(n))
@@ -146,7 +149,7 @@ def test_dynamic_with_gradients(P_world: Any) -> None:
 @distributed(ranks=2, transports=["host", "loopback", "gloo"])
 def test_ranks_in_different_modes_raise(P_world: Any) -> None:
     """One rank waits for the agreement, and the other one's next message is another."""
-    net = gpudist.distribute(CONV, P_world.grid(1, 1, 2, 1))
+    net = gpudist.distribute(copy.deepcopy(CONV), P_world.grid(1, 1, 2, 1))
     x = torch.rand(1, 1, 4, 3).double() + P_world.rank
     net(x)
     with pytest.raises(PlanMismatch, match="allgather_data"):

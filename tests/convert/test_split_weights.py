@@ -142,7 +142,7 @@ def test_checkpoint_under_another_plan(P_world: Partition, tmp_path: Path) -> No
     torch.manual_seed(3)
     alone = UNet3d().double()
     P_x = grid(P_world, [1, 1, 2, 2, 1])
-    net: Any = distribute(alone, P_x, plan_by(bottom_by_channels))
+    net: Any = distribute(copy.deepcopy(alone), P_x, plan_by(bottom_by_channels))
     alone = copy.deepcopy(alone)
     steps = [torch.optim.AdamW(m.parameters(), lr=0.01) for m in (alone, net)]
     for seed in range(2):
@@ -154,7 +154,7 @@ def test_checkpoint_under_another_plan(P_world: Partition, tmp_path: Path) -> No
     drawn = UNet3d().double()
     for other_grid, edit in (([1, 1, 2, 1, 1], other_plan), ([2, 1, 1, 1, 2], lambda plan: None)):
         P_y = grid(P_world, other_grid)
-        other: Any = distribute(drawn, P_y, plan_by(edit), broadcast_parameters=True)
+        other: Any = distribute(copy.deepcopy(drawn), P_y, plan_by(edit), broadcast_parameters=True)
         step = torch.optim.AdamW(other.parameters(), lr=0.01)
         gpudist.checkpoint.load(other, tmp_path / "saved", step)
         again, step_alone = copy.deepcopy((alone, steps[0]))
@@ -181,7 +181,9 @@ def test_gradients_of_gradients(P_world: Partition, name: str) -> None:
     torch.manual_seed(3)
     alone = nn.Sequential(make(), nn.Tanh()).double()
     P_x = grid(P_world, [1, 1, 4, 1])
-    net = copy.deepcopy(distribute(alone, P_x, plan_by(lambda plan: plan.split_weight("0", shape))))
+    net = copy.deepcopy(
+        distribute(copy.deepcopy(alone), P_x, plan_by(lambda plan: plan.split_weight("0", shape)))
+    )
     whole = random_like_all((2, 4, 6, 6), 1).requires_grad_()
     block = own_block(whole, P_x)
     slopes: list[torch.Tensor] = []
@@ -201,7 +203,9 @@ def test_autocast(P_world: Partition, name: str) -> None:
     torch.manual_seed(3)
     alone = make()
     P_x = grid(P_world, [1, 1, 4, 1])
-    net: Any = distribute(alone, P_x, plan_by(lambda plan: plan.split_weight("", shape)))
+    net: Any = distribute(
+        copy.deepcopy(alone), P_x, plan_by(lambda plan: plan.split_weight("", shape))
+    )
     x = random_like_all((2, 4, 6, 6), 1).float()
     with torch.autocast("cpu", torch.bfloat16):
         expected, found = alone(x), net(input=own_block(x, P_x))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -93,7 +94,7 @@ def test_padding_from_the_input(P_world: Partition) -> None:
     alone = transformers.Masked().double()
     words = torch.tensor([[3, 1, 4, 1, 5, 9, 0], [2, 6, 0, 0, 0, 0, 0]])
     P_x = grid(P_world, (2, 2))
-    net: Any = distribute(alone, P_x)
+    net: Any = distribute(copy.deepcopy(alone), P_x)
     y_whole, y = alone(words), net(own_block(words, P_x, requires_grad=False))
     assert_whole(y, y_whole, "output")
     cotangent = random_like_all(y_whole.shape, 1)

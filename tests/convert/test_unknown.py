@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any
 
@@ -40,7 +41,7 @@ def converted(P_world: Partition, **options: Any) -> tuple[nn.Module, Any, torch
     alone = Counting().double()
     return (
         alone,
-        distribute(alone, grid(P_world, [1, 1, 2, 1]), **options),
+        distribute(copy.deepcopy(alone), grid(P_world, [1, 1, 2, 1]), **options),
         random_like_all(SHAPE, 1),
     )
 

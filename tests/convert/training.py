@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -58,7 +59,7 @@ def assert_as_alone(
         plan = Plan()
         edit(plan)
     drawn = torch.get_rng_state()
-    net: Any = distribute(alone, P_x, plan, **options)
+    net: Any = distribute(copy.deepcopy(alone), P_x, plan, **options)
     assert torch.equal(torch.get_rng_state(), drawn), "the conversion drew random numbers"
     assert isinstance(net, type(alone))
     assert list(net.state_dict()) == list(alone.state_dict())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from importlib.util import find_spec
 from typing import Any
 
@@ -72,7 +73,7 @@ def errors(P_world: Partition, name: str) -> tuple[float, float]:
     x = x.to(P_world.device, torch.float64 if x.is_floating_point() else x.dtype)
     shape = [1, P_world.size] if x.dim() == 2 else [1, 1, P_world.size, 1]
     P_x = P_world.create_cartesian_topology_partition(shape)
-    converted = gpudist.distribute(network, P_x)
+    converted = gpudist.distribute(deepcopy(network), P_x)
     outputs: list[torch.Tensor] = []
     gradients: list[dict[str, torch.Tensor]] = []
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -115,7 +117,7 @@ def test_losses_and_names_are_the_networks_own(P_world: Partition) -> None:
     with in_float64():
         torch.manual_seed(1)
         alone = ENTRIES["SqueezeExcitation"].make()
-        net = gpudist.distribute(alone, P_x)
+        net = gpudist.distribute(copy.deepcopy(alone), P_x)
         assert isinstance(net, type(alone))
         assert list(net.state_dict()) == list(alone.state_dict())
         assert [n for n, _ in net.named_modules()] == [n for n, _ in alone.named_modules()]

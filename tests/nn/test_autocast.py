@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -56,7 +57,7 @@ def test_converted_layers(P_world: Partition, name: str) -> None:
     P_x = grid(P_world, [1, 1, 2, 2])
     torch.manual_seed(3)
     alone = LAYERS[name]()
-    net: Any = distribute(alone, P_x)
+    net: Any = distribute(copy.deepcopy(alone), P_x)
     check(alone, net, P_x, None, SHAPE)
 
 
@@ -80,7 +81,7 @@ def test_empty_blocks(P_world: Partition) -> None:
         torch.nn.Conv1d(4, 3, 2, stride=3), torch.nn.Conv1d(3, 4, 3, padding=1),
         torch.nn.GroupNorm(2, 4), torch.nn.ConvTranspose1d(4, 2, 3), torch.nn.Conv1d(2, 2, 1),
     )  # fmt: skip
-    net: Any = distribute(alone, P_x)
+    net: Any = distribute(copy.deepcopy(alone), P_x)
     check(alone, net, P_x, None, (2, 4, 9))
 
 

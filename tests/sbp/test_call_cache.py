@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -33,7 +34,9 @@ def test_a_composite_of_one_operator(P_world: Partition) -> None:
     P_x = P_world.create_cartesian_topology_partition([P_world.size, 1, 1])
     torch.manual_seed(0)
     alone = torch.nn.BatchNorm1d(6)
-    network = gpudist.distribute(torch.nn.Sequential(alone), P_x, inputs={"input": "split"})
+    network = gpudist.distribute(
+        torch.nn.Sequential(copy.deepcopy(alone)), P_x, inputs={"input": "split"}
+    )
     norm: Any = network[0]
     for step in range(8):
         if step == 4:

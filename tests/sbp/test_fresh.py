@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -292,7 +293,7 @@ def test_solver_moves_halos_alone(P_world: Partition) -> None:
 @distributed(ranks=2, transports=["host"])
 def test_recorded_graphs_gather(P_world: Partition) -> None:
     alone, P_x = Solver(), grid(P_world, [1, 1, 2, 1])
-    net = gpudist.distribute(alone, P_x)
+    net = gpudist.distribute(copy.deepcopy(alone), P_x)
     x = random_like_all(SHAPE, 1).float()
     block = own_block(x, P_x, requires_grad=False)
     with torch.no_grad(), warnings.catch_warnings():

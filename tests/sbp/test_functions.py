@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -205,7 +206,7 @@ class Indirect(Network):
 @distributed(ranks=2, transports=("loopback",))
 def test_functions_of_parameters_alone(P_world: Partition) -> None:
     alone = Indirect().double()
-    net: Any = gpudist.distribute(alone, P_world.grid(1, 1, 2, 1))
+    net: Any = gpudist.distribute(copy.deepcopy(alone), P_world.grid(1, 1, 2, 1))
     wanted = gradients(alone, alone(images()))
     found = gradients(net, net(gpudist.scatter(images(), net.P_x)))
     for a, b in zip(found, wanted, strict=True):

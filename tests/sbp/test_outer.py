@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -44,7 +45,7 @@ class Masked(nn.Module):
 def test_mask_is_made_in_rows(P_world: Partition, grid: tuple[int, ...]) -> None:
     P_x = P_world.create_cartesian_topology_partition(grid)
     alone = Masked()
-    net = gpudist.distribute(alone, P_x)
+    net = gpudist.distribute(copy.deepcopy(alone), P_x)
     x = torch.randn(2, TOKENS, 4, generator=torch.Generator().manual_seed(1))
     y = net(own_block(x, P_x))
     torch.testing.assert_close(y.full_tensor(), alone(x))

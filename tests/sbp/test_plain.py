@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -212,7 +213,7 @@ def test_penalties_on_parameters_that_are_global(P_world: Partition, kind: str) 
     options: dict[str, Any] = {
         "replicate_parameters": kind != "owned", "broadcast_parameters": True,
     }  # fmt: skip
-    net: Any = gpudist.distribute(alone, P_world.grid(2, 1), plan, **options)
+    net: Any = gpudist.distribute(copy.deepcopy(alone), P_world.grid(2, 1), plan, **options)
     y = net(gpudist.scatter(x, net.P_x))
     (y.square().mean() + net[0].weight.square().sum()).backward()
     (alone(x).square().mean() + alone[0].weight.square().sum()).backward()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from functools import partial
@@ -265,7 +266,7 @@ def layer_on(
     torch.manual_seed(3)
     alone = make()
     whole = random_like_all(shape, 1).requires_grad_()
-    return alone, gpudist.distribute(alone, P_x), whole, own_block(whole, P_x)
+    return alone, gpudist.distribute(copy.deepcopy(alone), P_x), whole, own_block(whole, P_x)
 
 
 def sent_bytes(P_world: Partition, call: Callable[[], Any]) -> int:

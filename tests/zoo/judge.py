@@ -194,15 +194,13 @@ def _record_of_rank(P_world: Partition, name: str, grid: str, mode: Mode) -> tup
     network = network_named(name)
     inputs = inputs_of(name, _size(network, grid))
     given = whole = {key: each.tensor for key, each in inputs.items()}
-    net = prepared(name, _size(network, grid))
+    net = copy.deepcopy(prepared(name, _size(network, grid)))
     plan = _fastest_plan(name, grid) if mode == "searched" and P_world.size > 1 else None
     if mode in _CONVERTED:
         P_x = _partition(P_world, network, grid)
         options: dict[str, Any] = {"methods": network.methods}
         net = gpudist.distribute(net, P_x, plan, **options)
         given = {key: _block(each, P_x) for key, each in inputs.items()}
-    else:
-        net = copy.deepcopy(net)
     last = P_world.rank == P_world.size - 1
     tamper = _enlarge_a_gradient if mode == "tampered" and last else None
     fresh, learned = _fresh(name, _size(network, grid)), _learned(network, inputs)

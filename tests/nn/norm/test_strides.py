@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -44,7 +45,7 @@ def test_gradients_of_one_sample(P_world: Partition, name: str, training: bool) 
     """Each worker has one of the two samples; the network alone, with both, is right."""
     P_x = grid(P_world, [2, 1, 1, 1])
     alone = NORMS[name]().double().train(training)
-    net: Any = gpudist.distribute(alone, P_x)
+    net: Any = gpudist.distribute(copy.deepcopy(alone), P_x)
     x, cotangent = random_like_all(SHAPE, 1), random_like_all((4, 8, 2, 2), 2)
     expected = gradients(alone, x, cotangent)
     found = gradients(net, own_block(x, P_x, requires_grad=False), cotangent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ def test_trains_as_alone(P_world: Partition, wrapper: str, store_path: str) -> N
         mesh: Any = P_x.create_device_mesh([0])
         alone = without_batch_norm(sequential_network())
         if wrapper.endswith("converted"):
-            net = gpudist.distribute(alone, P_row)
+            net = gpudist.distribute(copy.deepcopy(alone), P_row)
         else:
             net = without_batch_norm(network(P_row, fused=False))
         model = WRAPPERS[wrapper](net, mesh)

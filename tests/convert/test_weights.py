@@ -1,4 +1,4 @@
-"""Networks that keep tensors of an earlier call, or something that cannot be copied."""
+"""Copies of networks that keep tensors of an earlier call, or something that cannot be copied."""
 
 from __future__ import annotations
 
@@ -38,24 +38,33 @@ def test_kept_features(P_world: Partition) -> None:
     alone, x = Keeping(), torch.randn(1, 2, 4, 6)
     expected = alone(x)
     P_x = P_world.grid(1, 1, 2, 1)
-    net = distribute(alone, P_x)
-    kept = net.kept
-    assert kept[2].own is net and kept[0].is_leaf and not kept[1]["next"][1][0].requires_grad
-    assert torch.equal(kept[1]["next"][0], 2 * expected.detach())
-    assert alone.kept[0] is expected and not expected.is_leaf
-    for again in (net, distribute(alone, P_x)):
+    net: Any = distribute(alone, P_x)
+    assert net.kept[0] is expected and not expected.is_leaf
+    back: Any = gpudist.sequential(net)
+    for again in (net, distribute(back, P_x)):
         torch.testing.assert_close(again(gpudist.scatter(x, P_x)).full_tensor(), expected)
-    # The copies of a converted network that has run.
-    assert isinstance(gpudist.sequential(net), Keeping)
-    gpudist.plan_of(alone, P_x, (1, 2, 4, 6))
+    # Of a converted network that has run.
+    back = gpudist.sequential(net)
+    kept: Any = back.kept
+    assert type(back) is Keeping and kept[2].own is back
+    assert kept[0].is_leaf and not kept[1]["next"][1][0].requires_grad
+    torch.testing.assert_close(kept[1]["next"][0].full_tensor(), 2 * expected.detach())
+    for planned in (net, back):
+        assert gpudist.plan_of(planned, P_x, (1, 2, 4, 6)).rows
 
 
 @distributed(ranks=2, transports=("loopback",))
 def test_what_cannot_be_copied(P_world: Partition) -> None:
-    net = nn.Sequential(nn.Conv2d(2, 2, 1))
-    net[0].stream = io.TextIOWrapper(io.BytesIO())  # pyright: ignore
-    with pytest.raises(ConversionError, match=r"attribute 'stream' of 0 cannot be copied .*delete"):
-        distribute(net, P_world.grid(1, 1, 2, 1))
+    net: Any = nn.Sequential(nn.Conv2d(2, 2, 1))
+    net[0].stream = io.TextIOWrapper(io.BytesIO())
+    P_x = P_world.grid(1, 1, 2, 1)
+    net = distribute(net, P_x)
+    for copied in (
+        lambda: gpudist.sequential(net),
+        lambda: gpudist.plan_of(net, P_x, (1, 2, 4, 6)),
+    ):
+        with pytest.raises(ConversionError, match=r"Sequential cannot be .*TextIO.*; delete"):
+            copied()
 
 
 @distributed(ranks=2, transports=("loopback",))
