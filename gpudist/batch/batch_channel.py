@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
-from gpudist.batch.batch_message import (
-    BatchMessage,
-    KnownSchemas,
-    batch_message,
-    end_message,
-    error_message,
-    understand,
-    values_of,
-)
+from gpudist.batch.batch_message import BatchMessage, KnownSchemas, batch_message, understand
 from gpudist.batch.carrier import Carrier
 from gpudist.batch.differentiable import move_differentiable
-from gpudist.batch.flattener import Flattener
-from gpudist.batch.header import END, ERROR, HEADER_BYTES, BatchHeader, unpack_error
+from gpudist.batch.header import HEADER_BYTES, BatchHeader
 from gpudist.batch.packing import batch_error
 from gpudist.batch.piece_carrier import PieceCarrier
 from gpudist.batch.prepared import PreparedBatch, prepare
@@ -28,6 +19,9 @@ from gpudist.errors import GpudistError, PartitionError, RemoteError
 from gpudist.ops.operator import require_cartesian
 from gpudist.ops.shape_agreement import refuse
 from gpudist.world.partition import CartesianPartition, Partition
+
+# Number of characters of an exception's text that are sent.
+_MAX_TEXT = 1000
 
 
 class BatchChannel:
@@ -50,7 +44,6 @@ class BatchChannel:
         make_carrier = PieceCarrier if P.wire.carries_pieces and P.size > 1 else Carrier
         name = f"{name}(root={root}, differentiable={differentiable})"
         self._carrier = make_carrier(P, root, name)
-        self._flattener = Flattener(differentiable)
         self._step = 0
         self._known = KnownSchemas()
 
@@ -61,28 +54,25 @@ class BatchChannel:
             ShapeError, TransportError: if something in the batch cannot be sent.
         """
         packs = self._carrier.sends_packed
-        return prepare(batch, self.P.device, self._flattener, ahead=False, packs=packs)
+        return prepare(batch, self.P.device, self._differentiable, ahead=False, packs=packs)
 
-    def send(self, prepared: PreparedBatch) -> Any:
+    def send(self, prepared: PreparedBatch, is_error: bool = False) -> Any:
         """Send a batch; return this rank's copy of it. Called by the root."""
-        message = batch_message(prepared, self._known, self._step)
+        message = batch_message(prepared, self._known, self._step, is_error)
         self._step += 1
         constants = self._carrier.send(message, prepared)
         return self._rebuild(prepared.schema, prepared.parts, constants)
 
-    def send_end(self) -> None:
-        """Notify the other ranks that there are no more batches."""
-        self._say(end_message(self._step))
-
     def send_error(self, error: BaseException) -> None:
         """Send the exception that this rank raised in place of a batch."""
-        self._say(error_message(error, self._step))
+        texts = type(error).__name__, str(error)[:_MAX_TEXT]
+        self.send(self.prepare(texts), is_error=True)
 
     def receive(self) -> Any:
         """Receive the root's next batch. Called by the other ranks.
 
         Raises:
-            StopIteration: if the root has no more batches.
+            StopIteration: if the root raised it: it has no more batches.
             RemoteError: if the root raised an exception in place of a batch.
             TransportError: if the message is not a batch, or contains a class that this process
                 does not have.
@@ -90,19 +80,14 @@ class BatchChannel:
         packet = self._carrier.receive_packet()
         try:
             message = self._open_message(packet)
-            if message.header.kind in (END, ERROR):
-                self._raise_what_root_did(message)
             schema, parts = understand(message, self._known, self._differentiable)
-        except (RemoteError, StopIteration):
-            raise
         except GpudistError as error:
             refuse(self.P, error)
         constants = self._carrier.receive_tensors(message.header, schema.constants(parts))
-        return self._rebuild(schema, parts, constants)
-
-    def _say(self, message: BatchMessage) -> None:
-        self._step += 1
-        self._carrier.say(message)
+        batch = self._rebuild(schema, parts, constants)
+        if message.header.is_error:
+            self._raise_what_root_did(batch)
+        return batch
 
     def _open_message(self, packet: bytes) -> BatchMessage:
         """Unpack the message that begins in ``packet``, and receive its remainder."""
@@ -115,23 +100,24 @@ class BatchChannel:
             facts += self._carrier.receive_rest(header.tail_bytes)
         return BatchMessage(header, facts)
 
-    def _raise_what_root_did(self, message: BatchMessage) -> None:
-        values = values_of(message)
-        if message.header.kind == END:
-            raise StopIteration
-        kind, text = unpack_error(values)
-        raise RemoteError(
-            f"rank {self._root} of {self.P!r} raised {kind} in place of a batch: {text}",
-            self._root,
-            kind,
-        )
+    def _raise_what_root_did(self, batch: Any) -> NoReturn:
+        match batch:
+            case ("StopIteration", str()):
+                raise StopIteration
+            case (str(kind), str(text)):
+                text = f"rank {self._root} of {self.P!r} raised {kind} in place of a batch: {text}"
+                raise RemoteError(text, self._root, kind)
+        refuse(self.P, batch_error("it does not name an exception"))
 
     def _rebuild(self, schema: Schema, parts: list[Any], constants: list[torch.Tensor]) -> Any:
         differentiable = schema.differentiable(parts)
         if differentiable:
             tensors = differentiable if self.is_root else None
             differentiable = move_differentiable(differentiable, tensors, self.P, self._root)
-        return schema.build(parts, constants, differentiable)
+        try:
+            return schema.build(parts, constants, differentiable)
+        except GpudistError as error:
+            refuse(self.P, error)
 
 
 def channel_of(

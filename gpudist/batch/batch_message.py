@@ -9,9 +9,9 @@ from __future__ import annotations
 import zlib
 from typing import Any, NamedTuple
 
-from gpudist.batch.header import BATCH, END, ERROR, BatchHeader, pack_error
+from gpudist.batch.header import BatchHeader
 from gpudist.batch.packing import batch_error
-from gpudist.batch.payload import payload_bytes
+from gpudist.batch.places import Places
 from gpudist.batch.prepared import PreparedBatch
 from gpudist.batch.schema import Schema, schema_of
 from gpudist.cache import Cache
@@ -34,7 +34,9 @@ class BatchMessage(NamedTuple):
     facts: bytes
 
 
-def batch_message(prepared: PreparedBatch, known: KnownSchemas, step: int) -> BatchMessage:
+def batch_message(
+    prepared: PreparedBatch, known: KnownSchemas, step: int, is_error: bool = False
+) -> BatchMessage:
     """Create the message of a batch; it includes the schema if the receivers do not have it."""
     schema = prepared.schema
     data = b""
@@ -42,21 +44,10 @@ def batch_message(prepared: PreparedBatch, known: KnownSchemas, step: int) -> Ba
         known[schema.digest] = schema
         data = schema.data
     header = BatchHeader.of(
-        BATCH, step, prepared.values, schema.digest, data, prepared.payload_bytes,
+        step, prepared.values, schema.digest, data, prepared.places.nbytes, is_error,
         prepared.is_on_host,
     )  # fmt: skip
     return BatchMessage(header, data + prepared.values)
-
-
-def end_message(step: int) -> BatchMessage:
-    """Create the message that ends the batches."""
-    return BatchMessage(BatchHeader.of(END, step, b""), b"")
-
-
-def error_message(error: BaseException, step: int) -> BatchMessage:
-    """Create the message of an exception that the root raised in place of a batch."""
-    values = pack_error(error)
-    return BatchMessage(BatchHeader.of(ERROR, step, values), values)
 
 
 def understand(
@@ -71,7 +62,9 @@ def understand(
             process does not have.
     """
     header, facts = message.header, message.facts
-    values = values_of(message)
+    values = facts[header.schema_bytes :]
+    if zlib.crc32(values) != header.values_checksum:
+        raise batch_error("the checksum of its values is wrong")
     if header.schema_bytes:
         schema = schema_of(facts[: header.schema_bytes])
         if schema.digest != header.digest:
@@ -81,19 +74,7 @@ def understand(
     if schema.has_gradients and not differentiable:
         raise batch_error("a tensor requires grad, but the batch is not differentiable")
     parts = schema.values.read(values)
-    expected = payload_bytes(schema.constants(parts))
+    expected = Places(schema.constants(parts)).nbytes
     if expected != header.payload_bytes:
         raise batch_error(f"its tensors have {expected} bytes, not {header.payload_bytes}")
     return schema, parts
-
-
-def values_of(message: BatchMessage) -> bytes:
-    """Return the values after verifying their checksum.
-
-    Raises:
-        TransportError: if their checksum is wrong.
-    """
-    values = message.facts[message.header.schema_bytes :]
-    if zlib.crc32(values) != message.header.values_checksum:
-        raise batch_error("the checksum of its values is wrong")
-    return values

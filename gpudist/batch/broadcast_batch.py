@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpudist.batch.batch_channel import channel_of
-from gpudist.batch.named_classes import is_dataclass_instance
+from gpudist.batch.named_classes import base_of
 from gpudist.checks.arguments import checked
 from gpudist.world.partition import Partition
 
 
-@checked()
+@checked(any_storage=True)
 def broadcast_batch(
     batch: Any,
     P: Partition,
@@ -26,9 +26,9 @@ def broadcast_batch(
     header; over NCCL, the payload arrives in stream order.
 
     Args:
-        batch: on the root, any nest of dicts, lists, tuples, dataclasses and named tuples of
-            tensors, numbers, strings, bytes and ``None``, or a function that returns one. Ignored
-            elsewhere.
+        batch: on the root, any nest of dicts and other mappings, lists, tuples, dataclasses and
+            named tuples of tensors, NumPy arrays, numbers, strings, bytes, enums and ``None``, or a
+            function that returns one. Ignored elsewhere.
         P: partition of the workers.
         root: position of the worker that has the batch, in ``P`` or along ``axes``, if given.
         axes: axes of the process grid; each line of workers along them has its own root, and does
@@ -39,8 +39,8 @@ def broadcast_batch(
     Returns:
         The nest, on the root too, with new contiguous tensors on ``P``'s device that may share
         memory with one another, but with nothing else; ``None`` on workers outside ``P``.
-        Dataclasses and named tuples are rebuilt without running their code, from classes that are
-        already imported.
+        Instances of classes are rebuilt without running their code, from classes that are already
+        imported.
 
     Adjoint:
         With ``differentiable``: the sum of the workers' gradients, on the root.
@@ -63,11 +63,8 @@ def broadcast_batch(
     if not channel.is_root:
         return channel.receive()
     try:
-        is_function = callable(batch) and not is_dataclass_instance(batch)
+        is_function = callable(batch) and base_of(type(batch)) is None
         prepared = channel.prepare(batch() if is_function else batch)
-    except StopIteration:
-        channel.send_end()
-        raise
     except BaseException as error:
         channel.send_error(error)
         raise

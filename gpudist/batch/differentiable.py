@@ -43,15 +43,13 @@ def move_differentiable(
         for dtype in dtypes
     ]  # fmt: skip
     flat = dict(zip(dtypes, move(movements, inputs), strict=True))
-    results: dict[int, torch.Tensor] = {}
-    for dtype in dtypes:
-        places = [i for i, spec in enumerate(specs) if spec.dtype == dtype]
-        start = 0
-        for i in places:
-            count = prod(specs[i].shape)
-            results[i] = flat[dtype].narrow(0, start, count).view(specs[i].shape)
-            start += count
-    return [results[i] for i in range(len(specs))]
+    starts = dict.fromkeys(dtypes, 0)
+    results: list[torch.Tensor] = []
+    for spec in specs:
+        start, count = starts[spec.dtype], prod(spec.shape)
+        results.append(flat[spec.dtype].narrow(0, start, count).view(spec.shape))
+        starts[spec.dtype] += count
+    return results
 
 
 def _broadcast(count: int, dtype: torch.dtype, P: Partition, root: int) -> Movement:

@@ -10,7 +10,7 @@ import struct
 import zlib
 from typing import NamedTuple
 
-from gpudist.batch.packing import batch_error, decode_values, encode_values
+from gpudist.batch.packing import batch_error
 from gpudist.checks.digest import DIGEST_BYTES
 
 # Together with gloo's message header, this fills one frame, so that gloo also sends one message.
@@ -18,17 +18,10 @@ PACKET_BYTES = 3840
 HEADER_BYTES = 64
 ALIGNMENT_BYTES = 64
 
-BATCH, ERROR, END = range(3)
-
 _MAGIC = b"GPBT"
-_VERSION = 2
-_IS_INLINE = 1
-# magic, version, kind, flags, zero, checksums of header and values, bytes of schema and of values,
-# bytes of the payload, step, digest of the schema, zeros
-_FIXED = struct.Struct(f"<4sBBBBIIIIQQ{DIGEST_BYTES}s8s")
-_CHECKSUM = struct.Struct("<I")
-_CHECKSUM_AT = 8
-_MAX_TEXT_BYTES = 2048
+_VERSION = 3
+# magic, version, the fields of a header, zeros; then the checksum of these
+_FIXED = struct.Struct(f"<4sB??xIIIQQ{DIGEST_BYTES}s8x")
 
 
 def round_up(nbytes: int) -> int:
@@ -40,23 +33,23 @@ class BatchHeader(NamedTuple):
     """Description of a packet's contents.
 
     Attributes:
-        kind: ``BATCH``, ``ERROR`` (the values are the root's exception) or ``END``.
-        step: number of packets sent before this one.
-        digest: digest of the schema.
+        is_error: whether the batch is the name and the text of an exception of the root.
+        is_inline: whether the payload is in the packet.
+        values_checksum: CRC-32 of the values.
         schema_bytes: size of the schema; 0 if the receiver already has it.
         values_bytes, payload_bytes: sizes of the values and of the payload.
-        values_checksum: CRC-32 of the values.
-        is_inline: whether the payload is in the packet.
+        step: number of packets sent before this one.
+        digest: digest of the schema.
     """
 
-    kind: int
+    is_error: bool
+    is_inline: bool
+    values_checksum: int
+    schema_bytes: int
+    values_bytes: int
+    payload_bytes: int
     step: int
-    digest: bytes = bytes(DIGEST_BYTES)
-    schema_bytes: int = 0
-    values_bytes: int = 0
-    payload_bytes: int = 0
-    values_checksum: int = 0
-    is_inline: bool = False
+    digest: bytes
 
     @property
     def facts_bytes(self) -> int:
@@ -80,32 +73,23 @@ class BatchHeader(NamedTuple):
     @classmethod
     def of(
         cls,
-        kind: int,
         step: int,
         values: bytes,
-        digest: bytes = bytes(DIGEST_BYTES),
-        schema: bytes = b"",
+        digest: bytes,
+        schema: bytes,
         payload_bytes: int = 0,
+        is_error: bool = False,
         may_be_inline: bool = False,
     ) -> BatchHeader:
         """Create a header for values, a schema if it is new, and a payload."""
-        header = cls(
-            kind, step, digest, len(schema), len(values), payload_bytes, zlib.crc32(values)
-        )
-        if may_be_inline and header.payload_fits:
-            header = header._replace(is_inline=True)
-        return header
+        checksum = zlib.crc32(values)
+        sizes = len(schema), len(values), payload_bytes
+        header = cls(is_error, False, checksum, *sizes, step, digest)
+        return header._replace(is_inline=may_be_inline and header.payload_fits)
 
     def pack(self) -> bytes:
-        flags = _IS_INLINE * self.is_inline
-        packed = bytearray(
-            _FIXED.pack(
-                _MAGIC, _VERSION, self.kind, flags, 0, 0, self.values_checksum, self.schema_bytes,
-                self.values_bytes, self.payload_bytes, self.step, self.digest, bytes(8),
-            )
-        )  # fmt: skip
-        _CHECKSUM.pack_into(packed, _CHECKSUM_AT, zlib.crc32(packed))
-        return bytes(packed)
+        packed = _FIXED.pack(_MAGIC, _VERSION, *self)
+        return packed + zlib.crc32(packed).to_bytes(HEADER_BYTES - len(packed), "little")
 
     @classmethod
     def unpack(cls, data: bytes) -> BatchHeader:
@@ -116,42 +100,12 @@ class BatchHeader(NamedTuple):
         """
         if len(data) < HEADER_BYTES:
             raise batch_error(f"its header has {len(data)} bytes, expected {HEADER_BYTES}")
-        fields = _FIXED.unpack_from(data)
-        magic, version, kind, flags, zero, checksum, values_checksum, *sizes, digest, zeros = fields
+        magic, version, *fields = _FIXED.unpack_from(data)
         if magic != _MAGIC or version != _VERSION:
             raise batch_error(f"it begins with {data[:5].hex()}, expected version {_VERSION}")
-        cleared = bytearray(data[:HEADER_BYTES])
-        _CHECKSUM.pack_into(cleared, _CHECKSUM_AT, 0)
-        if zlib.crc32(cleared) != checksum:
+        header = cls(*fields)
+        if header.pack() != data[:HEADER_BYTES]:
             raise batch_error("the checksum of its header is wrong")
-        schema_bytes, values_bytes, payload_bytes, step = sizes
-        header = cls(
-            kind, step, digest, schema_bytes, values_bytes, payload_bytes, values_checksum,
-            flags == _IS_INLINE,
-        )  # fmt: skip
-        if kind > END or flags > _IS_INLINE or zero or any(zeros):
-            raise batch_error(f"unknown kind {kind} or flags {flags}")
         if header.is_inline and not header.payload_fits:
-            raise batch_error(f"{payload_bytes} bytes of payload do not fit into the packet")
+            raise batch_error(f"{header.payload_bytes} bytes of payload do not fit into the packet")
         return header
-
-
-def pack_error(error: BaseException) -> bytes:
-    """Encode an exception as values: the name of its type, and its text cut to fit the packet."""
-    texts = [
-        text.encode("utf-8", "replace")[: _MAX_TEXT_BYTES // 2].decode("utf-8", "ignore")
-        for text in (type(error).__name__, str(error))
-    ]
-    return encode_values(texts)
-
-
-def unpack_error(values: bytes) -> tuple[str, str]:
-    """Decode the result of :func:`pack_error`.
-
-    Raises:
-        TransportError: if the bytes do not encode an exception.
-    """
-    match decode_values(values):
-        case (str(name), str(text)):
-            return name, text
-    raise batch_error("it does not encode an exception")

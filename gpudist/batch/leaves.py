@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -28,7 +27,7 @@ PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
 
 MAX_DIMS = 64
 _MAX_ITEMS = 1 << 60
-_MAX_NARROW = (1 << 32) - 1
+_INTEGERS = frozenset((int,))
 
 
 @dataclass(frozen=True)
@@ -58,34 +57,25 @@ class TensorSpec(NamedTuple):
 
 
 class Values:
-    """Encoder of the values that change at every step: extents, then plain values in msgpack.
-
-    All extents are unsigned integers of the same size, which precedes them: 4 bytes, or 8 if any
-    extent needs them.
+    """Encoder of the values that change at every step: all extents, then all plain values.
 
     Args:
         leaves: leaves of a schema.
     """
 
     def __init__(self, leaves: Sequence[Leaf]) -> None:
-        self._count = len(leaves)
-        self._tensors = [
-            (i, leaf.dtype, leaf.dims, leaf.dtype.itemsize)
-            for i, leaf in enumerate(leaves)
-            if leaf is not None
-        ]
+        tensors = [(i, leaf) for i, leaf in enumerate(leaves) if leaf is not None]
+        self._tensors = [(i, x.dtype, x.dims, x.dtype.itemsize) for i, x in tensors]
         self._plain = [i for i, leaf in enumerate(leaves) if leaf is None]
-        dims = sum(leaf.dims for leaf in leaves if leaf is not None)
-        self._extents = {4: struct.Struct(f"<B{dims}I"), 8: struct.Struct(f"<B{dims}Q")}
+        self._dims = sum([leaf.dims for _, leaf in tensors])
+        self._count = len(leaves)
 
     def write(self, values: Sequence[Any]) -> bytes:
         """Encode plain values, and the extents of tensors."""
         extents: list[int] = []
         for i, _, _, _ in self._tensors:
             extents += values[i].shape
-        size = 4 if max(extents, default=0) <= _MAX_NARROW else 8
-        out = self._extents[size].pack(size, *extents)
-        return out + encode_values([values[i] for i in self._plain]) if self._plain else out
+        return encode_values((extents, [values[i] for i in self._plain]))
 
     def read(self, data: bytes) -> list[Any]:
         """Decode the result of :meth:`write`, with a ``TensorSpec`` in place of each tensor.
@@ -93,26 +83,24 @@ class Values:
         Raises:
             TransportError: if the bytes are not values of these leaves.
         """
-        form = self._extents.get(data[0]) if data else None
-        if form is None or len(data) < form.size:
-            raise batch_error(f"its {len(data)} bytes of values have no extents")
-        _, *extents = form.unpack_from(data)
+        match decode_values(data):
+            case (tuple(extents), tuple(plain)) if len(extents) == self._dims:
+                pass
+            case _:
+                raise batch_error(f"its {len(data)} bytes of values are not of its structure")
+        if not _INTEGERS.issuperset(map(type, extents)) or min(extents, default=0) < 0:
+            raise batch_error(f"its tensors have the extents {extents}")
+        if not PLAIN.issuperset(map(type, plain)) or len(plain) != len(self._plain):
+            raise batch_error(f"its {len(plain)} plain values are too many, too few or of no type")
         values: list[Any] = [None] * self._count
         at = 0
         for i, dtype, dims, itemsize in self._tensors:
-            shape = tuple(extents[at : at + dims])
+            shape = extents[at : at + dims]
             at += dims
             items = prod(shape)
             if not 0 < items <= _MAX_ITEMS:
                 _check_size(shape)
             values[i] = TensorSpec(dtype, shape, items * itemsize)
-        if not self._plain and len(data) == form.size:
-            return values
-        plain = decode_values(data[form.size :])
-        if type(plain) is not tuple or not PLAIN.issuperset(map(type, plain)):
-            raise batch_error("its plain values are of other types")
-        if len(plain) != len(self._plain):
-            raise batch_error(f"it has {len(plain)} plain values, expected {len(self._plain)}")
         for i, value in zip(self._plain, plain, strict=True):
             values[i] = value
         return values

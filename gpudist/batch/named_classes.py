@@ -1,86 +1,112 @@
-"""Look up dataclasses and named tuples by name, and rebuild instances without running their code.
+"""Name the classes of containers, and look them up without running their code.
 
 Names in messages never cause an import, the call of a class or unpickling. Classes are looked up in
-the modules that this process has already imported. Instances are created as by ``copy``: fields are
-set directly, and neither ``__init__`` nor ``__post_init__`` runs.
+the modules that this process has already imported.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import sys
-from collections.abc import Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import lru_cache
 from typing import Any
+
+import numpy as np
+import torch
 
 from gpudist.errors import TransportError
 
-
-def is_dataclass_instance(value: object) -> bool:
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
-
-
-def makes_named_tuples(cls: type) -> bool:
-    return issubclass(cls, tuple) and isinstance(getattr(cls, "_fields", None), tuple)
+# Numbers by which messages refer to classes. A container of class torch.Tensor is a jagged tensor.
+CLASSES: dict[Any, Any] = {
+    2: list,
+    3: tuple,
+    4: dict,
+    5: torch.Size,
+    6: torch.Tensor,
+    7: np.ndarray,
+    8: np.generic,
+}
+_NUMBERS = {cls: number for number, cls in CLASSES.items()}
+_BASES = (OrderedDict, defaultdict, dict, tuple, object)
 
 
 def name_of(cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
-def fields_of(cls: type) -> tuple[str, ...]:
-    """Return the names of the fields of a dataclass or a named tuple."""
-    if dataclasses.is_dataclass(cls):
-        return tuple(field.name for field in dataclasses.fields(cls))
-    return getattr(cls, "_fields", ())
-
-
-def class_named(name: str, fields: Sequence[str], is_tuple: bool) -> type:
-    """Find the class that :func:`name_of` names, and check that it has the given fields.
+@lru_cache(maxsize=256)
+def reference_to(cls: type) -> int | str | None:
+    """Return what :func:`class_of` takes for ``cls``; ``None`` if instances cannot be sent.
 
     Raises:
-        TransportError: if this process does not have the class, or its fields differ.
+        TransportError: if this process does not find the class by its name.
     """
-    module, _, qualname = name.partition(":")
+    if cls in _NUMBERS:
+        return _NUMBERS[cls]
+    if base_of(cls) is None:
+        return None
+    class_of(name_of(cls))
+    return name_of(cls)
+
+
+def class_of(reference: int | str) -> Any:
+    """Find the class to which a message refers.
+
+    Raises:
+        TransportError: if this process does not have the class.
+    """
+    if reference in CLASSES:
+        return CLASSES[reference]
+    module, _, qualname = str(reference).partition(":")
     value: Any = sys.modules.get(module)
     if value is None:
         raise TransportError(
-            f"the batch has a {name}, but this process has not imported {module!r}, and receiving "
-            f"a batch imports nothing: import it on every rank before the first batch"
+            f"the batch has a {reference}, but this process has not imported {module!r}, and "
+            f"receiving a batch imports nothing: import it on every rank before the first batch"
         )
     for part in qualname.split("."):
         # getattr is not used, because a module's own __getattr__ may import.
         value = vars(value).get(part) if hasattr(value, "__dict__") else None
-    is_it = isinstance(value, type) and name_of(value) == name
-    is_kind = is_it and (makes_named_tuples if is_tuple else dataclasses.is_dataclass)(value)
-    if not is_kind or not _can_be_made(value, is_tuple):
+    if not isinstance(value, type) or name_of(value) != reference or base_of(value) is None:
         raise TransportError(
-            f"the batch has a {name}, but this process finds no "
-            f"{'named tuple' if is_tuple else 'dataclass'} of this name: define it at the top "
-            f"level of a module that every rank imports"
-        )
-    if fields_of(value) != tuple(fields):
-        raise TransportError(
-            f"the batch has a {name} with the fields {list(fields)}, but on this rank it has "
-            f"{list(fields_of(value))}: run the same program on every rank"
+            f"the batch has a {reference}, but this process finds no dataclass, named tuple, enum "
+            f"or mapping of this name: define it at the top level of a module that every rank "
+            f"imports"
         )
     return value
 
 
-def _can_be_made(cls: type, is_tuple: bool) -> bool:
-    if is_tuple:
-        return True
-    try:
-        object.__new__(cls)
-    except TypeError:
-        return False  # The dataclass is also a dict, or is abstract.
-    return True
+@lru_cache(maxsize=256)
+def base_of(cls: type) -> Any:
+    """Return the class whose own methods create and fill instances of ``cls``.
+
+    The result is ``None`` if instances of ``cls`` cannot be sent.
+    """
+    if issubclass(cls, Enum):
+        return Enum
+    base: Any = next(base for base in _BASES if issubclass(cls, base))
+    if fields_of(cls) is not None or (issubclass(cls, Mapping) and _is_all_dicts(cls)):
+        with suppress(TypeError):  # The class has other bases in C, or is abstract.
+            base.__new__(cls)
+            return base
+    return None
 
 
-def rebuild(cls: type, fields: Sequence[str], values: Sequence[Any]) -> Any:
-    """Create an instance with these field values without running code of the class."""
-    if issubclass(cls, tuple):
-        return tuple.__new__(cls, values)
-    instance = object.__new__(cls)
-    for field, value in zip(fields, values, strict=True):
-        object.__setattr__(instance, field, value)
-    return instance
+@lru_cache(maxsize=256)
+def fields_of(cls: Any) -> tuple[str, ...] | None:
+    """Return the names of the fields of a dataclass or a named tuple, ``None`` of other classes."""
+    if issubclass(cls, dict | Enum):
+        return None
+    if is_dataclass(cls):
+        return tuple([field.name for field in fields(cls)])
+    names = getattr(cls, "_fields", None)
+    return names if issubclass(cls, tuple) and isinstance(names, tuple) else None
+
+
+def _is_all_dicts(cls: type) -> bool:
+    # Its state is its items and attributes, and no code of its own runs when it is freed.
+    return not any([vars(c).get("__slots__") for c in cls.__mro__]) and not hasattr(cls, "__del__")

@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from gpudist.batch.flattener import Flattener
+from gpudist.batch.flattener import flatten
 from gpudist.batch.header import PACKET_BYTES
-from gpudist.batch.payload import copy_into, message_bytes, pack
-from gpudist.batch.places import Places
+from gpudist.batch.places import Places, copy_into, tensors_in
 from gpudist.batch.schema import Schema
 
 
@@ -37,15 +36,11 @@ class PreparedBatch:
     payload: torch.Tensor | None = None
     packed: list[torch.Tensor] = field(default_factory=list)
 
-    @property
-    def payload_bytes(self) -> int:
-        return self.places.nbytes
-
 
 def prepare(
     batch: Any,
     device: torch.device,
-    flattener: Flattener | None = None,
+    differentiable: bool = False,
     ahead: bool = True,
     packs: bool = True,
 ) -> PreparedBatch:
@@ -54,7 +49,7 @@ def prepare(
     Args:
         batch: see :func:`gpudist.broadcast_batch`.
         device: device of the partition's tensors.
-        flattener: flattener of the preceding batches.
+        differentiable: whether autograd moves tensors that require grad.
         ahead: whether there is time to pack now. Otherwise, a payload that does not fit into the
             packet is packed after the header has been sent, while receivers read it.
         packs: whether the payload is sent packed; otherwise packing only makes this rank's copy.
@@ -62,17 +57,17 @@ def prepare(
     Raises:
         ShapeError, TransportError: if something in the batch cannot be sent.
     """
-    schema, parts = (flattener or Flattener()).flatten(batch)
+    schema, parts = flatten(batch, differentiable)
     tensors = schema.constants(parts)
     places = Places(tensors)
     is_on_host = all([x.is_cpu for x in tensors])
     payload, packed = None, []
     if is_on_host and device.type == "cuda":
         # Pin the memory, so that the copy to the GPU is asynchronous.
-        payload = torch.empty(message_bytes(places.nbytes), dtype=torch.uint8, pin_memory=True)
-        packed = pack(tensors, payload)
-    elif is_on_host and (ahead or (packs and places.nbytes <= PACKET_BYTES)):
-        payload, packed = places.new_tensors(message_bytes(places.nbytes))
+        payload = torch.empty(places.nbytes, dtype=torch.uint8, pin_memory=True)
+        packed = tensors_in(tensors, payload)
         copy_into(packed, tensors)
+    elif is_on_host and (ahead or (packs and places.nbytes <= PACKET_BYTES)):
+        payload, packed = places.copy()
     values = schema.values.write(parts)
     return PreparedBatch(schema, values, parts, tensors, places, is_on_host, payload, packed)

@@ -1,47 +1,35 @@
-"""Structure of a batch, in msgpack.
+"""Structure of a batch, in msgpack, and the batch that it makes of leaves.
 
-A schema is a tree. Each node consists of its kind, the information for rebuilding a container, and
-its children. Values and shapes, which change at every step, are not part of the schema.
+A schema is a tree. A node of a container consists of a reference to its class, the names of its
+attributes, the keys of its items, and its children. Values and shapes, which change at every step,
+are not part of the schema.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from enum import IntEnum
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 
-from gpudist.batch.leaves import (
-    DTYPE_NUMBERS,
-    DTYPES,
-    MAX_DIMS,
-    PLAIN,
-    SUMMED,
-    Leaf,
-    TensorLeaf,
-    Values,
-)
-from gpudist.batch.named_classes import (
-    class_named,
-    fields_of,
-    is_dataclass_instance,
-    makes_named_tuples,
-    name_of,
-    rebuild,
-)
-from gpudist.batch.packing import batch_error, decode_values, encode_values
+from gpudist.batch.leaves import DTYPES, MAX_DIMS, PLAIN, SUMMED, Leaf, TensorLeaf, Values
+from gpudist.batch.named_classes import base_of, class_of, fields_of, name_of
+from gpudist.batch.packing import batch_error, decode_values
 from gpudist.checks.digest import digest_of
-from gpudist.errors import ShapeError
+from gpudist.errors import TransportError
 
-
-class Kind(IntEnum):
-    VALUE, TENSOR, LIST, TUPLE, DICT, DATACLASS, NAMED_TUPLE = range(7)
-
-
-_MAX_DEPTH = 64
+# What nodes of leaves begin with. Nodes of containers begin with a reference to their class.
+VALUE, TENSOR = range(2)
+MAX_DEPTH = 64
 _REMEMBERED = 256
+# Messages refer to default factories of defaultdicts by position, so only append to it.
+FACTORIES: tuple[Any, ...] = (
+    None, list, dict, set, tuple, int, float, complex, bool, str, bytes,
+)  # fmt: skip
 
 
 class Schema:
@@ -50,7 +38,7 @@ class Schema:
     Attributes:
         data: encoded schema.
         digest: digest of ``data``, 16 bytes.
-        tree: ``None`` for a leaf; otherwise kind, constructor, and a tree for each child.
+        tree: ``None`` for a leaf; otherwise class, attributes, keys, and a tree for each child.
         leaves: leaves in the order of their values.
         values: encoder of the leaves' values.
         has_gradients: whether autograd moves some of the tensors.
@@ -87,38 +75,37 @@ class Schema:
         constants: Sequence[Any],
         differentiable: Sequence[Any] = (),
     ) -> Any:
-        """Rebuild the batch from its leaves, with received tensors in place of its own."""
+        """Rebuild the batch from its leaves, with received tensors in place of its own.
+
+        Raises:
+            TransportError: if a container cannot be made of its parts.
+        """
         parts = list(parts)
         for i, x in zip(self._constants, constants, strict=True):
             parts[i] = x
         for i, x in zip(self._differentiable, differentiable, strict=True):
             parts[i] = x
-        return _build(self.tree, iter(parts))
+        try:
+            return _build(self.tree, iter(parts)) if self.tree else parts[0]
+        except Exception as error:  # parts can be anything
+            raise batch_error(f"{type(error).__name__}: {error}") from None
 
     def _read(self, node: Any, depth: int) -> Any:
-        """Check a node: ``None`` for a leaf, else kind, constructor and children."""
-        if depth > _MAX_DEPTH:
-            raise batch_error(f"it is more than {_MAX_DEPTH} containers deep")
-        made_of: Any = None
+        """Check a node: ``None`` for a leaf, else class, attributes, keys and children."""
         match node:
-            case Kind.VALUE:
+            case 0:
                 self.leaves.append(None)
                 return None
-            case (Kind.TENSOR, int(dtype), int(dims), bool(requires_grad)):
+            case (1, int(dtype), int(dims), bool(requires_grad)):
                 self.leaves.append(_tensor_leaf(dtype, dims, requires_grad))
                 return None
-            case (Kind.LIST | Kind.TUPLE, *children):
-                pass
-            case (Kind.DICT, (*made_of,), *children) if all(map(_is_key, made_of)):
-                if not len(set(made_of)) == len(made_of) == len(children):
-                    raise batch_error("a dict has the same key twice, or too few or too many keys")
-            case (Kind.DATACLASS | Kind.NAMED_TUPLE, str(name), (*fields,), *children):
-                made_of = class_named(name, fields, node[0] == Kind.NAMED_TUPLE), fields
-                if len(fields) != len(children):
-                    raise batch_error(f"{name} has {len(fields)} fields and {len(children)} values")
-            case _:
-                raise batch_error(f"a {type(node).__name__} is not a part of a structure")
-        return node[0], made_of, [self._read(child, depth + 1) for child in children]
+            case (int() | str() as reference, (*attributes,), (*keys,), *children):
+                if depth == MAX_DEPTH:
+                    raise batch_error(f"it is more than {MAX_DEPTH} containers deep")
+                cls = class_of(reference)
+                _check_names(cls, attributes, keys, len(children))
+                return cls, attributes, keys, [self._read(child, depth + 1) for child in children]
+        raise batch_error(f"a {type(node).__name__} is not a part of a structure")
 
 
 @lru_cache(maxsize=_REMEMBERED)
@@ -127,74 +114,11 @@ def schema_of(data: bytes) -> Schema:
     return Schema(data)
 
 
-def flatten(batch: Any, differentiable: bool = False) -> tuple[bytes, list[Any]]:
-    """Return the encoded schema of ``batch`` and its leaves.
-
-    Args:
-        batch: any nest that :func:`gpudist.broadcast_batch` accepts.
-        differentiable: whether to mark tensors that require grad.
-
-    Raises:
-        ShapeError: if something in the batch cannot be sent; the error names it and its place.
-    """
-    values: list[Any] = []
-    return encode_values(_flatten(values, batch, "batch", 0, differentiable)), values
-
-
-def _flatten(values: list[Any], value: Any, where: str, depth: int, differentiable: bool) -> Any:
-    if depth > _MAX_DEPTH:
-        raise ShapeError(
-            f"{where[:80]}... is more than {_MAX_DEPTH} containers deep; does it contain itself?"
-        )
-    if type(value) in PLAIN:
-        values.append(value)
-        return Kind.VALUE
-    if isinstance(value, torch.Tensor):
-        values.append(value)
-        return _tensor_node(value, where, differentiable)
-    node, parts = _open(value, where)
-    children = [_flatten(values, x, f"{where}{n}", depth + 1, differentiable) for n, x in parts]
-    return (*node, *children)
-
-
-def _open(value: Any, where: str) -> tuple[tuple[Any, ...], list[tuple[str, Any]]]:
-    """Node of a container without its children; children, with their names in errors."""
-    cls = type(value)
-    if cls in (list, tuple):
-        kind = Kind.LIST if cls is list else Kind.TUPLE
-        return (kind,), [(f"[{i}]", part) for i, part in enumerate(value)]
-    if cls is dict:
-        for key in value:
-            if not _is_key(key):
-                raise ShapeError(
-                    f"{where} has the key {key!r}, a {name_of(type(key))}, which cannot be sent; "
-                    f"keys are strings, numbers, bytes, None and tuples of these"
-                )
-        return (Kind.DICT, tuple(value)), [(f"[{key!r}]", part) for key, part in value.items()]
-    is_tuple = makes_named_tuples(cls)
-    if is_tuple or is_dataclass_instance(value):
-        fields = fields_of(cls)
-        class_named(name_of(cls), fields, is_tuple)
-        kind = Kind.NAMED_TUPLE if is_tuple else Kind.DATACLASS
-        parts = [(f".{field}", getattr(value, field)) for field in fields]
-        return (kind, name_of(cls), fields), parts
-    raise ShapeError(
-        f"{where} is a {name_of(cls)}, which cannot be sent; a batch consists of dicts, lists, "
-        "tuples, dataclasses, named tuples, tensors, numbers, strings, bytes and None"
-    )
-
-
-def _tensor_node(x: torch.Tensor, where: str, differentiable: bool) -> tuple[Any, ...]:
-    is_plain = type(x) in (torch.Tensor, torch.nn.Parameter) and x.layout == torch.strided
-    if not is_plain or x.dtype not in DTYPE_NUMBERS or x.dim() > MAX_DIMS:
-        raise ShapeError(
-            f"{where} is a {type(x).__name__} of {x.dtype} and layout {x.layout} with {x.dim()} "
-            f"dims, which cannot be sent; only plain dense tensors of torch's number types can"
-        )
-    requires_grad = differentiable and x.requires_grad
-    if requires_grad and x.dtype not in SUMMED:
-        raise ShapeError(f"{where} requires grad, but gradients of {x.dtype} cannot be summed")
-    return Kind.TENSOR, DTYPE_NUMBERS[x.dtype], x.dim(), requires_grad
+def is_key(key: Any, depth: int = 0) -> bool:
+    """Return whether a dict with this key can be sent."""
+    if type(key) is tuple:
+        return depth < MAX_DEPTH and all([is_key(part, depth + 1) for part in key])
+    return type(key) in PLAIN
 
 
 def _tensor_leaf(dtype: int, dims: int, requires_grad: bool) -> TensorLeaf:
@@ -205,22 +129,67 @@ def _tensor_leaf(dtype: int, dims: int, requires_grad: bool) -> TensorLeaf:
     return TensorLeaf(DTYPES[dtype], dims, requires_grad)
 
 
-def _is_key(key: Any, depth: int = 0) -> bool:
-    if type(key) is tuple:
-        return depth < _MAX_DEPTH and all([_is_key(part, depth + 1) for part in key])
-    return type(key) in PLAIN
+def _check_names(cls: Any, attributes: list[Any], keys: list[Any], count: int) -> None:
+    if not all(map(is_key, keys)) or len(set(keys)) < len(keys):
+        raise batch_error("a dict has a wrong key, or the same key twice")
+    if len(attributes) + len(keys) not in (0, count) or {*map(type, attributes)} - {str}:
+        raise batch_error(f"{count} values have {len(attributes)} names and {len(keys)} keys")
+    fields = fields_of(cls)
+    if fields is not None and fields != tuple(attributes):
+        raise TransportError(
+            f"the batch has a {name_of(cls)} with the fields {attributes}, but on this rank it has "
+            f"{list(fields)}: run the same program on every rank"
+        )
 
 
 def _build(node: Any, values: Iterator[Any]) -> Any:
-    if node is None:
-        return next(values)
-    kind, made_of, children = node
-    parts = [_build(child, values) for child in children]
-    if kind == Kind.DICT:
-        return dict(zip(made_of, parts, strict=True))
-    if kind == Kind.LIST:
+    cls, attributes, keys, children = node
+    parts = [next(values) if child is None else _build(child, values) for child in children]
+    if cls is dict:
+        return dict(zip(keys, parts, strict=True))
+    if cls is list:
         return parts
-    if kind == Kind.TUPLE:
-        return tuple(parts)
-    cls, fields = made_of
-    return rebuild(cls, fields, parts)
+    if cls is torch.Size:
+        return torch.Size(parts)
+    if cls is torch.Tensor:
+        return _build_jagged(*parts)
+    if cls in (np.ndarray, np.generic):
+        array = parts[0].cpu().numpy()
+        return array if cls is np.ndarray else array[()]
+    if issubclass(cls, Enum):
+        return vars(cls)["_member_map_"][parts[0]]
+    if issubclass(cls, tuple):
+        return tuple.__new__(cls, parts)
+    return _build_object(
+        cls,
+        dict(zip(attributes, parts, strict=False)),
+        zip(keys, parts[len(attributes) :], strict=True),
+    )
+
+
+def _build_object(cls: Any, attributes: dict[str, Any], items: Iterable[tuple[Any, Any]]) -> Any:
+    """Create a dataclass or a mapping as ``copy`` does, but without running code of the class."""
+    base = base_of(cls)
+    instance = base.__new__(cls)
+    if base is defaultdict:
+        factory = FACTORIES[attributes.pop("default_factory")]
+        defaultdict.default_factory.__set__(instance, factory)  # pyright: ignore
+    if fields_of(cls) is not None:
+        for name, part in attributes.items():
+            object.__setattr__(instance, name, part)
+    elif attributes:
+        object.__getattribute__(instance, "__dict__").update(attributes)
+    for key, part in items:
+        base.__setitem__(instance, key, part)
+    return instance
+
+
+def _build_jagged(values: torch.Tensor, offsets: bytes, dim: int) -> torch.Tensor:
+    ends = torch.frombuffer(bytearray(offsets), dtype=torch.int64)
+    lengths = ends.diff().tolist()
+    if dim < 1 or ends[0] or min(lengths) < 0 or ends[-1] > values.shape[dim - 1]:
+        raise batch_error("a jagged tensor has offsets outside its values")
+    return torch.nested.nested_tensor_from_jagged(
+        values, ends.to(values.device), jagged_dim=dim, min_seqlen=min(lengths),
+        max_seqlen=max(lengths),
+    )  # fmt: skip

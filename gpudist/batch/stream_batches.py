@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from gpudist.batch.batch_channel import BatchChannel, channel_of
-from gpudist.batch.prefetching import LoadedBatches, PrefetchedBatches, Raised
+from gpudist.batch.prefetching import LoadedBatches, Raised
 from gpudist.checks.arguments import checked
 from gpudist.world.partition import Partition
 
@@ -44,13 +44,10 @@ class BatchStream(Iterator[Any]):
 
     def _send(self, channel: BatchChannel, source: LoadedBatches) -> Any:
         loaded = source.take(channel.P.wire.check)
-        if not isinstance(loaded, Raised):
-            return channel.send(loaded)
-        if isinstance(loaded.error, StopIteration):
-            channel.send_end()
-        else:
+        if isinstance(loaded, Raised):
             channel.send_error(loaded.error)
-        raise loaded.error
+            raise loaded.error
+        return channel.send(loaded)
 
 
 @checked()
@@ -86,9 +83,4 @@ def stream_batches(
     channel = channel_of("stream_batches", P, root, axes)
     if channel is None or not channel.is_root:
         return BatchStream(channel, None)
-    source = (
-        PrefetchedBatches(loader, P.device, prefetch)
-        if prefetch
-        else LoadedBatches(loader, P.device)
-    )
-    return BatchStream(channel, source)
+    return BatchStream(channel, LoadedBatches(loader, P.device, prefetch))

@@ -96,6 +96,7 @@ def check_constructor(
 
 def checked(
     error: type[GpudistError] = ShapeError,
+    any_storage: bool = False,
 ) -> Callable[[Callable[_Parameters, _Result]], Callable[_Parameters, _Result]]:
     """Decorate a function to check its arguments at each call.
 
@@ -103,6 +104,7 @@ def checked(
 
     Args:
         error: type of the error for arguments other than partitions.
+        any_storage: whether tensors without strided memory are left to the function.
     """
 
     def decorate(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
@@ -113,7 +115,7 @@ def checked(
             if not is_dynamo_compiling():
                 check(function, name, args, kwargs, error)
                 refusal = storage_refusal(name, (*args, *kwargs.values()))
-                if refusal is not None:
+                if refusal is not None and not any_storage:
                     _refuse_for_all(refusal, (*args, *kwargs.values()))
             try:
                 return function(*args, **kwargs)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import math
 import random
 import struct
 import warnings
+from collections import Counter, OrderedDict, UserDict, defaultdict
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from gpudist.batch.leaves import DTYPES
@@ -25,13 +29,14 @@ class Sample:
     y: Any = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Frozen:
-    first: Any
-    second: Any = dataclasses.field(default=0, init=False)
+class Outer:
+    @dataclasses.dataclass(frozen=True, slots=True)
+    class Frozen:
+        first: Any
+        second: Any = dataclasses.field(default=0, init=False)
 
-    def __post_init__(self) -> None:
-        raise AssertionError("no code of a class runs when it is made again")
+        def __post_init__(self) -> None:
+            raise AssertionError("no code of a class runs when it is made again")
 
 
 class Point(NamedTuple):
@@ -39,9 +44,67 @@ class Point(NamedTuple):
     b: Any
 
 
-def frozen(first: Any, second: Any) -> Frozen:
+class Encoding(UserDict[Any, Any]):
+    """Mapping that looks up attributes among its items, as those of tokenizers do."""
+
+    def __init__(self, data: Any, sequences: Any = None) -> None:
+        super().__init__(data)
+        self._sequences = sequences
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.data[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+class Named(dict[Any, Any]):
+    """Dict with an attribute, whose own methods must not run when it is made again."""
+
+    def __init__(self, items: Any, name: Any) -> None:
+        dict.__init__(self, items)
+        self.__dict__["name"] = name
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise AssertionError("no code of a class runs when it is made again")
+
+    name = property()  # Neither read nor set.
+
+
+class Closed(Mapping[Any, Any]):
+    """Mapping that is neither a dict nor a UserDict."""
+
+    def __init__(self, items: dict[Any, Any]) -> None:
+        self._items = items
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+class Split(enum.Enum):
+    TRAIN = "train"
+    TEST = (1, 2)
+    LAST = TRAIN
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+class Flags(enum.Flag):
+    A = 1
+    B = 2
+
+
+def frozen(first: Any, second: Any) -> Outer.Frozen:
     """Return an object made without its ``__post_init__``."""
-    made = object.__new__(Frozen)
+    made = object.__new__(Outer.Frozen)
     object.__setattr__(made, "first", first)
     object.__setattr__(made, "second", second)
     return made
@@ -96,11 +159,52 @@ def key(draw: random.Random) -> Any:
     return draw.choice([text, draw.randint(-300, 300), (text, 1), (), b"k", None, True, 2.5])
 
 
+def array(draw: random.Random) -> Any:
+    """Return a NumPy array, not always contiguous or writeable, or a scalar."""
+    dtypes = [np.dtype(kind) for kind in "?bBhHiIlLefdFD"]
+    dtype = draw.choice(dtypes)
+    shape = [draw.randrange(4) for _ in range(draw.randrange(4))]
+    data = bytes(draw.randrange(2) for _ in range(math.prod(shape) * dtype.itemsize))
+    x = np.frombuffer(data, dtype).reshape(shape)
+    if draw.randrange(3) == 0:
+        return np.frombuffer(bytes(dtype.itemsize), dtype)[0]
+    return draw.choice([x, x.T, x[::-1] if shape else x, x.copy()])
+
+
+def jagged(draw: random.Random) -> Any:
+    """Return a nested tensor of layout ``jagged``, perhaps transposed or with holes."""
+    rows = [torch.randn(draw.randrange(1, 4), 3) for _ in range(draw.randrange(1, 4))]
+    x = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    kind = draw.randrange(4)
+    if kind == 0:
+        return x.transpose(1, 2)
+    if kind == 1:
+        lengths = torch.ones(len(rows), dtype=torch.int64)
+        return torch.nested.nested_tensor_from_jagged(x.values(), x.offsets(), lengths)  # pyright: ignore
+    return x
+
+
+def mapping(draw: random.Random, items: dict[Any, Any], other: Any) -> Any:
+    """Return a mapping of any class with these items."""
+    ordered = OrderedDict(items)
+    if items:
+        ordered.move_to_end(next(iter(items)))
+    factory = draw.choice([None, list, dict, int, str, set])
+    counts = Counter(str(key) for key in items)
+    makes = [defaultdict(factory, items), Named(items, other), Encoding(items, other), counts]
+    return draw.choice([ordered, Closed(items), *makes])
+
+
 def nest(draw: random.Random, depth: int = 4, most_items: int = 40) -> Any:
     """Containers in containers, at most ``depth`` deep."""
-    kind = draw.randrange(9)
+    kind = draw.randrange(12)
     if depth == 0 or kind < 3:
         return tensor(draw, most_items=most_items) if kind % 3 else plain(draw)
+    if kind == 9:
+        return draw.choice([array, jagged])(draw)
+    if kind == 10:
+        size = torch.Size([draw.randrange(1 << 40) for _ in range(draw.randrange(4))])
+        return draw.choice([size, *Split, *Level, *Flags])
 
     def inner() -> Any:
         return nest(draw, depth - 1, most_items)
@@ -116,35 +220,47 @@ def nest(draw: random.Random, depth: int = 4, most_items: int = 40) -> Any:
         return frozen(inner(), inner())
     if kind == 7:
         return Point(inner(), inner())
-    return {key(draw): inner() for _ in range(count)}
+    items = {key(draw): inner() for _ in range(count)}
+    return mapping(draw, items, inner()) if kind == 11 else items
 
 
 def assert_same(got: Any, expected: Any, device: torch.device | None = None) -> None:
     """Equal in structure, types and every bit; tensors are new, contiguous and on ``device``."""
     assert type(got) is type(expected), (got, expected)
-    if isinstance(expected, torch.Tensor):
+    if isinstance(expected, torch.Tensor) and expected.is_nested:
+        assert (got.dtype, got.layout) == (expected.dtype, expected.layout)
+        assert got.values().is_contiguous() and (device is None or got.device == device)
+        rows = [[x.contiguous() for x in tensor.unbind()] for tensor in (got, expected)]
+        assert_same(rows[0], rows[1])
+    elif isinstance(expected, (np.ndarray, np.generic)):
+        assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
+        assert got.tobytes() == expected.tobytes()
+    elif isinstance(expected, enum.Enum):
+        assert got is expected
+    elif isinstance(expected, torch.Tensor):
         assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
         assert got.is_contiguous() and (device is None or got.device == device)
         assert bits(got) == bits(expected)
         assert got is not expected
-    elif isinstance(expected, dict):
-        assert list(got) == list(expected)
-        assert [type(k) for k in got] == [type(k) for k in expected]
-        for name in expected:
-            assert_same(got[name], expected[name], device)
-    elif isinstance(expected, (list, tuple)):
-        assert len(got) == len(expected)
-        for a, b in zip(got, expected, strict=True):
+    elif isinstance(expected, (Mapping, list, tuple)) or dataclasses.is_dataclass(expected):
+        pairs = zip(_parts(got), _parts(expected), strict=True)
+        for a, b in pairs:
             assert_same(a, b, device)
-    elif dataclasses.is_dataclass(expected):
-        for field in dataclasses.fields(expected):
-            assert_same(getattr(got, field.name), getattr(expected, field.name), device)
     elif isinstance(expected, float):
         assert struct.pack("<d", got) == struct.pack("<d", expected)
     elif isinstance(expected, complex):
         assert_same((got.real, got.imag), (expected.real, expected.imag))
     else:
         assert got == expected
+
+
+def _parts(value: Any) -> list[Any]:
+    if dataclasses.is_dataclass(value):
+        return [getattr(value, field.name) for field in dataclasses.fields(value)]
+    if isinstance(value, dict):
+        factory = getattr(value, "default_factory", None)
+        return [*value.items(), *getattr(value, "__dict__", {}).items(), factory]
+    return [*vars(value).items()] if isinstance(value, Mapping) else [*value]
 
 
 def bits(x: torch.Tensor) -> bytes:

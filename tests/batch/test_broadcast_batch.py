@@ -9,10 +9,12 @@
 from __future__ import annotations
 
 import random
-import sys
+from collections import defaultdict
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -29,7 +31,7 @@ from gpudist.errors import (
 from gpudist.transport.failure.channel import Failure
 from gpudist.world.partition import Partition
 from tests.batch import nests
-from tests.batch.nests import Point, Sample, assert_same, nest
+from tests.batch.nests import Encoding, Point, Sample, assert_same, nest
 from tests.pool import distributed
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
@@ -47,12 +49,13 @@ def on_root(batch: Any, P: Partition, root: int = 0) -> Any:
 @distributed(ranks=[1, 2, 4])
 def test_random_nests(P_world: Partition) -> None:
     draw = random.Random(P_world.size)
-    for _ in range(60):
+    for _ in range(40):
         root = draw.randrange(P_world.size)
         batch = nest(draw, most_items=draw.choice([8, 40, 4000]))
-        got = broadcast_batch(on_root(batch, P_world, root), P_world, root)
-        complete(P_world)
-        assert_same(got, batch)
+        for _ in range(2):
+            got = broadcast_batch(on_root(batch, P_world, root), P_world, root)
+            complete(P_world)
+            assert_same(got, batch)
 
 
 @distributed(ranks=3)
@@ -157,13 +160,6 @@ def test_structures_alike_but_not_the_same(P_world: Partition) -> None:
         assert_same(got, batch)
 
 
-@distributed(ranks=3)
-def test_constants_do_not_require_grad(P_world: Partition) -> None:
-    x = torch.ones(3, requires_grad=True)
-    (got,) = broadcast_batch(on_root([x], P_world), P_world)
-    assert not got.requires_grad
-
-
 class Odd:
     pass
 
@@ -195,11 +191,44 @@ def test_what_cannot_be_sent(P_world: Partition) -> None:
     cyclic: list[Any] = []
     cyclic.append(cyclic)
     sparse = torch.eye(2).to_sparse()
-    wrong = [{1, 2}, sparse, {Odd(): 1}, cyclic, Local(1), [[[bytearray()]]], torch.Size([1]), Odd]
+    array = np.array(["text"])
+    flags = nests.Flags.A | nests.Flags.B
+    factory = defaultdict(Odd)
+    wrong = [
+        {1, 2}, sparse, {Odd(): 1}, cyclic, Local(1), [[[bytearray()]]], Odd, array, flags, factory,
+        Encoding({"a": Odd()}), np.ma.array([1]), nests.Closed({"a": Odd()}),
+    ]  # fmt: skip
     for batch in wrong:
         expected = RemoteError if P_world.rank else (ShapeError, TransportError)
         with pytest.raises(expected):
             broadcast_batch([batch], P_world)
+
+
+@distributed(ranks=2)
+def test_attribute_of_a_mapping_that_cannot_be_sent(P_world: Partition) -> None:
+    x = torch.ones(3)
+    with (
+        pytest.warns(UserWarning, match="_sequences of a mapping")
+        if P_world.rank == 0
+        else nullcontext()
+    ):
+        got = broadcast_batch(on_root(Encoding({"x": x}, [x, Odd()]), P_world), P_world)
+    complete(P_world)
+    assert_same(got, Encoding({"x": x}))
+    assert_same(got.x, x)
+
+
+@distributed(ranks=3)
+def test_jagged_tensors_are_differentiable(P_world: Partition) -> None:
+    values = torch.randn(5, 2, requires_grad=True)
+    offsets = torch.tensor([0, 2, 5])
+    batch = torch.nested.nested_tensor_from_jagged(values, offsets)
+    got = broadcast_batch(on_root(batch, P_world), P_world, differentiable=True)
+    assert got.requires_grad
+    got.values().sum().backward()
+    complete(P_world)
+    if P_world.rank == 0:
+        assert torch.equal(values.grad, torch.full((5, 2), 3.0))
 
 
 @distributed(ranks=2)
@@ -213,6 +242,7 @@ def test_gradients_that_cannot_be_summed(P_world: Partition) -> None:
     got = broadcast_batch(batch, P_world)
     complete(P_world)
     assert_same(got, {"x": batch["x"].detach()})
+    assert not got["x"].requires_grad
 
 
 @distributed(ranks=2, transports=("host", "gloo", "nccl"))
@@ -228,24 +258,6 @@ def test_class_that_a_receiver_does_not_have(P_world: Partition) -> None:
     finally:
         if P_world.rank == 1:
             nests.Sample = Sample
-
-
-@distributed(ranks=2, transports=("host", "gloo", "nccl"))
-def test_nothing_is_imported(P_world: Partition) -> None:
-    name = "this"  # prints a poem when it is imported
-    assert name not in sys.modules
-    fake = type("Poem", (Sample,), {"__module__": name, "__qualname__": "Poem"})
-    if P_world.rank == 0:
-        sys.modules[name] = type(sys)(name)
-        vars(sys.modules[name])["Poem"] = fake
-    try:
-        with pytest.raises(GpudistError, match="has not imported 'this'"):
-            broadcast_batch(fake(1) if P_world.rank == 0 else None, P_world)
-            P_world.barrier()
-            complete(P_world)
-    finally:
-        assert (name in sys.modules) == (P_world.rank == 0)
-        sys.modules.pop(name, None)
 
 
 @distributed(ranks=3)
@@ -334,25 +346,12 @@ def test_gradients_are_summed_at_the_root(P_world: Partition) -> None:
 
 
 @distributed(ranks=3)
-def test_dot_product_and_double_backward(P_world: Partition) -> None:
-    torch.manual_seed(1)
-    x = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
-    y = weights(7 + P_world.rank, x).requires_grad_()
-
-    def inner(a: torch.Tensor, b: torch.Tensor) -> float:
-        mine = (a.detach() * b.detach()).sum().reshape(1)
-        output = torch.empty_like(mine)
-        with P_world.wire.group(P_world._signature("inner product")):
-            P_world.communicator.all_reduce(mine, output)
-        complete(P_world)
-        return output.item()
-
+def test_gradient_can_be_differentiated(P_world: Partition) -> None:
+    x = torch.ones(4, 5, dtype=torch.float64, requires_grad=True)
+    y = weights(P_world.rank, x).requires_grad_()
     (Fx,) = broadcast_batch(on_root([x], P_world), P_world, differentiable=True)
     if P_world.rank == 0:
         (adjoint,) = torch.autograd.grad(Fx, x, y, create_graph=True)
         assert adjoint.requires_grad
-        right = x * adjoint
     else:
         Fx.backward(y)
-        right = torch.zeros(1, dtype=torch.float64)
-    assert inner(Fx, y) == pytest.approx(inner(right, torch.ones_like(right)), rel=1e-12)
