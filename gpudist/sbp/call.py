@@ -25,6 +25,7 @@ Compute = Callable[[Sequence[torch.Tensor]], Any]
 on_meta: dict[Function, Function] = {}
 # Functions that several workers compute parts on CPUs with, where torch's may be slower or wrong.
 on_parts: dict[Function, Function] = {}
+share_memory: Callable[[torch.Tensor, torch.Tensor], bool] = torch._C._is_alias_of  # pyright: ignore
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,21 @@ class Slot:
 
 @dataclass(frozen=True)
 class Spec:
-    """Shape and dtype of a tensor, as rules see it."""
+    """Shape and dtype of a tensor, as rules see it; strides are ``None`` if it is contiguous."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    strides: tuple[int, ...] | None = None
 
     @property
     def dims(self) -> int:
         return len(self.shape)
+
+    @property
+    def meta(self) -> torch.Tensor:
+        if self.strides is None:
+            return torch.empty(self.shape, dtype=self.dtype, device="meta")
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
 
 
 @dataclass(frozen=True)
@@ -143,34 +151,73 @@ class Call:
         return {}
 
     @cached_property
-    def _results(self) -> Any:
+    def _run(self) -> tuple[Any, list[torch.Tensor]]:
+        """The results on meta tensors, and these."""
         call_shape_functions_directly()
         # Modes that count or record calls must not see this one.
         with outside_torch(), torch.no_grad():
-            metas: list[torch.Tensor] = [
-                torch.empty(spec.shape, dtype=spec.dtype, device="meta") for spec in self.tensors
-            ]
+            metas = [spec.meta for spec in self.tensors]
             stand_in = on_meta.get(self.function)
             if self.autocast is not None:
                 device = device_of(self.autocast)
                 metas = [ShapeOnDevice.like(meta, device) for meta in metas]
                 # Autocast knows only torch's own function, which may refuse empty blocks.
                 with suppress(*(() if stand_in is None else (RuntimeError, IndexError))):
-                    return self(metas)
-            return replace(self, function=stand_in or self.function)(metas)
+                    return self(metas), metas
+            return replace(self, function=stand_in or self.function)(metas), metas
 
     @cached_property
     def outputs(self) -> tuple[Spec, ...]:
         """Specs of the tensors among the results, computed on meta tensors."""
-        return tuple(Spec(tuple(y.shape), y.dtype) for y in tensors_in(self._results))
+        return tuple(
+            Spec(tuple(y.shape), y.dtype, None if y.is_contiguous() else y.stride())
+            for y in tensors_in(self._run[0])
+        )
+
+    @cached_property
+    def aliases(self) -> tuple[int | None, ...]:
+        """For each tensor among the results, the slot of the tensor whose memory it shares."""
+        results, metas = self._run
+        return tuple(
+            next((i for i, x in enumerate(metas) if share_memory(y, x)), None)
+            for y in tensors_in(results)
+        )
+
+    @cached_property
+    def may_alias(self) -> bool:
+        """Whether results may share memory with tensors that have other strides."""
+        if any(isinstance(x, torch.memory_format) for x in (*self.args, *self.kwargs.values())):
+            return True
+        is_plain = all(spec.strides is None for spec in self.tensors)
+        aliases = self.aliases if is_plain else self.with_shapes(self.shapes).aliases
+        return aliases.count(None) < len(aliases)
 
     @cached_property
     def tree(self) -> Any:
         """The results, with each tensor replaced by a ``Slot``."""
         number = count()
         return map_tree(
-            self._results, lambda y: Slot(next(number)) if isinstance(y, torch.Tensor) else y
+            self._run[0], lambda y: Slot(next(number)) if isinstance(y, torch.Tensor) else y
         )
+
+
+def strides_as_in(part: torch.Tensor, shape: Sequence[int]) -> tuple[int, ...] | None:
+    """Return strides of a tensor of another shape whose dims have the order in memory of ``part``.
+
+    Returns ``None`` if it would be contiguous, as one with another number of dims.
+    """
+    if part.dim() != len(shape) or part.is_contiguous():
+        return None
+    strides, step = [0] * len(shape), 1
+    for d in sorted(range(len(shape)), key=lambda d: (part.stride(d), -d)):
+        strides[d], step = step, step * max(shape[d], 1)
+    is_contiguous = torch.empty_strided(shape, strides, device="meta").is_contiguous()
+    return None if is_contiguous else tuple(strides)
+
+
+def new_as_in(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """Return a meta tensor whose dims have the order in memory of ``x``."""
+    return Spec(tuple(shape), x.dtype, strides_as_in(x, shape)).meta
 
 
 def fill_slots(tree: Any, tensors: Sequence[Any]) -> Any:

@@ -35,7 +35,8 @@ class Derivation:
     Attributes:
         inputs: layouts that the operator requires of its inputs.
         outputs: layouts of the outputs.
-        results: shapes and dtypes of the global outputs.
+        results: shapes, dtypes and strides of the global outputs.
+        aliases: see :class:`Call`.
         tree: the results, with a ``Slot`` for each output.
         local: the call on this rank's block.
         bind: creates the function that replaces the operator, if any.
@@ -46,6 +47,7 @@ class Derivation:
     inputs: tuple[Layout, ...]
     outputs: tuple[Layout, ...]
     results: tuple[Spec, ...]
+    aliases: tuple[int | None, ...]
     tree: Any
     local: Call
     bind: Bind | None
@@ -123,6 +125,7 @@ def _derivation(
             for sbp, spec in zip(outputs, call.outputs, strict=True)
         ),
         call.outputs,
+        call.aliases,
         call.tree,
         local,
         bind,
@@ -176,6 +179,7 @@ def _cheapest(rule: Rule, call: Call, layouts: Sequence[Layout], held: int | Non
     paths = _without_collecting(call, layouts, paths)
     inputs = list(map(_inputs_of, paths))
     dtypes = list(map(_dtype_of_price, call.tensors))
+    is_view = not rule.in_place and call.may_alias
     split_dims = {
         attribute.dim for layout in layouts for attribute in layout.sbp if attribute.is_split
     }
@@ -205,7 +209,7 @@ def _cheapest(rule: Rule, call: Call, layouts: Sequence[Layout], held: int | Non
         cuts = [share_at_cuts(sbp, spec.shape, layouts[0].grid) for sbp, spec in pairs]
         others = dims - split_dims
         far = sum(min(abs(a - b) for b in split_dims) for a in others) if split_dims else 0
-        return bounds[i], whole, len(others), far * rule.view, max(cuts, default=0.0)
+        return bounds[i], whole, len(others), far * is_view, max(cuts, default=0.0)
 
     for i in sorted(range(len(paths)), key=order):
         if best is not None and bounds[i] >= least_price:

@@ -46,14 +46,16 @@ def to(x: Tensor, *args: Any, copy: bool = False, **kwargs: Any) -> Tensor:
         args = (args[0].device, args[0].dtype, *args[1:])
     if len(args) > 1 and all(isinstance(argument, bool) for argument in args[-2:]):
         args, copy = args[:-1], args[-1]
-    device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)  # pyright: ignore
+    device, dtype, _, memory = torch._C._nn._parse_to(*args, **kwargs)  # pyright: ignore
     if device is not None and device.type != x.device.type:
         raise NotImplementedError(
             f"x.to({device}): the global tensor is on {x.device.type!r}, the device type of its "
             "placement; use x.to_global(placement) to move it"
         )
     if dtype is not None and dtype != x.dtype:
-        return convert(x, dtype)
+        x, copy = convert(x, dtype), False
+    if memory not in (None, torch.preserve_format):
+        return x.clone(memory_format=memory) if copy else x.contiguous(memory_format=memory)
     return x.clone() if copy else x
 
 

@@ -78,7 +78,7 @@ def channel_shuffle(call: Call, parts: int) -> list[SbpSignature]:
     return splits_of_full_dims([d for d in range(call.tensors[0].dims) if d != 1])
 
 
-@register(torch.Tensor.unfold, view=True, any_cuts=True)
+@register(torch.Tensor.unfold, any_cuts=True)
 def sliding(call: Call, parts: int) -> list[SbpSignature]:
     """Split other dims, and the dim itself if the windows tile it."""
     dims = call.tensors[0].dims

@@ -71,7 +71,7 @@ def _shift_diagonal(dim: int, sign: int, call: Call, part: AxisPart) -> Call:
     return call.with_argument(1, "diagonal", call.get(1, "diagonal", 0) + sign * start)
 
 
-@register(*forms("diagonal"), view=True, any_cuts=True)
+@register(*forms("diagonal"), any_cuts=True)
 def diagonal(call: Call, parts: int) -> list[SbpSignature]:
     """Split the other dims, which come before the diagonal in the result."""
     dims = call.tensors[0].dims
