@@ -113,12 +113,10 @@ class Entrance:
         last, how = self._specs.get((name, number), (None, None))
         blocks = layout.decomposition
         strides = None if local.is_contiguous() else strides_as_in(local, blocks.shape)
-        is_known = last is layout and how is not None and how.dtype == local.dtype
-        if not is_known or how.strides != strides:
+        made = (local.dtype, strides)
+        if last is not layout or how is None or (how.dtype, how.strides) != made:
             sbp = tuple(split(axis, blocks.dims[axis].lengths) for axis in self.axes)
-            how = global_spec(
-                self.placement, sbp or (broadcast,), blocks.shape, local.dtype, strides
-            )
+            how = global_spec(self.placement, sbp or (broadcast,), blocks.shape, *made)
             self._specs[name, number] = layout, how
         return wrap(GlobalTensor, local, how)
 

@@ -151,7 +151,7 @@ class Call:
         return {}
 
     @cached_property
-    def _run(self) -> tuple[Any, list[torch.Tensor]]:
+    def _run(self) -> tuple[Any, Sequence[torch.Tensor]]:
         """The results on meta tensors, and these."""
         call_shape_functions_directly()
         # Modes that count or record calls must not see this one.

@@ -16,7 +16,7 @@ from gpudist.exchange import Movement
 from gpudist.nn.autocast import in_dtypes_of_torch, is_wide
 from gpudist.sbp import views
 from gpudist.sbp.arguments import bind_arguments
-from gpudist.sbp.call import Compute, share_memory
+from gpudist.sbp.call import Compute, Slot, share_memory
 from gpudist.sbp.copies import require_copies, substitute_of, with_copies
 from gpudist.sbp.dispatch import OperatorCall, box_inputs, dispatch
 from gpudist.sbp.explain import debug_logs, is_explaining, open_lines
@@ -362,6 +362,8 @@ def _single(
             return None
     elif result is not args[0]:
         return None
+    if not is_one and isinstance(operator.prepared.derivation.tree, Slot):
+        return None  # A list of the only result.
     compute = operator.prepared.compute
     if compute is None and (
         function is not operator.function or len(tensors) < len(operator.inputs)

@@ -301,8 +301,7 @@ def _carry_out(
         for y in wrapped:
             scope.note_block(y.global_layout, y.element_size())
     for place, (slot, y) in enumerate(zip(aliases, wrapped, strict=True)):
-        base = None if slot is None else given[slot]
-        if isinstance(base, kind):
+        if slot is not None and isinstance(base := given[slot], kind):
             is_moved = is_copy or base._local is not tensors[slot]._local
             views.note(y, base, function, args, kwargs, call, is_moved, place)
     if operators is not None:

@@ -186,8 +186,8 @@ def require_writable(name: str, x: torch.Tensor) -> None:
         if view.is_copy and view.write is None:
             raise ShapeError(
                 f"{name}: this view is a copy, because its base had to be boxed or gathered, so "
-                "the change would not reach the base; box the base first with to_global, or clone "
-                "this tensor"
+                "the change would not reach the base; change the base, box the base first with "
+                "to_global, or clone this tensor"
             )
         view = view_of(view.base)
 

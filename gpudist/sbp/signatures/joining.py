@@ -94,8 +94,10 @@ def _in_pieces(
         return [max(0, min(stop, last) - max(start, first)) for start, stop in ends]
 
     def localize(call: Call, part: AxisPart) -> Call:
-        args = Slot(0), lengths_of(part), along
-        return replace(call, function=torch.split, args=args, kwargs={})
+        *places, _ = accumulate(lengths_of(part))
+        # Unlike a result of torch.split, one of tensor_split may be changed in place.
+        args = Slot(0), places, along
+        return replace(call, function=torch.tensor_split, args=args, kwargs={})
 
     by_worker = [lengths_of(AxisPart(parts, i, sizes)) for i in range(parts)]
     outputs = tuple(split(along, sizes_of_piece) for sizes_of_piece in zip(*by_worker, strict=True))

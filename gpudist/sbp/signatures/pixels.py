@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from gpudist.geometry.layout import Sbp, broadcast, partial_sum, split
 from gpudist.nn.affine.local_conv import number_per_dim
-from gpudist.sbp.call import Call
+from gpudist.sbp.call import Call, on_meta
 from gpudist.sbp.registry import AxisPart, Localize, SbpSignature, compose, forms, register
 from gpudist.sbp.signatures.along_axis import on_cells
 from gpudist.sbp.signatures.channel_norms import call_rule
@@ -70,6 +70,11 @@ def pixel_unshuffle(call: Call, parts: int) -> list[SbpSignature]:
     dims, factor = call.tensors[0].dims, call.get(1, "downscale_factor")
     features = {dims - 3: (1, factor**2), dims - 2: (factor, 1), dims - 1: (factor, 1)}
     return in_units(call, parts, features)
+
+
+# On meta tensors, torch returns a view for a single group.
+for _function in forms("channel_shuffle", "native_channel_shuffle"):
+    on_meta[_function] = lambda x, groups: F.channel_shuffle(x, groups).clone()
 
 
 @register(*forms("channel_shuffle", "native_channel_shuffle"), any_cuts=True)
