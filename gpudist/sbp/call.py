@@ -47,12 +47,6 @@ class Spec:
     def dims(self) -> int:
         return len(self.shape)
 
-    @property
-    def meta(self) -> torch.Tensor:
-        if self.strides is None:
-            return torch.empty(self.shape, dtype=self.dtype, device="meta")
-        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
-
 
 @dataclass(frozen=True)
 class Call:
@@ -156,7 +150,12 @@ class Call:
         call_shape_functions_directly()
         # Modes that count or record calls must not see this one.
         with outside_torch(), torch.no_grad():
-            metas = [spec.meta for spec in self.tensors]
+            metas: list[torch.Tensor] = [
+                torch.empty(spec.shape, dtype=spec.dtype, device="meta")
+                if spec.strides is None
+                else torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device="meta")
+                for spec in self.tensors
+            ]
             stand_in = on_meta.get(self.function)
             if self.autocast is not None:
                 device = device_of(self.autocast)
@@ -169,10 +168,7 @@ class Call:
     @cached_property
     def outputs(self) -> tuple[Spec, ...]:
         """Specs of the tensors among the results, computed on meta tensors."""
-        return tuple(
-            Spec(tuple(y.shape), y.dtype, None if y.is_contiguous() else y.stride())
-            for y in tensors_in(self._run[0])
-        )
+        return tuple(Spec(tuple(y.shape), y.dtype, strides_of(y)) for y in tensors_in(self._run[0]))
 
     @cached_property
     def aliases(self) -> tuple[int | None, ...]:
@@ -184,15 +180,6 @@ class Call:
         )
 
     @cached_property
-    def may_alias(self) -> bool:
-        """Whether results may share memory with tensors that have other strides."""
-        if any(isinstance(x, torch.memory_format) for x in (*self.args, *self.kwargs.values())):
-            return True
-        is_plain = all(spec.strides is None for spec in self.tensors)
-        aliases = self.aliases if is_plain else self.with_shapes(self.shapes).aliases
-        return aliases.count(None) < len(aliases)
-
-    @cached_property
     def tree(self) -> Any:
         """The results, with each tensor replaced by a ``Slot``."""
         number = count()
@@ -201,23 +188,20 @@ class Call:
         )
 
 
-def strides_as_in(part: torch.Tensor, shape: Sequence[int]) -> tuple[int, ...] | None:
-    """Return strides of a tensor of another shape whose dims have the order in memory of ``part``.
-
-    Returns ``None`` if it would be contiguous, as one with another number of dims.
-    """
-    if part.dim() != len(shape) or part.is_contiguous():
-        return None
-    strides, step = [0] * len(shape), 1
-    for d in sorted(range(len(shape)), key=lambda d: (part.stride(d), -d)):
-        strides[d], step = step, step * max(shape[d], 1)
-    is_contiguous = torch.empty_strided(shape, strides, device="meta").is_contiguous()
-    return None if is_contiguous else tuple(strides)
+def strides_of(x: torch.Tensor) -> tuple[int, ...] | None:
+    """Return the strides of ``x``, ``None`` if it is contiguous."""
+    return None if x.is_contiguous() else x.stride()
 
 
 def new_as_in(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """Return a meta tensor whose dims have the order in memory of ``x``."""
-    return Spec(tuple(shape), x.dtype, strides_as_in(x, shape)).meta
+    """Return a meta tensor of another shape, whose dims have the order in memory of ``x``.
+
+    It is contiguous if ``x`` is, or has another number of dims.
+    """
+    order = list(range(len(shape)))
+    if x.dim() == len(shape) and not x.is_contiguous():
+        order.sort(key=lambda d: -x.stride(d))
+    return torch.empty_permuted(shape, order, dtype=x.dtype, device="meta")
 
 
 def fill_slots(tree: Any, tensors: Sequence[Any]) -> Any:

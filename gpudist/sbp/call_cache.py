@@ -160,14 +160,13 @@ def call_cached(
             kind, spec.shape, strides=spec.strides, dtype=spec.dtype, device=result.device
         )
         y._local, y._global_spec = result, spec
-        if operator.aliases:
-            (slot,), base, is_copy = operator.aliases, args[operator.at], operator.is_copy
-            is_shared = share_memory(result, base._local)
-            if slot is None:
-                if is_shared:
-                    y._local = result.clone()
-            elif is_copy or not is_shared or "_view" in base.__dict__:
-                views.note(y, base, function, args, kwargs, operator.call, is_copy)
+        if operator.base is not None:
+            base = args[operator.base]
+            is_shared = share_memory(result, base._local) and not operator.is_copy
+            if not is_shared or "_view" in base.__dict__:
+                views.note(y, base, function, args, kwargs, operator.call, operator.is_copy)
+        elif share_memory(result, local[0]):
+            y._local = result.clone()
         if _calls.open:
             _calls.open[-1].append(operator._replace(inputs=_tensors(args, kwargs), results=[y]))
         return y
@@ -175,9 +174,10 @@ def call_cached(
         wrap(kind, y, _of_dtype(spec, y.dtype))
         for y, spec in zip(result if specs else (), specs, strict=True)
     ]
-    for place, _ in enumerate(operator.aliases):
-        base, y = args[operator.at], outputs[place]
-        views.note(y, base, function, args, kwargs, operator.call, operator.is_copy, place)
+    for place, y in enumerate(outputs):
+        if operator.base is not None:
+            base = args[operator.base]
+            views.note(y, base, function, args, kwargs, operator.call, operator.is_copy, place)
     if _calls.open:
         _calls.open[-1].append(operator._replace(inputs=_tensors(args, kwargs), results=outputs))
     return holder(outputs) if specs else args[0]
@@ -377,15 +377,14 @@ def _single(
         compute = in_dtypes_of_torch(compute, placement.autocast, dtypes)
     specs = tuple([y._global_spec for y in operator.results])
     spec = specs[0] if is_one and specs else None
-    aliases, at = (), 0
-    if operator.results and operator.call.may_alias:
-        slot, *others = aliases = operator.aliases
-        base: Any = operator.inputs[slot or 0]
-        places = [i for i, x in enumerate(args) if x is base and hasattr(base, "_local")]
-        if not places or any(slot is None or other != slot for other in others):
+    base = None
+    if any(slot is not None for slot in operator.aliases):
+        # All results are views of one argument.
+        slot, *others = {*operator.aliases}
+        base = next((i for i, x in enumerate(args) if x is operator.inputs[slot or 0]), None)
+        if others or base is None or not hasattr(args[base], "_local"):
             return None
-        at = places[0]
-    alone = operator._replace(inputs=(), results=(), aliases=aliases, at=at)
+    alone = operator._replace(inputs=(), results=(), base=base)
     movements, holder = operator.prepared.movements, type(results)
     return _CachedCall(movements, compute, spec, specs, holder, alone, order, draws)
 

@@ -54,10 +54,6 @@ class Derivation:
     bind_axes: tuple[int, ...]
     bytes: int
 
-    def is_copy_of(self, layouts: Sequence[Layout]) -> bool:
-        """Return whether the results cannot share memory with inputs of these layouts."""
-        return self.bind is not None or self.inputs != tuple(layouts)
-
     def with_arguments(self, call: Call) -> Derivation:
         """Return the derivation for different floats; signatures must not have ``localize``."""
         return replace(self, local=replace(self.local, args=call.args, kwargs=call.kwargs))
@@ -179,7 +175,9 @@ def _cheapest(rule: Rule, call: Call, layouts: Sequence[Layout], held: int | Non
     paths = _without_collecting(call, layouts, paths)
     inputs = list(map(_inputs_of, paths))
     dtypes = list(map(_dtype_of_price, call.tensors))
-    is_view = not rule.in_place and call.may_alias
+    is_view = not rule.in_place and any(
+        slot is not None for slot in call.with_shapes(call.shapes).aliases
+    )
     split_dims = {
         attribute.dim for layout in layouts for attribute in layout.sbp if attribute.is_split
     }

@@ -55,7 +55,7 @@ class OperatorCall(NamedTuple):
         results: its results; empty if it is in place.
         aliases: for each result, the input that it is a view of in torch, or ``None``.
         is_copy: whether the results have memory of their own.
-        at: place of the input that the results are views of among the arguments of a cached call.
+        base: place among the arguments of a cached call of the input that the results are views of.
     """
 
     function: Any
@@ -65,7 +65,7 @@ class OperatorCall(NamedTuple):
     results: Sequence[GlobalTensor]
     aliases: tuple[int | None, ...] = ()
     is_copy: bool = False
-    at: int = 0
+    base: int | None = None
 
 
 def dispatch(
@@ -241,7 +241,10 @@ def _carry_out(
     if is_watched:
         views.require_writable(name_of(function), tensors[0])
     layouts = tuple(_layout(kind, placement, x) for x in tensors)
-    specs = tuple(_spec(kind, x) for x in tensors)
+    specs = tuple(
+        Spec(tuple(x.shape), x.dtype, spec_of(x).strides if isinstance(x, kind) else None)
+        for x in tensors
+    )
     call = Call(function, slots, named, specs, placement.autocast)
     held = next(
         (i for i, x in enumerate(tensors) if isinstance(x, kind) and spec_of(x).is_held), None
@@ -284,7 +287,9 @@ def _carry_out(
             operators.append(OperatorCall(function, call, tensors, prepared, ()))
         return tensors[0]
     outputs = prepared.derivation.outputs
-    is_copy, aliases = prepared.derivation.is_copy_of(layouts), prepared.derivation.aliases
+    # A function that replaces the operator, and one of boxed inputs, makes new memory.
+    is_copy = prepared.derivation.bind is not None or prepared.derivation.inputs != layouts
+    aliases = prepared.derivation.aliases
     for place, slot in enumerate(aliases):
         y = results[place]
         if slot is None:
@@ -422,11 +427,6 @@ def _require_constants(function: Any, tensors: Sequence[torch.Tensor]) -> None:
             "place by a global one, and gradients would pass through it; make a new tensor, "
             "total = total + loss, or detach the global one"
         )
-
-
-def _spec(kind: type[GlobalTensor], x: Any) -> Spec:
-    strides = spec_of(x).strides if isinstance(x, kind) else None
-    return Spec(tuple(x.shape), x.dtype, strides)
 
 
 def _layout(kind: type[GlobalTensor], placement: Placement, x: torch.Tensor) -> Layout:

@@ -8,6 +8,7 @@ import torch
 
 from gpudist.cache import Cache, cache_of
 from gpudist.geometry.layout import Layout, NdSbp, broadcast
+from gpudist.sbp.call import strides_of
 from gpudist.sbp.functions import dispatch_functions
 from gpudist.sbp.placement import Placement
 
@@ -102,8 +103,8 @@ def wrap_copies(kind: type[_Wrapper], x: torch.Tensor, placement: Placement) -> 
     """Wrap ``x``, which each rank holds in full; ranks outside of ``placement`` keep no cells."""
     local = x if placement.active else x.reshape(-1)[:0]
     copies = (broadcast,) * placement.axes
-    strides = None if x.is_contiguous() else x.stride()
-    return wrap(kind, local, global_spec(placement, copies, tuple(x.shape), x.dtype, strides))
+    spec = global_spec(placement, copies, tuple(x.shape), x.dtype, strides_of(x))
+    return wrap(kind, local, spec)
 
 
 def spec_of(x: Any) -> GlobalSpec:

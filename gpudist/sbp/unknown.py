@@ -85,7 +85,7 @@ def compute_gathered(
     like = max(split, key=lambda x: x.numel(), default=None)
     like = next((x for x in inputs if isinstance(x, kind) and spec_of(x).is_held), like)
 
-    leaves = tensors_in(result)
+    places = {id(leaf): place for place, leaf in enumerate(tensors_in(result))}
 
     def back(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or isinstance(leaf, kind):
@@ -96,11 +96,9 @@ def compute_gathered(
         y = cut_like(whole, like)
         for x in inputs:
             if isinstance(x, kind) and share_memory(leaf, wholes[id(x)]):
-                is_copy = (
-                    y is not whole or not x.is_copy_everywhere or x.placement != scope.placement
-                )
-                place = next(i for i, other in enumerate(leaves) if other is leaf)
-                views.note(y, x, function, args, kwargs, None, is_copy, place)
+                is_whole = x.is_copy_everywhere and x.placement == scope.placement
+                is_copy = y is not whole or not is_whole
+                views.note(y, x, function, args, kwargs, None, is_copy, places[id(leaf)])
         return y
 
     results = map_tree(result, back)

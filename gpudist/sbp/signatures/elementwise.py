@@ -6,14 +6,14 @@ The functions that change their first tensor, such as ``add_`` and ``__iadd__``,
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gpudist.geometry.layout import Sbp, broadcast, partial_sum, split
-from gpudist.sbp.call import Call, Function, Slot, on_meta
+from gpudist.sbp.call import Call, Function, Slot, new_as_in, on_meta
 from gpudist.sbp.registry import Derive, SbpSignature, compose, forms, name_of, register
 from gpudist.sbp.trees import map_tree, tensors_in
 
@@ -112,10 +112,6 @@ RULES: dict[Derive, str] = {
 }
 
 
-def _bytes_like(x: Tensor) -> Tensor:
-    return x.new_empty_strided(x.shape, x.stride(), dtype=torch.uint8)
-
-
 def _of_single_cells(function: Function, in_place: bool, *args: Any, **kwargs: Any) -> Any:
     """Apply an elementwise function to meta tensors of one cell, which determine the dtypes."""
     tensors = tensors_in([args, kwargs])
@@ -134,10 +130,7 @@ def _of_single_cells(function: Function, in_place: bool, *args: Any, **kwargs: A
     if results is NotImplemented:
         # Raised inside torch's comparison, this lets Python ask the other operand.
         raise TypeError(f"{name_of(function)}: an operand is neither a tensor nor a number")
-    like = torch.empty(shape, device="meta")
-    if not all(x.is_contiguous() for x in tensors):
-        # The order of dims in memory is that of a sum.
-        like = reduce(torch.add, map(_bytes_like, tensors))
+    like = new_as_in(max(tensors, key=Tensor.dim), shape)
     return map_tree(results, lambda y: torch.empty_like(like, dtype=y.dtype))
 
 

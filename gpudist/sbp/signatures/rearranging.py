@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -81,9 +80,7 @@ def diagonal(call: Call, parts: int) -> list[SbpSignature]:
     return splits_of_full_dims(others, range(len(others)))
 
 
-@compose(torch.linalg.diagonal)
-def matrix_diagonal(A: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
-    return torch.diagonal(A, offset, dim1, dim2)
+compose(torch.linalg.diagonal)(partial(torch.diagonal, dim1=-2, dim2=-1))
 
 
 @compose(*forms("trace"))
@@ -156,14 +153,8 @@ for _name, _along in (("vsplit", 0), ("hsplit", 1), ("dsplit", 2)):
     _enter_cut(_name, _along)
 
 
-def _pieces(function: Any, x: Tensor, size: Any, dim: int = 0) -> Any:
-    pieces = function(torch.empty(x.shape, device="meta"), size, dim)
-    *places, _ = accumulate(piece.shape[dim] for piece in pieces)
-    return torch.tensor_split(x, places, dim)
-
-
-compose(*forms("unsafe_chunk"))(partial(_pieces, torch.chunk))
-compose(*forms("unsafe_split", "unsafe_split_with_sizes"))(partial(_pieces, torch.split))
+compose(*forms("unsafe_chunk"))(torch.chunk)
+compose(*forms("unsafe_split"))(Tensor.split)
 
 
 @compose(*forms("rot90"))
