@@ -70,7 +70,7 @@ def type_of(x: Any, dtype: Any = None, non_blocking: bool = False) -> Any:
 
 @compose(Tensor.cpu)
 def cpu(x: Tensor, memory_format: Any = None) -> Tensor:
-    return to(x, "cpu")
+    return to(x, "cpu", memory_format=memory_format)
 
 
 @compose(Tensor.type_as)
@@ -80,7 +80,9 @@ def type_as(x: Tensor, other: Tensor) -> Tensor:
 
 def enter_cast(name: str, dtype: torch.dtype) -> None:
     """Register ``x.float()`` and the like."""
-    compose(getattr(Tensor, name))(lambda x, memory_format=None: to(x, dtype))
+    compose(getattr(Tensor, name))(
+        lambda x, memory_format=None: to(x, dtype, memory_format=memory_format)
+    )
 
 
 for name in (
