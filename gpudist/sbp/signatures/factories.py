@@ -23,11 +23,11 @@ def numbers(call: Call, parts: int) -> list[SbpSignature]:
     return [*splits(call), SbpSignature((partial_sum,), (broadcast,))]
 
 
-def convert(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return ``x`` in another dtype: ``x.type(dtype)``, which without arguments returns a text."""
+def convert(x: Tensor, dtype: torch.dtype, memory_format: torch.memory_format) -> Tensor:
+    """Return ``x`` in another dtype or order of dims in memory."""
     if torch.overrides.has_torch_function_unary(x):
-        return torch.overrides.handle_torch_function(convert, (x,), x, dtype)
-    return x.type(dtype)
+        return torch.overrides.handle_torch_function(convert, (x,), x, dtype, memory_format)
+    return x.to(dtype, memory_format=memory_format)
 
 
 @register(convert, any_cuts=True)
@@ -52,11 +52,10 @@ def to(x: Tensor, *args: Any, copy: bool = False, **kwargs: Any) -> Tensor:
             f"x.to({device}): the global tensor is on {x.device.type!r}, the device type of its "
             "placement; use x.to_global(placement) to move it"
         )
-    if dtype is not None and dtype != x.dtype:
-        x, copy = convert(x, dtype), False
-    if memory not in (None, torch.preserve_format):
-        return x.clone(memory_format=memory) if copy else x.contiguous(memory_format=memory)
-    return x.clone() if copy else x
+    is_cast = dtype is not None and dtype != x.dtype
+    if is_cast or memory not in (None, torch.preserve_format):
+        x = convert(x, dtype or x.dtype, memory or torch.preserve_format)
+    return x.clone() if copy and not is_cast else x
 
 
 @compose(Tensor.type)

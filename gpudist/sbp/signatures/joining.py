@@ -66,7 +66,10 @@ def stack(call: Call, parts: int) -> list[SbpSignature]:
     return [*signatures, _all_alike(call, partial_sum, partial_sum)]
 
 
-@register(*forms("split", "split_with_sizes", "chunk", "tensor_split"), any_cuts=True)
+@register(
+    *forms("split", "split_with_sizes", "chunk", "tensor_split", "unsafe_chunk", "unsafe_split"),
+    any_cuts=True,
+)
 def cut_pieces(call: Call, parts: int) -> list[SbpSignature]:
     """Split all dims; along the cut dim, a worker holds its own cells of each piece."""
     dims = call.tensors[0].dims
@@ -94,9 +97,12 @@ def _in_pieces(
         return [max(0, min(stop, last) - max(start, first)) for start, stop in ends]
 
     def localize(call: Call, part: AxisPart) -> Call:
-        *places, _ = accumulate(lengths_of(part))
+        pieces = lengths_of(part)
+        if "unsafe" in call.function.__name__:
+            args = Slot(0), pieces, along
+            return replace(call, function=torch.unsafe_split_with_sizes, args=args, kwargs={})
         # Unlike a result of torch.split, one of tensor_split may be changed in place.
-        args = Slot(0), places, along
+        args = Slot(0), [*accumulate(pieces[:-1])], along
         return replace(call, function=torch.tensor_split, args=args, kwargs={})
 
     by_worker = [lengths_of(AxisPart(parts, i, sizes)) for i in range(parts)]

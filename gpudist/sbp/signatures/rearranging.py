@@ -153,10 +153,6 @@ for _name, _along in (("vsplit", 0), ("hsplit", 1), ("dsplit", 2)):
     _enter_cut(_name, _along)
 
 
-compose(*forms("unsafe_chunk"))(torch.chunk)
-compose(*forms("unsafe_split"))(Tensor.split)
-
-
 @compose(*forms("rot90"))
 def rot90(x: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
     first, second = dims
