@@ -23,7 +23,9 @@ def numbers(call: Call, parts: int) -> list[SbpSignature]:
     return [*splits(call), SbpSignature((partial_sum,), (broadcast,))]
 
 
-def convert(x: Tensor, dtype: torch.dtype, memory_format: torch.memory_format) -> Tensor:
+def convert(
+    x: Tensor, dtype: torch.dtype, memory_format: torch.memory_format = torch.preserve_format
+) -> Tensor:
     """Return ``x`` in another dtype or order of dims in memory."""
     if torch.overrides.has_torch_function_unary(x):
         return torch.overrides.handle_torch_function(convert, (x,), x, dtype, memory_format)
