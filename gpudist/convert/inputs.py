@@ -17,6 +17,7 @@ from gpudist.checks.storage import is_about_dtypes
 from gpudist.errors import ConversionError, ShapeError, TransportError
 from gpudist.geometry.layout import broadcast, split
 from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement
+from gpudist.sbp.call import new_as_in
 from gpudist.sbp.global_spec import GlobalSpec, global_spec, on_axes_of, wrap, wrap_copies
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.placement import Placement
@@ -110,10 +111,12 @@ class Entrance:
             if layout.requires_grad != local.requires_grad:
                 local = local.detach().requires_grad_(bool(layout.requires_grad))
         last, how = self._specs.get((name, number), (None, None))
-        if last is not layout or how is None or how.dtype != local.dtype:
-            blocks = layout.decomposition
+        blocks = layout.decomposition
+        strides = None if local.is_contiguous() else new_as_in(local, blocks.shape).stride()
+        made = (local.dtype, strides)
+        if last is not layout or how is None or (how.dtype, how.strides) != made:
             sbp = tuple(split(axis, blocks.dims[axis].lengths) for axis in self.axes)
-            how = global_spec(self.placement, sbp or (broadcast,), blocks.shape, local.dtype)
+            how = global_spec(self.placement, sbp or (broadcast,), blocks.shape, *made)
             self._specs[name, number] = layout, how
         return wrap(GlobalTensor, local, how)
 

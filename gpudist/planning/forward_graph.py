@@ -11,14 +11,14 @@ import torch
 
 from gpudist.geometry.layout import NdSbp
 from gpudist.nn.autocast_on_meta import same_autocast
-from gpudist.sbp.call import as_call, key_of
+from gpudist.sbp.call import as_call, key_of, share_memory
 from gpudist.sbp.fresh import FACTORIES
 from gpudist.sbp.global_spec import local_of, spec_of
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.outer import OuterTensor
 from gpudist.sbp.pins import Pins
 from gpudist.sbp.placement import Placement
-from gpudist.sbp.registry import Rule, name_of, signatures
+from gpudist.sbp.registry import name_of
 from gpudist.sbp.scope import Scope, place_of_call
 from gpudist.sbp.trees import tensors_in
 
@@ -158,8 +158,8 @@ class ForwardGraph(Pins):
         )  # fmt: skip
         if is_fixed:
             self._tie(at, sources)
-        rule = signatures.get(function)
-        if isinstance(rule, Rule) and rule.view:
+        parts = [local_of(x) for x in tensors]
+        if any(share_memory(local_of(y), part) for y in results for part in parts):
             self._views.add(at)
         if is_known:
             for place, y in enumerate(results):

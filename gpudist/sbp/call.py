@@ -25,6 +25,7 @@ Compute = Callable[[Sequence[torch.Tensor]], Any]
 on_meta: dict[Function, Function] = {}
 # Functions that several workers compute parts on CPUs with, where torch's may be slower or wrong.
 on_parts: dict[Function, Function] = {}
+share_memory: Callable[[torch.Tensor, torch.Tensor], bool] = torch._C._is_alias_of  # pyright: ignore
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,11 @@ class Slot:
 
 @dataclass(frozen=True)
 class Spec:
-    """Shape and dtype of a tensor, as rules see it."""
+    """Shape and dtype of a tensor, as rules see it; strides are ``None`` if it is contiguous."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    strides: tuple[int, ...] | None = None
 
     @property
     def dims(self) -> int:
@@ -143,12 +145,16 @@ class Call:
         return {}
 
     @cached_property
-    def _results(self) -> Any:
+    def _run(self) -> tuple[Any, Sequence[torch.Tensor]]:
+        """The results on meta tensors, and these."""
         call_shape_functions_directly()
         # Modes that count or record calls must not see this one.
         with outside_torch(), torch.no_grad():
             metas: list[torch.Tensor] = [
-                torch.empty(spec.shape, dtype=spec.dtype, device="meta") for spec in self.tensors
+                torch.empty(spec.shape, dtype=spec.dtype, device="meta")
+                if spec.strides is None
+                else torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device="meta")
+                for spec in self.tensors
             ]
             stand_in = on_meta.get(self.function)
             if self.autocast is not None:
@@ -156,21 +162,46 @@ class Call:
                 metas = [ShapeOnDevice.like(meta, device) for meta in metas]
                 # Autocast knows only torch's own function, which may refuse empty blocks.
                 with suppress(*(() if stand_in is None else (RuntimeError, IndexError))):
-                    return self(metas)
-            return replace(self, function=stand_in or self.function)(metas)
+                    return self(metas), metas
+            return replace(self, function=stand_in or self.function)(metas), metas
 
     @cached_property
     def outputs(self) -> tuple[Spec, ...]:
         """Specs of the tensors among the results, computed on meta tensors."""
-        return tuple(Spec(tuple(y.shape), y.dtype) for y in tensors_in(self._results))
+        return tuple(Spec(tuple(y.shape), y.dtype, strides_of(y)) for y in tensors_in(self._run[0]))
+
+    @cached_property
+    def aliases(self) -> tuple[int | None, ...]:
+        """For each tensor among the results, the slot of the tensor whose memory it shares."""
+        results, metas = self._run
+        return tuple(
+            next((i for i, x in enumerate(metas) if share_memory(y, x)), None)
+            for y in tensors_in(results)
+        )
 
     @cached_property
     def tree(self) -> Any:
         """The results, with each tensor replaced by a ``Slot``."""
         number = count()
         return map_tree(
-            self._results, lambda y: Slot(next(number)) if isinstance(y, torch.Tensor) else y
+            self._run[0], lambda y: Slot(next(number)) if isinstance(y, torch.Tensor) else y
         )
+
+
+def strides_of(x: torch.Tensor) -> tuple[int, ...] | None:
+    """Return the strides of ``x``, ``None`` if it is contiguous."""
+    return None if x.is_contiguous() else x.stride()
+
+
+def new_as_in(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """Return a meta tensor of another shape, whose dims have the order in memory of ``x``.
+
+    It is contiguous if ``x`` is, or has another number of dims.
+    """
+    order = list(range(len(shape)))
+    if x.dim() == len(shape) and not x.is_contiguous():
+        order.sort(key=lambda d: -x.stride(d))
+    return torch.empty_permuted(shape, order, dtype=x.dtype, device="meta")
 
 
 def fill_slots(tree: Any, tensors: Sequence[Any]) -> Any:

@@ -16,7 +16,7 @@ from gpudist.exchange import Movement
 from gpudist.nn.autocast import in_dtypes_of_torch, is_wide
 from gpudist.sbp import views
 from gpudist.sbp.arguments import bind_arguments
-from gpudist.sbp.call import Compute
+from gpudist.sbp.call import Compute, Slot, share_memory
 from gpudist.sbp.copies import require_copies, substitute_of, with_copies
 from gpudist.sbp.dispatch import OperatorCall, box_inputs, dispatch
 from gpudist.sbp.explain import debug_logs, is_explaining, open_lines
@@ -156,10 +156,17 @@ def call_cached(
         if result.dtype != spec.dtype:
             spec = _of_dtype(spec, result.dtype)
         # As wrapped() does, without its call.
-        y: Any = make_wrapper(kind, spec.shape, dtype=spec.dtype, device=result.device)
+        y: Any = make_wrapper(
+            kind, spec.shape, strides=spec.strides, dtype=spec.dtype, device=result.device
+        )
         y._local, y._global_spec = result, spec
-        if operator.is_view and (operator.is_copy or "_view" in args[0].__dict__):
-            views.note(y, function, args, kwargs, operator.call, operator.is_copy, None)
+        if operator.base is not None:
+            base = args[operator.base]
+            is_shared = share_memory(result, base._local) and not operator.is_copy
+            if not is_shared or "_view" in base.__dict__:
+                views.note(y, base, function, args, kwargs, operator.call, operator.is_copy)
+        elif share_memory(result, local[0]):
+            y._local = result.clone()
         if _calls.open:
             _calls.open[-1].append(operator._replace(inputs=_tensors(args, kwargs), results=[y]))
         return y
@@ -167,9 +174,10 @@ def call_cached(
         wrap(kind, y, _of_dtype(spec, y.dtype))
         for y, spec in zip(result if specs else (), specs, strict=True)
     ]
-    if operator.is_view:
-        for place, y in enumerate(outputs):
-            views.note(y, function, args, kwargs, operator.call, operator.is_copy, place)
+    for place, y in enumerate(outputs):
+        if operator.base is not None:
+            base = args[operator.base]
+            views.note(y, base, function, args, kwargs, operator.call, operator.is_copy, place)
     if _calls.open:
         _calls.open[-1].append(operator._replace(inputs=_tensors(args, kwargs), results=outputs))
     return holder(outputs) if specs else args[0]
@@ -184,7 +192,7 @@ def _must_check_change(kind: type[GlobalTensor], changed: Any) -> bool:
 def _of_dtype(spec: GlobalSpec, dtype: torch.dtype) -> GlobalSpec:
     if spec.dtype == dtype:
         return spec
-    return global_spec(spec.placement, spec.sbp, spec.shape, dtype)
+    return global_spec(spec.placement, spec.sbp, spec.shape, dtype, spec.strides)
 
 
 def _key_of(
@@ -354,6 +362,8 @@ def _single(
             return None
     elif result is not args[0]:
         return None
+    if not is_one and isinstance(operator.prepared.derivation.tree, Slot):
+        return None  # A list of the only result.
     compute = operator.prepared.compute
     if compute is None and (
         function is not operator.function or len(tensors) < len(operator.inputs)
@@ -367,7 +377,14 @@ def _single(
         compute = in_dtypes_of_torch(compute, placement.autocast, dtypes)
     specs = tuple([y._global_spec for y in operator.results])
     spec = specs[0] if is_one and specs else None
-    alone = operator._replace(inputs=(), results=())
+    base = None
+    if any(slot is not None for slot in operator.aliases):
+        # All results are views of one argument.
+        slot, *others = {*operator.aliases}
+        base = next((i for i, x in enumerate(args) if x is operator.inputs[slot or 0]), None)
+        if others or base is None or not hasattr(args[base], "_local"):
+            return None
+    alone = operator._replace(inputs=(), results=(), base=base)
     movements, holder = operator.prepared.movements, type(results)
     return _CachedCall(movements, compute, spec, specs, holder, alone, order, draws)
 

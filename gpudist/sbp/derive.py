@@ -35,7 +35,8 @@ class Derivation:
     Attributes:
         inputs: layouts that the operator requires of its inputs.
         outputs: layouts of the outputs.
-        results: shapes and dtypes of the global outputs.
+        results: shapes, dtypes and strides of the global outputs.
+        aliases: see :class:`Call`.
         tree: the results, with a ``Slot`` for each output.
         local: the call on this rank's block.
         bind: creates the function that replaces the operator, if any.
@@ -46,15 +47,12 @@ class Derivation:
     inputs: tuple[Layout, ...]
     outputs: tuple[Layout, ...]
     results: tuple[Spec, ...]
+    aliases: tuple[int | None, ...]
     tree: Any
     local: Call
     bind: Bind | None
     bind_axes: tuple[int, ...]
     bytes: int
-
-    def is_copy_of(self, layouts: Sequence[Layout]) -> bool:
-        """Return whether the results cannot share memory with inputs of these layouts."""
-        return self.bind is not None or self.inputs != tuple(layouts)
 
     def with_arguments(self, call: Call) -> Derivation:
         """Return the derivation for different floats; signatures must not have ``localize``."""
@@ -123,6 +121,7 @@ def _derivation(
             for sbp, spec in zip(outputs, call.outputs, strict=True)
         ),
         call.outputs,
+        call.aliases,
         call.tree,
         local,
         bind,
@@ -176,6 +175,9 @@ def _cheapest(rule: Rule, call: Call, layouts: Sequence[Layout], held: int | Non
     paths = _without_collecting(call, layouts, paths)
     inputs = list(map(_inputs_of, paths))
     dtypes = list(map(_dtype_of_price, call.tensors))
+    is_view = not rule.in_place and any(
+        slot is not None for slot in call.with_shapes(call.shapes).aliases
+    )
     split_dims = {
         attribute.dim for layout in layouts for attribute in layout.sbp if attribute.is_split
     }
@@ -205,7 +207,7 @@ def _cheapest(rule: Rule, call: Call, layouts: Sequence[Layout], held: int | Non
         cuts = [share_at_cuts(sbp, spec.shape, layouts[0].grid) for sbp, spec in pairs]
         others = dims - split_dims
         far = sum(min(abs(a - b) for b in split_dims) for a in others) if split_dims else 0
-        return bounds[i], whole, len(others), far * rule.view, max(cuts, default=0.0)
+        return bounds[i], whole, len(others), far * is_view, max(cuts, default=0.0)
 
     for i in sorted(range(len(paths)), key=order):
         if best is not None and bounds[i] >= least_price:

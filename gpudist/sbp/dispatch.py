@@ -18,7 +18,7 @@ from gpudist.geometry.layout import Layout, broadcast, share_at_cuts, split
 from gpudist.nn.autocast import in_dtypes_of_torch
 from gpudist.sbp import views
 from gpudist.sbp.arguments import bind_arguments
-from gpudist.sbp.call import Call, Spec, as_call, fill_slots, key_of
+from gpudist.sbp.call import Call, Spec, as_call, fill_slots, key_of, share_memory
 from gpudist.sbp.derive import Derivation
 from gpudist.sbp.explain import is_explaining, say
 from gpudist.sbp.global_spec import on_axes_of, spec_of
@@ -53,8 +53,9 @@ class OperatorCall(NamedTuple):
         inputs: its tensors.
         prepared: its prepared execution.
         results: its results; empty if it is in place.
-        is_view: whether the results would share memory with the first tensor if it were not boxed.
+        aliases: for each result, the input that it is a view of in torch, or ``None``.
         is_copy: whether the results have memory of their own.
+        base: place among the arguments of a cached call of the input that the results are views of.
     """
 
     function: Any
@@ -62,8 +63,9 @@ class OperatorCall(NamedTuple):
     inputs: Sequence[torch.Tensor]
     prepared: PreparedCall
     results: Sequence[GlobalTensor]
-    is_view: bool
-    is_copy: bool
+    aliases: tuple[int | None, ...] = ()
+    is_copy: bool = False
+    base: int | None = None
 
 
 def dispatch(
@@ -223,6 +225,7 @@ def _carry_out(
     is_clone: bool = False,
 ) -> Any:
     slots, named, tensors = as_call(function, args, kwargs)
+    given = tensors
     scope = current_scope()
     in_place = (rule.in_place or changes_first(function, slots, named)) and not is_clone
     tensors = _on_one_placement(kind, scope, tensors, in_place)
@@ -238,7 +241,10 @@ def _carry_out(
     if is_watched:
         views.require_writable(name_of(function), tensors[0])
     layouts = tuple(_layout(kind, placement, x) for x in tensors)
-    specs = tuple(Spec(tuple(x.shape), x.dtype) for x in tensors)
+    specs = tuple(
+        Spec(tuple(x.shape), x.dtype, spec_of(x).strides if isinstance(x, kind) else None)
+        for x in tensors
+    )
     call = Call(function, slots, named, specs, placement.autocast)
     held = next(
         (i for i, x in enumerate(tensors) if isinstance(x, kind) and spec_of(x).is_held), None
@@ -278,29 +284,33 @@ def _carry_out(
         if is_watched:
             views.propagate_change(tensors[0])
         if operators is not None:
-            operators.append(OperatorCall(function, call, tensors, prepared, (), False, False))
+            operators.append(OperatorCall(function, call, tensors, prepared, ()))
         return tensors[0]
     outputs = prepared.derivation.outputs
-    is_copy = prepared.derivation.is_copy_of(layouts)
-    if rule.view and not (placement.active or is_copy):
-        # Work in place on a view changes the graph of its base, on every rank alike.
-        none = local[0].reshape(-1)[:0]
-        results = [none if none.dtype == y.dtype else y for y in results]
+    # A function that replaces the operator, and one of boxed inputs, makes new memory.
+    is_copy = prepared.derivation.bind is not None or prepared.derivation.inputs != layouts
+    aliases = prepared.derivation.aliases
+    for place, slot in enumerate(aliases):
+        y = results[place]
+        if slot is None:
+            if any(share_memory(y, x) for x in local):
+                results[place] = y.clone()
+        elif not (placement.active or is_copy) and y.dtype == local[slot].dtype:
+            # Work in place on a view changes the graph of its base, on every rank alike.
+            results[place] = local[slot].reshape(-1)[:0]
     wrapped = [
-        kind._wrap(y, placement, layout.sbp, layout.shape)
-        for y, layout in zip(results, outputs, strict=True)
+        kind._wrap(y, placement, layout.sbp, layout.shape, spec.strides)
+        for y, layout, spec in zip(results, outputs, prepared.derivation.results, strict=True)
     ]
     if scope is not None:
         for y in wrapped:
             scope.note_block(y.global_layout, y.element_size())
-    if rule.view:
-        places = [None] if len(wrapped) == 1 else range(len(wrapped))
-        for place, y in zip(places, wrapped, strict=True):
-            views.note(y, function, args, kwargs, call, is_copy, place)
+    for place, (slot, y) in enumerate(zip(aliases, wrapped, strict=True)):
+        if slot is not None and isinstance(base := given[slot], kind):
+            is_moved = is_copy or base._local is not tensors[slot]._local
+            views.note(y, base, function, args, kwargs, call, is_moved, place)
     if operators is not None:
-        operators.append(
-            OperatorCall(function, call, tensors, prepared, wrapped, rule.view, is_copy)
-        )
+        operators.append(OperatorCall(function, call, tensors, prepared, wrapped, aliases, is_copy))
     return fill_slots(prepared.derivation.tree, wrapped)
 
 

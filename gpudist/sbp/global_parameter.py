@@ -97,8 +97,10 @@ class GlobalParameter(GlobalTensor):
         return args[0] if type(args[0]) is GlobalParameter else result
 
     @classmethod
-    def _wrap(cls, local: Any, placement: Any, sbp: Any, shape: Any) -> GlobalTensor:
-        return GlobalTensor._wrap(local, placement, sbp, shape)
+    def _wrap(
+        cls, local: Any, placement: Any, sbp: Any, shape: Any, strides: Any = None
+    ) -> GlobalTensor:
+        return GlobalTensor._wrap(local, placement, sbp, shape, strides)
 
     def tensor(self) -> GlobalTensor:
         """Return a global tensor on the graph, whose gradients are summed over copies."""

@@ -62,9 +62,14 @@ class GlobalTensor(torch.Tensor):
 
     @classmethod
     def _wrap(
-        cls, local: torch.Tensor, placement: Placement, sbp: NdSbp, shape: tuple[int, ...]
+        cls,
+        local: torch.Tensor,
+        placement: Placement,
+        sbp: NdSbp,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...] | None = None,
     ) -> GlobalTensor:
-        return wrap(cls, local, global_spec(placement, sbp, shape, local.dtype))
+        return wrap(cls, local, global_spec(placement, sbp, shape, local.dtype, strides))
 
     def _with_part(self, local: torch.Tensor) -> GlobalTensor:
         return wrap(GlobalTensor, local, self._global_spec)
@@ -137,7 +142,8 @@ class GlobalTensor(torch.Tensor):
     @leave_untraced(UNTRACED)
     def like(self, local: torch.Tensor) -> GlobalTensor:
         """Return a global tensor with this one's layout whose part on this rank is ``local``."""
-        return self._wrap(local, self.placement, self.sbp, tuple(self.shape))
+        spec = self._global_spec
+        return self._wrap(local, spec.placement, spec.sbp, spec.shape, spec.strides)
 
     @checked()
     @leave_untraced(UNTRACED)
@@ -182,7 +188,8 @@ class GlobalTensor(torch.Tensor):
                     self.numel(), record.sent_bytes() - sent, False, False,
                 )
             )  # fmt: skip
-        return self._wrap(local, placement, target.sbp, tuple(self.shape))
+        strides = self._global_spec.strides
+        return self._wrap(local, placement, target.sbp, tuple(self.shape), strides)
 
     @checked()
     @leave_untraced(UNTRACED)

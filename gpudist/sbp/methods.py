@@ -190,7 +190,7 @@ def later_hook_of_part(x: Any, hook: Callable[..., Any]) -> Callable[..., Any]:
 
 @entry(T.detach, torch.detach)
 def detach(x: GlobalTensor) -> GlobalTensor:
-    return x.like(x._local.detach())
+    return views.follow(x, x.like(x._local.detach()), detach)
 
 
 @entry(T.detach_)
@@ -201,7 +201,7 @@ def detach_in_place(x: GlobalTensor) -> GlobalTensor:
 
 @entry(T.data.__get__)  # pyright: ignore
 def get_data(x: GlobalTensor, *_: object) -> GlobalTensor:
-    return x.like(x._local.data)
+    return views.follow(x, x.like(x._local.data), get_data)
 
 
 @entry(T.data.__set__)  # pyright: ignore

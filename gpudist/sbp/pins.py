@@ -113,7 +113,7 @@ class PlacedPin:
         if target is source:
             return base
 
-        def make() -> GlobalTensor:
+        def make(base: Any) -> GlobalTensor:
             scope = current_scope()
             if scope is not None and scope.record is not None:
                 return base.to_global(self.placement, self.sbp)
@@ -125,18 +125,18 @@ class PlacedPin:
                 local = box(part, source.layout, target.layout, world)
                 return wrap(GlobalTensor, local, target)
 
-        moved = make()
+        moved = make(base)
         scope = current_scope()
         if scope is not None:
             scope.moves += 1
         # In torch, what the network changes in place here is the tensor itself.
         vars(base)["_has_views"] = True
-        views.link(moved, views.EmulatedView(base, make, base.copy_, True))
+        views.link(moved, views.EmulatedView(base, make, torch.Tensor.copy_, True))
         return moved
 
     def _spec_if_moved(self, source: GlobalSpec) -> GlobalSpec:
         self._require_dims(source.shape)
-        target = global_spec(self.placement, self.sbp, source.shape, source.dtype)
+        target = global_spec(self.placement, self.sbp, source.shape, source.dtype, source.strides)
         is_there = source.placement == self.placement and source.layout == target.layout
         return source if is_there else target
 

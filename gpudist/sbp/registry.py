@@ -67,8 +67,9 @@ never need to be summed first.
   function draws.
 * ``register(..., windows=True)``: the function is worth splitting a replicated tensor for. Within a
   converted network, a large tensor that every worker holds in full is split like the inputs.
-* ``register(..., view=True)``: the result shares memory with its input. If the input is boxed, or
-  the signature has a ``run``, it does not, and in-place functions on the result raise.
+* Whether a result shares memory with a tensor of the call is what torch's function says on meta
+  tensors with the strides of the whole tensors. Work in place on such a result reaches the tensor,
+  or raises; see ``gpudist/sbp/views.py``.
 
 **A composite** is a Python function that takes the same arguments, including global tensors, and
 calls other operators: ``_foreach_add_`` is a loop of ``add_``.
@@ -216,7 +217,6 @@ class Rule:
     in_place: bool = False
     replicable: bool = True
     any_float: bool = False
-    view: bool = False
     any_cuts: bool = False
     windows: bool = False
     draws_anew: bool = False
@@ -239,7 +239,6 @@ def register(
     in_place: bool = False,
     replicable: bool = True,
     any_float: bool = False,
-    view: bool = False,
     any_cuts: bool = False,
     windows: bool = False,
     draws_anew: bool = False,
@@ -249,7 +248,7 @@ def register(
     def enter(derive: _Rule) -> _Rule:
         for function in functions:
             signatures[function] = Rule(
-                derive, in_place, replicable, any_float, view, any_cuts, windows, draws_anew
+                derive, in_place, replicable, any_float, any_cuts, windows, draws_anew
             )
         return derive
 

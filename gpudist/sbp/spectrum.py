@@ -190,13 +190,12 @@ def _zeros_in_place_of(x: T, placement: Placement, sbp: NdSbp) -> GlobalTensor:
 def _link(part: GlobalTensor, x: GlobalTensor, ranges: Ranges) -> None:
     """Keep ``part``, a slice of ``x`` with memory of its own, equal to ``x``."""
     index = tuple(map(slice_of, ranges))
-    whole: Any = x
     sbp = part.sbp
 
-    def make() -> T:
+    def make(whole: Any) -> T:
         return whole[index].to_global(sbp=sbp)
 
-    def write(changed: T) -> None:
+    def write(whole: T, changed: T) -> None:
         whole[index] = changed
 
     views.link(part, views.EmulatedView(x, make, write, True))

@@ -21,6 +21,7 @@ from gpudist.geometry.layout import Layout, NdSbp, Sbp, broadcast, nd_sbp
 from gpudist.nn.tensor_parallel.conventions import expect
 from gpudist.ops.shape_agreement import wants_gradient
 from gpudist.sbp.boxing import box_both_ways, movement_of
+from gpudist.sbp.call import new_as_in, strides_of
 from gpudist.sbp.copies import copy_of, require_copies
 from gpudist.sbp.global_tensor import UNTRACED, GlobalTensor
 from gpudist.sbp.placement import Placement
@@ -143,7 +144,7 @@ def _from_local(
     elif movement is not None:
         part = x if world.rank in source.ranks else x.reshape(-1)[:0]
         (local,) = move((movement,), (part,))
-    return GlobalTensor._wrap(local, placement, sbp, shape)
+    return GlobalTensor._wrap(local, placement, sbp, shape, strides_of(new_as_in(x, shape)))
 
 
 def from_part(
@@ -152,7 +153,8 @@ def from_part(
     """Wrap this rank's part of a tensor, and box its gradient along the layouts of ``back``."""
     local = x if placement.active else x.reshape(-1)[:0]
     local = box_both_ways(local, [layout], back, placement.partition.world)
-    return GlobalTensor._wrap(local, placement, layout.sbp, layout.shape)
+    like = new_as_in(x, layout.shape)
+    return GlobalTensor._wrap(local, placement, layout.sbp, layout.shape, strides_of(like))
 
 
 def _is_one_value(x: torch.Tensor, placement: Placement) -> bool:

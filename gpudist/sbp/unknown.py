@@ -15,8 +15,9 @@ from gpudist.errors import ConversionError
 from gpudist.geometry.layout import broadcast
 from gpudist.sbp import views
 from gpudist.sbp.boxing import boxed_bytes
+from gpudist.sbp.call import share_memory
 from gpudist.sbp.global_spec import spec_of, wrap_copies
-from gpudist.sbp.outer import OuterTensor
+from gpudist.sbp.outer import OuterTensor, changes_in_place
 from gpudist.sbp.registry import name_of
 from gpudist.sbp.remedies import can_have_rule
 from gpudist.sbp.scope import PlanRow, Scope, place_of_call, where_called
@@ -72,7 +73,9 @@ def compute_gathered(
     originals = {id(wholes[id(x)]): x for x in inputs}
     for x in inputs:
         whole = wholes[id(x)]
-        if whole._version == versions[id(x)] or not isinstance(x, kind):
+        # ``apply_`` counts no version.
+        is_first = x is args[0] and changes_in_place(function, kwargs)
+        if (whole._version == versions[id(x)] and not is_first) or not isinstance(x, kind):
             continue
         if whole is not x._local:
             x.copy_(wrap_copies(kind, whole, scope.placement))
@@ -82,12 +85,21 @@ def compute_gathered(
     like = max(split, key=lambda x: x.numel(), default=None)
     like = next((x for x in inputs if isinstance(x, kind) and spec_of(x).is_held), like)
 
+    places = {id(leaf): place for place, leaf in enumerate(tensors_in(result))}
+
     def back(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or isinstance(leaf, kind):
             return leaf
         if id(leaf) in originals:
             return originals[id(leaf)]
-        return cut_like(wrap_copies(kind, leaf, scope.placement), like)
+        whole = wrap_copies(kind, leaf, scope.placement)
+        y = cut_like(whole, like)
+        for x in inputs:
+            if isinstance(x, kind) and share_memory(leaf, wholes[id(x)]):
+                is_whole = x.is_copy_everywhere and x.placement == scope.placement
+                is_copy = y is not whole or not is_whole
+                views.note(y, x, function, args, kwargs, None, is_copy, places[id(leaf)])
+        return y
 
     results = map_tree(result, back)
     if record is not None:
@@ -127,7 +139,14 @@ def _whole(x: GlobalTensor, scope: Scope) -> torch.Tensor:
         whole = x._local
     if not x.is_copy_everywhere:
         whole = x.to_global(sbp=(broadcast,) * x.placement.axes)._local
-    return whole if x.placement.active else stand_in(whole, x.shape)
+    if not x.placement.active:
+        return stand_in(whole, x.shape)
+    strides = spec_of(x).strides
+    if strides is None or 0 in strides or whole is x._local:
+        return whole
+    return torch.empty_strided(whole.shape, strides, dtype=whole.dtype, device=whole.device).copy_(
+        whole
+    )
 
 
 def stand_in(part: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:

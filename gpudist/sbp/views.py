@@ -1,22 +1,27 @@
 """Emulate views that had to be copied: keep them equal to their base.
 
-A view that had to be boxed has memory of its own. In-place changes of the view are written to its
-base. After a change of the base, through any tensor that shares its memory, the view is outdated:
-it has no cells until it is used, which computes them again. To do so at once would let ranks
-disagree, since some may have freed a view that others still hold.
+A result is a view if torch's function shares memory on meta tensors with the strides of the whole
+tensors. A view that had to be boxed, or whose part was copied, has memory of its own. In-place
+changes of the view are written to its base. After a change of the base, through any tensor that
+shares its memory, the view is outdated: it has no cells until it is used, which computes them
+again. To do so at once would let ranks disagree, since some may have freed a view that others still
+hold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from weakref import ReferenceType, ref
 
 import torch
 
-from gpudist.sbp.call import Call
+from gpudist.errors import ShapeError
+from gpudist.sbp.call import Call, share_memory
+from gpudist.sbp.trees import map_tree, tensors_in
 
 T = torch.Tensor
 
@@ -27,14 +32,14 @@ class EmulatedView:
 
     Attributes:
         base: tensor that it is a view of.
-        make: recomputes the view from its base.
-        write: writes the changed view to the base; ``None`` if that is not supported.
+        make: computes the view from its base.
+        write: writes the changed view to its base; ``None`` if that is not supported.
         is_copy: whether it has memory of its own; otherwise its base is a view that is a copy.
     """
 
     base: torch.Tensor
-    make: Callable[[], torch.Tensor]
-    write: Callable[[torch.Tensor], object] | None
+    make: Callable[[Any], torch.Tensor]
+    write: Callable[[Any, torch.Tensor], object] | None
     is_copy: bool
 
 
@@ -60,36 +65,64 @@ def is_copy(x: torch.Tensor) -> bool:
 
 def note(
     y: Any,
+    base: Any,
     function: Any,
-    args: Sequence[Any],
+    args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    call: Call,
+    call: Call | None,
     is_copy: bool,
-    place: int | None = None,
+    place: int = 0,
 ) -> None:
-    """Record that ``y`` is an emulated view of ``args[0]``, unless they share memory.
+    """Record that ``y`` is an emulated view of ``base``, unless they share memory.
 
     Args:
         y: result of the function.
+        base: the tensor of the call that it is a view of.
         function, args, kwargs: call that returned it.
-        call: operator that carried it out.
+        call: operator that carried it out, ``None`` if whole tensors were gathered.
         is_copy: whether it has memory of its own, on every rank alike.
-        place: position of ``y`` among the results, ``None`` if it is the only one.
+        place: position of ``y`` among the results.
     """
-    base: Any = args[0]
-    if not is_copy and view_of(base) is None:
+    is_shared = share_memory(y._local, base._local) or not base.placement.active
+    if is_shared and not is_copy and view_of(base) is None:
         return
 
-    def make() -> torch.Tensor:
-        result = function(*args, **kwargs)
-        return result if place is None else result[place]
+    def make(source: Any) -> torch.Tensor:
+        positional, named = map_tree((args, kwargs), lambda x: source if x is base else x)
+        return tensors_in(function(*positional, **named))[place]
 
-    if is_copy and _memory(y) == _memory(base):
+    if is_shared and is_copy:
         # They may share memory on this rank alone, for example on the rank that holds the only
         # term.
         y._local = y._local.clone()
     vars(base)["_has_views"] = True
-    link(y, EmulatedView(base, make, _writer(base, call), is_copy))
+    if is_shared or is_copy:
+        link(y, EmulatedView(base, make, None if call is None else _writer(call), is_copy))
+    else:
+        # Other ranks may share memory, so nothing may move.
+        link(y, EmulatedView(base, partial(_reshape_part, y._global_spec), _write_part, True))
+
+
+def _reshape_part(spec: Any, base: Any) -> torch.Tensor:
+    local = base._local.reshape(spec.layout.box(spec.placement.index).shape)
+    return base._wrap(local, spec.placement, spec.sbp, spec.shape, spec.strides)
+
+
+def _write_part(base: Any, changed: Any) -> None:
+    base._local.copy_(changed._local.reshape(base._local.shape))
+    propagate_change(base)
+
+
+def follow(x: Any, y: Any, alias: Callable[[Any], Any]) -> Any:
+    """Return ``y = alias(x)``, which shares its memory: if ``x`` is an emulated view, a view, too.
+
+    Its base is ``alias`` of the base, so that changes have the same gradients as in torch.
+    """
+    view = view_of(x)
+    if view is not None:
+        make = view.make
+        link(y, replace(view, base=alias(view.base), make=lambda base: alias(make(base))))
+    return y
 
 
 def link(y: torch.Tensor, view: EmulatedView) -> None:
@@ -104,11 +137,11 @@ def link(y: torch.Tensor, view: EmulatedView) -> None:
     _watch(_memory(view.base), y)
 
 
-def _writer(base: Any, call: Call) -> Callable[[torch.Tensor], object] | None:
+def _writer(call: Call) -> Callable[[Any, torch.Tensor], object] | None:
     if call.function is torch.reshape:
-        return lambda changed: base.copy_(torch.reshape(changed, tuple(base.shape)))
+        return lambda base, changed: base.copy_(torch.reshape(changed, tuple(base.shape)))
     if call.function is T.__getitem__:
-        return lambda changed: base.__setitem__(call.args[1], changed)
+        return lambda base, changed: base.__setitem__(call.args[1], changed)
     return None
 
 
@@ -146,15 +179,15 @@ def require_writable(name: str, x: torch.Tensor) -> None:
     """Raise if ``x`` is an emulated view whose base cannot be updated.
 
     Raises:
-        RuntimeError: on every rank alike.
+        ShapeError: on every rank alike.
     """
     view = view_of(x)
     while view is not None:
         if view.is_copy and view.write is None:
-            raise RuntimeError(
-                f"{name}: this view is a copy, because its base had to be boxed, so the change "
-                "would not reach the base; box the base first with to_global, or clone this "
-                "tensor"
+            raise ShapeError(
+                f"{name}: this view is a copy, because its base had to be boxed or gathered, so "
+                "the change would not reach the base; change the base, box the base first with "
+                "to_global, or clone this tensor"
             )
         view = view_of(view.base)
 
@@ -168,7 +201,7 @@ def propagate_change(x: Any) -> None:
     if view.is_copy:
         assert view.write is not None
         # This writes to the base in place, which updates the base's other views in turn.
-        view.write(x.detach() if not x.requires_grad else x)
+        view.write(view.base, x if x.requires_grad else x.like(x._local.detach()))
     else:
         propagate_change(view.base)
 
@@ -207,7 +240,7 @@ def renew(y: Any) -> torch.Tensor:
     view = view_of(y)
     assert view is not None
     with as_made(view.base):
-        result: Any = view.make()
+        result: Any = view.make(view.base)
         # To compute a spectrum links its parts to it.
         view = view_of(y) or view
         is_alias = view.is_copy and _memory(result) == _memory(view.base)

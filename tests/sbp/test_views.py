@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 import gpudist
-from gpudist.geometry.layout import split
+from gpudist.geometry.layout import broadcast, split
 from gpudist.sbp.placement import Placement
 from gpudist.world.partition import Partition
 from tests.convert.training import assert_as_alone
@@ -90,3 +91,53 @@ def test_what_an_outdated_view_sends(P_world: Partition) -> None:
     assert sent_bytes(P_world, lambda: rows.sin()) > 0
     assert sent_bytes(P_world, lambda: rows.cos()) == 0
     assert torch.equal(rows.full_tensor(), y.full_tensor().reshape(2, -1))
+
+
+@distributed(ranks=[2], transports=["loopback"])
+def test_strides_are_of_the_whole(P_world: Partition) -> None:
+    whole = random_like_all((4, 2, 6), 1)
+    placement = Placement.of(grid(P_world, [P_world.size]))
+    x: Any = gpudist.to_global(whole, placement, broadcast).to_global(sbp=split(2))
+    for function in (
+        lambda x: x.transpose(0, 2),
+        lambda x: x.permute(2, 0, 1) + 1,
+        lambda x: x.permute(2, 0, 1).sum(1),
+        lambda x: x[:, :, 1:4],
+        lambda x: x[None].contiguous(memory_format=torch.channels_last),
+        lambda x: x.transpose(0, 2).reshape(12, 4),
+        lambda x: x.permute(2, 0, 1).detach().clone(),
+    ):
+        y, expected = function(x), function(whole)
+        assert y.stride() == expected.stride()
+        assert y.is_contiguous() == expected.is_contiguous()
+
+
+@distributed(ranks=[2], transports=["loopback"])
+def test_parts_that_are_copied(P_world: Partition) -> None:
+    """A view whose part torch copies, because the part has gaps, is written to its base."""
+    part = random_like_all((3, 4, 4), 1)[..., :2]
+    x: Any = gpudist.to_global(part.clone(), Placement.of(grid(P_world, [2])), split(0))
+    x = x.like(part)
+    doubled = 2 * x.full_tensor()
+    for view in (x.flatten(), x.view(6, 8), x.contiguous()):
+        view.mul_(2)
+        assert torch.equal(x.full_tensor(), doubled)
+        assert torch.equal(view.full_tensor(), doubled.view(view.shape))
+        x.div_(2)
+        assert torch.equal(2 * view.full_tensor(), doubled.view(view.shape))
+
+
+@pytest.mark.filterwarnings("ignore:.*are gathered by moving")
+@distributed(ranks=[2], transports=["loopback"])
+def test_functions_in_place_without_a_rule(P_world: Partition) -> None:
+    def write(y: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            y.detach().apply_(lambda cell: cell + 1)
+        return y * 1
+
+    net = Scaled(write).double()
+    x = random_like_all((2, 3, 4), 1)
+    P_x = grid(P_world, [1, 1, 2])
+    expected = net(x)
+    found: Any = gpudist.distribute(net, P_x)(gpudist.scatter(x, P_x))
+    assert torch.equal(found.full_tensor(), expected)

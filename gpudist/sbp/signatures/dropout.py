@@ -95,7 +95,7 @@ def drop(
     """Drop cells of the ``leading`` dims; each is dropped with all its cells in the other dims."""
     check_probability(p)
     if not training or p == 0:
-        return input if inplace else input.clone()
+        return input if inplace else torch.reshape(input, tuple(input.shape))
     draws = next_draw()
     if p == 1:
         y = input * 0.0

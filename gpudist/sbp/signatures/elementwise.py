@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gpudist.geometry.layout import Sbp, broadcast, partial_sum, split
-from gpudist.sbp.call import Call, Function, Slot, on_meta
+from gpudist.sbp.call import Call, Function, Slot, new_as_in, on_meta
 from gpudist.sbp.registry import Derive, SbpSignature, compose, forms, name_of, register
 from gpudist.sbp.trees import map_tree, tensors_in
 
@@ -83,7 +83,7 @@ RULES: dict[Derive, str] = {
     multiply: "mul multiply __mul__ __rmul__",
     divide: "div divide true_divide __truediv__ __div__",
     add_product: "addcmul",
-    linear: "neg negative positive clone deg2rad rad2deg conj_physical resolve_neg",
+    linear: "neg negative clone deg2rad rad2deg",
     point_wise: """
         abs absolute acos acosh airy_ai angle arccos arccosh arcsin arcsinh arctan arctan2
         arctanh asin asinh atan atan2 atanh bessel_j0 bessel_j1 bessel_y0 bessel_y1
@@ -130,7 +130,8 @@ def _of_single_cells(function: Function, in_place: bool, *args: Any, **kwargs: A
     if results is NotImplemented:
         # Raised inside torch's comparison, this lets Python ask the other operand.
         raise TypeError(f"{name_of(function)}: an operand is neither a tensor nor a number")
-    return map_tree(results, lambda y: torch.empty(shape, dtype=y.dtype, device="meta"))
+    like = new_as_in(max(tensors, key=Tensor.dim), shape)
+    return map_tree(results, lambda y: torch.empty_like(like, dtype=y.dtype))
 
 
 def enter(rule: Derive, functions: Sequence[Function], in_place: bool = False) -> None:
@@ -149,18 +150,17 @@ for rule, names in RULES.items():
 enter(point_wise, [torch.polar])
 enter(where, [torch.where])
 enter(add, [Tensor.copy_], in_place=True)
-enter(linear, forms("zero", in_place=True), in_place=True)
+enter(linear, forms("zero", "conj_physical", in_place=True), in_place=True)
 register(torch.complex, any_cuts=True)(add)
-# Views of complex tensors; they are linear over the real numbers.
+# Views, of complex tensors and of others; they are linear over the real numbers.
 register(
-    *forms("conj", "resolve_conj"),
+    *forms("conj", "conj_physical", "positive", "resolve_conj", "resolve_neg"),
     *(torch.real, torch.imag, Tensor.real.__get__, Tensor.imag.__get__),  # pyright: ignore
-    view=True,
     any_cuts=True,
 )(linear)
 
 
-@register(torch.view_as_real, torch.view_as_complex, view=True, any_cuts=True)
+@register(torch.view_as_real, torch.view_as_complex, any_cuts=True)
 def pairs(call: Call, parts: int) -> list[SbpSignature]:
     """Split all dims, except the one that has the two parts of a number."""
     dims = min(call.tensors[0].dims, call.outputs[0].dims)

@@ -23,11 +23,13 @@ def numbers(call: Call, parts: int) -> list[SbpSignature]:
     return [*splits(call), SbpSignature((partial_sum,), (broadcast,))]
 
 
-def convert(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return ``x`` in another dtype: ``x.type(dtype)``, which without arguments returns a text."""
+def convert(
+    x: Tensor, dtype: torch.dtype, memory_format: torch.memory_format = torch.preserve_format
+) -> Tensor:
+    """Return ``x`` in another dtype or order of dims in memory."""
     if torch.overrides.has_torch_function_unary(x):
-        return torch.overrides.handle_torch_function(convert, (x,), x, dtype)
-    return x.type(dtype)
+        return torch.overrides.handle_torch_function(convert, (x,), x, dtype, memory_format)
+    return x.to(dtype, memory_format=memory_format)
 
 
 @register(convert, any_cuts=True)
@@ -46,15 +48,16 @@ def to(x: Tensor, *args: Any, copy: bool = False, **kwargs: Any) -> Tensor:
         args = (args[0].device, args[0].dtype, *args[1:])
     if len(args) > 1 and all(isinstance(argument, bool) for argument in args[-2:]):
         args, copy = args[:-1], args[-1]
-    device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)  # pyright: ignore
+    device, dtype, _, memory = torch._C._nn._parse_to(*args, **kwargs)  # pyright: ignore
     if device is not None and device.type != x.device.type:
         raise NotImplementedError(
             f"x.to({device}): the global tensor is on {x.device.type!r}, the device type of its "
             "placement; use x.to_global(placement) to move it"
         )
-    if dtype is not None and dtype != x.dtype:
-        return convert(x, dtype)
-    return x.clone() if copy else x
+    is_cast = dtype is not None and dtype != x.dtype
+    if is_cast or memory not in (None, torch.preserve_format):
+        x = convert(x, dtype or x.dtype, memory or torch.preserve_format)
+    return x.clone() if copy and not is_cast else x
 
 
 @compose(Tensor.type)
@@ -68,7 +71,7 @@ def type_of(x: Any, dtype: Any = None, non_blocking: bool = False) -> Any:
 
 @compose(Tensor.cpu)
 def cpu(x: Tensor, memory_format: Any = None) -> Tensor:
-    return to(x, "cpu")
+    return to(x, "cpu", memory_format=memory_format)
 
 
 @compose(Tensor.type_as)
@@ -78,7 +81,9 @@ def type_as(x: Tensor, other: Tensor) -> Tensor:
 
 def enter_cast(name: str, dtype: torch.dtype) -> None:
     """Register ``x.float()`` and the like."""
-    compose(getattr(Tensor, name))(lambda x, memory_format=None: to(x, dtype))
+    compose(getattr(Tensor, name))(
+        lambda x, memory_format=None: to(x, dtype, memory_format=memory_format)
+    )
 
 
 for name in (

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from gpudist.geometry.layout import Sbp, broadcast, partial_sum, split
-from gpudist.sbp.call import Call, Function, Slot, on_meta
+from gpudist.sbp.call import Call, Function, Slot, new_as_in, on_meta
 from gpudist.sbp.registry import AxisPart, SbpSignature, forms, register
 from gpudist.sbp.signatures.fetching import concat_signature
 
@@ -50,7 +50,7 @@ def _cat_of_shapes(function: Function, tensors: Sequence[torch.Tensor], dim: int
         return function(tensors, dim)
     shape = [*tensors[0].shape]
     shape[dim] = sum(x.shape[dim] for x in tensors)
-    return torch.empty(shape, dtype=tensors[0].dtype, device="meta")
+    return new_as_in(tensors[0], shape)
 
 
 for _function in forms("cat", "concat", "concatenate"):
@@ -66,7 +66,10 @@ def stack(call: Call, parts: int) -> list[SbpSignature]:
     return [*signatures, _all_alike(call, partial_sum, partial_sum)]
 
 
-@register(*forms("split", "split_with_sizes", "chunk", "tensor_split"), view=True, any_cuts=True)
+@register(
+    *forms("split", "split_with_sizes", "chunk", "tensor_split", "unsafe_chunk", "unsafe_split"),
+    any_cuts=True,
+)
 def cut_pieces(call: Call, parts: int) -> list[SbpSignature]:
     """Split all dims; along the cut dim, a worker holds its own cells of each piece."""
     dims = call.tensors[0].dims
@@ -94,8 +97,13 @@ def _in_pieces(
         return [max(0, min(stop, last) - max(start, first)) for start, stop in ends]
 
     def localize(call: Call, part: AxisPart) -> Call:
-        args = Slot(0), lengths_of(part), along
-        return replace(call, function=torch.split, args=args, kwargs={})
+        pieces = lengths_of(part)
+        if "unsafe" in call.function.__name__:
+            args = Slot(0), pieces, along
+            return replace(call, function=torch.unsafe_split_with_sizes, args=args, kwargs={})
+        # Unlike a result of torch.split, one of tensor_split may be changed in place.
+        args = Slot(0), [*accumulate(pieces[:-1])], along
+        return replace(call, function=torch.tensor_split, args=args, kwargs={})
 
     by_worker = [lengths_of(AxisPart(parts, i, sizes)) for i in range(parts)]
     outputs = tuple(split(along, sizes_of_piece) for sizes_of_piece in zip(*by_worker, strict=True))
@@ -103,7 +111,7 @@ def _in_pieces(
     return SbpSignature((split(along, sizes),), outputs, localize, recut=again)
 
 
-@register(*forms("unbind"), view=True, any_cuts=True)
+@register(*forms("unbind"), any_cuts=True)
 def unbind(call: Call, parts: int) -> list[SbpSignature]:
     """Split like ``split``; dims after the removed one move down by one."""
     dims = call.tensors[0].dims

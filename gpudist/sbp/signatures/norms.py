@@ -175,7 +175,7 @@ def _layer_norm_of_shapes(
 ) -> Any:
     if tuple(input.shape[-len(normalized_shape) :]) != tuple(normalized_shape):
         return function(input, normalized_shape, *rest, **named)
-    return result_like(input)
+    return result_like(input).contiguous()
 
 
 for _function in (F.layer_norm, torch.layer_norm):

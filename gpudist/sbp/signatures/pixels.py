@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from gpudist.geometry.layout import Sbp, broadcast, partial_sum, split
 from gpudist.nn.affine.local_conv import number_per_dim
-from gpudist.sbp.call import Call
+from gpudist.sbp.call import Call, on_meta
 from gpudist.sbp.registry import AxisPart, Localize, SbpSignature, compose, forms, register
 from gpudist.sbp.signatures.along_axis import on_cells
 from gpudist.sbp.signatures.channel_norms import call_rule
@@ -72,13 +72,18 @@ def pixel_unshuffle(call: Call, parts: int) -> list[SbpSignature]:
     return in_units(call, parts, features)
 
 
+# On meta tensors, torch returns a view for a single group.
+for _function in forms("channel_shuffle", "native_channel_shuffle"):
+    on_meta[_function] = lambda x, groups: F.channel_shuffle(x, groups).clone()
+
+
 @register(*forms("channel_shuffle", "native_channel_shuffle"), any_cuts=True)
 def channel_shuffle(call: Call, parts: int) -> list[SbpSignature]:
     """Split all dims except the channels."""
     return splits_of_full_dims([d for d in range(call.tensors[0].dims) if d != 1])
 
 
-@register(torch.Tensor.unfold, view=True, any_cuts=True)
+@register(torch.Tensor.unfold, any_cuts=True)
 def sliding(call: Call, parts: int) -> list[SbpSignature]:
     """Split other dims, and the dim itself if the windows tile it."""
     dims = call.tensors[0].dims

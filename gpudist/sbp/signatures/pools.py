@@ -12,7 +12,7 @@ import torch
 import gpudist.nn as layers
 from gpudist.geometry.boxes import Box
 from gpudist.geometry.layout import partial_sum, split
-from gpudist.sbp.call import Call, Compute, Function, on_meta
+from gpudist.sbp.call import Call, Compute, Function, new_as_in, on_meta
 from gpudist.sbp.registry import SbpSignature, Where, forms, register
 from gpudist.sbp.signatures.block_layers import LayerAlongLast, along_last, bind_along_last
 
@@ -145,7 +145,7 @@ def _adaptive_of_shapes(
     sizes = _sizes(output_size, input.shape[-dims:])
     if not dims < input.dim() <= dims + 2 or min(sizes) < 0:
         return function(input, output_size)
-    return input.new_empty((*input.shape[:-dims], *sizes))
+    return new_as_in(input, (*input.shape[:-dims], *sizes))
 
 
 for _name, _read in _KINDS.items():

@@ -71,13 +71,16 @@ def _shift_diagonal(dim: int, sign: int, call: Call, part: AxisPart) -> Call:
     return call.with_argument(1, "diagonal", call.get(1, "diagonal", 0) + sign * start)
 
 
-@register(*forms("diagonal"), view=True, any_cuts=True)
+@register(*forms("diagonal"), any_cuts=True)
 def diagonal(call: Call, parts: int) -> list[SbpSignature]:
     """Split the other dims, which come before the diagonal in the result."""
     dims = call.tensors[0].dims
     gone = [call.get(2, "dim1", 0) % dims, call.get(3, "dim2", 1) % dims]
     others = [d for d in range(dims) if d not in gone]
     return splits_of_full_dims(others, range(len(others)))
+
+
+compose(torch.linalg.diagonal)(partial(torch.diagonal, dim1=-2, dim2=-1))
 
 
 @compose(*forms("trace"))
@@ -148,10 +151,6 @@ def _enter_cut(name: str, along: int) -> None:
 
 for _name, _along in (("vsplit", 0), ("hsplit", 1), ("dsplit", 2)):
     _enter_cut(_name, _along)
-
-
-compose(*forms("unsafe_chunk"))(torch.chunk)
-compose(*forms("unsafe_split"))(Tensor.split)
 
 
 @compose(*forms("rot90"))

@@ -21,7 +21,7 @@ def dims_of(call: Call, position: int = 1) -> tuple[int, ...]:
     """Return the reduced dims, counted from the front; all dims if none is given."""
     argument = call.get(position, "dim")
     count = call.tensors[0].dims
-    if argument is None or isinstance(argument, bool) or argument == ():
+    if argument is None or isinstance(argument, bool) or argument in ((), []):
         return tuple(range(count))
     dims = (argument,) if isinstance(argument, int) else tuple(argument)
     return tuple(sorted(d % count for d in dims)) if count else ()

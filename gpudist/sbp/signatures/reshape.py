@@ -131,7 +131,7 @@ def pairs(source: Shape, target: Shape, parts: int) -> Iterator[Units]:
                     yield Units(dim, other, source[dim], unit, made, parts, block_shape)
 
 
-@register(torch.reshape, view=True, any_cuts=True)
+@register(torch.reshape, any_cuts=True)
 def reshape(call: Call, parts: int) -> list[SbpSignature]:
     """Split dims whose blocks keep their cells in order; linear."""
     source, target = call.shapes[0], call.outputs[0].shape
@@ -139,7 +139,7 @@ def reshape(call: Call, parts: int) -> list[SbpSignature]:
     return [*filter(None, signatures), SbpSignature((partial_sum,), (partial_sum,))]
 
 
-@register(torch.broadcast_to, view=True, any_cuts=True)
+@register(torch.broadcast_to, any_cuts=True)
 def expand(call: Call, parts: int) -> list[SbpSignature]:
     """Split dims that are not expanded."""
     source, target = call.shapes[0], call.outputs[0].shape

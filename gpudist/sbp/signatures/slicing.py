@@ -115,7 +115,7 @@ def run_index(call: Call, tensors: Sequence[Tensor], where: Where) -> Tensor:
     return x[tuple(local)]
 
 
-@register(Tensor.__getitem__, view=True, any_cuts=True)
+@register(Tensor.__getitem__, any_cuts=True)
 def index(call: Call, parts: int) -> list[SbpSignature]:
     """Split dims taken in full, sliced dims, and dims indexed by an int."""
     shape = call.shapes[0]

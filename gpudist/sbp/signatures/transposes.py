@@ -21,7 +21,6 @@ PROPERTIES: list[Function] = [getattr(Tensor, name).__get__ for name in ("T", "m
 @register(
     *forms("transpose", "permute", "movedim", "moveaxis", "swapaxes", "swapdims", "t", "adjoint"),
     *PROPERTIES,
-    view=True,
     any_cuts=True,
 )
 def transpose(call: Call, parts: int) -> list[SbpSignature]:
