@@ -69,7 +69,8 @@ def halo_of(
         )
     if window is not None and halo is not None:
         raise ShapeError(f"{name}: window and halo are both given; pass only one")
-    windows = tuple(window or ()) + tuple(HaloWidths(*widths) for widths in halo or ())
+    windows = tuple(() if window is None else window)
+    windows += tuple(HaloWidths(*widths) for widths in (() if halo is None else halo))
     if len(windows) > dims:
         raise PartitionError(
             f"{name}: {len(windows)} windows for a partition with {dims} axes; pass one window per "

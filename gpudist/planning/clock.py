@@ -25,7 +25,7 @@ _CONVOLUTIONS = {"convolution": (1, 8, 6, 3), "convolution_backward": (2, 9, 7, 
 # Operations that run no kernel although they are not marked as views: they return memory that is
 # not written, a tensor on the same memory, or no tensor.
 FREE = frozenset({
-    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided",
+    "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",
     "detach", "alias", "_unsafe_view", "lift_fresh", "resize_", "set_", "is_same_size",
     "_has_compatible_shallow_copy_type",
 })  # fmt: skip
