@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,12 @@ class _Chain(torch.nn.Module):
         if self.fails:
             raise ValueError("a mistake")
         return self.parts(x)
+
+
+@pytest.fixture(autouse=True)
+def no_garbage() -> None:
+    """Free the views of earlier tests, for which work in place looks while they live."""
+    gc.collect()
 
 
 def _frames(call: Callable[[], object]) -> int:
