@@ -125,15 +125,18 @@ def test_parameters(P_world: Partition) -> None:
 def test_backward_of_a_tangent_where_a_rank_has_no_output(
     P_world: Partition, make: tuple[Any, Any, tuple[Any, ...]]
 ) -> None:
+    """The last rank, of three cells; of nine, the ranks differ in the padding that they read."""
     P_x, (of, own, arguments) = grid(P_world, [1, 1, 3]), make
-    whole, tangent = random_like_all((2, 2, 3), 1), random_like_all((2, 2, 3), 2)
-    block, block_tangent = own_block(whole, P_x), own_block(tangent, P_x, requires_grad=False)
-    whole.requires_grad_()
-    sequential, distributed = of(*arguments), own(P_x, *arguments)
-    for module, x, t in ((sequential, whole, tangent), (distributed, block, block_tangent)):
-        jvp(lambda x, of=module: of(torch.tanh(x)), x, t, True).pow(2).sum().backward()
-    assert whole.grad is not None
-    assert_block_of(block.grad, whole.grad, own_slices(whole.shape, P_x), "gradient", 1e-12)
+    for cells in (3, 9):
+        whole, tangent = random_like_all((2, 2, cells), 1), random_like_all((2, 2, cells), 2)
+        block, block_tangent = own_block(whole, P_x), own_block(tangent, P_x, requires_grad=False)
+        whole.requires_grad_()
+        sequential, distributed = of(*arguments), own(P_x, *arguments)
+        for module, x, t in ((sequential, whole, tangent), (distributed, block, block_tangent)):
+            jvp(lambda x, of=module: of(torch.tanh(x)), x, t, True).pow(2).sum().backward()
+        assert whole.grad is not None
+        assert_block_of(block.grad, whole.grad, own_slices(whole.shape, P_x), "gradient", 1e-12)
+        P_world.barrier()  # No rank has sent more than the others received.
 
 
 @distributed(ranks=3, transports=["host"])

@@ -119,6 +119,7 @@ class SlidingPool(RegionLayer):
         return lambda x: self.pool_block(x, block)
 
     def _block(self, reads: Sequence[Read], shape: Sequence[int]) -> PoolBlock:
+        extents = tuple(read.extent for read in reads)
         if 0 in shape:
             reads = [Read(w.reach, (0, 1), (0, w.reach)) for w in self._windows]
         before = [read.overhang[0] for read in reads]
@@ -133,7 +134,8 @@ class SlidingPool(RegionLayer):
             front, behind = [0, 0, 0], [read.overhang[1] for read in reads]
         pairs = [(p - q, last) for p, q, last in zip(before, front, behind, strict=True)]
         widths = tuple(cells for pair in reversed(pairs) for cells in pair)
-        return PoolBlock(tuple(reads), tuple(shape), tuple(front), widths if any(widths) else ())
+        widths = widths if any(widths) else ()
+        return PoolBlock(tuple(reads), tuple(shape), extents, tuple(front), widths)
 
     def require_input(self, inputs: Decomposition) -> None:
         """Raise for inputs that torch rejects, or for which it would read beyond the input."""
@@ -175,12 +177,13 @@ class SlidingPool(RegionLayer):
         """Return the means of the cells that count: never those beyond the global padding."""
         y = self.full_means(x, block)
         counted = [window.padding[0] if count_include_pad else 0 for window in self._windows]
-        limits = [(-n, read.extent + n) for n, read in zip(counted, block.reads, strict=True)]
-        reads = list(zip(block.reads, limits, strict=True))
-        if all(low <= read.needed[0] and read.needed[1] <= high for read, (low, high) in reads):
+        limits = [(-n, extent + n) for n, extent in zip(counted, block.extents, strict=True)]
+        # All workers decide alike: a product is a second way for the gradient of a tangent.
+        along = zip(self._windows, block.extents, limits, strict=True)
+        if all(low <= -w.padding[0] and _last_cell(w, n) <= high for w, n, (low, high) in along):
             return y
         counts = torch.ones((), dtype=y.dtype, device=y.device)
-        for window, (read, (low, high)) in zip(self._windows, reads, strict=True):
+        for window, read, (low, high) in zip(self._windows, block.reads, limits, strict=True):
             first = torch.arange(*read.outputs, device=y.device) * window.stride - window.padding[0]
             cells = (first + window.kernel).clamp(max=high) - first.clamp(min=low)
             counts = counts.unsqueeze(-1) * cells.to(y.dtype)
@@ -199,12 +202,14 @@ class PoolBlock:
     Attributes:
         reads: ranges of outputs and of cells, one per spatial dim.
         shape: shape of the output block; may be empty.
+        extents: global extents of the input, one per spatial dim.
         front: padding in front, one per spatial dim, which torch adds on both sides.
         widths: further padding, in the order of torch's ``pad``; empty if there is none.
     """
 
     reads: tuple[Read, ...]
     shape: tuple[int, ...]
+    extents: tuple[int, ...]
     front: tuple[int, ...]
     widths: tuple[int, ...]
 
@@ -237,6 +242,11 @@ class _BoundPool:
 
     halo: Movement | None
     block: PoolBlock
+
+
+def _last_cell(window: PoolWindow, extent: int) -> int:
+    """Return the end of the last window over ``extent`` cells."""
+    return (window.output_extent(extent) - 1) * window.stride - window.padding[0] + window.kernel
 
 
 def _owns_what_it_reads(inputs: Blocks, window: ComposedWindow) -> bool:

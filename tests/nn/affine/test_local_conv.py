@@ -296,13 +296,13 @@ def test_rules_of_small_blocks_of_16_bits(P_world: Partition, transposed: bool) 
         for dim in (0, 2, dims + 1):
             torch.manual_seed(draw.randrange(100))
             extents = [draw.choice((3, 4, 6)) for _ in range(dims)]
-            whole = torch.randn(3, 16, *extents, dtype=torch.bfloat16)
+            cells = torch.randn(3, 16, *extents, dtype=torch.bfloat16)
             weight = torch.randn(16, 16, *(3,) * dims, dtype=torch.bfloat16)
             options: dict[str, Any] = {"stride": draw.choice((1, 2)), "padding": 1}
-            x = gpudist.to_global(whole, placement, broadcast).to_global(sbp=split(dim))
+            x = gpudist.to_global(cells, placement, broadcast).to_global(sbp=split(dim))
             w = gpudist.to_global(weight, placement, broadcast)
             leaves = [x.requires_grad_(), w.requires_grad_()]
-            exact = [whole.double().requires_grad_(), weight.double().requires_grad_()]
+            exact = [cells.double().requires_grad_(), weight.double().requires_grad_()]
             expected = function(*exact, **options)
             gradient = torch.randn(expected.shape, dtype=torch.bfloat16)
             fill_freed_memory()
@@ -313,5 +313,6 @@ def test_rules_of_small_blocks_of_16_bits(P_world: Partition, transposed: bool) 
             )
             wanted = torch.autograd.grad(expected, exact, gradient.double())
             for mine, its in zip((y, *found), (expected, *wanted), strict=True):
-                error = (mine.full_tensor() - its).norm() / its.norm()
+                whole: Any = mine
+                error = (whole.full_tensor() - its).norm() / its.norm()
                 assert error < 2**-6, (name, dim, extents, options, error)
