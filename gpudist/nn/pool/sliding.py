@@ -180,7 +180,7 @@ class SlidingPool(RegionLayer):
         limits = [(-n, extent + n) for n, extent in zip(counted, block.extents, strict=True)]
         # All workers decide alike: a product is a second way for the gradient of a tangent.
         along = zip(self._windows, block.extents, limits, strict=True)
-        if all(low <= -w.padding[0] and _last_cell(w, n) <= high for w, n, (low, high) in along):
+        if all(low <= -w.padding[0] and _end_of_last(w, n) <= high for w, n, (low, high) in along):
             return y
         counts = torch.ones((), dtype=y.dtype, device=y.device)
         for window, read, (low, high) in zip(self._windows, block.reads, limits, strict=True):
@@ -244,8 +244,7 @@ class _BoundPool:
     block: PoolBlock
 
 
-def _last_cell(window: PoolWindow, extent: int) -> int:
-    """Return the end of the last window over ``extent`` cells."""
+def _end_of_last(window: PoolWindow, extent: int) -> int:
     return (window.output_extent(extent) - 1) * window.stride - window.padding[0] + window.kernel
 
 
