@@ -31,6 +31,10 @@ CALLS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "replicate": (lambda x: F.pad(x, (2, 5), mode="replicate"), (2, 2, 6)),
     "circular": (lambda x: F.pad(x, (3, 1, 2, 2), mode="circular"), (1, 2, 7, 6)),
     "circular crop": (lambda x: F.pad(x, (-1, 2), mode="circular"), (2, 2, 6)),
+    "replicate and crop to one": (
+        lambda x: F.pad(x, (1, 2, -1, -1), mode="replicate"),
+        (1, 2, 3, 10),
+    ),
     "tile": (lambda x: x.tile(3), (5, 4)),
     "repeat": (lambda x: x.repeat(2, 1, 3), (5, 4)),
     "repeat own dims": (lambda x: x.repeat(2, 3), (5, 4)),

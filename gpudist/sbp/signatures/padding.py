@@ -27,7 +27,7 @@ def widths_of(call: Call) -> dict[int, Widths]:
 def padded_cut(widths: Widths, sizes: Sizes) -> Sizes:
     """Return the block sizes of the result, in which every cell stays on its worker."""
     left, right = widths
-    extent = sum(sizes) + left + right
+    extent = max(0, sum(sizes) + left + right)
     inside = [min(max(edge + left, 0), extent) for edge in accumulate(sizes[:-1])]
     return tuple(b - a for a, b in pairwise([0, *inside, extent]))
 
