@@ -131,15 +131,17 @@ def dispatch(
     except (RuntimeError, TypeError, IndexError, ValueError):
         # Rules and torch's shapes take numbers, in place of which torch takes tensors without dims.
         others = (args[1:], kwargs)
-        if operators is None or not any(map(_is_number, tensors_in([*others]))):
+        if operators is None or not any(_is_number(kind, x) for x in tensors_in([*others])):
             raise
         operators.append(None)  # The call is not kept: the numbers may change.
-        rest, named = map_tree(others, lambda x: _value(kind, x) if _is_number(x) else x)
+        rest, named = map_tree(others, lambda x: _value(kind, x) if _is_number(kind, x) else x)
         return dispatch(kind, function, (*args[:1], *rest), named, operators)
 
 
-def _is_number(x: Any) -> bool:
-    return isinstance(x, torch.Tensor) and not x.dim() and not x.requires_grad
+def _is_number(kind: type[GlobalTensor], x: Any) -> bool:
+    # Of copies, whose value takes no message: an error may be that of one rank alone.
+    is_known = not isinstance(x, kind) or x.is_copy_everywhere
+    return isinstance(x, torch.Tensor) and not (x.dim() or x.requires_grad) and is_known
 
 
 def _value(kind: type[GlobalTensor], x: torch.Tensor) -> Any:
