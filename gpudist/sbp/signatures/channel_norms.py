@@ -17,7 +17,13 @@ from gpudist.nn.norm.strides import gradient_as_laid_out
 from gpudist.sbp.call import Call, Compute, on_meta
 from gpudist.sbp.registry import SbpSignature, Where, compose, name_of, register
 from gpudist.sbp.scope import current_scope
-from gpudist.sbp.signatures.norms import bind_normalization, parameters_of, result_like, tensor_at
+from gpudist.sbp.signatures.norms import (
+    bind_normalization,
+    parameters_of,
+    require_shape,
+    result_like,
+    tensor_at,
+)
 
 Moments = tuple[torch.Tensor | None, torch.Tensor | None]
 
@@ -97,7 +103,7 @@ INSTANCES = (instance_norm_and_moments, plain_instance_norm)
 
 
 def _of_shapes(leading: int, input: torch.Tensor, *rest: Any) -> Any:
-    y = result_like(input, rest)
+    y = result_like(input, (*rest[:2], *(x for x in rest[2:] if isinstance(x, torch.Tensor))))
     if not leading:
         return y
     dtype = rest[-1]
@@ -245,6 +251,7 @@ def batch_norm(
     if not training:
         return call_rule(plain_batch_norm, input, weight, bias, *running, False, 0.0, eps)
     F._verify_batch_size(input.size())  # pyright: ignore
+    require_shape(input.shape[1:2], *running)
     known = running_mean if running_mean is not None else running_var
     if known is None:
         return call_rule(plain_batch_norm, input, weight, bias, None, None, True, 0.0, eps)
@@ -272,6 +279,7 @@ def instance_norm(
         # Given moments are the same for all samples.
         return call_rule(plain_batch_norm, input, weight, bias, *running, False, 0.0, eps)
     F._verify_spatial_size(input.size())  # pyright: ignore
+    require_shape(input.shape[1:2], *running)
     known = running_mean if running_mean is not None else running_var
     if known is None:
         return call_rule(plain_instance_norm, input, weight, bias, None, None, True, 0.0, eps)

@@ -125,8 +125,17 @@ def cross_entropy(
             "reduction"
         )
     classes = min(input.dim() - 1, 1)
+    is_index = not target.is_floating_point()
+    count = input.shape[classes : classes + 1]
+    if not (is_index or target.shape == input.shape) or (
+        weight is not None and weight.shape != count
+    ):
+        raise RuntimeError(
+            f"cross_entropy of scores of shape {list(input.shape)}: probabilities have the same "
+            f"shape, not {list(target.shape)}, and a weight has {list(count)}"
+        )
     logs = F.log_softmax(input, classes)
-    if target.is_floating_point():
+    if not is_index:
         target = target * (1 - label_smoothing) + label_smoothing / logs.shape[classes]
         return _reduce(_of_probabilities(logs, target, weight), None, reduction)
     options: dict[str, Any] = {"ignore_index": ignore_index}

@@ -95,7 +95,15 @@ def product(equation: str, call: Call, parts: int, added: int | None = None) -> 
     """Split like ``equation``; the tensor in slot ``added`` has the attribute of the product."""
     if added is None:
         return contraction(equation, call.shapes)
-    shape, result = call.shapes[added], call.outputs[0].shape
+    shape = call.shapes[added]
+    factors = [*call.shapes[:added], *call.shapes[added + 1 :]]
+    names, ends = names_of(equation, tuple(map(len, factors)))
+    extents: dict[str, int] = {}
+    for name, n in chain.from_iterable(map(zip, names, factors)):
+        if n != 1 or name not in extents:
+            extents[name] = n
+    # On shapes, torch's function takes a tensor that is larger than the product.
+    result = tuple(torch.empty(shape, device="meta").expand([extents[n] for n in ends]).shape)
 
     def with_added(signature: SbpSignature) -> SbpSignature:
         (output,) = signature.outputs
@@ -104,7 +112,6 @@ def product(equation: str, call: Call, parts: int, added: int | None = None) -> 
             signature, inputs=(*signature.inputs[:added], attribute, *signature.inputs[added:])
         )
 
-    factors = [*call.shapes[:added], *call.shapes[added + 1 :]]
     return [with_added(signature) for signature in contraction(equation, factors)]
 
 
@@ -189,7 +196,8 @@ def tensordot(a: Tensor, b: Tensor, dims: Any = 2, out: None = None) -> Tensor:
         dims = dims.tolist()
     if isinstance(dims, int):
         dims = range(a.dim() - dims, a.dim()), range(dims)
-    summed = [(i % a.dim(), j % b.dim()) for i, j in zip(*dims, strict=True)]
+    # Ranges refuse numbers that are out of range.
+    summed = [(range(a.dim())[i], range(b.dim())[j]) for i, j in zip(*dims, strict=True)]
     letters = iter(ascii_letters)
     left = [next(letters) for _ in range(a.dim())]
     right = [next(letters) for _ in range(b.dim())]
@@ -209,10 +217,18 @@ def chain_matmul(*matrices: Tensor, out: None = None) -> Tensor:
 @compose(torch.linalg.multi_dot)
 def multi_dot(tensors: Sequence[Tensor], *, out: None = None) -> Tensor:
     """Multiply from left to right."""
+    if any(x.dim() != 2 for x in tensors[1:-1]) or not {1, 2} >= {x.dim() for x in tensors}:
+        raise RuntimeError("multi_dot: the first and last tensor have 1 or 2 dims, the others 2")
     return reduce(torch.matmul, tensors)
 
 
 @compose(F.bilinear)
 def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    is_fit = bias is None or bias.shape == weight.shape[:1]
+    if not is_fit or input1.dim() != input2.dim():
+        raise RuntimeError(
+            "bilinear: the inputs must have as many dims as each other, and a bias the shape "
+            f"{list(weight.shape[:1])}"
+        )
     y = torch.einsum("...i,oij,...j->...o", input1, weight, input2)
     return y if bias is None else y + bias

@@ -30,6 +30,12 @@ def reduce_losses(
     return loss.sum() if reduction == "sum" else loss.mean()
 
 
+def _require_equal_dims(name: str, *tensors: Tensor) -> None:
+    if len({x.dim() for x in tensors}) > 1:
+        shapes = ", ".join(str(list(x.shape)) for x in tensors)
+        raise RuntimeError(f"{name}: the tensors must have as many dims as each other: {shapes}")
+
+
 @compose(F.margin_ranking_loss)
 def margin_ranking_loss(
     input1: Tensor,
@@ -40,6 +46,7 @@ def margin_ranking_loss(
     reduce: None = None,
     reduction: str = "mean",
 ) -> Tensor:
+    _require_equal_dims("margin_ranking_loss", input1, input2, target)
     loss = (margin - target * (input1 - input2)).clamp_min(0)
     return reduce_losses(loss, reduction, size_average, reduce)
 
@@ -54,6 +61,12 @@ def cosine_embedding_loss(
     reduce: None = None,
     reduction: str = "mean",
 ) -> Tensor:
+    _require_equal_dims("cosine_embedding_loss", input1, input2)
+    if target.dim() != input1.dim() - 1:
+        raise RuntimeError(
+            f"cosine_embedding_loss: inputs of shape {list(input1.shape)} need a target of shape "
+            f"{list(input1.shape[:-1])}, not {list(target.shape)}"
+        )
     sums: Any = sums_of_rows(input1, input2)
     # The three sums together, in one message.
     sums = sums.to_global(
@@ -74,8 +87,14 @@ def gaussian_nll_loss(
     """Compute the loss for one variance, one per cell, or one per line along the last dim."""
     if not isinstance(var, Tensor):
         var = torch.full_like(input.detach(), var)
-    if var.dim() == input.dim() - 1:
+    if var.shape == input.shape[:-1]:
         var = var.unsqueeze(-1)
+    other = [m for n, m in zip(input.shape, var.shape, strict=False) if n != m]
+    if var.dim() != input.dim() or other not in ([], [1]):
+        raise ValueError(
+            f"gaussian_nll_loss: var has the shape {list(var.shape)}; inputs of shape "
+            f"{list(input.shape)} need one value each, or one for each line of one dim"
+        )
     return reduce_losses(gaussian_losses(input, target, var, full, eps), reduction)
 
 
@@ -124,6 +143,7 @@ def _of_triplets(
     margin: float,
     swap: bool,
 ) -> Tensor:
+    _require_equal_dims("triplet_margin_loss", anchor, positive, negative)
     near, far = distance(anchor, positive), distance(anchor, negative)
     if swap:
         far = torch.minimum(far, distance(positive, negative))

@@ -47,7 +47,22 @@ def multi_head_attention(
         )
     if is_causal and attn_mask is None:
         raise RuntimeError("Need attn_mask if specifying the is_causal hint.")
-    is_batched = query.dim() == 3
+    is_batched = F._mha_shape_check(  # pyright: ignore
+        query, key, value, key_padding_mask, attn_mask, num_heads
+    )
+    masks = (query.shape[0], key.shape[0])
+    if attn_mask is not None and attn_mask.dim() == 3:
+        masks = ((query.shape[1] if is_batched else 1) * num_heads, *masks)
+    rows = [x for x in (bias_k, bias_v) if x is not None and x.shape != (1, 1, query.shape[-1])]
+    if (attn_mask is not None and attn_mask.shape != masks) or rows:
+        raise RuntimeError(
+            f"multi_head_attention_forward: a mask has the shape {list(masks)} here, and bias_k "
+            f"and bias_v have {[1, 1, query.shape[-1]]}"
+        )
+    if key.shape[:-1] != value.shape[:-1]:
+        raise RuntimeError(
+            f"key shape {list(key.shape)} does not match value shape {list(value.shape)}"
+        )
     if not is_batched:
         query, key, value = (x.unsqueeze(1) for x in (query, key, value))
         key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)

@@ -142,20 +142,25 @@ def result_like(input: torch.Tensor, per_channel: Sequence[object] = ()) -> torc
 
     Args:
         input: meta tensor.
-        per_channel: further arguments, of which tensors have one cell per channel.
+        per_channel: parameters and moments, which have one cell per channel.
 
     Raises:
         RuntimeError: torch's function raises for these arguments.
     """
     if not input.is_floating_point():
         raise RuntimeError(f"a norm needs a floating dtype, not {input.dtype}")
-    for x in per_channel:
-        if isinstance(x, torch.Tensor) and x.shape != input.shape[1:2]:
-            raise RuntimeError(
-                f"the input has {input.shape[1]} channels; a weight, bias or running moment has "
-                f"shape {list(x.shape)}"
-            )
+    require_shape(input.shape[1:2], *per_channel)
     return torch.empty_like(input)
+
+
+def require_shape(shape: Sequence[int], *parameters: Any) -> None:
+    """Raise if a given weight, bias or running moment has another shape."""
+    for x in parameters:
+        if x is not None and tuple(getattr(x, "shape", ())) != tuple(shape):
+            raise RuntimeError(
+                f"a norm over channels or features of shape {list(shape)} was given a weight, bias "
+                f"or running moment of shape {list(getattr(x, 'shape', ()))}"
+            )
 
 
 def _group_norm_of_shapes(
@@ -167,7 +172,8 @@ def _group_norm_of_shapes(
             "Expected number of channels in input to be divisible by num_groups, but got input of "
             f"shape {list(input.shape)} and num_groups={num_groups}"
         )
-    return result_like(input, (*parameters, *named.values()))
+    named.pop("eps", None)
+    return result_like(input, (*parameters[:2], *named.values()))
 
 
 def _layer_norm_of_shapes(
@@ -175,6 +181,8 @@ def _layer_norm_of_shapes(
 ) -> Any:
     if tuple(input.shape[-len(normalized_shape) :]) != tuple(normalized_shape):
         return function(input, normalized_shape, *rest, **named)
+    named.pop("eps", None)
+    require_shape(normalized_shape, *rest[:2], *named.values())
     return result_like(input).contiguous()
 
 

@@ -24,11 +24,11 @@ def diff(
     append: Tensor | None = None,
 ) -> Tensor:
     """Subtract from each cell the preceding one, ``n`` times."""
+    around = [part for part in (prepend, x, append) if part is not None]
+    joined = torch.cat(around, dim) if len(around) > 1 else x
     if n == 0:
         return x.clone()
-    around = [part for part in (prepend, x, append) if part is not None]
-    if len(around) > 1:
-        x = torch.cat(around, dim)
+    x = joined
     for _ in range(min(n, x.shape[dim])):
         length = x.shape[dim] - 1
         behind, before = x.narrow(dim, 1, length), x.narrow(dim, 0, length)
@@ -45,6 +45,8 @@ def narrow_copy(x: Tensor, dim: int, start: int, length: int) -> Tensor:
 def take_along_dim(x: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
     if dim is None:
         return x.flatten().gather(0, indices.flatten())
+    if x.dim() != indices.dim():
+        raise RuntimeError("take_along_dim: the tensor and the indices must have as many dims")
     along = dim % x.dim()
     shapes = [[1 if d == along else n for d, n in enumerate(y.shape)] for y in (x, indices)]
     common = list(torch.broadcast_shapes(*shapes))
@@ -92,6 +94,8 @@ def trace(x: Tensor) -> Tensor:
 @compose(torch.meshgrid, torch._C._VariableFunctions.meshgrid)  # pyright: ignore
 def meshgrid(*tensors: Any, indexing: str | None = None) -> tuple[Tensor, ...]:
     xs: Sequence[Tensor] = tensors[0] if isinstance(tensors[0], (list, tuple)) else tensors
+    if any(x.dim() > 1 or x.dtype != xs[0].dtype for x in xs):
+        raise RuntimeError("meshgrid: the tensors must have at most one dim, and one dtype")
     swapped = indexing == "xy" and len(xs) > 1
     order = [1, 0, *range(2, len(xs))] if swapped else list(range(len(xs)))
     shape = [xs[i].numel() for i in order]

@@ -61,16 +61,22 @@ def convolution(call: Call, parts: int) -> list[SbpSignature]:
     x, weight = call.tensors[:2]
     require_samples(call, x.dims == weight.dims)
     groups = call.get(6, "groups", 1)
-    _require_channels(call, weight.shape[1] * groups, f" and groups={groups} need")
+    _require_channels(call, weight.shape[1] * groups, weight.shape[0], f" and groups={groups} need")
     signatures = [window_signature(call, dim, _bind_convolution) for dim in (0, *range(2, x.dims))]
     return signatures + _channels(call, parts, groups, (0, 1))
 
 
-def _require_channels(call: Call, channels: int, need: str = " needs") -> None:
-    x, weight = call.shapes[:2]
+def _require_channels(call: Call, channels: int, results: int, need: str = " needs") -> None:
+    """Raise as torch's kernels do; its functions of shapes take a bias of any one."""
+    x, weight, *biases = call.shapes
     if x[1] != channels:
         raise RuntimeError(
             f"the input has {x[1]} channels; a weight of shape {list(weight)}{need} {channels}"
+        )
+    if not results or results % call.get(6, "groups", 1) or biases not in ([], [(results,)]):
+        raise RuntimeError(
+            f"a weight of shape {list(weight)} makes {results} channels, which must be a multiple "
+            f"of the groups, and the number of values of a bias: {[list(bias) for bias in biases]}"
         )
 
 
@@ -157,9 +163,10 @@ def transposed_convolution(call: Call, parts: int) -> list[SbpSignature]:
     """Split like a convolution; output channels are the weight's second dim."""
     x, weight = call.tensors[:2]
     require_samples(call, x.dims == weight.dims)
-    _require_channels(call, weight.shape[0])
+    groups = call.get(6, "groups", 1)
+    _require_channels(call, weight.shape[0], weight.shape[1] * groups)
     signatures = [window_signature(call, dim, _bind_transposed) for dim in (0, *range(2, x.dims))]
-    return signatures + _channels(call, parts, call.get(6, "groups", 1), (1, 0))
+    return signatures + _channels(call, parts, groups, (1, 0))
 
 
 def _bind_transposed(call: Call, where: Where) -> Compute:
