@@ -251,13 +251,13 @@ def batch_norm(
     if not training:
         return call_rule(plain_batch_norm, input, weight, bias, *running, False, 0.0, eps)
     F._verify_batch_size(input.size())  # pyright: ignore
-    require_shape(input.shape[1:2], *running)
     known = running_mean if running_mean is not None else running_var
     if known is None:
         return call_rule(plain_batch_norm, input, weight, bias, None, None, True, 0.0, eps)
     if _update_in_place(input, running, momentum):
         return call_rule(updating_batch_norm, input, weight, bias, *running, momentum, eps)
     y, *seen = call_rule(batch_norm_and_moments, input, weight, bias, eps, known.dtype)
+    require_shape(input.shape[1:2], *running)
     remember(running, seen, momentum)
     return y
 
@@ -279,11 +279,11 @@ def instance_norm(
         # Given moments are the same for all samples.
         return call_rule(plain_batch_norm, input, weight, bias, *running, False, 0.0, eps)
     F._verify_spatial_size(input.size())  # pyright: ignore
-    require_shape(input.shape[1:2], *running)
     known = running_mean if running_mean is not None else running_var
     if known is None:
         return call_rule(plain_instance_norm, input, weight, bias, None, None, True, 0.0, eps)
     y, *seen = call_rule(instance_norm_and_moments, input, weight, bias, eps, known.dtype)
+    require_shape(input.shape[1:2], *running)
     with torch.no_grad():
         remember(running, [moment.mean(0) for moment in seen], momentum)
     return y

@@ -154,12 +154,12 @@ def result_like(input: torch.Tensor, per_channel: Sequence[object] = ()) -> torc
 
 
 def require_shape(shape: Sequence[int], *parameters: Any) -> None:
-    """Raise if a given weight, bias or running moment has another shape."""
+    """Raise if a given weight, bias or running moment has another shape than the channels."""
     for x in parameters:
         if x is not None and tuple(getattr(x, "shape", ())) != tuple(shape):
             raise RuntimeError(
-                f"a norm over channels or features of shape {list(shape)} was given a weight, bias "
-                f"or running moment of shape {list(getattr(x, 'shape', ()))}"
+                f"the input has {' x '.join(map(str, shape))} channels; a weight, bias or running "
+                f"moment has shape {list(getattr(x, 'shape', ()))}"
             )
 
 
