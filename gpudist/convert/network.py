@@ -15,6 +15,7 @@ from torch.nn import Parameter
 from torch.utils._pytree import tree_map
 
 from gpudist.cache import Cache
+from gpudist.convert.bound_forwards import BoundForward, put_in, take_out
 from gpudist.convert.copies import require_equal_copies
 from gpudist.convert.inputs import Entrance, add_note, leaves_by_name, names_by_place
 from gpudist.convert.parameters import Parameters
@@ -76,6 +77,7 @@ class Conversion:
         # Specs of inputs that the scope has seen.
         self._specs = Cache[GlobalSpec, bool](1024)
         self._guards: list[Any] | None = None
+        self._forwards: list[BoundForward] | None = None
 
     def __deepcopy__(self, memo: Any) -> Conversion:
         # Paths and substitutes refer to modules of the original.
@@ -101,6 +103,13 @@ class Conversion:
                 hooks_of_module for hooks_of_module in hooks if GUARD in hooks_of_module
             ]
         return self._guards
+
+    def forwards_of(self, network: torch.nn.Module) -> list[BoundForward]:
+        """Return the forwards of the modules that may be bound."""
+        if self._forwards is None:
+            modules = [module for module in modules_of(network) if module is not network]
+            self._forwards = [BoundForward(m) for m in modules if BoundForward.may_bind(m)]
+        return self._forwards
 
     def agree(self, network: torch.nn.Module) -> None:
         """Agree at the first call: on equal copies, and on the first rank's seed of random numbers.
@@ -295,6 +304,7 @@ def _with_substitutes(
     # Modules without hooks take torch's fast path; within a call, these have nothing to refuse.
     guarded = [hooks for hooks in conversion.guards_of(network) if GUARD in hooks]
     guards = [hooks.pop(GUARD) for hooks in guarded]
+    held = put_in(conversion.forwards_of(network))
     try:
         for module, name, parameter in places:
             copy = substitutes[id(parameter)]
@@ -306,6 +316,7 @@ def _with_substitutes(
             module._parameters[name] = copy  # pyright: ignore
         yield
     finally:
+        take_out(held)
         for module, name, parameter in places:
             # The forward may have replaced or deleted it.
             if module._parameters.get(name) is substitutes[id(parameter)]:
