@@ -89,11 +89,14 @@ class BoundForward:
             and not (isinstance(module, _BatchNorm) and module.momentum is None)
         )
 
-    def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         opened = scopes.open
         scope: Any = opened[-1] if opened else None
-        if type(x) is not GlobalTensor or args or kwargs or scope is None or not scope.binds:
-            return self.through(x, *args, **kwargs)
+        if len(args) != 1 or kwargs or scope is None or not scope.binds:
+            return self.through(*args, **kwargs)
+        (x,) = args
+        if type(x) is not GlobalTensor:
+            return self.through(x)
         key: Any = x._global_spec
         if _any_autocast():
             on = key.placement.autocast

@@ -120,9 +120,7 @@ class BoundCall(NamedTuple):
             elif share_memory(result, local[0]):
                 y._local = result.clone()
             if _calls.open:
-                _calls.open[-1].append(
-                    operator._replace(inputs=_tensors(args, kwargs), results=[y])
-                )
+                self._list(args, kwargs, [y])
             return y
         outputs = [
             wrap(kind, y, _of_dtype(spec, y.dtype))
@@ -133,10 +131,15 @@ class BoundCall(NamedTuple):
                 base = args[operator.base]
                 views.note(y, base, function, args, kwargs, operator.call, operator.is_copy, place)
         if _calls.open:
-            _calls.open[-1].append(
-                operator._replace(inputs=_tensors(args, kwargs), results=outputs)
-            )
+            self._list(args, kwargs, outputs)
         return holder(outputs) if specs else args[0]
+
+    def _list(self, args: tuple[Any, ...], kwargs: dict[str, Any], results: Sequence[Any]) -> None:
+        """Note the operator for the call that is being derived."""
+        inputs = _tensors(args, kwargs)
+        if self.order is not None:
+            inputs = self.order(inputs)
+        _calls.open[-1].append(self.operator._replace(inputs=inputs, results=results))
 
 
 class _CachedComposite(NamedTuple):
