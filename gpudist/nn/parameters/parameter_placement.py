@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 
@@ -127,16 +127,6 @@ def plan_recut(source: ParameterPlacement, target: ParameterPlacement, P_all: Pa
         lambda block: P_all.rank_of(target.holder_of(block)),
         key=(source.P.digest, source.sbp, target.P.digest, target.sbp),
     )
-
-
-def set_placements(layer: torch.nn.Module, placed: Mapping[str, ParameterPlacement]) -> None:
-    """Set what :func:`placements` returns for ``layer``, which may be any module."""
-    layer._placements = partial(dict, placed)  # pyright: ignore
-
-
-def drop_placements(layer: torch.nn.Module) -> None:
-    """Remove the placements set by :func:`set_placements`."""
-    vars(layer).pop("_placements", None)
 
 
 def placements(module: torch.nn.Module) -> dict[str, ParameterPlacement]:
