@@ -7,7 +7,8 @@ parameters: no copy, pickle or state of a module has one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import itemgetter
+from itertools import repeat
+from operator import is_, itemgetter
 from types import MethodType, NoneType
 from typing import Any, NamedTuple
 
@@ -155,20 +156,34 @@ def _public(module: torch.nn.Module) -> list[str]:
     return [name for name in module.__dict__ if name[0] != "_"]
 
 
-def put_in(forwards: Sequence[BoundForward]) -> list[BoundForward]:
-    """Let modules that have the forwards of their classes hold these; return those put in."""
-    held: list[BoundForward] = []
-    for bound in forwards:
-        module, kind = bound.module, bound.kind
-        is_own = type(module) is kind and kind.forward is bound.through.__func__
-        if is_own and "forward" not in module.__dict__:
-            module.__dict__["forward"] = bound
-            held.append(bound)
-    return held
+class BoundForwards:
+    """The forwards that modules hold during calls of their network."""
 
+    def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
+        self._bound = [BoundForward(module) for module in modules if BoundForward.may_bind(module)]
+        self._modules = [bound.module for bound in self._bound]
+        self._dicts = [vars(module) for module in self._modules]
+        self._kinds = [bound.kind for bound in self._bound]
+        self._functions = {bound.kind: bound.through.__func__ for bound in self._bound}
 
-def take_out(held: Sequence[BoundForward]) -> None:
-    """Undo :func:`put_in`."""
-    for bound in held:
-        if bound.module.__dict__.get("forward") is bound:
-            del bound.module.__dict__["forward"]
+    def put_in(self) -> Sequence[BoundForward]:
+        """Let modules that have the forwards of their classes hold these; return those put in."""
+        is_usual = (
+            all(map(is_, map(type, self._modules), self._kinds))
+            and not any(map(dict.__contains__, self._dicts, repeat("forward")))
+            and all([kind.forward is function for kind, function in self._functions.items()])
+        )
+        put: Sequence[BoundForward] = self._bound if is_usual else ()
+        for _ in map(dict.__setitem__, self._dicts, repeat("forward"), put):
+            pass
+        return put
+
+    def take_out(self, put: Sequence[BoundForward]) -> None:
+        """Undo :meth:`put_in`, unless a module has got another forward."""
+        if all(map(is_, map(dict.get, self._dicts, repeat("forward")), put)):
+            for _ in map(dict.pop, self._dicts[: len(put)], repeat("forward")):
+                pass
+            return
+        for d, bound in zip(self._dicts, put, strict=False):
+            if d.get("forward") is bound:
+                del d["forward"]
