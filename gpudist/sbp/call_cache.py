@@ -122,14 +122,14 @@ class BoundCall(NamedTuple):
             if _calls.open:
                 self._list(args, kwargs, [y])
             return y
-        outputs = [
-            wrap(kind, y, _of_dtype(spec, y.dtype))
-            for y, spec in zip(result if specs else (), specs, strict=True)
-        ]
-        for place, y in enumerate(outputs):
+        outputs: list[Any] = []
+        for place, (part, spec) in enumerate(zip(result if specs else (), specs, strict=True)):
+            if part.dtype != spec.dtype:
+                spec = _of_dtype(spec, part.dtype)
+            outputs.append(wrap(kind, part, spec))
             if operator.base is not None:
-                base = args[operator.base]
-                views.note(y, base, function, args, kwargs, operator.call, operator.is_copy, place)
+                base, is_copy = args[operator.base], operator.is_copy
+                views.note(outputs[-1], base, function, args, kwargs, operator.call, is_copy, place)
         if _calls.open:
             self._list(args, kwargs, outputs)
         return holder(outputs) if specs else args[0]
