@@ -18,6 +18,7 @@ from gpudist.cache import Cache
 from gpudist.convert.copies import require_equal_copies
 from gpudist.convert.inputs import Entrance, add_note, leaves_by_name, names_by_place
 from gpudist.convert.parameters import Parameters
+from gpudist.errors import ConversionError
 from gpudist.geometry.layout import broadcast, partial_sum
 from gpudist.nn.parameters.replication import copies_of
 from gpudist.sbp.copies import copy_of, require_copies
@@ -28,10 +29,14 @@ from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.interception import intercept
 from gpudist.sbp.outer import OuterTensor
 from gpudist.sbp.scope import Scope, current_scope, enter_scope, path_of_error, start_call
-from gpudist.sbp.spectrum import compute_spectrum
+from gpudist.sbp.setters import full_copy, make_full
+from gpudist.sbp.spectrum import Spectrum, compute_spectrum
 
 # Key of the hook that refuses calls from outside among a module's hooks; torch's are not negative.
 GUARD = -1
+# Kinds of tensors whose cells workers hold in parts, or that are not computed yet.
+_COMPUTED = (GlobalTensor, Spectrum, OuterTensor)
+_Place = tuple[torch.nn.Module, str, Parameter]
 
 
 class Conversion:
@@ -277,24 +282,26 @@ def _with_substitutes(
 ) -> Iterator[None]:
     """Replace parameters by copies whose gradients are summed at the end of backward."""
     parameters = conversion.parameters
-    places: list[tuple[torch.nn.Module, str, Parameter]] = []
-    substitutes: dict[int, Any] = {}
+    places: list[_Place] = []
+    pairs: list[tuple[Any, Any]] = []
     sharded: set[int] = set()
     if parameters.may_be_replaced():
         modules = modules_of(network)
         places, sharded = places_in(modules), parameters.identities_of_shards(modules)
         parameters_in_use = list({id(p): p for _, _, p in places if id(p) not in sharded}.values())
         parameters_in_use += parameters.unlisted
-        pairs = zip(parameters_in_use, parameters.substitutes(parameters_in_use), strict=True)
-        substitutes = {id(p): copy for p, copy in pairs if copy is not p}
-    scope.substitutes = substitutes
+        substitutes = parameters.substitutes(parameters_in_use)
+        pairs = [(p, c) for p, c in zip(parameters_in_use, substitutes, strict=True) if c is not p]
+    substitutes = scope.substitutes = {id(p): copy for p, copy in pairs}
+    scope.originals = {id(copy): p for p, copy in pairs}
     # FSDP2 sums the gradients of its parameters, which it makes during the call.
-    scope.holders, scope.further, scope.leaves = parameters.holders, [], {}
+    scope.holders, scope.leaves = parameters.holders, {}
     scope.learns = scope.holders is not None and torch.is_grad_enabled() and not sharded
     places = [place for place in places if id(place[2]) in substitutes]
     # Modules without hooks take torch's fast path; within a call, these have nothing to refuse.
     guarded = [hooks for hooks in conversion.guards_of(network) if GUARD in hooks]
     guards = [hooks.pop(GUARD) for hooks in guarded]
+    is_complete = False
     try:
         for module, name, parameter in places:
             copy = substitutes[id(parameter)]
@@ -305,18 +312,68 @@ def _with_substitutes(
                 copy._is_param = True  # pyright: ignore
             module._parameters[name] = copy  # pyright: ignore
         yield
+        is_complete = True
     finally:
-        for module, name, parameter in places:
-            # The forward may have replaced or deleted it.
-            if module._parameters.get(name) is substitutes[id(parameter)]:
-                module._parameters[name] = parameter
+        _leave_modules(network, scope, places, is_complete)
         for hooks, guard in zip(guarded, guards, strict=True):
             hooks[GUARD] = guard
             if len(hooks) > 1:
                 hooks.move_to_end(GUARD, last=False)
 
 
-def places_in(modules: Sequence[torch.nn.Module]) -> list[tuple[torch.nn.Module, str, Parameter]]:
+def _leave_modules(
+    network: torch.nn.Module, scope: Scope, places: Sequence[_Place], is_complete: bool
+) -> None:
+    """Let modules list what those of the sequential network would: no copies, and full buffers.
+
+    After an error, which may be that of one rank alone, nothing is gathered.
+
+    Raises:
+        ConversionError: the forward has replaced a parameter that workers hold in parts.
+    """
+    originals, replaced = scope.originals, list[str]()
+    for module, name, parameter in places:
+        now = module._parameters.get(name)
+        if now is not None and id(now) not in originals and isinstance(parameter, GlobalParameter):
+            replaced.append(name)
+        elif now is not scope.substitutes[id(parameter)]:
+            continue
+        module._parameters[name] = parameter
+    left: list[tuple[dict[str, Any], str, Any]] = []
+    for module in modules_of(network):
+        for tensors in (module._parameters, module._buffers):
+            for name, x in tensors.items():
+                if id(x) in originals:
+                    # Under another name, or in another module.
+                    tensors[name] = originals[id(x)]
+                elif type(x) in _COMPUTED:
+                    left.append((tensors, name, x))
+    if not is_complete:
+        return
+    if replaced:
+        raise ConversionError(
+            f"the forward has replaced the parameters {replaced}, of which each worker holds its "
+            "part; assign their data, parameter.data = value, or change them in place"
+        )
+    if left:
+        _make_full(scope, left)
+
+
+def _make_full(scope: Scope, left: Sequence[tuple[dict[str, Any], str, Any]]) -> None:
+    """Gather what modules list as parameters and buffers; the same tensor once."""
+    wholes: dict[int, torch.Tensor] = {}
+    with enter_scope(scope):
+        for tensors, name, x in left:
+            if getattr(x, "_is_param", False):
+                wholes[id(x)] = x
+                if type(x) is GlobalTensor:
+                    make_full(scope, x)
+            elif id(x) not in wholes:
+                wholes[id(x)] = full_copy(scope, x)
+            tensors[name] = wholes[id(x)]
+
+
+def places_in(modules: Sequence[torch.nn.Module]) -> list[_Place]:
     """Return each parameter with the module that lists it and its name there."""
     return [
         (module, name, parameter)

@@ -15,6 +15,8 @@ from gpudist.errors import ConversionError
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement, placements
 from gpudist.ops import AllSumReduce, SumReduce
 from gpudist.sbp.global_parameter import block_of
+from gpudist.sbp.scope import Scope
+from gpudist.sbp.setters import full_copy
 from gpudist.world.partition import CartesianPartition
 
 _Network = TypeVar("_Network", bound=torch.nn.Module)
@@ -43,7 +45,7 @@ def sequential(distributed: _Network, root: int | None = None) -> _Network | Non
         ConversionError: ``distributed`` is not the result of :func:`distribute`, or keeps an object
             that cannot be copied.
     """
-    P_x = conversion_of(distributed).P_x
+    P_x, scope = conversion_of(distributed).P_x, conversion_of(distributed).scope
     if not P_x.active:
         return None
     tensors, memo = dict(named_tensors(distributed)), dict[int, Any]()
@@ -52,21 +54,25 @@ def sequential(distributed: _Network, root: int | None = None) -> _Network | Non
         if id(x) not in memo:
             whole = _whole_of(block_of(x.detach(), placed), placed, P_x, root)
             memo[id(x)] = torch.nn.Parameter(whole, x.requires_grad)
-    if root is not None and P_x.rank != root:
-        return None
-    return undo_conversion(copy_network(distributed, memo))
+    is_root = root is None or P_x.rank == root
+    if not is_root:
+        # Global tensors in attributes are gathered, too, but nothing else is copied.
+        memo.update((id(x), x) for x in tensors.values())
+    copied = undo_conversion(copy_network(distributed, memo, scope))
+    return copied if is_root else None
 
 
-def copy_network(network: Any, memo: dict[int, Any]) -> Any:
+def copy_network(network: Any, memo: dict[int, Any], scope: Scope | None = None) -> Any:
     """Deep-copy a network, with copies of some tensors in ``memo``, by the identity of the tensor.
 
     Unlike torch, copies tensors that are not leaves, such as features of the last call: detached.
+    With the ``scope`` of the network, global tensors that it keeps are gathered. Collective then.
 
     Raises:
         ConversionError: an object that the network keeps cannot be copied.
     """
     try:
-        with _Detaching():
+        with _Detaching(scope):
             return copy.deepcopy(network, memo)
     except Exception as error:
         raise ConversionError(
@@ -76,13 +82,20 @@ def copy_network(network: Any, memo: dict[int, Any]) -> Any:
 
 
 class _Detaching(TorchFunctionMode):
+    def __init__(self, scope: Scope | None) -> None:
+        super().__init__()
+        self.scope = scope
+
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func is not torch.Tensor.__deepcopy__ or args[0].is_leaf:
+        if func is not torch.Tensor.__deepcopy__:
             return func(*args, **(kwargs or {}))
         x, memo = args
-        memo[id(x)] = x.detach().clone()
+        whole = x if self.scope is None else full_copy(self.scope, x)
+        if whole is x and x.is_leaf:
+            return func(x, memo)
+        memo[id(x)] = whole.detach().clone()
         return memo[id(x)]
 
 

@@ -51,7 +51,7 @@ def compute_gathered(
     sent = record.sent_bytes() if record is not None else 0
     rows = len(record.rows) if record is not None else 0
     wholes: dict[int, Any] = {
-        id(x): _whole(x, scope)
+        id(x): gather(x, scope)
         if isinstance(x, kind)
         else x.whole()
         if isinstance(x, OuterTensor)
@@ -131,7 +131,8 @@ def cut_like(y: GlobalTensor, like: GlobalTensor | None) -> GlobalTensor:
     return y.to_global(like.placement, like.sbp)
 
 
-def _whole(x: GlobalTensor, scope: Scope) -> torch.Tensor:
+def gather(x: GlobalTensor, scope: Scope) -> torch.Tensor:
+    """Return all cells on every worker of the network."""
     whole = x._local
     if x.placement.partition.size < scope.placement.partition.size:
         # Workers without a part compute the function, too.
