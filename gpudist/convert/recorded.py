@@ -32,6 +32,7 @@ _VALUES = "it reads values of this call, which the graph would repeat in every c
 _SIZE = "the size of its result depends on values, but the graph would repeat that of this call"
 _TENSORS = "compute with tensors of fixed shapes, such as torch.where in place of if"
 T = torch.Tensor
+_SETTERS = {T.data.__set__, T.grad.__set__}  # pyright: ignore
 _HOOKS = {T.register_hook, T.register_post_accumulate_grad_hook}
 # Functions whose results have a shape that depends on values.
 _COUNTS = {
@@ -78,6 +79,8 @@ class _RefusingMode(TorchFunctionMode):
         if func in _HOOKS:
             remedy = "register hooks of parameters before the call"
             raise self.refusal(func, "a graph calls no hooks", remedy)
+        if func in _SETTERS:
+            raise self.refusal(func, "a graph sets no tensors", "change them in place")
         if func in READS and _depends(args, kwargs):
             raise self.refusal(func, _VALUES)
         if _has_open_shape(func, args, kwargs) and _depends(args, kwargs):

@@ -10,6 +10,7 @@ from weakref import ref
 
 import torch
 
+from gpudist.errors import PartitionError
 from gpudist.geometry.layout import Layout, broadcast, partial_sum
 from gpudist.sbp import views
 from gpudist.sbp.boxing import box
@@ -128,6 +129,7 @@ def get_grad(x: GlobalTensor, *_: object) -> GlobalTensor | None:
 
 @entry(T.grad.__set__, T.grad.__delete__)  # pyright: ignore
 def set_grad(x: GlobalTensor, value: GlobalTensor | None = None) -> None:
+    may_take(x, value, "grad")
     x._local.grad = None if value is None else GradientLayout(x).part_of(value)
 
 
@@ -206,10 +208,44 @@ def get_data(x: GlobalTensor, *_: object) -> GlobalTensor:
 
 @entry(T.data.__set__)  # pyright: ignore
 def set_data(x: GlobalTensor, value: GlobalTensor) -> None:
-    value = value.to_global(x.placement, x.sbp)
+    may_take(x, value)
+    is_alike = x.shape == value.shape
+    if not is_alike and hasattr(x, "placed"):
+        raise PartitionError(
+            f"data: a tensor of shape {list(value.shape)} is assigned to a parameter of shape "
+            f"{list(x.shape)}, of which each worker holds its part; keep the shape"
+        )
+    value = value.to_global(x.placement, x.sbp if is_alike else None)
     x._local.data = value._local
-    if x.dtype != value.dtype:
+    if x.dtype != value.dtype or not is_alike:
         take_metadata(x, value)
+
+
+# Question of torch's setter of ``data``, in C++, which asks none of Python's protocols.
+MAY_TAKE_DATA: Any = torch.ops.aten._has_compatible_shallow_copy_type.default
+_library = torch.library.Library("aten", "IMPL")
+
+
+def dispatch_data() -> None:
+    """Pass the question on to the class of a global tensor; plain tensors answer it in C++."""
+    for key in ("AutogradCPU", "AutogradCUDA", "AutogradMeta"):
+        _library.impl(MAY_TAKE_DATA, torch.library.fallthrough_kernel, key)
+
+
+def may_take(x: Any, value: Any, name: str = "data") -> bool:
+    """Return ``True`` if ``value`` can be assigned to the attribute ``name`` of ``x``.
+
+    Raises:
+        PartitionError: one of them is a global tensor and the other one has memory of its own.
+    """
+    if value is not None and hasattr(x, "_local") != hasattr(value, "_local"):
+        kinds = ["global" if hasattr(y, "_local") else "plain" for y in (x, value)]
+        raise PartitionError(
+            f"{name}: a {kinds[1]} tensor of shape {list(value.shape)} is assigned to a {kinds[0]} "
+            "one; assign value.full_tensor() to a plain tensor, and to a global one "
+            "gpudist.to_global(value, x.placement, sbp)"
+        )
+    return True
 
 
 def take_metadata(x: GlobalTensor, other: GlobalTensor) -> None:

@@ -26,7 +26,7 @@ _OF_LEAVES = {
     T.grad.__get__, T.grad.__set__, T.grad.__delete__,  # pyright: ignore
     T.requires_grad_, T.requires_grad.__set__,  # pyright: ignore
 }  # fmt: skip
-SETTERS = {*_OF_LEAVES, _SET_DATA, T.set_}
+SETTERS = {*_OF_LEAVES, _SET_DATA}
 
 
 def call_setter(scope: Scope, function: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
