@@ -55,16 +55,18 @@ def make_full(scope: Scope, parameter: Any) -> None:
     Raises:
         ConversionError: on every rank alike, if the forward has used it already.
     """
+    local = parameter._local
     with torch._C.DisableTorchFunction():
-        is_used = parameter.requires_grad and parameter._local._use_count() > 1
-    if is_used:
+        learns = local.requires_grad
+        is_used = local._use_count() > 1
+    if learns and is_used:
         raise ConversionError(
             f"{where_called(scope)}: a parameter of shape {list(parameter.shape)} was computed in "
             "the forward and used before it was an attribute of a module, so its gradient would "
             "not reach it; assign it first, self.name = torch.nn.Parameter(...)"
         )
     full = gather(parameter, scope).detach()
-    swap_tensors(parameter, torch.nn.Parameter(full, parameter.requires_grad))
+    swap_tensors(parameter, torch.nn.Parameter(full, learns))
 
 
 def _call(scope: Scope, function: Any, x: Any, args: Any, kwargs: Any) -> Any:
