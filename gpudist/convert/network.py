@@ -15,6 +15,7 @@ from torch.nn import Parameter
 from torch.utils._pytree import tree_map
 
 from gpudist.cache import Cache
+from gpudist.convert.blocks_in_state_dict import keep_blocks
 from gpudist.convert.copies import require_equal_copies
 from gpudist.convert.inputs import Entrance, add_note, leaves_by_name, names_by_place
 from gpudist.convert.parameters import Parameters
@@ -346,6 +347,8 @@ def _leave_modules(
                 if id(x) in originals:
                     # Under another name, or in another module.
                     tensors[name] = originals[id(x)]
+                    if isinstance(tensors[name], GlobalParameter):
+                        keep_blocks(module)
                 elif type(x) in _COMPUTED:
                     left.append((tensors, name, x))
     if not is_complete:
