@@ -15,13 +15,13 @@ from torch.nn import Parameter
 from torch.utils._pytree import tree_map
 
 from gpudist.cache import Cache
-from gpudist.convert.blocks_in_state_dict import keep_blocks
 from gpudist.convert.copies import require_equal_copies
 from gpudist.convert.inputs import Entrance, add_note, leaves_by_name, names_by_place
 from gpudist.convert.parameters import Parameters
 from gpudist.errors import ConversionError
 from gpudist.geometry.layout import broadcast, partial_sum
 from gpudist.nn.parameters.replication import copies_of
+from gpudist.sbp.blocks_in_state_dict import keep_blocks
 from gpudist.sbp.copies import copy_of, require_copies
 from gpudist.sbp.functions import dispatch_functions
 from gpudist.sbp.global_parameter import GlobalParameter
@@ -288,7 +288,7 @@ def _with_substitutes(
     sharded: set[int] = set()
     if parameters.may_be_replaced():
         modules = modules_of(network)
-        places, sharded = places_in(modules), parameters.identities_of_shards(modules)
+        places, sharded = places_in(modules, scope), parameters.identities_of_shards(modules)
         parameters_in_use = list({id(p): p for _, _, p in places if id(p) not in sharded}.values())
         parameters_in_use += parameters.unlisted
         substitutes = parameters.substitutes(parameters_in_use)
@@ -376,14 +376,19 @@ def _make_full(scope: Scope, left: Sequence[tuple[dict[str, Any], str, Any]]) ->
             tensors[name] = wholes[id(x)]
 
 
-def places_in(modules: Sequence[torch.nn.Module]) -> list[_Place]:
-    """Return each parameter with the module that lists it and its name there."""
-    return [
-        (module, name, parameter)
-        for module in modules
-        for name, parameter in module._parameters.items()
-        if parameter is not None
-    ]
+def places_in(modules: Sequence[torch.nn.Module], scope: Scope) -> list[_Place]:
+    """Return each parameter with the module that lists it and its name there.
+
+    Those that were made of global tensors between calls become plain.
+    """
+    places: list[_Place] = []
+    for module in modules:
+        for name, parameter in module._parameters.items():
+            if type(parameter) is GlobalTensor:
+                make_full(scope, parameter)
+            if parameter is not None:
+                places.append((module, name, parameter))
+    return places
 
 
 def modules_of(network: torch.nn.Module) -> list[torch.nn.Module]:

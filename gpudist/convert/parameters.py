@@ -12,13 +12,13 @@ from weakref import WeakSet, ref
 import torch
 from torch import nn
 
-from gpudist.convert.blocks_in_state_dict import keep_blocks
 from gpudist.convert.edits import SplitWeight
 from gpudist.errors import ConversionError
 from gpudist.exchange import all_reduce
 from gpudist.nn.parameters.parameter_broadcast import ParameterBroadcast, copies_of_owned
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.nn.parameters.replication import copies_of
+from gpudist.sbp.blocks_in_state_dict import keep_blocks
 from gpudist.sbp.global_parameter import GlobalParameter, block_of, exchange, obstacle
 from gpudist.sbp.unknown import stand_in
 from gpudist.world.partition import CartesianPartition, Partition

@@ -53,7 +53,7 @@ def _is_parameter(x: Any) -> bool:
 
 @wraps(_set_memory)
 def _set(x: Any, *args: Any, **kwargs: Any) -> Any:
-    if _is_parameter(x) or any(hasattr(source, "_local") for source in args):
+    if _is_parameter(x) or any(hasattr(y, "_local") for y in (x, *args)):
         x.data, *_ = args
         return x
     return _set_memory(x, *args, **kwargs)

@@ -74,7 +74,7 @@ def _refuse_memory(name: str, x: GlobalTensor, *_: object, **__: object) -> Any:
 
 
 for _name in (
-    *("resize", "resize_as", "resize_", "resize_as_", "set_", "share_memory_", "storage"),
+    *("resize", "resize_as", "resize_", "resize_as_", "share_memory_", "storage"),
     *("untyped_storage", "_typed_storage", "__dlpack__", "__dlpack_device__", "const_data_ptr"),
 ):
     # torch 2.11 has no const_data_ptr.

@@ -7,6 +7,7 @@ plain memory: the cells of a global tensor are gathered.
 from __future__ import annotations
 
 from typing import Any
+from weakref import getweakrefs
 
 import torch
 from torch.utils import swap_tensors
@@ -58,12 +59,13 @@ def make_full(scope: Scope, parameter: Any) -> None:
     local = parameter._local
     with torch._C.DisableTorchFunction():
         learns = local.requires_grad
-        is_used = local._use_count() > 1
-    if learns and is_used:
+        is_used = learns and local._use_count() > 1
+    if is_used or getweakrefs(parameter):
         raise ConversionError(
-            f"{where_called(scope)}: a parameter of shape {list(parameter.shape)} was computed in "
-            "the forward and used before it was an attribute of a module, so its gradient would "
-            "not reach it; assign it first, self.name = torch.nn.Parameter(...)"
+            f"{where_called(scope)}: a parameter of shape {list(parameter.shape)} was computed "
+            "from global tensors and used before it was an attribute of a module, or is a view, "
+            "so its gradient would not reach it; assign it first, "
+            "self.name = torch.nn.Parameter(value.clone())"
         )
     full = gather(parameter, scope).detach()
     swap_tensors(parameter, torch.nn.Parameter(full, learns))

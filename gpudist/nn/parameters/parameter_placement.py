@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 
@@ -129,9 +130,13 @@ def plan_recut(source: ParameterPlacement, target: ParameterPlacement, P_all: Pa
     )
 
 
-def set_placements(layer: torch.nn.Module, placed: Mapping[str, ParameterPlacement]) -> None:
-    """Set what :func:`placements` returns for ``layer``, which may be any module."""
-    layer._placements = partial(dict, placed)  # pyright: ignore
+def set_placements(layer: torch.nn.Module) -> None:
+    """Let :func:`placements` ask the parameters of ``layer``, which may be any module."""
+    layer._placements = partial(_placements_of, layer._parameters)  # pyright: ignore
+
+
+def _placements_of(parameters: Mapping[str, Any]) -> dict[str, ParameterPlacement]:
+    return {name: p.placed for name, p in parameters.items() if hasattr(p, "placed")}
 
 
 def drop_placements(layer: torch.nn.Module) -> None:

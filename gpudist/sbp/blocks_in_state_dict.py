@@ -13,11 +13,10 @@ from gpudist.sbp.global_parameter import GlobalParameter, block_of
 
 def keep_blocks(module: nn.Module) -> None:
     """Let ``state_dict`` and ``load_state_dict`` of a module use blocks of its parameters."""
-    drop_hooks(module)
-    own = module._parameters.items()
-    set_placements(module, {name: p.placed for name, p in own if isinstance(p, GlobalParameter)})
-    module.register_state_dict_post_hook(_save_blocks)
-    module.register_load_state_dict_pre_hook(_load_blocks)
+    set_placements(module)
+    if not any(hook is _save_blocks for hook in module._state_dict_hooks.values()):
+        module.register_state_dict_post_hook(_save_blocks)
+        module.register_load_state_dict_pre_hook(_load_blocks)
 
 
 def drop_hooks(module: nn.Module) -> None:
