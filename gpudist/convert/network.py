@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import ref
@@ -30,7 +30,7 @@ from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.interception import intercept
 from gpudist.sbp.outer import OuterTensor
 from gpudist.sbp.scope import Scope, current_scope, enter_scope, path_of_error, start_call
-from gpudist.sbp.setters import full_copy, make_full
+from gpudist.sbp.setters import listed
 from gpudist.sbp.spectrum import Spectrum, compute_spectrum
 
 # Key of the hook that refuses calls from outside among a module's hooks; torch's are not negative.
@@ -283,18 +283,22 @@ def _with_substitutes(
 ) -> Iterator[None]:
     """Replace parameters by copies whose gradients are summed at the end of backward."""
     parameters = conversion.parameters
+    modules: Iterable[torch.nn.Module] = ()
     places: list[_Place] = []
-    pairs: list[tuple[Any, Any]] = []
+    by_id: dict[int, Any] = {}
+    substitutes: dict[int, Any] = {}
     sharded: set[int] = set()
     if parameters.may_be_replaced():
         modules = modules_of(network)
         places, sharded = places_in(modules, scope), parameters.identities_of_shards(modules)
-        parameters_in_use = list({id(p): p for _, _, p in places if id(p) not in sharded}.values())
-        parameters_in_use += parameters.unlisted
-        substitutes = parameters.substitutes(parameters_in_use)
-        pairs = [(p, c) for p, c in zip(parameters_in_use, substitutes, strict=True) if c is not p]
-    substitutes = scope.substitutes = {id(p): copy for p, copy in pairs}
-    scope.originals = {id(copy): p for p, copy in pairs}
+        by_id = {id(p): p for _, _, p in places if id(p) not in sharded}
+        by_id |= zip(map(id, parameters.unlisted), parameters.unlisted, strict=True)
+        copies = parameters.substitutes(list(by_id.values()))
+        substitutes = {id(p): c for p, c in zip(by_id.values(), copies, strict=True) if c is not p}
+    scope.substitutes = substitutes
+    scope.originals = dict(
+        zip(map(id, substitutes.values()), map(by_id.__getitem__, substitutes), strict=True)
+    )
     # FSDP2 sums the gradients of its parameters, which it makes during the call.
     scope.holders, scope.leaves = parameters.holders, {}
     scope.learns = scope.holders is not None and torch.is_grad_enabled() and not sharded
@@ -315,7 +319,8 @@ def _with_substitutes(
         yield
         is_complete = True
     finally:
-        _leave_modules(network, scope, places, is_complete)
+        modules = dict.fromkeys([*modules, *modules_of(network)])
+        _leave_modules(modules, scope, places, is_complete)
         for hooks, guard in zip(guarded, guards, strict=True):
             hooks[GUARD] = guard
             if len(hooks) > 1:
@@ -323,7 +328,7 @@ def _with_substitutes(
 
 
 def _leave_modules(
-    network: torch.nn.Module, scope: Scope, places: Sequence[_Place], is_complete: bool
+    modules: Iterable[torch.nn.Module], scope: Scope, places: Sequence[_Place], is_complete: bool
 ) -> None:
     """Let modules list what those of the sequential network would: no copies, and full buffers.
 
@@ -332,48 +337,33 @@ def _leave_modules(
     Raises:
         ConversionError: the forward has replaced a parameter that workers hold in parts.
     """
-    originals, replaced = scope.originals, list[str]()
-    for module, name, parameter in places:
-        now = module._parameters.get(name)
-        if now is not None and id(now) not in originals and isinstance(parameter, GlobalParameter):
-            replaced.append(name)
-        elif now is not scope.substitutes[id(parameter)]:
-            continue
-        module._parameters[name] = parameter
-    left: list[tuple[dict[str, Any], str, Any]] = []
-    for module in modules_of(network):
+    known, computed = dict(scope.originals), list[torch.Tensor]()
+    for module in modules:
         for tensors in (module._parameters, module._buffers):
             for name, x in tensors.items():
-                if id(x) in originals:
-                    # Under another name, or in another module.
-                    tensors[name] = originals[id(x)]
+                if is_complete and type(x) in _COMPUTED and id(x) not in known:
+                    # The list keeps its identity.
+                    computed.append(x)
+                    known[id(x)] = listed(scope, x)
+                if id(x) in known:
+                    # The forward may have moved it to another module.
+                    tensors[name] = known[id(x)]
                     if isinstance(tensors[name], GlobalParameter):
                         keep_blocks(module)
-                elif type(x) in _COMPUTED:
-                    left.append((tensors, name, x))
-    if not is_complete:
-        return
-    if replaced:
+    replaced = [
+        (module, name, parameter)
+        for module, name, parameter in places
+        if isinstance(parameter, GlobalParameter)
+        and module._parameters.get(name, parameter) is not parameter
+    ]
+    for module, name, parameter in replaced:
+        module._parameters[name] = parameter
+    if replaced and is_complete:
         raise ConversionError(
-            f"the forward has replaced the parameters {replaced}, of which each worker holds its "
-            "part; assign their data, parameter.data = value, or change them in place"
+            f"the forward has replaced the parameters {[name for _, name, _ in replaced]}, of "
+            "which each worker holds its part; assign their data, parameter.data = value, or "
+            "change them in place"
         )
-    if left:
-        _make_full(scope, left)
-
-
-def _make_full(scope: Scope, left: Sequence[tuple[dict[str, Any], str, Any]]) -> None:
-    """Gather what modules list as parameters and buffers; the same tensor once."""
-    wholes: dict[int, torch.Tensor] = {}
-    with enter_scope(scope):
-        for tensors, name, x in left:
-            if getattr(x, "_is_param", False):
-                wholes[id(x)] = x
-                if type(x) is GlobalTensor:
-                    make_full(scope, x)
-            elif id(x) not in wholes:
-                wholes[id(x)] = full_copy(scope, x)
-            tensors[name] = wholes[id(x)]
 
 
 def places_in(modules: Sequence[torch.nn.Module], scope: Scope) -> list[_Place]:
@@ -381,14 +371,12 @@ def places_in(modules: Sequence[torch.nn.Module], scope: Scope) -> list[_Place]:
 
     Those that were made of global tensors between calls become plain.
     """
-    places: list[_Place] = []
-    for module in modules:
-        for name, parameter in module._parameters.items():
-            if type(parameter) is GlobalTensor:
-                make_full(scope, parameter)
-            if parameter is not None:
-                places.append((module, name, parameter))
-    return places
+    return [
+        (module, name, listed(scope, parameter) if type(parameter) is GlobalTensor else parameter)
+        for module in modules
+        for name, parameter in module._parameters.items()
+        if parameter is not None
+    ]
 
 
 def modules_of(network: torch.nn.Module) -> list[torch.nn.Module]:

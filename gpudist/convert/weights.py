@@ -12,12 +12,9 @@ from gpudist.checks.arguments import checked
 from gpudist.convert.converted import conversion_of, undo_conversion
 from gpudist.convert.parameters import named_tensors
 from gpudist.errors import ConversionError
-from gpudist.nn.parameters.parameter_placement import ParameterPlacement, placements
-from gpudist.ops import AllSumReduce, SumReduce
-from gpudist.sbp.global_parameter import block_of
+from gpudist.sbp.global_parameter import GlobalParameter
 from gpudist.sbp.scope import Scope
-from gpudist.sbp.setters import full_copy
-from gpudist.world.partition import CartesianPartition
+from gpudist.sbp.setters import whole_of
 
 _Network = TypeVar("_Network", bound=torch.nn.Module)
 
@@ -48,18 +45,17 @@ def sequential(distributed: _Network, root: int | None = None) -> _Network | Non
     P_x, scope = conversion_of(distributed).P_x, conversion_of(distributed).scope
     if not P_x.active:
         return None
-    tensors, memo = dict(named_tensors(distributed)), dict[int, Any]()
-    for name, placed in placements(distributed).items():
-        x = tensors[name]
-        if id(x) not in memo:
-            whole = _whole_of(block_of(x.detach(), placed), placed, P_x, root)
+    memo: dict[int, Any] = {}
+    tensors = [x for _, x in named_tensors(distributed)]
+    for x in tensors:
+        if isinstance(x, GlobalParameter) and id(x) not in memo:
+            whole = whole_of(scope, x).detach().clone()
             memo[id(x)] = torch.nn.Parameter(whole, x.requires_grad)
-    is_root = root is None or P_x.rank == root
-    if not is_root:
+    if root not in (None, P_x.rank):
         # Global tensors in attributes are gathered, too, but nothing else is copied.
-        memo.update((id(x), x) for x in tensors.values())
+        memo.update((id(x), x) for x in tensors)
     copied = undo_conversion(copy_network(distributed, memo, scope))
-    return copied if is_root else None
+    return copied if root in (None, P_x.rank) else None
 
 
 def copy_network(network: Any, memo: dict[int, Any], scope: Scope | None = None) -> Any:
@@ -92,23 +88,8 @@ class _Detaching(TorchFunctionMode):
         if func is not torch.Tensor.__deepcopy__:
             return func(*args, **(kwargs or {}))
         x, memo = args
-        whole = x if self.scope is None else full_copy(self.scope, x)
+        whole = x if self.scope is None else whole_of(self.scope, x)
         if whole is x and x.is_leaf:
             return func(x, memo)
         memo[id(x)] = whole.detach().clone()
         return memo[id(x)]
-
-
-def _whole_of(
-    block: torch.Tensor, placement: ParameterPlacement, P_x: CartesianPartition, root: int | None
-) -> torch.Tensor:
-    """Gather the full tensor from the first owner of each block, on ``root`` or everywhere."""
-    whole = torch.zeros(placement.shape, dtype=block.dtype, device=block.device)
-    box = placement.own_box
-    if box is not None and placement.is_first_copy:
-        whole[box.slices] = block
-    members = P_x.create_partition_inclusive(range(P_x.size))
-    P_line = members.create_cartesian_topology_partition((P_x.size,))
-    if root is None:
-        return AllSumReduce(P_line, (0,))(whole)
-    return SumReduce(P_line, P_x.create_partition_inclusive([root]))(whole)

@@ -17,12 +17,13 @@ from torch.utils import swap_tensors
 
 from gpudist.errors import ConversionError
 from gpudist.exchange.autograd import FunctionBase
-from gpudist.sbp.methods import METHODS, dispatch_data
+from gpudist.sbp.methods import MAY_TAKE_DATA, METHODS
 from gpudist.sbp.scope import current_draws, current_scope
 
 _above: Any = super
 # Torch dispatches neither this function nor ``swap_tensors``.
 _set_memory: Any = torch.Tensor.set_
+_library = torch.library.Library("aten", "IMPL")
 # Types of arguments and results that neither are global tensors nor contain them.
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, type(None), int, float, bool, str})
 _requires_grad: Any = torch.Tensor.requires_grad.__get__  # pyright: ignore
@@ -36,7 +37,9 @@ def dispatch_functions() -> None:
     base: Any = FunctionBase
     if "apply" not in vars(base):
         base.apply = classmethod(_dispatch_apply)
-        dispatch_data()
+        for key in ("AutogradCPU", "AutogradCUDA", "AutogradMeta"):
+            # Plain tensors answer in C++, and the class of a global one answers for it.
+            _library.impl(MAY_TAKE_DATA, torch.library.fallthrough_kernel, key)
         torch.utils.swap_tensors, torch.Tensor.set_ = _swap_tensors, _set
         # Torch's own functions around a module's forward, of which it has no hook.
         torch.nn.modules.module.BackwardHook = METHODS[torch.utils.hooks.BackwardHook]
@@ -61,8 +64,8 @@ def _set(x: Any, *args: Any, **kwargs: Any) -> Any:
 
 @wraps(swap_tensors)
 def _swap_tensors(t1: Any, t2: Any) -> None:
-    is_mixed = hasattr(t1, "_local") != hasattr(t2, "_local")
-    if is_mixed or _is_parameter(t1) or _is_parameter(t2):
+    is_global = hasattr(t1, "_local")
+    if is_global != hasattr(t2, "_local") or _is_parameter(t1) or _is_parameter(t2):
         raise ConversionError(
             f"swap_tensors: a tensor of shape {list(t1.shape)} is a parameter of the network that "
             "is being called, or a global tensor while the other one is plain; assign its data, "

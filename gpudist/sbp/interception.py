@@ -26,7 +26,7 @@ from gpudist.sbp.methods import METADATA, METHODS
 from gpudist.sbp.outer import OuterTensor, materialize_in, outer, without_cells
 from gpudist.sbp.registry import name_of
 from gpudist.sbp.scope import AnyDraws, Draws, Scope, current_scope, enter_scope
-from gpudist.sbp.setters import SETTERS, call_setter, make_full
+from gpudist.sbp.setters import SETTERS, call_setter, listed
 from gpudist.sbp.signatures.elementwise import ELEMENTWISE
 from gpudist.sbp.spectra import zeros
 from gpudist.sbp.spectrum import Spectrum
@@ -167,7 +167,7 @@ def _register_copies_too(self: Any, name: str, param: Any) -> None:
     scope = current_scope()
     is_copy = scope is not None and id(param) in scope.originals
     if type(param) is GlobalTensor and scope is not None:
-        make_full(scope, param)
+        listed(scope, param)
     _register_parameter(self, name, None if is_copy else param)
     if is_copy:
         # torch's own function refuses tensors that are not leaves.

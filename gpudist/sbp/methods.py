@@ -209,41 +209,31 @@ def get_data(x: GlobalTensor, *_: object) -> GlobalTensor:
 @entry(T.data.__set__)  # pyright: ignore
 def set_data(x: GlobalTensor, value: GlobalTensor) -> None:
     may_take(x, value)
-    is_alike = x.shape == value.shape
-    if not is_alike and hasattr(x, "placed"):
-        raise PartitionError(
-            f"data: a tensor of shape {list(value.shape)} is assigned to a parameter of shape "
-            f"{list(x.shape)}, of which each worker holds its part; keep the shape"
-        )
-    value = value.to_global(x.placement, x.sbp if is_alike else None)
+    value = value.to_global(x.placement, x.sbp if x.shape == value.shape else None)
     x._local.data = value._local
-    if x.dtype != value.dtype or not is_alike:
+    if (x.dtype, x.shape) != (value.dtype, value.shape):
         take_metadata(x, value)
 
 
-# Question of torch's setter of ``data``, in C++, which asks none of Python's protocols.
+# Question of torch's setter of ``data``, which asks no other protocol of Python.
 MAY_TAKE_DATA: Any = torch.ops.aten._has_compatible_shallow_copy_type.default
-_library = torch.library.Library("aten", "IMPL")
-
-
-def dispatch_data() -> None:
-    """Pass the question on to the class of a global tensor; plain tensors answer it in C++."""
-    for key in ("AutogradCPU", "AutogradCUDA", "AutogradMeta"):
-        _library.impl(MAY_TAKE_DATA, torch.library.fallthrough_kernel, key)
 
 
 def may_take(x: Any, value: Any, name: str = "data") -> bool:
     """Return ``True`` if ``value`` can be assigned to the attribute ``name`` of ``x``.
 
     Raises:
-        PartitionError: one of them is a global tensor and the other one has memory of its own.
+        PartitionError: one of them is a global tensor and the other one is plain, or ``x`` is a
+            parameter in parts of another shape.
     """
-    if value is not None and hasattr(x, "_local") != hasattr(value, "_local"):
-        kinds = ["global" if hasattr(y, "_local") else "plain" for y in (x, value)]
+    kinds = ["global" if hasattr(y, "_local") else "plain" for y in (x, value)]
+    is_other = hasattr(x, "placed") and value is not None and x.shape != value.shape
+    if is_other or (value is not None and kinds[0] != kinds[1]):
         raise PartitionError(
             f"{name}: a {kinds[1]} tensor of shape {list(value.shape)} is assigned to a {kinds[0]} "
-            "one; assign value.full_tensor() to a plain tensor, and to a global one "
-            "gpudist.to_global(value, x.placement, sbp)"
+            f"one of shape {list(x.shape)}; assign value.full_tensor() to a plain tensor, "
+            "gpudist.to_global(value, x.placement, sbp) to a global one, and a tensor of the same "
+            "shape to a parameter in parts"
         )
     return True
 

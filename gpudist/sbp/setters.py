@@ -1,7 +1,8 @@
-"""In converted networks, assign to the data and gradients of parameters and other plain tensors.
+"""In converted networks, let parameters and buffers hold what a forward assigns to them.
 
-A parameter changes itself, and the copy that stands for it in the call follows. A plain tensor gets
-plain memory: the cells of a global tensor are gathered.
+A forward assigns to ``data`` and ``grad``, and to parameters and buffers of modules. A parameter
+changes itself, and the copy that stands for it in the call follows. Global tensors are gathered
+where a plain tensor is to hold the cells.
 """
 
 from __future__ import annotations
@@ -16,68 +17,66 @@ from gpudist.errors import ConversionError
 from gpudist.sbp.global_spec import wrap_copies
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.outer import OuterTensor
-from gpudist.sbp.scope import Scope, where_called
+from gpudist.sbp.scope import Scope, enter_scope, where_called
 from gpudist.sbp.spectrum import compute_spectrum
-from gpudist.sbp.unknown import compute_gathered, gather
+from gpudist.sbp.unknown import gather
 
 T = torch.Tensor
-_SET_DATA: Any = T.data.__set__  # pyright: ignore
 # Functions of a leaf of the graph, with an argument at most.
 _OF_LEAVES = {
     T.grad.__get__, T.grad.__set__, T.grad.__delete__,  # pyright: ignore
     T.requires_grad_, T.requires_grad.__set__,  # pyright: ignore
 }  # fmt: skip
-SETTERS = {*_OF_LEAVES, _SET_DATA}
+SETTERS = {*_OF_LEAVES, T.data.__set__}  # pyright: ignore
 
 
 def call_setter(scope: Scope, function: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     """Call one of ``SETTERS`` on ``x``, or on the parameter that ``x`` stands for."""
     copy = scope.substitutes.get(id(x), x)
     parameter: Any = scope.originals.get(id(copy), x)
-    args = tuple(value.materialize() if isinstance(value, OuterTensor) else value for value in args)
-    is_global = isinstance(parameter, GlobalTensor)
-    if is_global:
-        args = tuple(_as_global(scope, value) for value in args)
-    result = _call(scope, function, parameter, args, kwargs)
+    if copy is not parameter or not isinstance(x, GlobalTensor):
+        args = tuple(whole_of(scope, value) for value in args)
+    result = _set(scope, function, parameter, args, kwargs)
     if copy is not parameter and function not in _OF_LEAVES:
-        _call(scope, _SET_DATA, copy, args if is_global else (parameter.data,), {})
+        _set(scope, function, copy, args, kwargs)
     return x if result is parameter else result
 
 
-def full_copy(scope: Scope, x: torch.Tensor) -> torch.Tensor:
-    """Gather what a module of the network is to hold as a plain tensor."""
-    x = compute_spectrum(x.materialize() if isinstance(x, OuterTensor) else x)
-    return gather(x, scope) if isinstance(x, GlobalTensor) else x
+def _set(scope: Scope, function: Any, x: Any, args: Any, kwargs: Any) -> Any:
+    if isinstance(x, GlobalTensor):
+        kinds = (torch.Tensor, torch.nn.Parameter)
+        args = [
+            wrap_copies(GlobalTensor, y, scope.placement) if type(y) in kinds else y for y in args
+        ]
+    return function(x, *args, **kwargs)
 
 
-def make_full(scope: Scope, parameter: Any) -> None:
-    """Make a global tensor that a module lists as a parameter a plain parameter, the same object.
+def whole_of(scope: Scope, x: Any) -> Any:
+    """Return all cells of a tensor that the forward computed as a plain tensor. Collective."""
+    with enter_scope(scope):
+        x = compute_spectrum(x.materialize() if isinstance(x, OuterTensor) else x)
+        return gather(x, scope) if isinstance(x, GlobalTensor) else x
+
+
+def listed(scope: Scope, x: Any) -> Any:
+    """Return what a module is to list in place of a computed tensor: a plain one. Collective.
+
+    A parameter stays the same object.
 
     Raises:
-        ConversionError: on every rank alike, if the forward has used it already.
+        ConversionError: on every rank alike, if a parameter has been used already.
     """
-    local = parameter._local
+    if not getattr(x, "_is_param", False):
+        return whole_of(scope, x)
     with torch._C.DisableTorchFunction():
-        learns = local.requires_grad
-        is_used = learns and local._use_count() > 1
-    if is_used or getweakrefs(parameter):
+        learns = x._local.requires_grad
+        is_used = learns and x._local._use_count() > 1
+    if is_used or getweakrefs(x):
         raise ConversionError(
-            f"{where_called(scope)}: a parameter of shape {list(parameter.shape)} was computed "
-            "from global tensors and used before it was an attribute of a module, or is a view, "
-            "so its gradient would not reach it; assign it first, "
+            f"{where_called(scope)}: a parameter of shape {list(x.shape)} was computed from global "
+            "tensors and used before it was an attribute of a module, or is a view, so its "
+            "gradient would not reach it; assign it first, "
             "self.name = torch.nn.Parameter(value.clone())"
         )
-    full = gather(parameter, scope).detach()
-    swap_tensors(parameter, torch.nn.Parameter(full, learns))
-
-
-def _call(scope: Scope, function: Any, x: Any, args: Any, kwargs: Any) -> Any:
-    if isinstance(x, GlobalTensor) or not any(isinstance(y, GlobalTensor) for y in args):
-        return function(x, *args, **kwargs)
-    reason = "a plain tensor has memory of its own"
-    return compute_gathered(GlobalTensor, scope, function, (x, *args), kwargs, reason)
-
-
-def _as_global(scope: Scope, value: Any) -> Any:
-    is_plain = isinstance(value, T) and not isinstance(value, GlobalTensor)
-    return wrap_copies(GlobalTensor, value, scope.placement) if is_plain else value
+    swap_tensors(x, torch.nn.Parameter(whole_of(scope, x).detach(), learns))
+    return x

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any
+from functools import cached_property
 
 import torch
 
@@ -128,20 +127,6 @@ def plan_recut(source: ParameterPlacement, target: ParameterPlacement, P_all: Pa
         lambda block: P_all.rank_of(target.holder_of(block)),
         key=(source.P.digest, source.sbp, target.P.digest, target.sbp),
     )
-
-
-def set_placements(layer: torch.nn.Module) -> None:
-    """Let :func:`placements` ask the parameters of ``layer``, which may be any module."""
-    layer._placements = partial(_placements_of, layer._parameters)  # pyright: ignore
-
-
-def _placements_of(parameters: Mapping[str, Any]) -> dict[str, ParameterPlacement]:
-    return {name: p.placed for name, p in parameters.items() if hasattr(p, "placed")}
-
-
-def drop_placements(layer: torch.nn.Module) -> None:
-    """Remove the placements set by :func:`set_placements`."""
-    vars(layer).pop("_placements", None)
 
 
 def placements(module: torch.nn.Module) -> dict[str, ParameterPlacement]:
