@@ -11,13 +11,13 @@ import torch
 from torch.utils._pytree import tree_map
 
 from gpudist.convert.block_checkpoints import without_plan
+from gpudist.convert.blocks_in_state_dict import drop_hooks
 from gpudist.convert.edits import Edits, is_edit
 from gpudist.convert.network import GUARD, Conversion, modules_of
 from gpudist.convert.network_plan import NetworkPlan
 from gpudist.convert.parameters import Exchange
 from gpudist.errors import ConversionError
 from gpudist.exchange.tracing import leave_untraced
-from gpudist.sbp.blocks_in_state_dict import drop_hooks
 from gpudist.sbp.global_spec import GlobalSpec
 from gpudist.sbp.scope import current_scope
 from gpudist.world.partition import CartesianPartition

@@ -15,13 +15,13 @@ from torch.nn import Parameter
 from torch.utils._pytree import tree_map
 
 from gpudist.cache import Cache
+from gpudist.convert.blocks_in_state_dict import keep_blocks
 from gpudist.convert.copies import require_equal_copies
 from gpudist.convert.inputs import Entrance, add_note, leaves_by_name, names_by_place
 from gpudist.convert.parameters import Parameters
 from gpudist.errors import ConversionError
 from gpudist.geometry.layout import broadcast, partial_sum
 from gpudist.nn.parameters.replication import copies_of
-from gpudist.sbp.blocks_in_state_dict import keep_blocks
 from gpudist.sbp.copies import copy_of, require_copies
 from gpudist.sbp.functions import dispatch_functions
 from gpudist.sbp.global_parameter import GlobalParameter
@@ -285,31 +285,31 @@ def _with_substitutes(
     parameters = conversion.parameters
     modules: Iterable[torch.nn.Module] = ()
     places: list[_Place] = []
-    by_id: dict[int, Any] = {}
-    substitutes: dict[int, Any] = {}
     sharded: set[int] = set()
+    scope.substitutes, scope.originals = {}, {}
     if parameters.may_be_replaced():
         modules = modules_of(network)
         places, sharded = places_in(modules, scope), parameters.identities_of_shards(modules)
         by_id = {id(p): p for _, _, p in places if id(p) not in sharded}
         by_id |= zip(map(id, parameters.unlisted), parameters.unlisted, strict=True)
         copies = parameters.substitutes(list(by_id.values()))
-        substitutes = {id(p): c for p, c in zip(by_id.values(), copies, strict=True) if c is not p}
-    scope.substitutes = substitutes
-    scope.originals = dict(
-        zip(map(id, substitutes.values()), map(by_id.__getitem__, substitutes), strict=True)
-    )
+        substitutes = scope.substitutes = {
+            id(p): c for p, c in zip(by_id.values(), copies, strict=True) if c is not p
+        }
+        scope.originals = dict(
+            zip(map(id, substitutes.values()), map(by_id.__getitem__, substitutes), strict=True)
+        )
     # FSDP2 sums the gradients of its parameters, which it makes during the call.
     scope.holders, scope.leaves = parameters.holders, {}
     scope.learns = scope.holders is not None and torch.is_grad_enabled() and not sharded
-    places = [place for place in places if id(place[2]) in substitutes]
+    places = [place for place in places if id(place[2]) in scope.substitutes]
     # Modules without hooks take torch's fast path; within a call, these have nothing to refuse.
     guarded = [hooks for hooks in conversion.guards_of(network) if GUARD in hooks]
     guards = [hooks.pop(GUARD) for hooks in guarded]
     is_complete = False
     try:
         for module, name, parameter in places:
-            copy = substitutes[id(parameter)]
+            copy = scope.substitutes[id(parameter)]
             # Networks and their libraries ask whether they have a parameter.
             if type(copy) is torch.Tensor and type(parameter) in (Parameter, GlobalParameter):
                 copy.__class__ = Parameter
@@ -348,7 +348,9 @@ def _leave_modules(
                 if id(x) in known:
                     # The forward may have moved it to another module.
                     tensors[name] = known[id(x)]
-                    if isinstance(tensors[name], GlobalParameter):
+                    if "_placements" not in vars(module) and isinstance(
+                        known[id(x)], GlobalParameter
+                    ):
                         keep_blocks(module)
     replaced = [
         (module, name, parameter)

@@ -12,13 +12,13 @@ from weakref import WeakSet, ref
 import torch
 from torch import nn
 
+from gpudist.convert.blocks_in_state_dict import keep_blocks
 from gpudist.convert.edits import SplitWeight
 from gpudist.errors import ConversionError
 from gpudist.exchange import all_reduce
 from gpudist.nn.parameters.parameter_broadcast import ParameterBroadcast, copies_of_owned
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.nn.parameters.replication import copies_of
-from gpudist.sbp.blocks_in_state_dict import keep_blocks
 from gpudist.sbp.global_parameter import GlobalParameter, block_of, exchange, obstacle
 from gpudist.sbp.unknown import stand_in
 from gpudist.world.partition import CartesianPartition, Partition
@@ -29,14 +29,12 @@ class Exchange(NamedTuple):
 
     Attributes:
         module: module that lists it.
-        name: its name there.
         parameter: the parameter, once for each module and name.
         placed: workers that are to hold its cells.
         broadcast: broadcast of its cells at each call, if any.
     """
 
     module: nn.Module
-    name: str
     parameter: torch.Tensor
     placed: ParameterPlacement
     broadcast: ParameterBroadcast | None
@@ -111,7 +109,7 @@ class Parameters:
                 if id(module) in split:
                     placed, broadcast = split[id(module)][name], None
                 if not problem:
-                    exchanges.append(Exchange(module, name, parameter, placed, broadcast))
+                    exchanges.append(Exchange(module, parameter, placed, broadcast))
                 elif placed.copies < self.P_x.size:
                     raise ConversionError(
                         f"distribute: the parameter {full!r}, of which each worker is to hold its "
@@ -139,7 +137,7 @@ class Parameters:
         }
         for module in recurrent:
             module._flat_weight_refs = []
-        for _, _, parameter, placed, broadcast in exchanges:
+        for _, parameter, placed, broadcast in exchanges:
             if not isinstance(parameter, GlobalParameter):
                 exchange(parameter, placed, self.P_x, broadcast)
         for module, weights_of_module in recurrent.items():

@@ -13,8 +13,9 @@ from gpudist.convert.converted import conversion_of, undo_conversion
 from gpudist.convert.parameters import named_tensors
 from gpudist.errors import ConversionError
 from gpudist.sbp.global_parameter import GlobalParameter
+from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.scope import Scope
-from gpudist.sbp.setters import whole_of
+from gpudist.sbp.unknown import gather
 
 _Network = TypeVar("_Network", bound=torch.nn.Module)
 
@@ -46,14 +47,10 @@ def sequential(distributed: _Network, root: int | None = None) -> _Network | Non
     if not P_x.active:
         return None
     memo: dict[int, Any] = {}
-    tensors = [x for _, x in named_tensors(distributed)]
-    for x in tensors:
-        if isinstance(x, GlobalParameter) and id(x) not in memo:
-            whole = whole_of(scope, x).detach().clone()
-            memo[id(x)] = torch.nn.Parameter(whole, x.requires_grad)
     if root not in (None, P_x.rank):
         # Global tensors in attributes are gathered, too, but nothing else is copied.
-        memo.update((id(x), x) for x in tensors)
+        tensors = [x for _, x in named_tensors(distributed)]
+        memo = {id(x): x for x in tensors if not isinstance(x, GlobalTensor)}
     copied = undo_conversion(copy_network(distributed, memo, scope))
     return copied if root in (None, P_x.rank) else None
 
@@ -88,8 +85,13 @@ class _Detaching(TorchFunctionMode):
         if func is not torch.Tensor.__deepcopy__:
             return func(*args, **(kwargs or {}))
         x, memo = args
-        whole = x if self.scope is None else whole_of(self.scope, x)
+        whole = x if self.scope is None else gather(x, self.scope)
         if whole is x and x.is_leaf:
             return func(x, memo)
-        memo[id(x)] = whole.detach().clone()
+        copied = whole.detach().clone()
+        memo[id(x)] = (
+            torch.nn.Parameter(copied, x.requires_grad)
+            if isinstance(x, GlobalParameter)
+            else copied
+        )
         return memo[id(x)]

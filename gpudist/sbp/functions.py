@@ -64,8 +64,8 @@ def _set(x: Any, *args: Any, **kwargs: Any) -> Any:
 
 @wraps(swap_tensors)
 def _swap_tensors(t1: Any, t2: Any) -> None:
-    is_global = hasattr(t1, "_local")
-    if is_global != hasattr(t2, "_local") or _is_parameter(t1) or _is_parameter(t2):
+    is_mixed = hasattr(t1, "_local") != hasattr(t2, "_local")
+    if is_mixed or _is_parameter(t1) or _is_parameter(t2):
         raise ConversionError(
             f"swap_tensors: a tensor of shape {list(t1.shape)} is a parameter of the network that "
             "is being called, or a global tensor while the other one is plain; assign its data, "

@@ -116,11 +116,6 @@ class GlobalParameter(GlobalTensor):
     def to_local(self, **kwargs: Any) -> torch.Tensor:
         return self.tensor().to_local(**kwargs)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> GlobalParameter:
-        if id(self) not in memo:
-            memo[id(self)] = self.with_cells(self._local.detach().clone())
-        return memo[id(self)]
-
     def with_cells(self, cells: torch.Tensor) -> GlobalParameter:
         """Return another parameter with this one's layout, whose part on this rank is ``cells``."""
         spec = self._global_spec

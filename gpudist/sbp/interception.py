@@ -14,7 +14,6 @@ import torch
 
 from gpudist.exchange.tracing import leave_untraced
 from gpudist.nn.autocast_on_meta import patched_autocast
-from gpudist.sbp.blocks_in_state_dict import keep_blocks
 from gpudist.sbp.call_cache import call_cached
 from gpudist.sbp.copies import copy_of, needs_copies, with_copies
 from gpudist.sbp.drawing import DRAWING, WITHOUT_INDEX, Drawing, may_draw
@@ -172,8 +171,6 @@ def _register_copies_too(self: Any, name: str, param: Any) -> None:
     if is_copy:
         # torch's own function refuses tensors that are not leaves.
         self._parameters[name] = param
-    elif isinstance(param, GlobalParameter):
-        keep_blocks(self)
     elif scope is not None and id(self) in scope.paths():
         # The network lists it from now on, so functions of plain tensors receive its copy, too.
         copy_of(scope, param)

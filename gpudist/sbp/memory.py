@@ -24,7 +24,8 @@ def deep_copy(x: GlobalTensor, memo: dict[int, Any]) -> GlobalTensor:
         raise RuntimeError(
             "only global tensors that are leaves of the graph can be deep-copied; copy x.detach()"
         )
-    memo[id(x)] = copy = leaf_of(x, x._local.detach().clone())
+    part = x._local.detach().clone()
+    memo[id(x)] = copy = x.with_cells(part) if hasattr(x, "with_cells") else leaf_of(x, part)
     return copy
 
 

@@ -227,8 +227,9 @@ def may_take(x: Any, value: Any, name: str = "data") -> bool:
             parameter in parts of another shape.
     """
     kinds = ["global" if hasattr(y, "_local") else "plain" for y in (x, value)]
-    is_other = hasattr(x, "placed") and value is not None and x.shape != value.shape
-    if is_other or (value is not None and kinds[0] != kinds[1]):
+    if value is not None and (
+        kinds[0] != kinds[1] or (hasattr(x, "placed") and x.shape != value.shape)
+    ):
         raise PartitionError(
             f"{name}: a {kinds[1]} tensor of shape {list(value.shape)} is assigned to a {kinds[0]} "
             f"one of shape {list(x.shape)}; assign value.full_tensor() to a plain tensor, "

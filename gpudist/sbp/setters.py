@@ -13,12 +13,11 @@ from weakref import getweakrefs
 import torch
 from torch.utils import swap_tensors
 
+from gpudist.checks.storage import PLAIN
 from gpudist.errors import ConversionError
 from gpudist.sbp.global_spec import wrap_copies
 from gpudist.sbp.global_tensor import GlobalTensor
-from gpudist.sbp.outer import OuterTensor
 from gpudist.sbp.scope import Scope, enter_scope, where_called
-from gpudist.sbp.spectrum import compute_spectrum
 from gpudist.sbp.unknown import gather
 
 T = torch.Tensor
@@ -35,27 +34,18 @@ def call_setter(scope: Scope, function: Any, x: Any, *args: Any, **kwargs: Any) 
     copy = scope.substitutes.get(id(x), x)
     parameter: Any = scope.originals.get(id(copy), x)
     if copy is not parameter or not isinstance(x, GlobalTensor):
-        args = tuple(whole_of(scope, value) for value in args)
-    result = _set(scope, function, parameter, args, kwargs)
-    if copy is not parameter and function not in _OF_LEAVES:
-        _set(scope, function, copy, args, kwargs)
-    return x if result is parameter else result
-
-
-def _set(scope: Scope, function: Any, x: Any, args: Any, kwargs: Any) -> Any:
-    if isinstance(x, GlobalTensor):
-        kinds = (torch.Tensor, torch.nn.Parameter)
-        args = [
-            wrap_copies(GlobalTensor, y, scope.placement) if type(y) in kinds else y for y in args
+        args = tuple(gather(value, scope) for value in args)
+    is_alone = copy is parameter or function in _OF_LEAVES
+    result: Any = None
+    for target in (parameter,) if is_alone else (parameter, copy):
+        values = [
+            wrap_copies(GlobalTensor, y, scope.placement)
+            if isinstance(target, GlobalTensor) and type(y) in PLAIN
+            else y
+            for y in args
         ]
-    return function(x, *args, **kwargs)
-
-
-def whole_of(scope: Scope, x: Any) -> Any:
-    """Return all cells of a tensor that the forward computed as a plain tensor. Collective."""
-    with enter_scope(scope):
-        x = compute_spectrum(x.materialize() if isinstance(x, OuterTensor) else x)
-        return gather(x, scope) if isinstance(x, GlobalTensor) else x
+        result = function(target, *values, **kwargs)
+    return x if result is parameter else result
 
 
 def listed(scope: Scope, x: Any) -> Any:
@@ -67,10 +57,10 @@ def listed(scope: Scope, x: Any) -> Any:
         ConversionError: on every rank alike, if a parameter has been used already.
     """
     if not getattr(x, "_is_param", False):
-        return whole_of(scope, x)
+        with enter_scope(scope):
+            return gather(x, scope)
     with torch._C.DisableTorchFunction():
-        learns = x._local.requires_grad
-        is_used = learns and x._local._use_count() > 1
+        is_used = x._local.requires_grad and x._local._use_count() > 1
     if is_used or getweakrefs(x):
         raise ConversionError(
             f"{where_called(scope)}: a parameter of shape {list(x.shape)} was computed from global "
@@ -78,5 +68,5 @@ def listed(scope: Scope, x: Any) -> Any:
             "gradient would not reach it; assign it first, "
             "self.name = torch.nn.Parameter(value.clone())"
         )
-    swap_tensors(x, torch.nn.Parameter(whole_of(scope, x).detach(), learns))
+    swap_tensors(x, torch.nn.Parameter(gather(x, scope).detach(), x.requires_grad))
     return x

@@ -14,10 +14,9 @@ from gpudist.sbp.global_parameter import GlobalParameter, block_of
 
 def keep_blocks(module: nn.Module) -> None:
     """Let ``state_dict`` and ``load_state_dict`` of a module use blocks of its parameters."""
-    if "_placements" not in vars(module):
-        module._placements = partial(_placements_of, module._parameters)  # pyright: ignore
-        module.register_state_dict_post_hook(_save_blocks)
-        module.register_load_state_dict_pre_hook(_load_blocks)
+    module._placements = partial(_placements_of, module._parameters)  # pyright: ignore
+    module.register_state_dict_post_hook(_save_blocks)
+    module.register_load_state_dict_pre_hook(_load_blocks)
 
 
 def _placements_of(parameters: dict[str, Any]) -> dict[str, ParameterPlacement]:
