@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 from typing import Any
 from weakref import ref
 
@@ -35,8 +36,6 @@ from gpudist.sbp.spectrum import Spectrum, compute_spectrum
 
 # Key of the hook that refuses calls from outside among a module's hooks; torch's are not negative.
 GUARD = -1
-# Kinds of tensors whose cells workers hold in parts, or that are not computed yet.
-_COMPUTED = (GlobalTensor, Spectrum, OuterTensor)
 _Place = tuple[torch.nn.Module, str, Parameter]
 
 
@@ -283,7 +282,6 @@ def _with_substitutes(
 ) -> Iterator[None]:
     """Replace parameters by copies whose gradients are summed at the end of backward."""
     parameters = conversion.parameters
-    modules: Iterable[torch.nn.Module] = ()
     places: list[_Place] = []
     sharded: set[int] = set()
     scope.substitutes, scope.originals = {}, {}
@@ -319,16 +317,18 @@ def _with_substitutes(
         yield
         is_complete = True
     finally:
-        modules = dict.fromkeys([*modules, *modules_of(network)])
-        _leave_modules(modules, scope, places, is_complete)
         for hooks, guard in zip(guarded, guards, strict=True):
             hooks[GUARD] = guard
             if len(hooks) > 1:
                 hooks.move_to_end(GUARD, last=False)
+        _leave_modules(network, scope, places, is_complete)
 
 
 def _leave_modules(
-    modules: Iterable[torch.nn.Module], scope: Scope, places: Sequence[_Place], is_complete: bool
+    network: torch.nn.Module,
+    scope: Scope,
+    places: Sequence[_Place],
+    is_complete: bool,
 ) -> None:
     """Let modules list what those of the sequential network would: no copies, and full buffers.
 
@@ -337,21 +337,18 @@ def _leave_modules(
     Raises:
         ConversionError: the forward has replaced a parameter that workers hold in parts.
     """
-    known, computed = dict(scope.originals), list[torch.Tensor]()
-    for module in modules:
+    originals, left = scope.originals, list[tuple[dict[str, Any], str, Any]]()
+    for module in dict.fromkeys([*modules_of(network), *map(itemgetter(0), places)]):
         for tensors in (module._parameters, module._buffers):
             for name, x in tensors.items():
-                if is_complete and type(x) in _COMPUTED and id(x) not in known:
-                    # The list keeps its identity.
-                    computed.append(x)
-                    known[id(x)] = listed(scope, x)
-                if id(x) in known:
+                if id(x) in originals:
                     # The forward may have moved it to another module.
-                    tensors[name] = known[id(x)]
-                    if "_placements" not in vars(module) and isinstance(
-                        known[id(x)], GlobalParameter
-                    ):
+                    tensors[name] = originals[id(x)]
+                    is_in_parts = isinstance(tensors[name], GlobalParameter)
+                    if is_in_parts and "_placements" not in vars(module):
                         keep_blocks(module)
+                elif type(x) in (GlobalTensor, Spectrum, OuterTensor):
+                    left.append((tensors, name, x))
     replaced = [
         (module, name, parameter)
         for module, name, parameter in places
@@ -360,12 +357,19 @@ def _leave_modules(
     ]
     for module, name, parameter in replaced:
         module._parameters[name] = parameter
-    if replaced and is_complete:
+    if not is_complete:
+        return
+    if replaced:
         raise ConversionError(
             f"the forward has replaced the parameters {[name for _, name, _ in replaced]}, of "
             "which each worker holds its part; assign their data, parameter.data = value, or "
             "change them in place"
         )
+    known: dict[int, Any] = {}
+    for tensors, name, x in left:
+        if id(x) not in known:
+            known[id(x)] = listed(scope, x)
+        tensors[name] = known[id(x)]
 
 
 def places_in(modules: Sequence[torch.nn.Module], scope: Scope) -> list[_Place]:

@@ -24,8 +24,8 @@ def deep_copy(x: GlobalTensor, memo: dict[int, Any]) -> GlobalTensor:
         raise RuntimeError(
             "only global tensors that are leaves of the graph can be deep-copied; copy x.detach()"
         )
-    part = x._local.detach().clone()
-    memo[id(x)] = copy = x.with_cells(part) if hasattr(x, "with_cells") else leaf_of(x, part)
+    copy_with = getattr(x, "with_cells", partial(leaf_of, x))
+    memo[id(x)] = copy = copy_with(x._local.detach().clone())
     return copy
 
 

@@ -309,7 +309,7 @@ def place_of_call(scope: Scope) -> tuple[str, str, int]:
     path, file, line = "", "", 0
     while frame is not None and not (path and file):
         room = frame.f_globals.get("__name__", "").partition(".")[0]
-        if not file and room not in ("torch", "gpudist"):
+        if not file and room not in ("torch", "gpudist", "contextlib"):
             file, line = frame.f_code.co_filename, frame.f_lineno
         path = path or scope.paths().get(id(frame.f_locals.get("self")), "")
         frame = frame.f_back

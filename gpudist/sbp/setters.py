@@ -7,6 +7,7 @@ where a plain tensor is to hold the cells.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 from weakref import getweakrefs
 
@@ -36,16 +37,20 @@ def call_setter(scope: Scope, function: Any, x: Any, *args: Any, **kwargs: Any) 
     if copy is not parameter or not isinstance(x, GlobalTensor):
         args = tuple(gather(value, scope) for value in args)
     is_alone = copy is parameter or function in _OF_LEAVES
-    result: Any = None
-    for target in (parameter,) if is_alone else (parameter, copy):
-        values = [
-            wrap_copies(GlobalTensor, y, scope.placement)
-            if isinstance(target, GlobalTensor) and type(y) in PLAIN
-            else y
-            for y in args
-        ]
-        result = function(target, *values, **kwargs)
-    return x if result is parameter else result
+    results = [
+        function(target, *_values_for(scope, target, args), **kwargs)
+        for target in ((parameter,) if is_alone else (parameter, copy))
+    ]
+    return x if results[0] is parameter else results[0]
+
+
+def _values_for(scope: Scope, target: Any, values: Sequence[Any]) -> list[Any]:
+    return [
+        wrap_copies(GlobalTensor, y, scope.placement)
+        if isinstance(target, GlobalTensor) and type(y) in PLAIN
+        else y
+        for y in values
+    ]
 
 
 def listed(scope: Scope, x: Any) -> Any:
@@ -60,13 +65,12 @@ def listed(scope: Scope, x: Any) -> Any:
         with enter_scope(scope):
             return gather(x, scope)
     with torch._C.DisableTorchFunction():
-        is_used = x._local.requires_grad and x._local._use_count() > 1
-    if is_used or getweakrefs(x):
-        raise ConversionError(
-            f"{where_called(scope)}: a parameter of shape {list(x.shape)} was computed from global "
-            "tensors and used before it was an attribute of a module, or is a view, so its "
-            "gradient would not reach it; assign it first, "
-            "self.name = torch.nn.Parameter(value.clone())"
-        )
+        if getweakrefs(x) or (x._local.requires_grad and x._local._use_count() > 1):
+            raise ConversionError(
+                f"{where_called(scope)}: a parameter of shape {list(x.shape)} was computed from "
+                "global tensors and used before it was an attribute of a module, or is a view, so "
+                "its gradient would not reach it; assign it first, "
+                "self.name = torch.nn.Parameter(value.clone())"
+            )
     swap_tensors(x, torch.nn.Parameter(gather(x, scope).detach(), x.requires_grad))
     return x

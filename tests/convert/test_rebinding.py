@@ -176,7 +176,9 @@ def cases() -> Iterator[Case]:
 def compare(P_world: Partition, case: Case, options: Any) -> str:
     torch.manual_seed(5)
     alone = Rebinding(*case).double()
-    net = gpudist.distribute(copy.deepcopy(alone), grid(P_world, [1, 1, P_world.size, 1]), **options)
+    net = gpudist.distribute(
+        copy.deepcopy(alone), grid(P_world, [1, 1, P_world.size, 1]), **options
+    )
     parted = {name for name, p in net.named_parameters() if isinstance(p, GlobalParameter)}
     for seed in range(3):
         x = random_like_all(SHAPE, seed)
