@@ -288,7 +288,7 @@ def _with_substitutes(
     if parameters.may_be_replaced():
         modules = modules_of(network)
         places, sharded = places_in(modules, scope), parameters.identities_of_shards(modules)
-        by_id = {id(p): p for _, _, p in places if id(p) not in sharded}
+        by_id: dict[int, Any] = {id(p): p for _, _, p in places if id(p) not in sharded}
         by_id |= zip(map(id, parameters.unlisted), parameters.unlisted, strict=True)
         copies = parameters.substitutes(list(by_id.values()))
         substitutes = scope.substitutes = {
@@ -343,7 +343,7 @@ def _leave_modules(
             for name, x in tensors.items():
                 if id(x) in originals:
                     # The forward may have moved it to another module.
-                    tensors[name] = originals[id(x)]
+                    tensors[name] = originals[id(x)]  # pyright: ignore
                     is_in_parts = isinstance(tensors[name], GlobalParameter)
                     if is_in_parts and "_placements" not in vars(module):
                         keep_blocks(module)

@@ -168,7 +168,8 @@ def compare(P_world: Partition, way: str, name: str, is_global: bool, options: A
     alone = Rebinding(way, name, is_global).double()
     P_x = grid(P_world, [1, 1, P_world.size, 1])
     net = gpudist.distribute(copy.deepcopy(alone), P_x, broadcast_parameters=True, **options)
-    alone.layer = gpudist.sequential(net).layer
+    back: Any = gpudist.sequential(net)
+    alone.layer = back.layer
     for seed in range(3):
         x = random_like_all(SHAPE, seed)
         try:
@@ -182,7 +183,7 @@ def compare(P_world: Partition, way: str, name: str, is_global: bool, options: A
         expected.square().sum().backward()
         y.square().sum().backward()
         assert_whole(y, expected, "output", TOLERANCE)
-        found = dict(net.named_parameters())
+        found: dict[str, Any] = dict(net.named_parameters())
         assert list(found) == [name for name, _ in alone.named_parameters()]
         for name_of_p, p in alone.named_parameters():
             q = found[name_of_p]
@@ -204,7 +205,7 @@ def compare(P_world: Partition, way: str, name: str, is_global: bool, options: A
 )
 @distributed(ranks=2, transports=["loopback"], timeout_s=200)
 def test_rebinding(P_world: Partition, replicate: bool, counts: dict[str, int]) -> None:
-    """What is refused says to assign ``data``, which is right for the same tensor and value."""
+    """Compare all ways; the remedy of a refusal, to assign ``data``, is itself never refused."""
     found: dict[str, list[Any]] = {}
     for case in product(WAYS, NAMES, (False, True)):
         result = compare(P_world, *case, {"replicate_parameters": replicate})
