@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from gpudist.nn.parameters.parameter_placement import ParameterPlacement, set_placements
 from gpudist.sbp.global_parameter import GlobalParameter, block_of
 
 
 def keep_blocks(module: nn.Module) -> None:
     """Let ``state_dict`` and ``load_state_dict`` of a module use blocks of its parameters."""
+    set_placements(module, partial(_placements_of, module._parameters))
     module.register_state_dict_post_hook(_save_blocks)
     module.register_load_state_dict_pre_hook(_load_blocks)
 
 
+def _placements_of(parameters: dict[str, Any]) -> dict[str, ParameterPlacement]:
+    return {name: p.placed for name, p in parameters.items() if isinstance(p, GlobalParameter)}
+
+
 def drop_hooks(module: nn.Module) -> None:
-    """Remove the hooks of :func:`keep_blocks`."""
+    """Remove the hooks and placements of :func:`keep_blocks`."""
+    vars(module).pop("_placements", None)
     for hooks in (module._state_dict_hooks, module._load_state_dict_pre_hooks):
         own = (_save_blocks, _load_blocks)
         for number in [i for i, h in hooks.items() if getattr(h, "hook", h) in own]:

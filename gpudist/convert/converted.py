@@ -18,7 +18,6 @@ from gpudist.convert.network_plan import NetworkPlan
 from gpudist.convert.parameters import Exchange
 from gpudist.errors import ConversionError
 from gpudist.exchange.tracing import leave_untraced
-from gpudist.nn.parameters.parameter_placement import drop_placements
 from gpudist.sbp.global_spec import GlobalSpec
 from gpudist.sbp.scope import current_scope
 from gpudist.world.partition import CartesianPartition
@@ -241,5 +240,4 @@ def undo_conversion(network: Any) -> Any:
                     del hooks[number]
                     with_kwargs.pop(number, None)
         drop_hooks(module)
-        drop_placements(module)
     return network

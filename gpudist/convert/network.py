@@ -7,6 +7,7 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 from typing import Any
 from weakref import ref
 
@@ -15,9 +16,11 @@ from torch.nn import Parameter
 from torch.utils._pytree import tree_map
 
 from gpudist.cache import Cache
+from gpudist.convert.blocks_in_state_dict import keep_blocks
 from gpudist.convert.copies import require_equal_copies
 from gpudist.convert.inputs import Entrance, add_note, leaves_by_name, names_by_place
 from gpudist.convert.parameters import Parameters
+from gpudist.errors import ConversionError
 from gpudist.geometry.layout import broadcast, partial_sum
 from gpudist.nn.parameters.replication import copies_of
 from gpudist.sbp.copies import copy_of, require_copies
@@ -28,10 +31,12 @@ from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.interception import intercept
 from gpudist.sbp.outer import OuterTensor
 from gpudist.sbp.scope import Scope, current_scope, enter_scope, path_of_error, start_call
-from gpudist.sbp.spectrum import compute_spectrum
+from gpudist.sbp.setters import listed
+from gpudist.sbp.spectrum import Spectrum, compute_spectrum
 
 # Key of the hook that refuses calls from outside among a module's hooks; torch's are not negative.
 GUARD = -1
+_Place = tuple[torch.nn.Module, str, Parameter]
 
 
 class Conversion:
@@ -277,27 +282,32 @@ def _with_substitutes(
 ) -> Iterator[None]:
     """Replace parameters by copies whose gradients are summed at the end of backward."""
     parameters = conversion.parameters
-    places: list[tuple[torch.nn.Module, str, Parameter]] = []
-    substitutes: dict[int, Any] = {}
+    places: list[_Place] = []
     sharded: set[int] = set()
+    scope.substitutes, scope.originals = {}, {}
     if parameters.may_be_replaced():
         modules = modules_of(network)
-        places, sharded = places_in(modules), parameters.identities_of_shards(modules)
-        parameters_in_use = list({id(p): p for _, _, p in places if id(p) not in sharded}.values())
-        parameters_in_use += parameters.unlisted
-        pairs = zip(parameters_in_use, parameters.substitutes(parameters_in_use), strict=True)
-        substitutes = {id(p): copy for p, copy in pairs if copy is not p}
-    scope.substitutes = substitutes
+        places, sharded = places_in(modules, scope), parameters.identities_of_shards(modules)
+        by_id: dict[int, Any] = {id(p): p for _, _, p in places if id(p) not in sharded}
+        by_id |= zip(map(id, parameters.unlisted), parameters.unlisted, strict=True)
+        copies = parameters.substitutes(list(by_id.values()))
+        substitutes = scope.substitutes = {
+            id(p): c for p, c in zip(by_id.values(), copies, strict=True) if c is not p
+        }
+        scope.originals = dict(
+            zip(map(id, substitutes.values()), map(by_id.__getitem__, substitutes), strict=True)
+        )
     # FSDP2 sums the gradients of its parameters, which it makes during the call.
-    scope.holders, scope.further, scope.leaves = parameters.holders, [], {}
+    scope.holders, scope.leaves = parameters.holders, {}
     scope.learns = scope.holders is not None and torch.is_grad_enabled() and not sharded
-    places = [place for place in places if id(place[2]) in substitutes]
+    places = [place for place in places if id(place[2]) in scope.substitutes]
     # Modules without hooks take torch's fast path; within a call, these have nothing to refuse.
     guarded = [hooks for hooks in conversion.guards_of(network) if GUARD in hooks]
     guards = [hooks.pop(GUARD) for hooks in guarded]
+    is_complete = False
     try:
         for module, name, parameter in places:
-            copy = substitutes[id(parameter)]
+            copy = scope.substitutes[id(parameter)]
             # Networks and their libraries ask whether they have a parameter.
             if type(copy) is torch.Tensor and type(parameter) in (Parameter, GlobalParameter):
                 copy.__class__ = Parameter
@@ -305,21 +315,70 @@ def _with_substitutes(
                 copy._is_param = True  # pyright: ignore
             module._parameters[name] = copy  # pyright: ignore
         yield
+        is_complete = True
     finally:
-        for module, name, parameter in places:
-            # The forward may have replaced or deleted it.
-            if module._parameters.get(name) is substitutes[id(parameter)]:
-                module._parameters[name] = parameter
         for hooks, guard in zip(guarded, guards, strict=True):
             hooks[GUARD] = guard
             if len(hooks) > 1:
                 hooks.move_to_end(GUARD, last=False)
+        _leave_modules(network, scope, places, is_complete)
 
 
-def places_in(modules: Sequence[torch.nn.Module]) -> list[tuple[torch.nn.Module, str, Parameter]]:
-    """Return each parameter with the module that lists it and its name there."""
-    return [
+def _leave_modules(
+    network: torch.nn.Module,
+    scope: Scope,
+    places: Sequence[_Place],
+    is_complete: bool,
+) -> None:
+    """Let modules list what those of the sequential network would: no copies, and full buffers.
+
+    After an error, which may be that of one rank alone, nothing is gathered.
+
+    Raises:
+        ConversionError: the forward has replaced a parameter that workers hold in parts.
+    """
+    originals, left = scope.originals, list[tuple[dict[str, Any], str, Any]]()
+    for module in dict.fromkeys([*modules_of(network), *map(itemgetter(0), places)]):
+        for tensors in (module._parameters, module._buffers):
+            for name, x in tensors.items():
+                if id(x) in originals:
+                    # The forward may have moved it to another module.
+                    tensors[name] = originals[id(x)]  # pyright: ignore
+                    is_in_parts = isinstance(tensors[name], GlobalParameter)
+                    if is_in_parts and "_placements" not in vars(module):
+                        keep_blocks(module)
+                elif type(x) in (GlobalTensor, Spectrum, OuterTensor):
+                    left.append((tensors, name, x))
+    replaced = [
         (module, name, parameter)
+        for module, name, parameter in places
+        if isinstance(parameter, GlobalParameter)
+        and module._parameters.get(name, parameter) is not parameter
+    ]
+    for module, name, parameter in replaced:
+        module._parameters[name] = parameter
+    if not is_complete:
+        return
+    if replaced:
+        raise ConversionError(
+            f"the forward has replaced the parameters {[name for _, name, _ in replaced]}, of "
+            "which each worker holds its part; assign their data, parameter.data = value, or "
+            "change them in place"
+        )
+    known: dict[int, Any] = {}
+    for tensors, name, x in left:
+        if id(x) not in known:
+            known[id(x)] = listed(scope, x)
+        tensors[name] = known[id(x)]
+
+
+def places_in(modules: Sequence[torch.nn.Module], scope: Scope) -> list[_Place]:
+    """Return each parameter with the module that lists it and its name there.
+
+    Those that were made of global tensors between calls become plain.
+    """
+    return [
+        (module, name, listed(scope, parameter) if type(parameter) is GlobalTensor else parameter)
         for module in modules
         for name, parameter in module._parameters.items()
         if parameter is not None

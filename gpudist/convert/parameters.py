@@ -17,7 +17,7 @@ from gpudist.convert.edits import SplitWeight
 from gpudist.errors import ConversionError
 from gpudist.exchange import all_reduce
 from gpudist.nn.parameters.parameter_broadcast import ParameterBroadcast, copies_of_owned
-from gpudist.nn.parameters.parameter_placement import ParameterPlacement, set_placements
+from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.nn.parameters.replication import copies_of
 from gpudist.sbp.global_parameter import GlobalParameter, block_of, exchange, obstacle
 from gpudist.sbp.unknown import stand_in
@@ -29,14 +29,12 @@ class Exchange(NamedTuple):
 
     Attributes:
         module: module that lists it.
-        name: its name there.
         parameter: the parameter, once for each module and name.
         placed: workers that are to hold its cells.
         broadcast: broadcast of its cells at each call, if any.
     """
 
     module: nn.Module
-    name: str
     parameter: torch.Tensor
     placed: ParameterPlacement
     broadcast: ParameterBroadcast | None
@@ -111,7 +109,7 @@ class Parameters:
                 if id(module) in split:
                     placed, broadcast = split[id(module)][name], None
                 if not problem:
-                    exchanges.append(Exchange(module, name, parameter, placed, broadcast))
+                    exchanges.append(Exchange(module, parameter, placed, broadcast))
                 elif placed.copies < self.P_x.size:
                     raise ConversionError(
                         f"distribute: the parameter {full!r}, of which each worker is to hold its "
@@ -139,15 +137,12 @@ class Parameters:
         }
         for module in recurrent:
             module._flat_weight_refs = []
-        by_module: dict[nn.Module, dict[str, ParameterPlacement]] = {}
-        for module, name, parameter, placed, broadcast in exchanges:
+        for _, parameter, placed, broadcast in exchanges:
             if not isinstance(parameter, GlobalParameter):
                 exchange(parameter, placed, self.P_x, broadcast)
-            by_module.setdefault(module, {})[name] = placed
         for module, weights_of_module in recurrent.items():
             module._flat_weight_refs = [None if x is None else ref(x) for x in weights_of_module]
-        for module, of_module in by_module.items():
-            set_placements(module, of_module)
+        for module in dict.fromkeys(e.module for e in exchanges):
             keep_blocks(module)
 
     def identities_of_shards(self, modules: Sequence[nn.Module]) -> set[int]:

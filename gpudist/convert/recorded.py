@@ -32,7 +32,10 @@ _VALUES = "it reads values of this call, which the graph would repeat in every c
 _SIZE = "the size of its result depends on values, but the graph would repeat that of this call"
 _TENSORS = "compute with tensors of fixed shapes, such as torch.where in place of if"
 T = torch.Tensor
-_HOOKS = {T.register_hook, T.register_post_accumulate_grad_hook}
+_HOOKS = {
+    T.register_hook, T.register_post_accumulate_grad_hook,
+    T.data.__set__, T.grad.__set__,  # pyright: ignore
+}  # fmt: skip
 # Functions whose results have a shape that depends on values.
 _COUNTS = {
     getattr(room, name)
@@ -76,8 +79,8 @@ class _RefusingMode(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func in _HOOKS:
-            remedy = "register hooks of parameters before the call"
-            raise self.refusal(func, "a graph calls no hooks", remedy)
+            remedy = "register hooks and set data before the call"
+            raise self.refusal(func, "a graph calls no hooks and sets no data", remedy)
         if func in READS and _depends(args, kwargs):
             raise self.refusal(func, _VALUES)
         if _has_open_shape(func, args, kwargs) and _depends(args, kwargs):
@@ -278,6 +281,12 @@ def _standing_for(network: nn.Module, new: Mapping[int, torch.Tensor]) -> Iterat
         for kind, name, x in places:
             kind[name] = new[id(x)]  # pyright: ignore
         yield
+        replaced = [name for kind, name, x in places if kind.get(name) is not new[id(x)]]
+        if replaced:
+            raise ConversionError(
+                f"compiled: the forward replaces {replaced}, and a graph would do so only once; "
+                "change them in place, x.copy_(value), or call the network itself"
+            )
     finally:
         for kind, name, x in places:
             kind[name] = x  # pyright: ignore

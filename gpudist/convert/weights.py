@@ -12,10 +12,10 @@ from gpudist.checks.arguments import checked
 from gpudist.convert.converted import conversion_of, undo_conversion
 from gpudist.convert.parameters import named_tensors
 from gpudist.errors import ConversionError
-from gpudist.nn.parameters.parameter_placement import ParameterPlacement, placements
-from gpudist.ops import AllSumReduce, SumReduce
-from gpudist.sbp.global_parameter import block_of
-from gpudist.world.partition import CartesianPartition
+from gpudist.sbp.global_parameter import GlobalParameter
+from gpudist.sbp.global_tensor import GlobalTensor
+from gpudist.sbp.scope import Scope
+from gpudist.sbp.unknown import gather
 
 _Network = TypeVar("_Network", bound=torch.nn.Module)
 
@@ -43,30 +43,29 @@ def sequential(distributed: _Network, root: int | None = None) -> _Network | Non
         ConversionError: ``distributed`` is not the result of :func:`distribute`, or keeps an object
             that cannot be copied.
     """
-    P_x = conversion_of(distributed).P_x
+    P_x, scope = conversion_of(distributed).P_x, conversion_of(distributed).scope
     if not P_x.active:
         return None
-    tensors, memo = dict(named_tensors(distributed)), dict[int, Any]()
-    for name, placed in placements(distributed).items():
-        x = tensors[name]
-        if id(x) not in memo:
-            whole = _whole_of(block_of(x.detach(), placed), placed, P_x, root)
-            memo[id(x)] = torch.nn.Parameter(whole, x.requires_grad)
-    if root is not None and P_x.rank != root:
-        return None
-    return undo_conversion(copy_network(distributed, memo))
+    memo: dict[int, Any] = {}
+    if root not in (None, P_x.rank):
+        # Global tensors in attributes are gathered, too, but nothing else is copied.
+        tensors = [x for _, x in named_tensors(distributed)]
+        memo = {id(x): x for x in tensors if not isinstance(x, GlobalTensor)}
+    copied = undo_conversion(copy_network(distributed, memo, scope))
+    return copied if root in (None, P_x.rank) else None
 
 
-def copy_network(network: Any, memo: dict[int, Any]) -> Any:
+def copy_network(network: Any, memo: dict[int, Any], scope: Scope | None = None) -> Any:
     """Deep-copy a network, with copies of some tensors in ``memo``, by the identity of the tensor.
 
     Unlike torch, copies tensors that are not leaves, such as features of the last call: detached.
+    With the ``scope`` of the network, global tensors that it keeps are gathered. Collective then.
 
     Raises:
         ConversionError: an object that the network keeps cannot be copied.
     """
     try:
-        with _Detaching():
+        with _Detaching(scope):
             return copy.deepcopy(network, memo)
     except Exception as error:
         raise ConversionError(
@@ -76,26 +75,23 @@ def copy_network(network: Any, memo: dict[int, Any]) -> Any:
 
 
 class _Detaching(TorchFunctionMode):
+    def __init__(self, scope: Scope | None) -> None:
+        super().__init__()
+        self.scope = scope
+
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func is not torch.Tensor.__deepcopy__ or args[0].is_leaf:
+        if func is not torch.Tensor.__deepcopy__:
             return func(*args, **(kwargs or {}))
         x, memo = args
-        memo[id(x)] = x.detach().clone()
+        whole = x if self.scope is None else gather(x, self.scope)
+        if whole is x and x.is_leaf:
+            return func(x, memo)
+        copied = whole.detach().clone()
+        memo[id(x)] = (
+            torch.nn.Parameter(copied, x.requires_grad)
+            if isinstance(x, GlobalParameter)
+            else copied
+        )
         return memo[id(x)]
-
-
-def _whole_of(
-    block: torch.Tensor, placement: ParameterPlacement, P_x: CartesianPartition, root: int | None
-) -> torch.Tensor:
-    """Gather the full tensor from the first owner of each block, on ``root`` or everywhere."""
-    whole = torch.zeros(placement.shape, dtype=block.dtype, device=block.device)
-    box = placement.own_box
-    if box is not None and placement.is_first_copy:
-        whole[box.slices] = block
-    members = P_x.create_partition_inclusive(range(P_x.size))
-    P_line = members.create_cartesian_topology_partition((P_x.size,))
-    if root is None:
-        return AllSumReduce(P_line, (0,))(whole)
-    return SumReduce(P_line, P_x.create_partition_inclusive([root]))(whole)

@@ -55,10 +55,9 @@ def copy_of(scope: Scope, x: Any) -> Any:
                 "among the network's parameters(), so the graph would not follow it; register it "
                 "as an attribute of a module"
             )
-        # The reference prevents another tensor from having the identity.
-        scope.further.append(x)
         (substitute,) = copies_of([x], [scope.holders])
-        scope.substitutes[id(x)] = substitute
+        # The reference prevents another tensor from having the identity.
+        scope.substitutes[id(x)], scope.originals[id(substitute)] = substitute, x
     if substitute is None:
         note_leaf(scope, x)
     return x if substitute is None else substitute

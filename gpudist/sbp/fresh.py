@@ -13,6 +13,7 @@ from typing import Any
 from weakref import ref
 
 import torch
+from torch.utils import swap_tensors
 
 from gpudist.exchange.tracing import is_recorded
 from gpudist.geometry.layout import NdSbp, broadcast, split
@@ -101,7 +102,7 @@ def _split_for(y: Any, index: Any, value: GlobalTensor) -> None:
         y._local, y._global_spec = split_tensor._local, split_tensor._global_spec
         return
     try:
-        torch.utils.swap_tensors(y, split_tensor)
+        swap_tensors(y, split_tensor)
     except RuntimeError:
         return  # Something else refers to the tensor.
 

@@ -12,6 +12,7 @@ from torch.optim.optimizer import (
     _foreach_supported_types as optimized_types,
     register_optimizer_step_pre_hook,
 )
+from torch.utils import swap_tensors
 from torch.utils._foreach_utils import _foreach_supported_types as listed_types
 
 from gpudist.errors import ConversionError
@@ -115,11 +116,6 @@ class GlobalParameter(GlobalTensor):
     def to_local(self, **kwargs: Any) -> torch.Tensor:
         return self.tensor().to_local(**kwargs)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> GlobalParameter:
-        if id(self) not in memo:
-            memo[id(self)] = self.with_cells(self._local.detach().clone())
-        return memo[id(self)]
-
     def with_cells(self, cells: torch.Tensor) -> GlobalParameter:
         """Return another parameter with this one's layout, whose part on this rank is ``cells``."""
         spec = self._global_spec
@@ -212,7 +208,7 @@ def exchange(
         local.grad = part_of(parameter.grad).view(local.shape)
     hooks: Any = parameter._backward_hooks
     later_hooks: Any = parameter._post_accumulate_grad_hooks
-    torch.utils.swap_tensors(parameter, new)
+    swap_tensors(parameter, new)
     # The user's handles remove hooks from these dicts.
     for number, hook in (hooks or {}).items():
         hooks[number] = methods.hook_of_part(parameter, hook)

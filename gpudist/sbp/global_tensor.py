@@ -109,9 +109,9 @@ class GlobalTensor(torch.Tensor):
         return methods.METHODS[DistributedModule](layer, args, kwargs)
 
     @classmethod
-    def __torch_dispatch__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> torch.Tensor:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is methods.MAY_TAKE_DATA:
+            return methods.may_take(*args)
         raise NotImplementedError(
             f"{func} reached a global tensor without passing through a Python function of torch, "
             "for example within a transform of torch.func or under torch.jit.trace; transform or "

@@ -25,6 +25,7 @@ from gpudist.sbp.methods import METADATA, METHODS
 from gpudist.sbp.outer import OuterTensor, materialize_in, outer, without_cells
 from gpudist.sbp.registry import name_of
 from gpudist.sbp.scope import AnyDraws, Draws, Scope, current_scope, enter_scope
+from gpudist.sbp.setters import SETTERS, call_setter, listed
 from gpudist.sbp.signatures.elementwise import ELEMENTWISE
 from gpudist.sbp.spectra import zeros
 from gpudist.sbp.spectrum import Spectrum
@@ -103,6 +104,8 @@ class _Interception(Drawing):
         return pins.around(self.scope, name, args, kwargs, compute)
 
     def _compute(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func in SETTERS and OuterTensor not in types:
+            return call_setter(self.scope, func, *args, **kwargs)
         if GlobalParameter in types:
             with self:
                 return GlobalParameter.__torch_function__(func, types, args, kwargs)
@@ -161,7 +164,9 @@ _register_parameter: Callable[..., None] = _modules.Module.register_parameter
 
 def _register_copies_too(self: Any, name: str, param: Any) -> None:
     scope = current_scope()
-    is_copy = scope is not None and any(param is copy for copy in scope.substitutes.values())
+    is_copy = scope is not None and id(param) in scope.originals
+    if type(param) is GlobalTensor and scope is not None:
+        listed(scope, param)
     _register_parameter(self, name, None if is_copy else param)
     if is_copy:
         # torch's own function refuses tensors that are not leaves.

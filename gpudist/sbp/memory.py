@@ -24,7 +24,8 @@ def deep_copy(x: GlobalTensor, memo: dict[int, Any]) -> GlobalTensor:
         raise RuntimeError(
             "only global tensors that are leaves of the graph can be deep-copied; copy x.detach()"
         )
-    memo[id(x)] = copy = leaf_of(x, x._local.detach().clone())
+    copy_with = getattr(x, "with_cells", partial(leaf_of, x))
+    memo[id(x)] = copy = copy_with(x._local.detach().clone())
     return copy
 
 
@@ -74,7 +75,7 @@ def _refuse_memory(name: str, x: GlobalTensor, *_: object, **__: object) -> Any:
 
 
 for _name in (
-    *("resize", "resize_as", "resize_", "resize_as_", "set_", "share_memory_", "storage"),
+    *("resize", "resize_as", "resize_", "resize_as_", "share_memory_", "storage"),
     *("untyped_storage", "_typed_storage", "__dlpack__", "__dlpack_device__", "const_data_ptr"),
 ):
     # torch 2.11 has no const_data_ptr.

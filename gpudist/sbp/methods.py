@@ -10,6 +10,7 @@ from weakref import ref
 
 import torch
 
+from gpudist.errors import PartitionError
 from gpudist.geometry.layout import Layout, broadcast, partial_sum
 from gpudist.sbp import views
 from gpudist.sbp.boxing import box
@@ -128,6 +129,7 @@ def get_grad(x: GlobalTensor, *_: object) -> GlobalTensor | None:
 
 @entry(T.grad.__set__, T.grad.__delete__)  # pyright: ignore
 def set_grad(x: GlobalTensor, value: GlobalTensor | None = None) -> None:
+    may_take(x, value, "grad")
     x._local.grad = None if value is None else GradientLayout(x).part_of(value)
 
 
@@ -206,10 +208,35 @@ def get_data(x: GlobalTensor, *_: object) -> GlobalTensor:
 
 @entry(T.data.__set__)  # pyright: ignore
 def set_data(x: GlobalTensor, value: GlobalTensor) -> None:
-    value = value.to_global(x.placement, x.sbp)
+    may_take(x, value)
+    value = value.to_global(x.placement, x.sbp if x.shape == value.shape else None)
     x._local.data = value._local
-    if x.dtype != value.dtype:
+    if (x.dtype, x.shape) != (value.dtype, value.shape):
         take_metadata(x, value)
+
+
+# Question of torch's setter of ``data``, which asks no other protocol of Python.
+MAY_TAKE_DATA: Any = torch.ops.aten._has_compatible_shallow_copy_type.default
+
+
+def may_take(x: Any, value: Any, name: str = "data") -> bool:
+    """Return ``True`` if ``value`` can be assigned to the attribute ``name`` of ``x``.
+
+    Raises:
+        PartitionError: one of them is a global tensor and the other one is plain, or ``x`` is a
+            parameter in parts of another shape.
+    """
+    kinds = ["global" if hasattr(y, "_local") else "plain" for y in (x, value)]
+    if value is not None and (
+        kinds[0] != kinds[1] or (hasattr(x, "placed") and x.shape != value.shape)
+    ):
+        raise PartitionError(
+            f"{name}: a {kinds[1]} tensor of shape {list(value.shape)} is assigned to a {kinds[0]} "
+            f"one of shape {list(x.shape)}; assign value.full_tensor() to a plain tensor, "
+            "gpudist.to_global(value, x.placement, sbp) to a global one, and a tensor of the same "
+            "shape to a parameter in parts"
+        )
+    return True
 
 
 def take_metadata(x: GlobalTensor, other: GlobalTensor) -> None:

@@ -134,7 +134,8 @@ class Scope(Draws):
         holders: workers over which gradients of further parameters are summed; ``None`` if there
             is only this one.
         learns: whether parameters without a copy are to get one.
-        further: parameters that are not listed by the network and have got a copy.
+        originals: parameters by the identity of the tensors that replace them, also of those that
+            are not listed by the network and have got a copy.
         leaves: other leaves that the forward has used with global tensors, by identity.
         name_of: returns the name of a parameter, given the parameter and its copy.
         warned: functions without a rule that have been warned about, with the lines that called
@@ -158,7 +159,7 @@ class Scope(Draws):
     substitutes: dict[int, Any] = field(default_factory=dict[int, Any])
     holders: Partition | None = None
     learns: bool = False
-    further: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    originals: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
     leaves: dict[int, ref[torch.Tensor]] = field(default_factory=dict[int, "ref[torch.Tensor]"])
     name_of: Callable[[torch.Tensor, Any], str] = lambda x, copy: repr(x)
     warned: set[tuple[str, str, int]] = field(default_factory=set[tuple[str, str, int]])
@@ -308,7 +309,7 @@ def place_of_call(scope: Scope) -> tuple[str, str, int]:
     path, file, line = "", "", 0
     while frame is not None and not (path and file):
         room = frame.f_globals.get("__name__", "").partition(".")[0]
-        if not file and room not in ("torch", "gpudist"):
+        if not file and room not in ("torch", "gpudist", "contextlib"):
             file, line = frame.f_code.co_filename, frame.f_lineno
         path = path or scope.paths().get(id(frame.f_locals.get("self")), "")
         frame = frame.f_back

@@ -50,14 +50,7 @@ def compute_gathered(
     record = scope.record
     sent = record.sent_bytes() if record is not None else 0
     rows = len(record.rows) if record is not None else 0
-    wholes: dict[int, Any] = {
-        id(x): _whole(x, scope)
-        if isinstance(x, kind)
-        else x.whole()
-        if isinstance(x, OuterTensor)
-        else x
-        for x in inputs
-    }
+    wholes: dict[int, Any] = {id(x): gather(x, scope) for x in inputs}
     versions = {id(x): wholes[id(x)]._version for x in inputs}
 
     def of(leaf: Any) -> Any:
@@ -131,7 +124,12 @@ def cut_like(y: GlobalTensor, like: GlobalTensor | None) -> GlobalTensor:
     return y.to_global(like.placement, like.sbp)
 
 
-def _whole(x: GlobalTensor, scope: Scope) -> torch.Tensor:
+def gather(x: Any, scope: Scope) -> Any:
+    """Return the plain tensor of all cells of ``x`` on every worker of the network. Collective."""
+    if isinstance(x, OuterTensor):
+        x = x.whole() if x.materialized is None else x.materialized
+    if not hasattr(x, "_local"):
+        return x
     whole = x._local
     if x.placement.partition.size < scope.placement.partition.size:
         # Workers without a part compute the function, too.

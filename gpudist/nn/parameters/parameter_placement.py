@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 
@@ -129,14 +129,11 @@ def plan_recut(source: ParameterPlacement, target: ParameterPlacement, P_all: Pa
     )
 
 
-def set_placements(layer: torch.nn.Module, placed: Mapping[str, ParameterPlacement]) -> None:
-    """Set what :func:`placements` returns for ``layer``, which may be any module."""
-    layer._placements = partial(dict, placed)  # pyright: ignore
-
-
-def drop_placements(layer: torch.nn.Module) -> None:
-    """Remove the placements set by :func:`set_placements`."""
-    vars(layer).pop("_placements", None)
+def set_placements(
+    layer: torch.nn.Module, placed: Callable[[], dict[str, ParameterPlacement]]
+) -> None:
+    """Let :func:`placements` call ``placed`` for ``layer``, which may be any module."""
+    layer._placements = placed  # pyright: ignore
 
 
 def placements(module: torch.nn.Module) -> dict[str, ParameterPlacement]:
