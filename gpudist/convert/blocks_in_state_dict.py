@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpudist.nn.parameters.parameter_placement import ParameterPlacement
+from gpudist.nn.parameters.parameter_placement import ParameterPlacement, set_placements
 from gpudist.sbp.global_parameter import GlobalParameter, block_of
 
 
 def keep_blocks(module: nn.Module) -> None:
     """Let ``state_dict`` and ``load_state_dict`` of a module use blocks of its parameters."""
-    module._placements = partial(_placements_of, module._parameters)  # pyright: ignore
+    set_placements(module, partial(_placements_of, module._parameters))
     module.register_state_dict_post_hook(_save_blocks)
     module.register_load_state_dict_pre_hook(_load_blocks)
 

@@ -69,6 +69,9 @@ class Kept:
                 if type(x) is GlobalTensor:
                     # It was made of global tensors between calls.
                     module._parameters[name] = listed(scope, x)
+                elif isinstance(x, GlobalParameter) and "_placements" not in vars(module):
+                    # It has got another name between calls.
+                    keep_blocks(module)
         self._children, self._listed, self._buffers = (
             [of(module) for module in self.modules(network)] for of in _LISTS
         )

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.nn import Parameter
 from torch.utils._pytree import tree_map
 
 from gpudist.cache import Cache
@@ -27,8 +26,6 @@ from gpudist.sbp.interception import intercept
 from gpudist.sbp.outer import OuterTensor
 from gpudist.sbp.scope import Scope, current_scope, enter_scope, path_of_error, start_call
 from gpudist.sbp.spectrum import compute_spectrum
-
-_Place = tuple[torch.nn.Module, str, Parameter]
 
 
 class Conversion:

@@ -40,7 +40,7 @@ def dispatch_functions() -> None:
         for key in ("AutogradCPU", "AutogradCUDA", "AutogradMeta"):
             # Plain tensors answer in C++, and the class of a global one answers for it.
             _library.impl(MAY_TAKE_DATA, torch.library.fallthrough_kernel, key)
-        torch.utils.swap_tensors, torch.Tensor.set_ = _swap_tensors, _set
+        torch.utils.swap_tensors, torch.Tensor.set_ = _swap_tensors, _set  # pyright: ignore
         # Torch's own functions around a module's forward, of which it has no hook.
         torch.nn.modules.module.BackwardHook = METHODS[torch.utils.hooks.BackwardHook]
         checkpoint: Any = torch.utils.checkpoint
@@ -48,15 +48,14 @@ def dispatch_functions() -> None:
         setattr(checkpoint, name, METHODS[getattr(checkpoint, name)])
 
 
-def _is_parameter(x: Any) -> bool:
-    """Return whether ``x`` is a parameter of the network that is being called, or its copy."""
+def _is_parameter_of_call(x: Any) -> bool:
     scope = current_scope()
     return scope is not None and (id(x) in scope.substitutes or id(x) in scope.originals)
 
 
 @wraps(_set_memory)
 def _set(x: Any, *args: Any, **kwargs: Any) -> Any:
-    if _is_parameter(x) or any(hasattr(y, "_local") for y in (x, *args)):
+    if _is_parameter_of_call(x) or any(hasattr(y, "_local") for y in (x, *args)):
         x.data, *_ = args
         return x
     return _set_memory(x, *args, **kwargs)
@@ -65,7 +64,7 @@ def _set(x: Any, *args: Any, **kwargs: Any) -> Any:
 @wraps(swap_tensors)
 def _swap_tensors(t1: Any, t2: Any) -> None:
     is_mixed = hasattr(t1, "_local") != hasattr(t2, "_local")
-    if is_mixed or _is_parameter(t1) or _is_parameter(t2):
+    if is_mixed or _is_parameter_of_call(t1) or _is_parameter_of_call(t2):
         raise ConversionError(
             f"swap_tensors: a tensor of shape {list(t1.shape)} is a parameter of the network that "
             "is being called, or a global tensor while the other one is plain; assign its data, "

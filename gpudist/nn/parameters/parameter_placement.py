@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -127,6 +127,13 @@ def plan_recut(source: ParameterPlacement, target: ParameterPlacement, P_all: Pa
         lambda block: P_all.rank_of(target.holder_of(block)),
         key=(source.P.digest, source.sbp, target.P.digest, target.sbp),
     )
+
+
+def set_placements(
+    layer: torch.nn.Module, placed: Callable[[], dict[str, ParameterPlacement]]
+) -> None:
+    """Let :func:`placements` call ``placed`` for ``layer``, which may be any module."""
+    layer._placements = placed  # pyright: ignore
 
 
 def placements(module: torch.nn.Module) -> dict[str, ParameterPlacement]:
