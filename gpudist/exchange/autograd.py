@@ -108,6 +108,12 @@ def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
     return applied.apply(*args)
 
 
+def eager_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """Return :func:`apply` of ``function`` for calls with :func:`is_eager`, as a method of C++."""
+    applied: Any = super(FunctionBase, function)
+    return applied.apply
+
+
 def has_tangents() -> bool:
     """Return whether forward mode is active."""
     return bool(forward_ad._current_level >= 0)  # pyright: ignore
