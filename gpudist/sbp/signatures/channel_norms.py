@@ -170,7 +170,7 @@ def _bind(call: Call, where: Where) -> Compute:
         if is_alone(by, x, parameters):
             return call.as_function(tensors)
         moments = list(x.new_zeros((2, *moment_shape), dtype=dtype).unbind())
-        if not is_instance and kernels.fits(by, x, parameters):
+        if not is_instance and kernels.bound_norm(by, x, parameters) is not None:
             running = Running(moments[0], moments[1], 1.0)
             return normalize(by, x, parameters, running).y, *moments
         y, totals, shift = normalize(by, x, parameters)
