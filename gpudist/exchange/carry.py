@@ -19,7 +19,14 @@ from gpudist.exchange.in_flight import Blocks, InFlight
 from gpudist.exchange.movement import Movement
 from gpudist.exchange.reference_executor import plain, run_steps
 from gpudist.exchange.step import MovementStep
-from gpudist.transport.base import BoundSteps, ReduceOp, Signature, StageCall, Transport
+from gpudist.transport.base import (
+    BoundSteps,
+    ReduceOp,
+    RunSteps,
+    Signature,
+    StageCall,
+    Transport,
+)
 from gpudist.transport.flight_recorder import Activity
 from gpudist.world.partition import Partition, require_one_world
 
@@ -49,6 +56,12 @@ def carry_out_one(movement: Movement, x: torch.Tensor) -> torch.Tensor:
     for bound in others:
         results = bound.run(results)
     return results[0]  # pyright: ignore[reportReturnType]
+
+
+def execution_of(movement: Movement) -> RunSteps:
+    """Return :func:`carry_out` of one movement of one stage, which looks nothing up."""
+    (bound,) = movement.kept.get(()) or _bind(movement, ())
+    return bound.run
 
 
 def repetition_of(movement: Movement) -> Callable[[torch.Tensor | None], torch.Tensor | None]:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from enum import Enum
-from functools import wraps
+from functools import partial, wraps
 from types import FunctionType
 from typing import Any, TypeVar
 
@@ -38,6 +38,10 @@ _is_included: Callable[[Any], bool] = _private._dispatch_tls_is_dispatch_key_inc
 _EARLY = _private.DispatchKey.PreDispatch
 _early_mode: Callable[[Any], Any] = torch._ops._get_dispatch_mode_pre_dispatch
 _script_tracer: Callable[[], object] = _private._get_tracing_state
+# What :func:`is_eager` asks of torch, as functions of C++: it may be true unless one returns true.
+QUESTIONS: tuple[Callable[[], Any], ...] = (
+    _has_transforms, _count_modes, partial(_is_included, _EARLY), _script_tracer,
+)  # fmt: skip
 
 
 class _ThreadState(threading.local):

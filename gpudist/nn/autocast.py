@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -117,16 +116,6 @@ class _KernelState(threading.local):
 _kernels = _KernelState()
 
 
-@dataclass(frozen=True)
-class ReadsLow:
-    """Computation in single precision that widens 16-bit tensors itself, as it reads them."""
-
-    compute: Callable[[Sequence[torch.Tensor]], Any]
-
-    def __call__(self, tensors: Sequence[torch.Tensor]) -> Any:
-        return self.compute(tensors)
-
-
 def in_dtypes_of_torch(
     compute: Callable[[Sequence[torch.Tensor]], Any], device: str, dtypes: Sequence[torch.dtype]
 ) -> Callable[[Sequence[torch.Tensor]], Any]:
@@ -137,18 +126,15 @@ def in_dtypes_of_torch(
     ``compute`` therefore gets such tensors, and autocast is off.
 
     Args:
-        compute: computes what the function of torch does, of the same tensors; as
-            :class:`ReadsLow`, of 16-bit ones too.
+        compute: computes what the function of torch does, of the same tensors; of 16-bit ones too
+            if its attribute ``reads_low`` is true.
         device: type of the device of the tensors, for which autocast is on.
         dtypes: dtypes of the results of torch's function.
     """
     if not any(map(_is_cast, dtypes)):
         return compute
     in_single, first = is_wide(dtypes), dtypes[0]
-    if isinstance(compute, ReadsLow):
-        compute, reads_low = compute.compute, True
-    else:
-        reads_low = False
+    reads_low = getattr(compute, "reads_low", False)
 
     def computed(tensors: Sequence[torch.Tensor]) -> Any:
         if in_single:

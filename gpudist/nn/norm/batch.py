@@ -62,8 +62,8 @@ class DistributedBatchNorm(RunningNorm):
         self._require_values(bound.cells, "value per channel")
         parameters = self.own_parameters()
         if not is_alone(bound, input, parameters) or (learns and self.momentum is None):
-            factor = self.num_batches_tracked if self.momentum is None else self.momentum
-            running = self._running(factor) if learns else None
+            batches = self.num_batches_tracked if self.momentum is None else None
+            running = self._running(batches) if learns else None
             return normalize(bound, input, parameters, running).y
         weight, bias = self._weight_and_bias(bound.move(None, parameters)[1])
         running = (self.running_mean, self.running_var) if learns else (None, None)

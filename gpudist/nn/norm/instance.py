@@ -100,7 +100,7 @@ class _DistributedInstanceNorm(RunningNorm):
         if bound.batch is not None:
             sums = move((bound.batch,), (sums,))[0]
         mean, variance = (sums / bound.samples).unbind(-1)
-        self._running(0.0 if self.momentum is None else self.momentum).update(mean, variance)
+        self._running().update(mean, variance)
 
 
 @layer(F.instance_norm, Sample((2, 4, 9)), num_features=4, affine=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,7 +12,8 @@ from gpudist import recycling
 from gpudist.exchange.autograd import is_eager
 from gpudist.native import native as _native
 from gpudist.nn.kernel_choice import suits_cpu
-from gpudist.nn.norm.normalization import Normalization, Parameters, Summing
+from gpudist.nn.norm.normalization import Normalization, Parameters
+from gpudist.nn.norm.passes import BoundNorm
 
 if TYPE_CHECKING:
     from gpudist._native import NormLines
@@ -42,73 +43,59 @@ def fits(normalization: Normalization, x: torch.Tensor, parameters: Parameters) 
     )
 
 
-class ByLines(Summing):
-    """Normalization of one block by the native core; requires :func:`fits`.
-
-    Adjoint:
-        The gradient is computed from the block, the sums and the weight.
+def bound_norm(
+    normalization: Normalization, x: torch.Tensor, parameters: Parameters
+) -> BoundNorm | None:
+    """Return the normalization of this block, ``None`` unless it :func:`fits`.
 
     Cost:
         Two passes over the block in forward and two in backward; no memory of its size except the
         output, and the gradient in backward.
     """
-
-    def forward(
-        self, x: torch.Tensor, *parameters: torch.Tensor
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        lines = _lines_of(self.normalization, x)
-        sums = torch.empty(self.normalization.sums_shape(x.shape), dtype=torch.float64)
-        lines.sums(x.data_ptr(), sums.data_ptr())
-        self.totals, moved = self.normalization.move(sums, parameters)
-        moved = [parameter.contiguous() for parameter in moved]
-        y = recycling.empty(x.shape, x.dtype)
-        weight, bias = [*map(_address, moved), 0, 0][:2]
-        lines.normalize(x.data_ptr(), self.totals.data_ptr(), weight, bias, y.data_ptr())
-        # Backward does not need the bias.
-        return y, [self.totals, *moved[:1]]
-
-    def backward(
-        self,
-        gradient: torch.Tensor,
-        inputs: Sequence[torch.Tensor],
-        kept: Sequence[torch.Tensor],
-        needs: Sequence[bool],
-    ) -> list[torch.Tensor | None]:
-        x, totals, weight = inputs[0], kept[0], kept[1] if kept[1:] else None
-        gradient = gradient.contiguous()
-        lines, of_sums = _lines_of(self.normalization, x), torch.empty_like(totals)
-        own_sums = [
-            torch.empty_like(kept[1]) if needed and kept[1:] else None for needed in needs[1:]
-        ]
-        at_x, at_totals, at_weight = x.data_ptr(), totals.data_ptr(), _address(weight)
-        of_weight, of_bias = [*map(_address, own_sums), 0, 0][:2]
-        lines.gradient_sums(
-            gradient.data_ptr(), at_x, at_totals, at_weight, of_sums.data_ptr(), of_weight, of_bias
+    if not fits(normalization, x, parameters):
+        return None
+    bound = normalization.native.get(x.stride())
+    if bound is None:
+        native = None if x.is_meta else _Passes(_bind_lines(normalization, x))
+        bound = normalization.native[x.stride()] = BoundNorm(
+            normalization, x, parameters, x.dtype, native, False, _recycled_like
         )
-        of_totals, of_parameters = self.normalization.move_gradients(of_sums, own_sums, needs)
-        of_x = None
-        if of_totals is not None:
-            of_x = recycling.empty(x.shape, x.dtype)
-            lines.gradient(
-                gradient.data_ptr(),
-                at_x,
-                at_totals,
-                of_totals.data_ptr(),
-                at_weight,
-                of_x.data_ptr(),
-            )
-        return [of_x, *of_parameters]
+    return bound
 
 
-def _address(tensor: torch.Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
+def _recycled_like(x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    return recycling.empty(x.shape, x.dtype)
 
 
-def _lines_of(normalization: Normalization, x: torch.Tensor) -> NormLines:
-    lines = normalization.native.get("lines")
-    if lines is None:
-        lines = normalization.native["lines"] = _bind_lines(normalization, x)
-    return lines
+class _Passes:
+    """Passes with the arguments of :class:`DeviceNorm`, of which they need a few."""
+
+    workspace = 0
+
+    def __init__(self, lines: NormLines) -> None:
+        self._lines = lines
+
+    def sums(self, x: int, shifts: int, sums: int, *rest: int) -> None:
+        self._lines.sums(x, sums)
+
+    def normalize(
+        self, x: int, totals: int, shifts: int, parameters: Any, y: int, *rest: Any
+    ) -> None:
+        weight, bias, _ = parameters
+        self._lines.normalize(x, totals, weight, bias, y)
+
+    def gradient_sums(
+        self, gradient: int, x: int, totals: int, shifts: int, parameters: Any, of_sums: int,
+        of_parameters: Any, *rest: int,
+    ) -> None:  # fmt: skip
+        of_weight, of_bias, _ = of_parameters
+        self._lines.gradient_sums(gradient, x, totals, parameters[0], of_sums, of_weight, of_bias)
+
+    def gradient(
+        self, gradient: int, x: int, totals: int, shifts: int, of_totals: int, parameters: Any,
+        of_x: int, *rest: int,
+    ) -> None:  # fmt: skip
+        self._lines.gradient(gradient, x, totals, of_totals, parameters[0], of_x)
 
 
 def _bind_lines(normalization: Normalization, x: torch.Tensor) -> NormLines:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
+from gpudist.cache import Cache
 from gpudist.exchange import Movement, bind
 from gpudist.exchange.autograd import is_eager, move
 from gpudist.geometry.boxes import Box
@@ -54,19 +55,19 @@ class Running(NamedTuple):
 
     Attributes:
         mean, variance: running moments.
-        factor: share of the new moments, or a tensor of the number of batches, whose reciprocal it
-            is.
+        momentum: share of the new moments.
+        batches: number of batches, whose reciprocal is the share instead.
     """
 
     mean: torch.Tensor
     variance: torch.Tensor
-    factor: float | torch.Tensor
+    momentum: float
+    batches: torch.Tensor | None = None
 
     def update(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
         """Move the running moments towards those of a batch."""
-        factor = self.factor
-        if isinstance(factor, torch.Tensor):
-            factor = factor.double().reciprocal()
+        batches = self.batches
+        factor = self.momentum if batches is None else batches.double().reciprocal()
         for running, seen in ((self.mean, mean), (self.variance, variance)):
             wide = running.double()
             running.copy_(wide + (seen.view(running.shape) - wide) * factor)
@@ -102,7 +103,7 @@ class Normalization:
             that every worker holds; may be empty if none moves.
         samples: global number of samples, if moments are averaged over them.
         batch: sum of the averages over workers; ``None`` if samples are not split.
-        native: cached objects of the native core, by the layouts of blocks.
+        native: normalizations by the native core, by layouts and dtypes; ``False`` if it has none.
     """
 
     dims: tuple[int, ...]
@@ -119,7 +120,7 @@ class Normalization:
     parameters: tuple[Movement | None, ...] = ()
     samples: int = 0
     batch: Movement | None = None
-    native: dict[object, Any] = field(default_factory=dict)
+    native: Cache[object, Any] = field(default_factory=Cache)
 
     def bind(
         self,
@@ -156,7 +157,7 @@ class Normalization:
         bound = replace(
             self, cells=cells, groups=groups, group_count=count, group_size=size,
             group_offset=offset, device_library=P.wire.device_library, parameters=parameters,
-            native={},
+            native=Cache(),
         )  # fmt: skip
         axes = [axis for axis, dim in enumerate(split_by) if dim in summed]
         return replace(bound, total=bind_total(P, axes, key, bound.sums_shape(box.shape)))
@@ -353,32 +354,6 @@ class Normalization:
         if weight is not None:
             y = y * weight.to(rest.dtype)
         return y if bias is None else _add(y, bias.to(rest.dtype))
-
-
-class Summing:
-    """Normalization of one block as a handwritten operator, which keeps the sums it moved.
-
-    Attributes:
-        totals: sums over all workers, as a constant; set by ``forward``, like ``shift``.
-        shift: shift of each statistic, which was subtracted from the summed values; ``None`` for 0.
-        dtype: dtype of the normalized block; ``None`` for the block's.
-    """
-
-    totals: torch.Tensor
-    shift: torch.Tensor | None = None
-
-    def __init__(
-        self,
-        normalization: Normalization,
-        running: Running | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        self.normalization = normalization
-        self.running = running
-        self.dtype = dtype
-
-    def compose(self, x: torch.Tensor, *parameters: torch.Tensor | None) -> torch.Tensor:
-        return self.normalization.compose(x.to(self.dtype or x.dtype), parameters).y
 
 
 def _add(y: torch.Tensor, term: torch.Tensor) -> torch.Tensor:

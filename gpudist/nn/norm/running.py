@@ -119,7 +119,6 @@ class RunningNorm(Norm):
         running = self.running_mean, self.running_var
         return gradient_as_laid_out(F.batch_norm(x, *running, weight, bias, False, 0.0, self.eps))
 
-    def _running(self, factor: torch.Tensor | float | None) -> Running:
+    def _running(self, batches: torch.Tensor | None = None) -> Running:
         assert self.running_mean is not None and self.running_var is not None
-        assert factor is not None
-        return Running(self.running_mean, self.running_var, factor)
+        return Running(self.running_mean, self.running_var, self.momentum or 0.0, batches)

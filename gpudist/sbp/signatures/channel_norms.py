@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from gpudist.geometry.layout import NdSbp, broadcast, partial_sum, split
 from gpudist.nn.norm import kernels
-from gpudist.nn.norm.node import is_alone, normalize
+from gpudist.nn.norm.node import BlockNorm, given, is_alone, normalize
 from gpudist.nn.norm.normalization import Normalization, Running
 from gpudist.nn.norm.strides import gradient_as_laid_out
 from gpudist.sbp.call import Call, Compute, on_meta
@@ -19,10 +19,9 @@ from gpudist.sbp.registry import SbpSignature, Where, compose, name_of, register
 from gpudist.sbp.scope import current_scope
 from gpudist.sbp.signatures.norms import (
     bind_normalization,
-    parameters_of,
     require_shape,
     result_like,
-    tensor_at,
+    slots_of,
 )
 
 Moments = tuple[torch.Tensor | None, torch.Tensor | None]
@@ -156,24 +155,22 @@ def _bind(call: Call, where: Where) -> Compute:
     updates = call.function is updating_batch_norm
     eps, dtype = call.args[3:5] if returns_moments else (call.args[6 + (not updates)], None)
     by = bind_normalization(Normalization(dims, eps), where)
-    alone, parameters_at = call.as_function, parameters_of(call, 1)
     if kernels.never_fit(by, x.shape, x.dtype, where.P.device):
-        return alone
+        return call.as_function
+    if not returns_moments:
+        moments = {"running_mean": 3, "running_var": 4} if updates else {}
+        slots, momentum = slots_of(call, weight=1, bias=2, **moments), call.args[5 + (not updates)]
+        return BlockNorm(by, slots, None, momentum, call.as_function)
+    slots = slots_of(call, weight=1, bias=2)
     moment_shape = x.shape[:2] if is_instance else x.shape[1:2]
 
     def compute(tensors: Sequence[torch.Tensor]) -> Any:
         x = tensors[0]
-        parameters = parameters_at(tensors)
+        parameters = given(*[None if i is None else tensors[i] for i in slots])
         if is_alone(by, x, parameters):
-            return alone(tensors)
-        if updates:
-            mean, variance = (tensor_at(call, tensors, i, "") for i in (3, 4))
-            assert mean is not None and variance is not None
-            return normalize(by, x, parameters, Running(mean, variance, call.args[5])).y
-        if not returns_moments:
-            return normalize(by, x, parameters).y
+            return call.as_function(tensors)
         moments = list(x.new_zeros((2, *moment_shape), dtype=dtype).unbind())
-        if not is_instance and kernels.fits(by, x, parameters):
+        if not is_instance and kernels.bound_norm(by, x, parameters) is not None:
             running = Running(moments[0], moments[1], 1.0)
             return normalize(by, x, parameters, running).y, *moments
         y, totals, shift = normalize(by, x, parameters)

@@ -17,31 +17,17 @@ import torch.nn.functional as F
 
 from gpudist.geometry.boxes import Box
 from gpudist.geometry.layout import Layout, Sbp, broadcast, split
-from gpudist.nn.autocast import ReadsLow
 from gpudist.nn.norm.kernels import never_fit
-from gpudist.nn.norm.node import normalize_block
+from gpudist.nn.norm.node import BlockNorm
 from gpudist.nn.norm.normalization import Normalization
 from gpudist.sbp.call import Call, Compute, Slot, on_meta
 from gpudist.sbp.registry import AxisPart, Bind, Localize, SbpSignature, Where, register
 
 
-def tensor_at(
-    call: Call, tensors: Sequence[torch.Tensor], position: int, name: str
-) -> torch.Tensor | None:
-    """Return the local tensor of an argument, ``None`` if it is not given."""
-    argument = call.get(position, name)
-    return tensors[argument.number] if isinstance(argument, Slot) else None
-
-
-def parameters_of(call: Call, position: int) -> Compute:
-    """Return a function of the tensors that returns the weight, at ``position``, and the bias.
-
-    It returns as many as there are.
-    """
-    arguments = call.get(position, "weight"), call.get(position + 1, "bias")
-    slots = [argument.number if isinstance(argument, Slot) else None for argument in arguments]
-    slots = slots[: 2 if slots[1] is not None else slots[0] is not None]
-    return lambda tensors: [None if i is None else tensors[i] for i in slots]
+def slots_of(call: Call, **positions: int) -> list[int | None]:
+    """Return the numbers of the tensors that are these arguments, ``None`` if not given."""
+    arguments = [call.get(position, name) for name, position in positions.items()]
+    return [argument.number if isinstance(argument, Slot) else None for argument in arguments]
 
 
 def alike(
@@ -65,23 +51,11 @@ def bind_normalization(by: Normalization, where: Where) -> Normalization:
 
 
 def _bind_norm(by: Normalization, call: Call, where: Where, alone: Compute) -> Compute:
-    """Return the normalization of the first tensor, of the dtype in ``call`` or of 16 bits.
-
-    Args:
-        by: normalization bound to this worker's block.
-        call, where: see :data:`~gpudist.sbp.registry.Bind`.
-        alone: normalization of a block that shares no statistics by torch's kernel.
-    """
+    # ``alone``: torch's kernel for a block that shares no statistics. Blocks may be of 16 bits.
     shape, dtype = call.tensors[0].shape, call.tensors[0].dtype
     if never_fit(by, shape, dtype, where.P.device):
         return alone
-    parameters = parameters_of(call, 2)
-
-    def compute(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        x = tensors[0]
-        return normalize_block(by, x, parameters(tensors), None if x.dtype == dtype else dtype)
-
-    return ReadsLow(compute)
+    return BlockNorm(by, slots_of(call, weight=2, bias=3), dtype)
 
 
 # --- Layer norm: over the last dims -------------------------------------------------------------

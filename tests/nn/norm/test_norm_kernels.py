@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 
+import gpudist
 from gpudist import nn
 from gpudist.nn import distributed_module
 from gpudist.nn.norm import kernels, lines
 from gpudist.nn.norm.normalization import Normalization
+from gpudist.nn.norm.passes import BoundNorm
 from gpudist.transport.base import Transport
 from gpudist.transport.failure.channel import Failure
 from gpudist.transport.host.core_transport import is_built, what_is_missing
@@ -130,17 +136,69 @@ def test_memory_and_derivatives_beyond_the_first(
         torch.autograd.grad(y, [x, *layer.parameters()], g)
         assert large.made == 2
 
-    def second() -> torch.Tensor:
+    def second(layer: torch.nn.Module) -> torch.Tensor:
         (first,) = torch.autograd.grad(layer(x), x, g, create_graph=True)
         return torch.autograd.grad(first.square().sum(), x)[0]
 
-    def tangent() -> torch.Tensor:
+    def tangent(layer: torch.nn.Module) -> torch.Tensor:
         return torch.func.jvp(layer, (x.detach(),), (g,))[1]
 
     for derivative in (second, tangent):
-        found = derivative()
+        found = derivative(layer)
         with without_kernels():
-            torch.testing.assert_close(found, derivative(), rtol=1e-4, atol=1e-5)
+            expected = derivative(made(kind, P_world, axes, dtype))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@distributed(ranks=2, transports=["nccl"])
+def test_hooks_that_save_another_layout(P_world: Partition) -> None:
+    skip_without_core()
+    axes = (1, 1, 2, 1)
+    x, g = (block_like(own_block(random_like_all(SHAPE, seed), grid(P_world, axes), None, False)
+            .float(), "channels_last") for seed in (1, 2))  # fmt: skip
+    expected, _ = both_ways(made("batch", P_world, axes), x, g)
+    with saved_tensors_hooks(lambda saved: saved.contiguous(), lambda saved: saved):
+        found, _ = both_ways(made("batch", P_world, axes), x, g)
+    assert all(map(torch.equal, found, expected))
+
+
+class _Norms(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.batch, self.group = torch.nn.BatchNorm2d(8), torch.nn.GroupNorm(2, 8)
+        self.plain = torch.nn.InstanceNorm2d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.plain(self.group(self.batch(x)))
+
+
+@distributed(ranks=2, transports=["nccl"])
+def test_a_warm_norm_calls_two_functions_and_one_in_backward(P_world: Partition) -> None:
+    skip_without_core()
+    P_x = grid(P_world, (1, 1, 2, 1))
+    network = gpudist.distribute(_Norms(), P_x, inputs={"x": "block"})
+    x = own_block(random_like_all(SHAPE, 1).float(), P_x)
+
+    def frames(call: Callable[[], torch.Tensor | None]) -> tuple[torch.Tensor | None, list[str]]:
+        names: list[str] = []
+
+        def note(frame: FrameType, event: str, argument: Any) -> None:
+            path = Path(frame.f_code.co_filename)
+            if event == "call" and path.parent.name in ("norm", "exchange", "transport"):
+                names.append(frame.f_code.co_name)
+
+        sys.setprofile(note)
+        try:
+            return call(), names
+        finally:
+            sys.setprofile(None)
+
+    for _ in range(3):
+        y, forward = frames(lambda: network(x).sum())
+        assert y is not None
+        _, backward = frames(y.backward)
+    assert forward[-6:] == ["__call__", "forward"] * 3, forward
+    assert backward[:3] == ["backward"] * 3, backward
 
 
 @contextmanager
@@ -220,18 +278,25 @@ def fail_behind(transport: Transport, kind: str, movement: str) -> dict[str, boo
     layer = made(kind, P_world, axes)
     x = own_block(random_like_all(SHAPE, 1).float(), grid(P_world, axes))
     torch.autograd.grad(layer(x).sum(), x)
-    move, results = getattr(Normalization, movement), dict[str, torch.Tensor]()
+    results = dict[str, torch.Tensor]()
 
-    def moved(*arguments: Any) -> Any:
-        tensors = move(*arguments)
-        P_world.barrier()
-        transport.abort(Failure("TransportError", transport.rank, "gives up"))
-        if movement == "move":
-            results["sums"] = tensors[0]
-        return tensors
+    def ending(move: Callable[..., Any]) -> Callable[..., Any]:
+        def moved(*arguments: Any) -> Any:
+            tensors = move(*arguments)
+            P_world.barrier()
+            transport.abort(Failure("TransportError", transport.rank, "gives up"))
+            if movement == "move":
+                results["sums"] = tensors[0]
+            return tensors
+
+        return moved
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Normalization, movement, moved)
+        # With parameters that move, and alone.
+        patch.setattr(Normalization, movement, ending(getattr(Normalization, movement)))
+        name = "carry" if movement == "move" else "carry_back"
+        run = vars(BoundNorm)[name].func
+        patch.setattr(BoundNorm, name, property(lambda bound: run(bound) and ending(run(bound))))
         y = layer(x)
         if movement == "move":
             results |= {"y": y, **dict(layer.named_buffers())}
