@@ -19,6 +19,9 @@ from gpudist.transport.base import ReduceOp
 from gpudist.world.partition import Partition
 
 _transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active  # pyright: ignore
+# ``torch.autograd.graph.increment_version`` of several tensors.
+increment_versions: Callable[[Sequence[torch.Tensor]], None]
+increment_versions = torch._C._increment_version  # pyright: ignore
 # The class between ``autograd.Function`` and its methods of C++.
 FunctionBase: type[torch.autograd.Function]
 FunctionBase = torch.autograd.function._SingleLevelFunction  # pyright: ignore

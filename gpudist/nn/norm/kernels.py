@@ -40,7 +40,8 @@ def bound_norm(
         launches each way besides the messages. Nothing of the block's size is kept but the block.
         A float64 block whose mean is subtracted is summed twice, in two more launches at most.
     """
-    if not is_eager(x):
+    may_run = _HAS_CUDA if x.device.type == "cuda" else normalization.device_library != ""
+    if not may_run or not is_eager(x):
         return None
     dtypes = [parameter is not None and parameter.dtype for parameter in parameters]
     key = (x.stride(), x.dtype, x.device, dtype, *dtypes)
@@ -61,14 +62,12 @@ def fits(
     parameters: Parameters,
     dtype: torch.dtype | None = None,
 ) -> bool:
-    """Return whether the kernels can normalize this block into ``dtype``, by default its own."""
+    """Return whether kernels of a GPU normalize this block into ``dtype``, by default its own."""
     return (
         (
             normalization.total is not None
             or _is_large(normalization, x.numel(), x.dtype, x.device.type)
         )
-        and (_HAS_CUDA if x.device.type == "cuda" else normalization.device_library != "")
-        and is_eager(x)
         and x.dtype in NATIVE_FLOATS
         and (dtype in (None, x.dtype) or (dtype == torch.float32 and x.itemsize == 2))
         and x.numel() > 0

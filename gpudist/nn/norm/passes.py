@@ -9,13 +9,15 @@ from typing import Any
 
 import torch
 
-from gpudist.exchange.autograd import eager_apply, gradients_of_composition
+from gpudist.exchange.autograd import (
+    eager_apply,
+    gradients_of_composition,
+    increment_versions,
+)
 from gpudist.exchange.carry import execution_of
 from gpudist.nn.kernel_choice import NATIVE_FLOATS
 from gpudist.nn.norm.normalization import Normalization, Parameters
 from gpudist.transport.nccl.streams import stream_of
-
-_increment_versions: Callable[[Any], None] = torch._C._increment_version  # pyright: ignore
 
 
 class BoundNorm:
@@ -120,7 +122,7 @@ class _Node(torch.autograd.Function):
             y.data_ptr(), moments, bound.failed_word, stream,
         )  # fmt: skip
         if running is not None:
-            _increment_versions(running[:2])
+            increment_versions(running[:2])
         if seen is not None:
             seen += totals, shifts
         ctx.bound = bound

@@ -51,13 +51,7 @@ def bind_normalization(by: Normalization, where: Where) -> Normalization:
 
 
 def _bind_norm(by: Normalization, call: Call, where: Where, alone: Compute) -> Compute:
-    """Return the normalization of the first tensor, of the dtype in ``call`` or of 16 bits.
-
-    Args:
-        by: normalization bound to this worker's block.
-        call, where: see :data:`~gpudist.sbp.registry.Bind`.
-        alone: normalization of a block that shares no statistics by torch's kernel.
-    """
+    # ``alone``: torch's kernel for a block that shares no statistics. Blocks may be of 16 bits.
     shape, dtype = call.tensors[0].shape, call.tensors[0].dtype
     if never_fit(by, shape, dtype, where.P.device):
         return alone
