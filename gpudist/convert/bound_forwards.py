@@ -93,18 +93,20 @@ class BoundForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         opened = scopes.open
         scope: Any = opened[-1] if opened else None
-        if len(args) != 1 or kwargs or scope is None or not scope.binds:
+        x, *more = args or (None,)
+        if type(x) is not GlobalTensor or more or kwargs or scope is None or not scope.binds:
             return self.through(*args, **kwargs)
-        (x,) = args
-        if type(x) is not GlobalTensor:
-            return self.through(x)
         key: Any = x._global_spec
         if _any_autocast():
             on = key.placement.autocast
             key = key, on and torch.get_autocast_dtype(on)
         facts = self._facts_of(self._attributes)
         bound = self._bound.get(key)
-        if _transforms_active() or _count_modes() > scope.modes or id(x) in scope.fresh:
+        if (
+            _transforms_active()
+            or _count_modes() > scope.modes
+            or (scope.fresh and id(x) in scope.fresh)
+        ):
             return self.through(x)
         if bound is None or bound[0] != facts:
             return self._bind(key, facts, x, scope)
@@ -131,15 +133,13 @@ class BoundForward:
             else:
                 is_change = call.result is None and views.copies_of_memory and views.concerns(x)
                 if not is_change:
-                    if self._counts and self.module.training:
-                        self._count()
+                    module = self.module
+                    if self._counts and module.training and module.track_running_stats:
+                        count = module._buffers["num_batches_tracked"]
+                        if count is not None:
+                            count.add_(1)
                     return call(GlobalTensor, local, self.through, (x,), {})
         return self.through(x)
-
-    def _count(self) -> None:
-        count: Any = self.module._buffers.get("num_batches_tracked")
-        if count is not None and self.module.track_running_stats:
-            count.add_(1)
 
     def _bind(self, key: Any, facts: Any, x: GlobalTensor, scope: Any) -> Any:
         module, counts = self.module, dict(scope.calls)

@@ -7,9 +7,9 @@ each: torch calls no hook where a dict of a module changes.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, repeat
-from operator import attrgetter, is_
+from operator import attrgetter, is_, setitem
 from typing import Any
 from weakref import ref
 
@@ -90,6 +90,8 @@ class Kept:
         self._copies: list[Any] = []
         self._facts: list[Any] = []
         self._nodes: list[Any] = []
+        # What stands for the kept copies in a scope.
+        self._pairs: tuple[Any, Any, list[Any]] = {}, {}, []
 
     def modules(self, network: torch.nn.Module) -> list[torch.nn.Module]:
         """Return the network and its modules."""
@@ -110,8 +112,10 @@ class Kept:
             and _are_same(_values(self._listed), tensors)
         )
 
-    def copies(self, parameters: Parameters, sharded: set[int]) -> list[Any]:
-        """Return what replaces the parameters in a call, or the parameters.
+    def replaced(
+        self, parameters: Parameters, sharded: set[int]
+    ) -> tuple[dict[int, Any], dict[int, Any], list[Any]]:
+        """Return substitutes and originals of a scope, and what modules are to list, if not these.
 
         Copies whose node sums gradients only are kept: it saves nothing, so that any number of
         backwards may pass it. Several forwards before a backward share it, and its messages.
@@ -121,18 +125,25 @@ class Kept:
             of = dict(
                 zip(map(id, used), _listable(used, parameters.substitutes(used)), strict=True)
             )
-            return [of.get(id(p), p) for p in self.parameters]
+            return self._pair([of.get(id(p), p) for p in self.parameters])
         if parameters.has_global or not (torch.is_grad_enabled() and is_eager()):
-            return _listable(self.parameters, parameters.substitutes(self.parameters))
+            return self._pair(_listable(self.parameters, parameters.substitutes(self.parameters)))
         with torch._C.DisableTorchFunction():
             facts = [x for of in _FACTS for x in map(of, self.parameters)]
             copies = self._copies
             is_kept = facts == self._facts and _are_same(map(_NODE, copies), self._nodes)
             if is_kept and not any(map(_HOOKS, copies)) and not any(map(_RETAINS, copies)):
-                return copies
+                substitutes, originals, tensors = self._pairs
+                return substitutes.copy(), originals.copy(), tensors
         copies = _listable(self.parameters, parameters.substitutes(self.parameters))
         self._copies, self._facts, self._nodes = copies, facts, [*map(_NODE, copies)]
-        return copies
+        self._pairs = substitutes, originals, tensors = self._pair(copies)
+        return substitutes.copy(), originals.copy(), tensors
+
+    def _pair(self, copies: list[Any]) -> tuple[dict[int, Any], dict[int, Any], list[Any]]:
+        pairs = [(p, c) for p, c in zip(self.parameters, copies, strict=True) if c is not p]
+        tensors = [*map([*copies, None].__getitem__, self._numbers)] if pairs else []
+        return {id(p): c for p, c in pairs}, {id(c): p for p, c in pairs}, tensors
 
 
 class InCall:
@@ -147,16 +158,12 @@ class InCall:
     ) -> None:
         self._network, self._kept, self._scope = network, kept, scope
         self._tensors: list[Any] = []
-        kept_parameters, sharded = kept.parameters, set[int]()
+        sharded = set[int]()
         scope.substitutes, scope.originals = {}, {}
         if parameters.may_be_replaced():
             sharded = parameters.identities_of_shards(kept.modules(network))
-            copies = kept.copies(parameters, sharded)
-            if not all(map(is_, copies, kept_parameters)):
-                pairs = [(p, c) for p, c in zip(kept_parameters, copies, strict=True) if c is not p]
-                scope.substitutes = {id(p): c for p, c in pairs}
-                scope.originals = {id(c): p for p, c in pairs}
-                self._tensors = [*map([*copies, None].__getitem__, kept._numbers)]
+            replaced = kept.replaced(parameters, sharded)
+            scope.substitutes, scope.originals, self._tensors = replaced
         # FSDP2 sums the gradients of its parameters, which it makes during the call.
         scope.holders, scope.leaves = parameters.holders, {}
         scope.learns = scope.holders is not None and torch.is_grad_enabled() and not sharded
@@ -171,11 +178,13 @@ class InCall:
     def __exit__(self, kind: Any, *error: object) -> None:
         kept, scope = self._kept, self._scope
         kept.forwards.take_out(self._forwards)
-        for hooks, guard in zip(kept.guarded, self._guards, strict=True):
-            if guard is not None:
-                hooks[GUARD] = guard
-                if len(hooks) > 1:
+        if None in self._guards or any(map(OrderedDict.__len__, kept.guarded)):
+            for hooks, guard in zip(kept.guarded, self._guards, strict=True):
+                if guard is not None:
+                    hooks[GUARD] = guard
                     hooks.move_to_end(GUARD, last=False)
+        else:
+            _set(kept.guarded, repeat(GUARD), self._guards)
         is_as_it_was = kept._list(self._tensors or kept._all_listed)
         buffers = [*_values(kept._buffers)]
         if not is_as_it_was or not (
@@ -243,8 +252,8 @@ def _listable(parameters: Sequence[Any], copies: list[Any]) -> list[Any]:
     return copies
 
 
-def _set(dicts: Sequence[dict[str, Any]], names: Sequence[str], tensors: Sequence[Any]) -> None:
-    for _ in map(dict.__setitem__, dicts, names, tensors):
+def _set(dicts: Sequence[dict[Any, Any]], keys: Iterable[Any], values: Sequence[Any]) -> None:
+    for _ in map(setitem, dicts, keys, values):
         pass
 
 
