@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from gpudist.checks.arguments import checked
+from gpudist.convert.block_effects import RepeatedForward
 
 # Attribute of classes that recompute: whether it is by a plan.
 _MARK = "_gpudist_recomputes_by_plan"
@@ -62,10 +64,26 @@ def recomputing_class(kind: type[nn.Module], by_plan: bool = False) -> type[nn.M
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return kind.forward(self, *args, **kwargs)
-        return checkpoint(kind.forward, self, *args, use_reentrant=False, **kwargs)
+        repeated = RepeatedForward(self, kind.forward)
+        return checkpoint(repeated, kwargs, *args, use_reentrant=False)
 
-    body = {"forward": forward, "__module__": kind.__module__, _MARK: by_plan}
-    return type(kind.__name__, (kind,), body)
+    def reduce(self: nn.Module, protocol: Any) -> Any:
+        make, args, *state = kind.__reduce_ex__(self, protocol)
+        if type(self) is not made:
+            return make, args, *state
+        # Its name is that of another class.
+        args = tuple(kind if x is made else x for x in args)
+        return _make_recomputing, (by_plan, make, args), *state
+
+    body = {"__module__": kind.__module__, _MARK: by_plan}
+    made = type(kind.__name__, (kind,), {**body, "forward": forward, "__reduce_ex__": reduce})
+    return made
+
+
+def _make_recomputing(by_plan: bool, make: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    module = make(*args)
+    module.__class__ = recomputing_class(type(module), by_plan)
+    return module
 
 
 def without_plan(kind: type[nn.Module]) -> type[nn.Module]:
