@@ -32,7 +32,7 @@ def recompute(network: nn.Module) -> nn.Module:
         The same network.
     """
     for block in blocks_of(network).values():
-        block.__class__ = recomputing_class(type(block))
+        block.__class__ = recomputing_class(type(block), by_plan=False)
     return network
 
 
@@ -56,7 +56,7 @@ def blocks_of(network: nn.Module) -> dict[str, nn.Module]:
 
 
 @cache
-def recomputing_class(kind: type[nn.Module], by_plan: bool = False) -> type[nn.Module]:
+def recomputing_class(kind: type[nn.Module], by_plan: bool) -> type[nn.Module]:
     """Return the class of modules of a kind that recompute their forward, by a plan or not."""
     if hasattr(kind, _MARK):
         return kind
@@ -82,7 +82,7 @@ def recomputing_class(kind: type[nn.Module], by_plan: bool = False) -> type[nn.M
 
 def _make_recomputing(by_plan: bool, make: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     module = make(*args)
-    module.__class__ = recomputing_class(type(module), by_plan)
+    module.__class__ = recomputing_class(type(module), by_plan=by_plan)
     return module
 
 

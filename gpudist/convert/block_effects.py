@@ -37,8 +37,8 @@ class RepeatedForward:
     Effects on anything else, such as global variables, happen twice.
 
     Raises:
-        ConversionError: the forward, or a change between forward and backward, has written to a
-            parameter in place; or the change to a buffer.
+        ConversionError: in the repetition, if a parameter was changed in place since the first run
+            began, or a buffer by something else than this forward.
     """
 
     def __init__(self, block: nn.Module, forward: Callable[..., Any]) -> None:
@@ -46,7 +46,7 @@ class RepeatedForward:
         # Containers and their contents; tensors, their versions and copies.
         self._contents: list[tuple[Any, tuple[Any, ...]]] = []
         self._copies: list[tuple[torch.Tensor, int, torch.Tensor]] = []
-        self._versions: list[tuple[torch.Tensor, int]] = []
+        self._versions: list[tuple[str, torch.Tensor, int]] = []
         self._random: Any = None
 
     def __call__(self, kwargs: dict[str, Any], *args: Any) -> Any:
@@ -60,15 +60,14 @@ class RepeatedForward:
             owners, tensors = _state_of(self._block)
             self._contents = [(owner, _contents_of(owner)) for owner in owners]
             self._copies = [(x, x._version, x.clone()) for x in tensors if not x.requires_grad]
-            self._versions = [(x, x._version) for x in tensors if isinstance(x, nn.Parameter)]
+            named = [*self._block.named_parameters(), *self._block.named_buffers()]
+            self._versions = [(name, x, x._version) for name, x in named if not x.is_inference()]
         self._random = random.getstate(), np.random.get_state()
         yield
         with torch._C.DisableTorchFunction():
-            self._require_unchanged("by its own forward: do not recompute it")
-            changed = [copy for copy in self._copies if _may_differ(*copy)]
-            known = {id(x) for x, *_ in changed}
-            self._versions += [(x, x._version) for x, *_ in self._copies if id(x) not in known]
-            self._copies = changed
+            self._copies = [copy for copy in self._copies if _may_differ(*copy)]
+            copied = {id(x) for x, *_ in self._copies}
+            self._versions = [each for each in self._versions if id(each[1]) not in copied]
             for i, (owner, contents) in enumerate(self._contents):
                 now = set(map(id, _contents_of(owner)))
                 self._contents[i] = owner, tuple(x if id(x) in now else _cut(x) for x in contents)
@@ -76,7 +75,12 @@ class RepeatedForward:
     @contextmanager
     def _restored(self) -> Iterator[None]:
         """Return to the state before the forward, and after the context to the present one."""
-        self._require_unchanged("between forward and backward: do so after backward")
+        if changed := [name for name, x, version in self._versions if x._version != version]:
+            raise ConversionError(
+                f"{type(self._block).__name__} is recomputed in backward, but its parameters or "
+                f"buffers {changed} were changed in place, by its forward or since: do not "
+                "recompute it, or change them after backward"
+            )
         copies = [copy.clone() for *_, copy in self._copies]
         with grad_mode._unsafe_preserve_version_counter(tuple(x for x, *_ in self._copies)):
             present = self._exchange(self._contents, copies, self._random)
@@ -99,16 +103,6 @@ class RepeatedForward:
         random.setstate(numbers[0])
         np.random.set_state(numbers[1])
         return before
-
-    def _require_unchanged(self, when: str) -> None:
-        for x, version in self._versions:
-            if x._version != version:
-                names = [*self._block.named_parameters(), *self._block.named_buffers()]
-                name = next((name for name, y in names if y is x), f"of shape {list(x.shape)}")
-                raise ConversionError(
-                    f"{type(self._block).__name__} is recomputed in backward, but its parameter or "
-                    f"buffer {name} was changed in place {when}"
-                )
 
 
 def _state_of(block: nn.Module) -> tuple[list[Any], list[torch.Tensor]]:
