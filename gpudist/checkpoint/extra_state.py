@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from gpudist.checkpoint.json_values import decode, encode
+from gpudist.checkpoint.moving import part_of
 from gpudist.checkpoint.nested import assemble, entries_of
 from gpudist.checkpoint.texts import failing_together, require_alike
 from gpudist.errors import CheckpointError
@@ -74,7 +75,7 @@ def _problems(module: torch.nn.Module, state: Mapping[str, Any]) -> Iterator[str
 
 
 def _is_view(value: torch.Tensor, tensor: torch.Tensor) -> bool:
-    block = block_of(tensor)
+    block, value = part_of(block_of(tensor)), part_of(value)
     return (
         value is block or value.untyped_storage().data_ptr() == block.untyped_storage().data_ptr()
     )
@@ -140,11 +141,17 @@ def set_extra(module: torch.nn.Module, metadata: Metadata, loaded: dict[str, Any
     Raises:
         CheckpointError: if a module rejects its extra state.
     """
+    give_extra(module, assemble_model(metadata, loaded))
+
+
+def assemble_model(metadata: Metadata, loaded: dict[str, Any]) -> dict[str, Any]:
+    """Return entries of the model, by their names in its state dict."""
     paths = metadata.planner_data or {}
     entries: dict[str, list[tuple[Any, Any]]] = {}
     for full, value in loaded.items():
-        entries.setdefault(paths[full][1], []).append((tuple(paths[full][2:]), value))
-    give_extra(module, {name: assemble(parts, name) for name, parts in entries.items()})
+        _, name, *inside = paths.get(full, ("model", full.removeprefix("model.")))
+        entries.setdefault(name, []).append((tuple(inside), value))
+    return {name: assemble(parts, name) for name, parts in entries.items()}
 
 
 def give_extra(module: torch.nn.Module, values: Mapping[str, Any]) -> None:
