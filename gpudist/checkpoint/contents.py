@@ -87,11 +87,9 @@ def names_to_migrate(module: torch.nn.Module, metadata: Metadata) -> list[str]:
     state, beyond = module.state_dict(), names_beyond_sequential(module)
     stored = {name for name in metadata.state_dict_metadata if name.startswith("model.")}
     rooms = {str(getattr(f, "__module__", "")).partition(".")[0] for f in migrations_of(module)}
-    is_known = rooms <= {"torch", "gpudist"}
     fits = stored >= {f"model.{name}" for name in state if name not in beyond}
-    if (fits or not rooms) and is_known and not any(map(is_sharded, state.values())):
-        return []
-    return sorted(stored)
+    is_needed = rooms - {"torch", "gpudist"} or ("torch" in rooms and not fits)
+    return sorted(stored) if is_needed or any(map(is_sharded, state.values())) else []
 
 
 def migrate(

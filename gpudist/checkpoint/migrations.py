@@ -6,7 +6,7 @@ import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,26 +16,15 @@ from gpudist.convert.blocks_in_state_dict import drop_hooks
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 
 
-class Loaded(NamedTuple):
-    """A sequential state dict after the modules' own ``load_state_dict``.
-
-    Attributes:
-        tensors: whole tensors, by name; on the meta device if loading has not set one in parts.
-        extra: extra state, by module.
-        attributes: other attributes that loading has set, by path of the module.
-        keys: names that are missing or unexpected.
-    """
-
-    tensors: dict[str, torch.Tensor]
-    extra: dict[nn.Module, Any]
-    attributes: dict[str, dict[str, Any]]
-    keys: Any
-
-
 def load_whole(
     module: nn.Module, state_dict: Mapping[str, Any], placed: Mapping[str, ParameterPlacement]
-) -> Loaded:
+) -> tuple[dict[str, torch.Tensor], dict[nn.Module, Any], dict[str, dict[str, Any]], Any]:
     """Load a sequential state dict into twins of the modules, with tensors of its shapes.
+
+    Returns:
+        Whole tensors by name, on the meta device if loading has not set one that workers hold in
+        parts; extra state by module; other attributes that loading has set, by path of the module;
+        and the names that are missing or unexpected.
 
     Raises:
         RuntimeError: a tensor does not fit, with torch's text.
@@ -54,8 +43,8 @@ def load_whole(
         before[path], twins[part] = values, object.__new__(type(part))
         vars(twins[part]).update(values)
         drop_hooks(twins[part])
-    for twin in filter(None, twins.values()):
-        twin._modules.update((name, twins[child]) for name, child in twin._modules.items())
+    for part in module.modules():
+        twins[part]._modules.update((name, twins[m]) for name, m in part._modules.items())
     root = twins[module]
     state: Any = OrderedDict(
         (k, x.detach() if isinstance(x, torch.Tensor) else x) for k, x in state_dict.items()
@@ -68,7 +57,7 @@ def load_whole(
         path: {k: v for k, v in vars(twins[part]).items() if v is not before[path].get(k)}
         for path, part in module.named_modules()
     }
-    return Loaded(tensors, extra, attributes, keys)
+    return tensors, extra, attributes, keys
 
 
 def _whole(x: torch.Tensor, placed: ParameterPlacement | None) -> torch.Tensor:
@@ -86,11 +75,8 @@ def migrations_of(module: nn.Module) -> Iterator[Callable[..., Any]]:
         own = type(part)._load_from_state_dict
         if own is not nn.Module._load_from_state_dict:
             yield own
-        hooks = (
-            *part._load_state_dict_pre_hooks.values(),
-            *part._load_state_dict_post_hooks.values(),
-        )
-        yield from (getattr(hook, "hook", hook) for hook in hooks)
+        for hooks in (part._load_state_dict_pre_hooks, part._load_state_dict_post_hooks):
+            yield from (getattr(hook, "hook", hook) for hook in hooks.values())
 
 
 def finish_loading(module: nn.Module) -> None:

@@ -100,7 +100,7 @@ def part_of(x: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def filled(x: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensor to fill in place of ``x``: a whole one for a DTensor, which gets its part."""
+    """Yield the tensor to fill for ``x``: a whole one for a DTensor, which then gets its part."""
     if not is_sharded(x):
         yield x
         return

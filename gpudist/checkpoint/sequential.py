@@ -133,12 +133,12 @@ def _migrate(
     """
     if state_dict is None:
         raise CheckpointError("the root passed None; only the other ranks may pass None")
-    loaded, extra = load_whole(module, state_dict, placed), modules_with_extra(module)
-    tensors = {name: loaded.tensors[name] for name in names if name not in extra}
-    missing = [name for name in loaded.keys.missing_keys if name in names]
-    unknown = loaded.keys.unexpected_keys
+    loaded, extra_of, changed, keys = load_whole(module, state_dict, placed)
+    extra = modules_with_extra(module)
+    tensors = {name: loaded[name] for name in names if name not in extra}
+    missing = [name for name in keys.missing_keys if name in names]
     problems = [f"it misses {missing}"] if missing else []
-    problems += [f"the model has no {unknown}"] if unknown else []
+    problems += [f"the model has no {keys.unexpected_keys}"] if keys.unexpected_keys else []
     for name, x in tensors.items() if not missing else ():
         shape = _shape(name, state[name], placed)
         if x.is_meta or tuple(x.shape) != shape:
@@ -147,8 +147,8 @@ def _migrate(
             convert_dtype(x, state[name].dtype, name)
     if problems:
         raise CheckpointError("; ".join(problems))
-    values = encode_extra(module, {name: loaded.extra.get(part) for name, part in extra.items()})
-    attributes = {k: encode(v, k, cells=None) for k, v in loaded.attributes.items() if v}
+    values = encode_extra(module, {name: extra_of.get(part) for name, part in extra.items()})
+    attributes = {k: encode(v, k, cells=None) for k, v in changed.items() if v}
     return tensors, json.dumps([json.loads(values), attributes])
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
@@ -12,9 +10,6 @@ from torch.utils.checkpoint import checkpoint
 
 from gpudist.checks.arguments import checked
 from gpudist.convert.block_effects import RepeatedForward
-
-# Attribute of classes that recompute: whether it is by a plan.
-_MARK = "_gpudist_recomputes_by_plan"
 
 
 @checked()
@@ -32,7 +27,7 @@ def recompute(network: nn.Module) -> nn.Module:
         The same network.
     """
     for block in blocks_of(network).values():
-        block.__class__ = recomputing_class(type(block), by_plan=False)
+        let_recompute(block, by_plan=False)
     return network
 
 
@@ -55,37 +50,39 @@ def blocks_of(network: nn.Module) -> dict[str, nn.Module]:
     }
 
 
-@cache
-def recomputing_class(kind: type[nn.Module], by_plan: bool) -> type[nn.Module]:
-    """Return the class of modules of a kind that recompute their forward, by a plan or not."""
-    if hasattr(kind, _MARK):
-        return kind
+class Recomputed:
+    """Forward of a module that keeps its inputs alone, and runs again in backward.
 
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    Attributes:
+        module: the module.
+        by_plan: whether a plan had it recomputed.
+        patched: forward that the instance had instead of its class's, if any.
+    """
+
+    def __init__(self, module: nn.Module, by_plan: bool) -> None:
+        self.module, self.by_plan, self.patched = module, by_plan, vars(module).get("forward")
+
+    @property
+    def __wrapped__(self) -> Any:
+        return self.patched or type(self.module).forward.__get__(self.module)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
-            return kind.forward(self, *args, **kwargs)
-        repeated = RepeatedForward(self, kind.forward)
-        return checkpoint(repeated, kwargs, *args, use_reentrant=False)
-
-    def reduce(self: nn.Module, protocol: Any) -> Any:
-        make, args, *state = kind.__reduce_ex__(self, protocol)
-        if type(self) is not made:
-            return make, args, *state
-        # Its name is that of another class.
-        args = tuple(kind if x is made else x for x in args)
-        return _make_recomputing, (by_plan, make, args), *state
-
-    body = {"__module__": kind.__module__, _MARK: by_plan}
-    made = type(kind.__name__, (kind,), {**body, "forward": forward, "__reduce_ex__": reduce})
-    return made
+            return self.__wrapped__(*args, **kwargs)
+        forward = RepeatedForward(self.module, self.__wrapped__)
+        return checkpoint(forward, kwargs, *args, use_reentrant=False)
 
 
-def _make_recomputing(by_plan: bool, make: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    module = make(*args)
-    module.__class__ = recomputing_class(type(module), by_plan=by_plan)
-    return module
+def let_recompute(module: nn.Module, by_plan: bool) -> None:
+    """Let a module recompute its activations, unless it does already."""
+    if not isinstance(vars(module).get("forward"), Recomputed):
+        module.forward = Recomputed(module, by_plan)
 
 
-def without_plan(kind: type[nn.Module]) -> type[nn.Module]:
-    """Return the class of a module before a plan had it recomputed."""
-    return kind.__mro__[1] if vars(kind).get(_MARK) else kind
+def undo_plan(module: nn.Module) -> None:
+    """Let a module that recomputes by a plan keep its activations."""
+    recomputed = vars(module).get("forward")
+    if isinstance(recomputed, Recomputed) and recomputed.by_plan:
+        del module.forward
+        if recomputed.patched is not None:
+            module.forward = recomputed.patched

@@ -43,15 +43,11 @@ class RepeatedForward:
 
     def __init__(self, block: nn.Module, forward: Callable[..., Any]) -> None:
         self._block, self._forward = block, forward
-        # Containers and their contents; tensors, their versions and copies.
-        self._contents: list[tuple[Any, tuple[Any, ...]]] = []
-        self._copies: list[tuple[torch.Tensor, int, torch.Tensor]] = []
-        self._versions: list[tuple[str, torch.Tensor, int]] = []
         self._random: Any = None
 
     def __call__(self, kwargs: dict[str, Any], *args: Any) -> Any:
         with self._restored() if self._random else self._noted():
-            return self._forward(self._block, *args, **kwargs)
+            return self._forward(*args, **kwargs)
 
     @contextmanager
     def _noted(self) -> Iterator[None]:
@@ -140,13 +136,13 @@ def _refill(owner: Any, contents: tuple[Any, ...]) -> None:
     if [*map(id, _contents_of(owner))] == [*map(id, contents)]:
         return
     # Subclasses may refuse to be changed.
-    kind: Any = next(kind for kind in _CONTAINERS if isinstance(owner, kind))
+    kind: Any = next(each for each in _CONTAINERS if isinstance(owner, each))
+    refill: Any = kind.extend if kind in (list, deque) else kind.update
     kind.clear(owner)
     if isinstance(owner, dict):
         half = len(contents) // 2
-        kind.update(owner, zip(contents[:half], contents[half:], strict=True))
-    else:
-        (kind.update if kind is set else kind.extend)(owner, contents)
+        contents = tuple(zip(contents[:half], contents[half:], strict=True))
+    refill(owner, contents)
 
 
 def _may_differ(x: torch.Tensor, version: int, before: torch.Tensor) -> bool:
