@@ -314,8 +314,8 @@ def _load(
             migrate(module, metadata, state, values.get(NOTES))
         with failing_together(P_world, what):
             use_draws(module, values.get(NOTES))
-            extra = {} if migrating else extra
-            set_extra(module, metadata, {name: values[name] for name in extra})
+            if not migrating:
+                set_extra(module, metadata, {name: values[name] for name in extra})
 
 
 @checked(CheckpointError)
