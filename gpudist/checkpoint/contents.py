@@ -63,20 +63,20 @@ def model_to_save(module: torch.nn.Module, P_world: Partition) -> dict[str, Any]
 def notes_to_save(module: torch.nn.Module) -> str:
     """Return the versions of the modules and the states of networks' random numbers, as JSON."""
     versions = encode(module.state_dict()._metadata, "the versions", cells=None)  # pyright: ignore
-    return json.dumps([versions, {path: (x.seed, x.draws) for path, x in _scopes_in(module)}])
+    draws = {path: (x.seed, x.draws) for path, x in _scopes_in(module).items()}
+    return json.dumps([versions, draws])
 
 
 def use_draws(module: torch.nn.Module, notes: str | None) -> None:
     """Let networks draw random numbers as if they had made the calls before the save."""
     draws = {} if notes is None else json.loads(notes)[1]
-    for path, scope in _scopes_in(module):
+    for path, scope in _scopes_in(module).items():
         scope.seed, scope.draws = draws.get(path, (scope.seed, scope.draws))
 
 
-def _scopes_in(module: torch.nn.Module) -> Iterator[tuple[str, Scope]]:
-    for path, part in module.named_modules():
-        if isinstance(part, Converted):
-            yield path, conversion_of(part).scope
+def _scopes_in(module: torch.nn.Module) -> dict[str, Scope]:
+    parts = [each for each in module.named_modules() if isinstance(each[1], Converted)]
+    return {path: conversion_of(part).scope for path, part in parts}
 
 
 def names_to_migrate(module: torch.nn.Module, metadata: Metadata) -> list[str]:

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from gpudist.checkpoint.json_values import decode, encode
-from gpudist.checkpoint.moving import part_of
+from gpudist.checkpoint.moving import is_sharded
 from gpudist.checkpoint.nested import assemble, entries_of
 from gpudist.checkpoint.texts import failing_together, require_alike
 from gpudist.errors import CheckpointError
@@ -62,7 +62,7 @@ def _problems(module: torch.nn.Module, state: Mapping[str, Any]) -> Iterator[str
             )
         elif value.layout is not torch.strided:
             yield f"{name} has the layout {value.layout}; replace it by its to_dense()"
-        elif not _is_view(value, tensors[name]):
+        elif not is_sharded(value) and not _is_view(value, tensors[name]):
             yield (
                 f"{name} is a copy that a hook of the state dict has made, which load cannot set; "
                 "remove the hook"
@@ -75,7 +75,7 @@ def _problems(module: torch.nn.Module, state: Mapping[str, Any]) -> Iterator[str
 
 
 def _is_view(value: torch.Tensor, tensor: torch.Tensor) -> bool:
-    block, value = part_of(block_of(tensor)), part_of(value)
+    block = block_of(tensor)
     return (
         value is block or value.untyped_storage().data_ptr() == block.untyped_storage().data_ptr()
     )
@@ -155,9 +155,11 @@ def assemble_model(metadata: Metadata, loaded: dict[str, Any]) -> dict[str, Any]
 
 
 def give_extra(module: torch.nn.Module, values: Mapping[str, Any]) -> None:
-    for name, part in modules_with_extra(module).items():
+    modules = modules_with_extra(module)
+    for name, value in values.items():
+        part = modules[name]
         try:
-            part.set_extra_state(values[name])
+            part.set_extra_state(value)
         except Exception as error:  # The type of the error depends on the module.
             raise CheckpointError(
                 f"{type(part).__name__}.set_extra_state does not take {name}: "

@@ -1,4 +1,4 @@
-"""What modules themselves make of a state dict: older versions, hooks and extra state."""
+"""Conversion of a state dict by the modules themselves: older versions, hooks, extra state."""
 
 from __future__ import annotations
 

@@ -93,11 +93,6 @@ def whole_of(x: Any) -> Any:
     return x.full_tensor().cpu() if is_sharded(x) else x
 
 
-def part_of(x: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a DTensor; any other tensor as it is."""
-    return x.to_local() if is_sharded(x) else x  # pyright: ignore
-
-
 @contextmanager
 def filled(x: Any) -> Iterator[torch.Tensor]:
     """Yield the tensor to fill for ``x``: a whole one for a DTensor, which then gets its part."""

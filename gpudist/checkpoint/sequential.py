@@ -11,7 +11,6 @@ import torch
 
 from gpudist.checkpoint.conversion import convert_dtype
 from gpudist.checkpoint.extra_state import (
-    encode_extra,
     give_extra,
     modules_with_extra,
     require_fillable,
@@ -106,7 +105,7 @@ def fill(
             whole, text = _migrate(module, state_dict, state, names, placed)
     extra, attributes = json.loads(broadcast_text(P_world, text, root))
     for name in names:
-        if name not in extra:
+        if name not in modules_with_extra(module):
             where = placed.get(name) or ParameterPlacement.on(P_world, state[name].shape)
             with filled(state[name]) as block:
                 x = whole.get(name)
@@ -147,9 +146,9 @@ def _migrate(
             convert_dtype(x, state[name].dtype, name)
     if problems:
         raise CheckpointError("; ".join(problems))
-    values = encode_extra(module, {name: extra_of.get(part) for name, part in extra.items()})
+    values = {n: encode(extra_of[m], n, cells=None) for n, m in extra.items() if m in extra_of}
     attributes = {k: encode(v, k, cells=None) for k, v in changed.items() if v}
-    return tensors, json.dumps([json.loads(values), attributes])
+    return tensors, json.dumps([values, attributes])
 
 
 def world_of(module: torch.nn.Module) -> Partition:

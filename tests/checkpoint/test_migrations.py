@@ -158,6 +158,7 @@ def test_parameters_of_fsdp_are_whole_in_files(P_world: Partition, shared_path: 
     with torchs_group(P_world, shared_path):
         mesh = P_x.create_device_mesh([0])
         made = [copy.deepcopy(whole) for _ in range(3)]
+        nets: list[Any]
         nets = [fully_shard(gpudist.distribute(x, P_x.along([1, 2, 3])), mesh=mesh) for x in made]
         checkpoint.load_full_state_dict(nets[0], {k: v + 1 for k, v in whole.state_dict().items()})
         checkpoint.save(nets[0], f"{shared_path}.saved")

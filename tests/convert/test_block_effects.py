@@ -42,7 +42,9 @@ class Block(nn.Module):
         self.last: Any = None
         self.frozen = nn.Parameter(HALF.clone(), requires_grad=False)
         self.learned = nn.Parameter(HALF.clone())
+        self.book: Any
         self.register_buffer("book", torch.linspace(-1, 1, 8, dtype=torch.float64))
+        self.calls: Any
         self.register_buffer("calls", torch.tensor(0))
         self.running = torch.zeros((), dtype=torch.float64)
 
@@ -125,12 +127,12 @@ METHODS = [
 ]  # fmt: skip
 
 
-def network(effect: str) -> nn.Sequential:
+def network(effect: str) -> Any:
     torch.manual_seed(1)
     return nn.Sequential(nn.Conv2d(1, 4, 1), nn.Sequential(Block(effect), Block(effect))).double()
 
 
-def trained(made: nn.Module, x: Tensor) -> list[Any]:
+def trained(made: Any, x: Tensor) -> list[Any]:
     """Outputs of two calls for each backward, gradients, and what the blocks keep."""
     torch.manual_seed(2)
     random.seed(3)
@@ -139,7 +141,7 @@ def trained(made: nn.Module, x: Tensor) -> list[Any]:
     for _ in range(2):
         ys = [made(x), made(2 * x)]
         made.eval()
-        sum((y * y).sum() for y in ys).backward(retain_graph=True)
+        torch.stack([(y * y).sum() for y in ys]).sum().backward(retain_graph=True)
         ys[0].sum().backward()
         made.train()
         values += ys
@@ -165,7 +167,7 @@ def test_effects_happen_once_by_a_plan(P_world: Partition) -> None:
     x = torch.arange(16.0, dtype=torch.float64).view(1, 1, 4, 4) / (8 + (P_world.rank or 0))
     # Ranks that are threads share the random numbers of Python.
     for effect in {*LAYERS, *METHODS} - {"random"}:
-        made = [gpudist.distribute(network(effect), P_x, edits) for edits in (plan, None)]
+        made: Any = [gpudist.distribute(network(effect), P_x, edits) for edits in (plan, None)]
         twin = copy.deepcopy(made[0])
         assert twin[1][0].forward.module is twin[1][0]
         assert trained(made[0], x) == trained(made[1], x), effect
@@ -175,6 +177,7 @@ def test_effects_happen_once_by_a_plan(P_world: Partition) -> None:
 
 
 def test_recomputed_networks_are_copied_and_take_all_keywords() -> None:
+    made: Any
     made, x = recompute(network("buffer")), torch.ones(1, 1, 4, 4, dtype=torch.float64)
     for twin in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
         twin(x).sum().backward()
@@ -186,6 +189,7 @@ def test_recomputed_networks_are_copied_and_take_all_keywords() -> None:
 
 
 def test_no_call_keeps_the_graph_of_an_earlier_one() -> None:
+    made: Any
     made, x = recompute(network("cached")), torch.ones(1, 1, 4, 4, dtype=torch.float64)
     made(x)
     first = ref(made[1][0].last)
