@@ -212,8 +212,11 @@ def load(
     All ranks load the same save, also while another job saves to ``path``: if a rank finds files of
     another save than the index, all ranks begin again with the new one.
 
-    Tensors are converted to the module's dtypes. Floating-point numbers are rounded; integers and
-    booleans keep their value. Modules get their extra state last.
+    Modules convert older versions by their own ``_load_from_state_dict`` and hooks. A checkpoint of
+    plain torch has no versions, so it counts as of the first one. Tensors are converted to the
+    module's dtypes. Floating-point numbers are rounded; integers and booleans keep their value.
+    Modules get their extra state last. Converted networks draw the same random numbers as if they
+    had continued after the save.
 
     Args:
         module: tree of layers to fill in place, distributed or not, the same on every rank.
@@ -223,7 +226,8 @@ def load(
     Cost:
         Every rank reads those parts of the files that overlap its blocks. Each part is a full block
         as written, and is read twice, because its checksum is verified first. In addition, one rank
-        opens each file for its identity.
+        opens each file for its identity. If modules may convert values, or parameters are DTensors,
+        rank 0 reads the whole model and sends it as :func:`load_full_state_dict` does.
 
     Raises:
         CheckpointError: on every rank, before anything changes, if a file belongs to another save

@@ -72,7 +72,8 @@ def load_full_state_dict(
     """Fill the distributed model from the state dict of the sequential one.
 
     Collective over the world. Layers that are not distributed get the values on every rank, and
-    modules their extra state, last. Tensors are converted as by :func:`load`.
+    modules their extra state, last. Modules convert older versions by their own
+    ``_load_from_state_dict`` and hooks, on the root. Tensors are converted as by :func:`load`.
 
     Args:
         module: tree of layers, distributed or not, the same on every rank.

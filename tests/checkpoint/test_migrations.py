@@ -25,6 +25,9 @@ from tests.torchs_group import torchs_group
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning")
 
 
+DOORS: list[Any] = [checkpoint.load_full_state_dict, checkpoint.load]
+
+
 class Scaled(nn.Module):
     """Version 2 holds the logarithm of the scale that version 1 held."""
 
@@ -105,7 +108,7 @@ def test_modules_convert_what_they_load(P_world: Partition, shared_path: str) ->
         if make is scaled:
             split.split_weight("conv", [1, 2, 1, 1, 1])
         for plan in (None, split):
-            for load in (checkpoint.load_full_state_dict, checkpoint.load):
+            for load in DOORS:
                 net = gpudist.distribute(copy.deepcopy(network), P_x, plan)
                 load(net, path if load is checkpoint.load else state if root else None)
                 assert_loaded(net, whole)
@@ -115,7 +118,7 @@ def test_modules_convert_what_they_load(P_world: Partition, shared_path: str) ->
         # What these modules have saved is of their own version; the hook converts it again.
         checkpoint.save(net, path + ".saved")
         if make is not hooked:
-            for load in (checkpoint.load_full_state_dict, checkpoint.load):
+            for load in DOORS:
                 again = gpudist.distribute(make()[0], P_x)
                 full = checkpoint.full_state_dict(net)
                 load(again, path + ".saved" if load is checkpoint.load else full)
