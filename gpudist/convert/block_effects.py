@@ -137,8 +137,8 @@ def _refill(owner: Any, contents: tuple[Any, ...]) -> None:
         return
     # Subclasses may refuse to be changed.
     kind: Any = next(each for each in _CONTAINERS if isinstance(owner, each))
-    refill: Any = kind.extend if kind in (list, deque) else kind.update
-    kind.clear(owner)
+    refill: Any = kind.extend if kind in (list, deque) else kind.update  # pyright: ignore
+    kind.clear(owner)  # pyright: ignore
     if isinstance(owner, dict):
         half = len(contents) // 2
         contents = tuple(zip(contents[:half], contents[half:], strict=True))
