@@ -71,11 +71,14 @@ class RepeatedForward:
     @contextmanager
     def _restored(self) -> Iterator[None]:
         """Return to the state before the forward, and after the context to the present one."""
-        if changed := [name for name, x, version in self._versions if x._version != version]:
+        changed = [name for name, x, version in self._versions if x._version != version]
+        storages = [x.untyped_storage().data_ptr() for x, *_ in self._copies if x.numel()]
+        if changed or len({*storages}) < len(storages):
             raise ConversionError(
-                f"{type(self._block).__name__} is recomputed in backward, but its parameters or "
-                f"buffers {changed} were changed in place, by its forward or since: do not "
-                "recompute it, or change them after backward"
+                f"{type(self._block).__name__} is recomputed in backward, but "
+                + (f"its parameters or buffers {changed} were" if changed else "shared memory was")
+                + " changed in place, by its forward or since: do not recompute it, or change them "
+                "after backward"
             )
         copies = [copy.clone() for *_, copy in self._copies]
         with grad_mode._unsafe_preserve_version_counter(tuple(x for x, *_ in self._copies)):

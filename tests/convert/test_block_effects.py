@@ -200,3 +200,7 @@ def test_no_call_keeps_the_graph_of_an_earlier_one() -> None:
     made[1][0].book.add_(1)
     with pytest.raises(ConversionError, match=r"\['book'\] were changed in place"):
         y.sum().backward()
+    made = recompute(network("synchronized"))
+    made[1][0].view = made[1][0].book[:2]
+    with pytest.raises(ConversionError, match="shared memory was changed in place"):
+        made(x).sum().backward()
