@@ -72,7 +72,7 @@ def _whole(x: torch.Tensor, placed: ParameterPlacement | None) -> torch.Tensor:
 def migrations_of(module: nn.Module) -> Iterator[Callable[..., Any]]:
     """Return the functions of the modules that take part in loading, beside torch's for all."""
     for part in module.modules():
-        own = type(part)._load_from_state_dict
+        own = getattr(type(part), nn.Module._load_from_state_dict.__name__)
         if own is not nn.Module._load_from_state_dict:
             yield own
         for hooks in (part._load_state_dict_pre_hooks, part._load_state_dict_post_hooks):

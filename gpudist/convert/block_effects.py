@@ -72,8 +72,8 @@ class RepeatedForward:
     def _restored(self) -> Iterator[None]:
         """Return to the state before the forward, and after the context to the present one."""
         changed = [name for name, x, version in self._versions if x._version != version]
-        storages = [x.untyped_storage().data_ptr() for x, *_ in self._copies if x.numel()]
-        if changed or len({*storages}) < len(storages):
+        held = [x.untyped_storage() for x, *_ in self._copies if x.numel() and not x.is_meta]
+        if changed or len({storage.data_ptr() for storage in held}) < len(held):
             raise ConversionError(
                 f"{type(self._block).__name__} is recomputed in backward, but "
                 + (f"its parameters or buffers {changed} were" if changed else "shared memory was")
