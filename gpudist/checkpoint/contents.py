@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,12 +13,16 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from gpudist.checkpoint.block_tensor import BlockTensor
 from gpudist.checkpoint.conversion import dtype_problem
 from gpudist.checkpoint.extra_state import (
+    assemble_model,
     extra_to_save,
     modules_with_extra,
     require_fillable,
     whole_to_read,
 )
-from gpudist.checkpoint.json_values import decode, storable
+from gpudist.checkpoint.identity import identity_of
+from gpudist.checkpoint.json_values import decode, encode, storable
+from gpudist.checkpoint.migrations import migrations_of
+from gpudist.checkpoint.moving import is_sharded, whole_of
 from gpudist.checkpoint.nested import assemble, entries_of
 from gpudist.checkpoint.optimizer_state import (
     describe_state,
@@ -28,12 +34,17 @@ from gpudist.checkpoint.optimizer_state import (
     state_block,
     whole_shape,
 )
-from gpudist.checkpoint.sequential import describe_shapes, names_beyond_sequential
+from gpudist.checkpoint.sequential import describe_shapes, fill, names_beyond_sequential
 from gpudist.checkpoint.texts import failing_together, require_alike
+from gpudist.convert.converted import Converted, conversion_of
 from gpudist.errors import CheckpointError
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement, placements
 from gpudist.sbp.global_parameter import state_of
+from gpudist.sbp.scope import Scope
 from gpudist.world.partition import Partition
+
+# Name of the modules' versions and the states of random numbers in a checkpoint.
+NOTES = "gpudist"
 
 
 def model_to_save(module: torch.nn.Module, P_world: Partition) -> dict[str, Any]:
@@ -41,11 +52,59 @@ def model_to_save(module: torch.nn.Module, P_world: Partition) -> dict[str, Any]
     placed, state = placements(module), module.state_dict()
     require_alike(P_world, "the names and shapes", describe_shapes(list(state), state, placed))
     extra = extra_to_save(module, state, P_world)
-    return {
-        name: _as_entry(value, placed.get(name))
-        for name, value in (state | extra).items()
-        if name in placed or P_world.rank == 0
-    }
+    held: dict[str, Any] = {}
+    for name, value in (state | extra).items():
+        value = whole_of(value)
+        if name in placed or P_world.rank == 0:
+            held[name] = _as_entry(value, placed.get(name))
+    return held
+
+
+def notes_to_save(module: torch.nn.Module) -> str:
+    """Return the versions of the modules and the states of networks' random numbers, as JSON."""
+    versions = encode(module.state_dict()._metadata, "the versions", cells=None)  # pyright: ignore
+    draws = {path: (x.seed, x.draws) for path, x in _scopes_in(module).items()}
+    return json.dumps([versions, draws])
+
+
+def use_draws(module: torch.nn.Module, notes: str | None) -> None:
+    """Let networks draw random numbers as if they had made the calls before the save."""
+    draws = {} if notes is None else json.loads(notes)[1]
+    for path, scope in _scopes_in(module).items():
+        scope.seed, scope.draws = draws.get(path, (scope.seed, scope.draws))
+
+
+def _scopes_in(module: torch.nn.Module) -> dict[str, Scope]:
+    parts = [each for each in module.named_modules() if isinstance(each[1], Converted)]
+    return {path: conversion_of(part).scope for path, part in parts}
+
+
+def names_to_migrate(module: torch.nn.Module, metadata: Metadata) -> list[str]:
+    """Return the tensors that rank 0 must read whole, because modules may convert them.
+
+    torch's own modules convert those alone whose names differ from theirs.
+    """
+    state, beyond = module.state_dict(), names_beyond_sequential(module)
+    stored = {name for name in metadata.state_dict_metadata if name.startswith("model.")}
+    rooms = {str(getattr(f, "__module__", "")).partition(".")[0] for f in migrations_of(module)}
+    fits = stored >= {f"model.{name}" for name in state if name not in beyond}
+    is_needed = rooms - {"torch", "gpudist"} or ("torch" in rooms and not fits)
+    return sorted(stored) if is_needed or any(map(is_sharded, state.values())) else []
+
+
+def migrate(
+    module: torch.nn.Module, metadata: Metadata, stored: dict[str, Any], notes: str | None
+) -> None:
+    """Fill the module from the tensors that rank 0 has read whole. Collective over the world."""
+    whole: Any = OrderedDict(assemble_model(metadata, stored))
+    if notes is not None:
+        whole._metadata = decode(json.loads(notes)[0])
+    elif identity_of(metadata) is not None:
+        # Earlier versions of gpudist did not save it.
+        whole._metadata = module.state_dict()._metadata  # pyright: ignore
+    known, beyond = metadata.state_dict_metadata, names_beyond_sequential(module)
+    names = [n for n in module.state_dict() if n not in beyond or f"model.{n}" in known]
+    fill(module, whole, 0, names)
 
 
 def optimizer_to_save(

@@ -21,15 +21,20 @@ from torch.distributed.checkpoint.planner import SavePlan
 
 from gpudist.checkpoint import folders
 from gpudist.checkpoint.contents import (
+    NOTES,
+    migrate,
     model_to_load,
     model_to_save,
+    names_to_migrate,
+    notes_to_save,
     optimizer_to_load,
     optimizer_to_save,
     require_same_groups,
     set_optimizer,
+    use_draws,
 )
 from gpudist.checkpoint.copies import warn_of_differences
-from gpudist.checkpoint.extra_state import extra_to_load, set_extra
+from gpudist.checkpoint.extra_state import extra_to_load, set_extra, whole_to_read
 from gpudist.checkpoint.identity import files_of, first_bytes, identity_of
 from gpudist.checkpoint.json_values import comparable_text
 from gpudist.checkpoint.nested import Entire, NestedPlanner
@@ -84,6 +89,8 @@ def save(
     """
     P_world, target = world_of(module), folders.place_of(path)
     state: dict[str, Any] = {"model": model_to_save(module, P_world)}
+    with failing_together(P_world, "saving the model"):
+        state |= {NOTES: notes_to_save(module)} if P_world.rank == 0 else {}
     if optimizer is not None:
         state["optimizer"] = optimizer_to_save(module, optimizer, P_world)
     what = f"saving {target}"
@@ -205,8 +212,11 @@ def load(
     All ranks load the same save, also while another job saves to ``path``: if a rank finds files of
     another save than the index, all ranks begin again with the new one.
 
-    Tensors are converted to the module's dtypes. Floating-point numbers are rounded; integers and
-    booleans keep their value. Modules get their extra state last.
+    Modules convert older versions by their own ``_load_from_state_dict`` and hooks. A checkpoint of
+    plain torch has no versions, so it counts as of the first one. Tensors are converted to the
+    module's dtypes. Floating-point numbers are rounded; integers and booleans keep their value.
+    Modules get their extra state last. Converted networks draw the same random numbers as if they
+    had continued after the save.
 
     Args:
         module: tree of layers to fill in place, distributed or not, the same on every rank.
@@ -216,7 +226,8 @@ def load(
     Cost:
         Every rank reads those parts of the files that overlap its blocks. Each part is a full block
         as written, and is read twice, because its checksum is verified first. In addition, one rank
-        opens each file for its identity.
+        opens each file for its identity. If modules may convert values, or parameters are DTensors,
+        rank 0 reads the whole model and sends it as :func:`load_full_state_dict` does.
 
     Raises:
         CheckpointError: on every rank, before anything changes, if a file belongs to another save
@@ -282,12 +293,16 @@ def _load(
             )
         reader.hold(files_of(metadata))
         reader.require_of_one_save(files_of(metadata)[P_world.rank :: P_world.size])
-        state = model_to_load(module, metadata)
+        migrating = names_to_migrate(module, metadata)
+        state = {} if migrating else model_to_load(module, metadata)
+        if P_world.rank == 0:
+            state |= {name: whole_to_read(name, metadata) for name in migrating}
         values = extra = extra_to_load(module, metadata)
         tensors: dict[str, Any] = {}
         if optimizer is not None:
             of_optimizer, tensors = optimizer_to_load(module, optimizer, metadata)
             values = values | of_optimizer
+        values = values | dict.fromkeys({NOTES} & metadata.state_dict_metadata.keys())
         _read(values, reader, metadata)
         if optimizer is not None:
             require_same_groups(module, optimizer, metadata, values)
@@ -299,8 +314,12 @@ def _load(
         # Read tensors last, because the module's tensors are filled in place.
         with failing_together(P_world, what):
             _read(state, reader, metadata)
+        if migrating:
+            migrate(module, metadata, state, values.get(NOTES))
         with failing_together(P_world, what):
-            set_extra(module, metadata, {name: values[name] for name in extra})
+            use_draws(module, values.get(NOTES))
+            if not migrating:
+                set_extra(module, metadata, {name: values[name] for name in extra})
 
 
 @checked(CheckpointError)

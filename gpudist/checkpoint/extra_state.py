@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from gpudist.checkpoint.json_values import decode, encode
+from gpudist.checkpoint.moving import is_sharded
 from gpudist.checkpoint.nested import assemble, entries_of
 from gpudist.checkpoint.texts import failing_together, require_alike
 from gpudist.errors import CheckpointError
@@ -61,7 +62,7 @@ def _problems(module: torch.nn.Module, state: Mapping[str, Any]) -> Iterator[str
             )
         elif value.layout is not torch.strided:
             yield f"{name} has the layout {value.layout}; replace it by its to_dense()"
-        elif not _is_view(value, tensors[name]):
+        elif not is_sharded(value) and not _is_view(value, tensors[name]):
             yield (
                 f"{name} is a copy that a hook of the state dict has made, which load cannot set; "
                 "remove the hook"
@@ -140,17 +141,25 @@ def set_extra(module: torch.nn.Module, metadata: Metadata, loaded: dict[str, Any
     Raises:
         CheckpointError: if a module rejects its extra state.
     """
+    give_extra(module, assemble_model(metadata, loaded))
+
+
+def assemble_model(metadata: Metadata, loaded: dict[str, Any]) -> dict[str, Any]:
+    """Return entries of the model, by their names in its state dict."""
     paths = metadata.planner_data or {}
     entries: dict[str, list[tuple[Any, Any]]] = {}
     for full, value in loaded.items():
-        entries.setdefault(paths[full][1], []).append((tuple(paths[full][2:]), value))
-    give_extra(module, {name: assemble(parts, name) for name, parts in entries.items()})
+        _, name, *inside = paths.get(full, ("model", full.removeprefix("model.")))
+        entries.setdefault(name, []).append((tuple(inside), value))
+    return {name: assemble(parts, name) for name, parts in entries.items()}
 
 
 def give_extra(module: torch.nn.Module, values: Mapping[str, Any]) -> None:
-    for name, part in modules_with_extra(module).items():
+    modules = modules_with_extra(module)
+    for name, value in values.items():
+        part = modules[name]
         try:
-            part.set_extra_state(values[name])
+            part.set_extra_state(value)
         except Exception as error:  # The type of the error depends on the module.
             raise CheckpointError(
                 f"{type(part).__name__}.set_extra_state does not take {name}: "

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 
+from gpudist.convert.parameters import if_imported
 from gpudist.exchange import Movement, bind, carry_out
 from gpudist.nn.parameters.parameter import bind_parameter
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement, plan_recut
@@ -74,6 +80,29 @@ def scatter_blocks(
     if placement.own_box is not None:
         with torch.no_grad():
             block.copy_(received.view(block.dtype))
+
+
+def is_sharded(x: Any) -> bool:
+    """Return whether ``x`` is torch's DTensor, of FSDP2 or tensor parallelism."""
+    kind: Any = if_imported("torch.distributed.tensor", "DTensor")
+    return kind is not None and isinstance(x, kind)
+
+
+def whole_of(x: Any) -> Any:
+    """Return the whole tensor of a DTensor, collective over its mesh; any other value as it is."""
+    return x.full_tensor().cpu() if is_sharded(x) else x
+
+
+@contextmanager
+def filled(x: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensor to fill for ``x``: a whole one for a DTensor, which then gets its part."""
+    if not is_sharded(x):
+        yield x
+        return
+    whole = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    yield whole
+    part: Any = sys.modules["torch.distributed.tensor"]
+    x.copy_(part.distribute_tensor(whole, x.device_mesh, x.placements, src_data_rank=None))
 
 
 def _integer_of_same_size(dtype: torch.dtype) -> torch.dtype:

@@ -13,6 +13,7 @@ import torch
 
 from gpudist.checkpoint.conversion import convert_dtype
 from gpudist.checkpoint.json_values import decode, dtype_of, encode, name_of
+from gpudist.checkpoint.moving import is_sharded
 from gpudist.checkpoint.texts import broadcast_text, failing_together, require_alike
 from gpudist.errors import CheckpointError
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
@@ -30,9 +31,12 @@ def parameter_names(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -
     Raises:
         CheckpointError: if a parameter does not belong to the module.
     """
-    names: dict[int, str] = {}
-    for name, parameter in module.named_parameters():
-        names[id(parameter)] = name
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    if any(map(is_sharded, module.parameters())):
+        raise CheckpointError(
+            "parameters are DTensors, and so is the optimizer's state; save and load it by "
+            "torch.distributed.checkpoint.state_dict.get_optimizer_state_dict"
+        )
     groups = [[names.get(id(p)) for p in group["params"]] for group in optimizer.param_groups]
     if any(name is None for group in groups for name in group):
         raise CheckpointError(

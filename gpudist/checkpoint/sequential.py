@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from gpudist.checkpoint.conversion import convert_dtype
 from gpudist.checkpoint.extra_state import (
-    encode_extra,
     give_extra,
     modules_with_extra,
     require_fillable,
 )
-from gpudist.checkpoint.json_values import decode
-from gpudist.checkpoint.moving import gather_blocks, scatter_blocks
+from gpudist.checkpoint.json_values import decode, encode
+from gpudist.checkpoint.migrations import finish_loading, load_whole
+from gpudist.checkpoint.moving import filled, gather_blocks, scatter_blocks, whole_of
 from gpudist.checkpoint.texts import broadcast_text, failing_together, require_alike
 from gpudist.checks.arguments import checked
 from gpudist.errors import CheckpointError
@@ -50,9 +51,11 @@ def full_state_dict(module: torch.nn.Module, *, to_all: bool = False) -> dict[st
     state = module.state_dict()
     require_alike(P_world, "the names and shapes", describe_shapes(names, state, placed))
     gets = to_all or P_world.rank == 0
-    full: dict[str, Any] = {}
+    full: Any = OrderedDict()
+    # Versions of the modules, by which later ones convert the state dict.
+    full._metadata = getattr(state, "_metadata", None)
     for name in names:
-        value = state[name]
+        value = whole_of(state[name])
         if name in placed:
             value = gather_blocks(value, placed[name], to_all=to_all)
         elif isinstance(value, torch.Tensor):
@@ -69,7 +72,8 @@ def load_full_state_dict(
     """Fill the distributed model from the state dict of the sequential one.
 
     Collective over the world. Layers that are not distributed get the values on every rank, and
-    modules their extra state, last. Tensors are converted as by :func:`load`.
+    modules their extra state, last. Modules convert older versions by their own
+    ``_load_from_state_dict`` and hooks, on the root. Tensors are converted as by :func:`load`.
 
     Args:
         module: tree of layers, distributed or not, the same on every rank.
@@ -84,55 +88,68 @@ def load_full_state_dict(
             shape differs, or a tensor does not convert to the module's dtype. Later, if a module
             rejects its extra state.
     """
+    fill(module, state_dict, root, _sequential_names(module))
+
+
+def fill(
+    module: torch.nn.Module, state_dict: Mapping[str, Any] | None, root: int, names: list[str]
+) -> None:
+    """Fill the tensors with these names, as :func:`load_full_state_dict`."""
     placed, P_world = placements(module), world_of(module)
-    names = _sequential_names(module)
     state = module.state_dict()
     require_alike(P_world, "the names and shapes", describe_shapes(names, state, placed))
     text, what = None, "the state dict does not fit the model"
+    whole: dict[str, torch.Tensor] = {}
     with failing_together(P_world, what):
         require_fillable(module, state)
         if P_world.rank == root:
-            text = _text_of_extra(module, state_dict, state, names, placed)
-    extra = json.loads(broadcast_text(P_world, text, root))
+            whole, text = _migrate(module, state_dict, state, names, placed)
+    extra, attributes = json.loads(broadcast_text(P_world, text, root))
     for name in names:
-        if name in extra:
-            continue
-        block, whole = state[name], None
-        if state_dict is not None and P_world.rank == root:
-            whole = convert_dtype(state_dict[name].detach(), block.dtype, name)
-        where = placed.get(name) or ParameterPlacement.on(P_world, block.shape)
-        scatter_blocks(whole, block, where, root)
+        if name not in modules_with_extra(module):
+            where = placed.get(name) or ParameterPlacement.on(P_world, state[name].shape)
+            with filled(state[name]) as block:
+                x = whole.get(name)
+                x = None if x is None else convert_dtype(x, block.dtype, name)
+                scatter_blocks(x, block, where, root)
     with failing_together(P_world, what):
         give_extra(module, {name: decode(value) for name, value in extra.items()})
+        for path, values in attributes.items():
+            vars(module.get_submodule(path)).update(decode(values))
+        finish_loading(module)
 
 
-def _text_of_extra(
+def _migrate(
     module: torch.nn.Module,
     state_dict: Mapping[str, Any] | None,
     state: Mapping[str, Any],
     names: list[str],
     placed: dict[str, ParameterPlacement],
-) -> str:
-    """Return the extra state in a sequential state dict, as JSON.
+) -> tuple[dict[str, torch.Tensor], str]:
+    """Return the whole tensors to fill the module with, and extra state and attributes as JSON.
 
     Raises:
         CheckpointError: if the state dict does not fit the module.
     """
     if state_dict is None:
         raise CheckpointError("the root passed None; only the other ranks may pass None")
-    wanted = {
-        name: (_shape(name, state[name], placed), state[name].dtype)
-        for name in names
-        if name not in modules_with_extra(module)
-    }
-    missing = [name for name in names if name not in state_dict]
-    unknown = [name for name in state_dict if name not in state]
+    loaded, extra_of, changed, keys = load_whole(module, state_dict, placed)
+    extra = modules_with_extra(module)
+    tensors = {name: loaded[name] for name in names if name not in extra}
+    missing = [name for name in keys.missing_keys if name in names]
     problems = [f"it misses {missing}"] if missing else []
-    problems += [f"the model has no {unknown}"] if unknown else []
-    problems += _problems(state_dict, wanted)
+    problems += [f"the model has no {keys.unexpected_keys}"] if keys.unexpected_keys else []
+    for name, x in tensors.items() if not missing else ():
+        shape = _shape(name, state[name], placed)
+        if x.is_meta or tuple(x.shape) != shape:
+            problems.append(f"{name} became {list(x.shape)} on {x.device}, not {list(shape or ())}")
+        else:
+            convert_dtype(x, state[name].dtype, name)
     if problems:
         raise CheckpointError("; ".join(problems))
-    return encode_extra(module, state_dict)
+    values = {n: encode(extra_of[m], n, cells=None) for n, m in extra.items() if m in extra_of}
+    attributes = {k: encode(v, k, cells=None) for k, v in changed.items() if v}
+    return tensors, json.dumps([values, attributes])
 
 
 def world_of(module: torch.nn.Module) -> Partition:
@@ -171,21 +188,3 @@ def describe_shapes(
 ) -> str:
     """Return a text with the names and global shapes, for comparison between ranks."""
     return repr([(name, _shape(name, state[name], placed)) for name in names])
-
-
-def _problems(
-    state_dict: Mapping[str, Any], wanted: dict[str, tuple[tuple[int, ...] | None, torch.dtype]]
-) -> Iterator[str]:
-    for name, (shape, dtype) in wanted.items():
-        if name not in state_dict:
-            continue
-        value = state_dict[name]
-        if not isinstance(value, torch.Tensor):
-            yield f"{name} is a {type(value).__name__}, not a tensor"
-        elif tuple(value.shape) != shape:
-            yield f"{name} has shape {list(value.shape)}, not {list(shape or ())}"
-        else:
-            try:
-                convert_dtype(value.detach(), dtype, name)
-            except CheckpointError as error:
-                yield str(error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -10,9 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from gpudist.checks.arguments import checked
-
-# Attribute of classes that recompute: whether it is by a plan.
-_MARK = "_gpudist_recomputes_by_plan"
+from gpudist.convert.block_effects import RepeatedForward
 
 
 @checked()
@@ -23,14 +20,21 @@ def recompute(network: nn.Module) -> nn.Module:
     own, but no such element within. Only its input is kept, by ``torch.utils.checkpoint``. Call it
     before :func:`gpudist.distribute`.
 
+    Effects of a forward on buffers, attributes and random numbers happen once, as without it. A
+    backward raises if a forward has changed its input, or a parameter that requires grad, in place.
+
     Args:
         network: network of torch modules. Names of parameters stay as they are.
 
     Returns:
         The same network.
+
+    Cost:
+        Each forward copies the block's buffers and frozen parameters, and keeps copies of those
+        that it changes; a GPU also keeps those of less than 1 MiB.
     """
     for block in blocks_of(network).values():
-        block.__class__ = recomputing_class(type(block))
+        let_recompute(block, by_plan=False)
     return network
 
 
@@ -53,21 +57,39 @@ def blocks_of(network: nn.Module) -> dict[str, nn.Module]:
     }
 
 
-@cache
-def recomputing_class(kind: type[nn.Module], by_plan: bool = False) -> type[nn.Module]:
-    """Return the class of modules of a kind that recompute their forward, by a plan or not."""
-    if hasattr(kind, _MARK):
-        return kind
+class Recomputed:
+    """Forward of a module that keeps its inputs alone, and runs again in backward.
 
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    Attributes:
+        module: the module.
+        by_plan: whether a plan had it recomputed.
+        patched: forward that the instance had instead of its class's, if any.
+    """
+
+    def __init__(self, module: nn.Module, by_plan: bool) -> None:
+        self.module, self.by_plan, self.patched = module, by_plan, vars(module).get("forward")
+
+    @property
+    def __wrapped__(self) -> Any:
+        return self.patched or type(self.module).forward.__get__(self.module)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
-            return kind.forward(self, *args, **kwargs)
-        return checkpoint(kind.forward, self, *args, use_reentrant=False, **kwargs)
-
-    body = {"forward": forward, "__module__": kind.__module__, _MARK: by_plan}
-    return type(kind.__name__, (kind,), body)
+            return self.__wrapped__(*args, **kwargs)
+        forward = RepeatedForward(self.module, self.__wrapped__)
+        return checkpoint(forward, kwargs, *args, use_reentrant=False)
 
 
-def without_plan(kind: type[nn.Module]) -> type[nn.Module]:
-    """Return the class of a module before a plan had it recomputed."""
-    return kind.__mro__[1] if vars(kind).get(_MARK) else kind
+def let_recompute(module: nn.Module, by_plan: bool) -> None:
+    """Let a module recompute its activations, unless it does already."""
+    if not isinstance(vars(module).get("forward"), Recomputed):
+        module.forward = Recomputed(module, by_plan)
+
+
+def undo_plan(module: nn.Module) -> None:
+    """Let a module that recomputes by a plan keep its activations."""
+    recomputed = vars(module).get("forward")
+    if isinstance(recomputed, Recomputed) and recomputed.by_plan:
+        del module.forward
+        if recomputed.patched is not None:
+            module.forward = recomputed.patched

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from gpudist.convert.block_checkpoints import without_plan
+from gpudist.convert.block_checkpoints import undo_plan
 from gpudist.convert.blocks_in_state_dict import drop_hooks
 from gpudist.convert.edits import Edits, is_edit
 from gpudist.convert.kept import GUARD, modules_of
@@ -199,7 +199,7 @@ def prepare(
             parts is impossible.
     """
     parameters, edits = conversion.parameters, Edits(plan, network, conversion.P_x)
-    kind = make_converted_class(edits.kind_of(network), tuple(methods))
+    kind = make_converted_class(type(network), tuple(methods))
     exchanges: list[Exchange] = []
     if edits.weights or not conversion.replicate_parameters:
         exchanges = parameters.exchanges(network, edits.weights, conversion.replicate_parameters)
@@ -231,7 +231,7 @@ def undo_conversion(network: Any) -> Any:
         if issubclass(type(module), Converted):
             del module.__dict__[_CONVERSION]
             module.__class__ = type(module).__mro__[2]
-        module.__class__ = without_plan(type(module))
+        undo_plan(module)
         for hooks, with_kwargs in (
             (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
             (module._forward_hooks, module._forward_hooks_with_kwargs),

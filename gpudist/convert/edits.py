@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpudist.convert.block_checkpoints import recomputing_class
+from gpudist.convert.block_checkpoints import let_recompute
 from gpudist.convert.network_plan import NetworkPlan, Shape, workers_of
 from gpudist.errors import ConversionError
 from gpudist.geometry.layout import broadcast, partial_sum, split
@@ -57,29 +57,22 @@ class Edits:
             if not placed_pin.pin.function:
                 by_path.setdefault(placed_pin.pin.path, []).append(placed_pin)
         self._hooks = [(modules[path], PinHook(pins)) for path, pins in by_path.items()]
-        self._classes = {
-            modules[path]: recomputing_class(type(modules[path]), by_plan=True)
-            for path in plan.recomputed
-        }
+        self._recomputed = [modules[path] for path in plan.recomputed]
         dims = {path: _weight_dims(path, modules, shape) for path, shape in plan.weights.items()}
         self.weights = [
             SplitWeight(path, modules[path], shape, dims[path], P_x)
             for path, shape in plan.weights.items()
         ]
 
-    def kind_of(self, module: nn.Module) -> type[nn.Module]:
-        """Return the class that a module gets."""
-        return self._classes.get(module, type(module))
-
     def follow(self) -> None:
-        """Register the hooks on the modules, and change their classes."""
+        """Register the hooks on the modules, and let them recompute."""
         for module, hook in self._hooks:
             module.register_forward_pre_hook(hook.before, with_kwargs=True)
             module.register_forward_hook(hook.after, with_kwargs=True)
         for weight in self.weights:
             weight.layer.register_forward_pre_hook(weight.move_input, with_kwargs=True)
-        for module, kind in self._classes.items():
-            module.__class__ = kind
+        for module in self._recomputed:
+            let_recompute(module, by_plan=True)
 
 
 _ROOMS = (torch, torch.Tensor, torch.nn.functional, torch.special, torch.linalg, torch.fft)

@@ -94,7 +94,8 @@ class Conversion:
             PlanMismatch: on every rank, if workers hold different parameters or buffers.
         """
         if not self.has_agreed:
-            mine = int(torch.randint(1 << 62, ()).item())
+            # A checkpoint may have given it.
+            mine = self.scope.seed or int(torch.randint(1 << 62, ()).item())
             self.scope.seed = require_equal_copies(
                 network, self.P_x, self.local_buffers, mine, self.plan_text
             )
