@@ -65,6 +65,11 @@ def on_meta(what: str, shape: Iterable[int], dtype: torch.dtype | None) -> torch
         ) from None
 
 
+BATCHED_GRADIENTS = (
+    "batched gradients (is_grads_batched=True, vmap) cannot be moved; loop over the gradients"
+)
+
+
 def storage_problem(x: torch.Tensor) -> str:
     """Return why ``x`` cannot be moved and what to do; empty for strided memory on any device."""
     if type(x) not in PLAIN and type(x).__name__ in _SUBCLASSES:
@@ -72,10 +77,7 @@ def storage_problem(x: torch.Tensor) -> str:
     if x.is_nested:
         return f"a nested tensor cannot be moved; {_REMEDIES[torch.jagged]}"
     if not is_dynamo_compiling() and _is_legacy_batched(x):
-        return (
-            "batched gradients (is_grads_batched=True, vmap) cannot be moved; loop over the "
-            "gradients"
-        )
+        return BATCHED_GRADIENTS
     if x.layout is not torch.strided and isinstance(x.layout, torch.layout):
         remedy = _REMEDIES.get(x.layout, "give a tensor of layout torch.strided")
         return f"a tensor of layout {x.layout} cannot be moved; {remedy}"

@@ -16,6 +16,7 @@ from weakref import WeakMethod
 
 import torch
 from torch._guards import TracingContext
+from torch.autograd import forward_ad
 
 from gpudist import errors
 from gpudist.transport.cooperative import Turns
@@ -114,6 +115,12 @@ class LoopbackTransport(CoreTransport):
                 f"rank {self.rank} would wait for other threads while torch.compile allows only "
                 "one to compile: agree on the shapes first, by a call that is not compiled or "
                 "with global_shape="
+            )
+        if forward_ad._current_level >= 0:  # pyright: ignore
+            raise errors.TransportError(
+                f"rank {self.rank} would wait for other threads within torch.func.jvp or "
+                "torch.autograd.forward_ad, whose levels belong to the process; run the ranks as "
+                "processes: transport='host'"
             )
         self._turns.wait(self.rank, self._core.may_go_on)
 

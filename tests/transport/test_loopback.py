@@ -103,6 +103,20 @@ def test_loopback_waits_no_longer_than_its_deadline() -> None:
         LoopbackWorld(2, timeout_s=0.1).run(be_late)
 
 
+def tangent_of_a_ring(P: Partition) -> torch.Tensor:
+    P_x, ones = P.grid(P.size), torch.ones(2)
+    return torch.func.jvp(lambda x: gpudist.halo_exchange(x, P_x, halo=[(1, 1)]), (ones,), (ones,))[
+        1
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is")
+def test_threads_do_not_wait_within_forward_mode() -> None:
+    with pytest.raises(TransportError, match=r"rank 0 would wait .* transport='host'"):
+        run_distributed(tangent_of_a_ring, 2)
+    assert run_distributed(tangent_of_a_ring, 1)[0].sum() == 2
+
+
 def test_a_world_of_nobody() -> None:
     with pytest.raises(TransportError, match="at least one rank, not 0"):
         LoopbackWorld(0)
