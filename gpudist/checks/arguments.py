@@ -129,9 +129,11 @@ def checked(
 
 
 def _refuse_for_all(refusal: GpudistError, arguments: Iterable[Any]) -> NoReturn:
-    for P in arguments:
-        if hasattr(P, "create_partition_union"):
+    partitions = [P for P in arguments if hasattr(P, "create_partition_union")]
+    for P in partitions:
+        if any(P.ranks != other.ranks for other in partitions):
             P.wire.refuse(refusal)
+        P.wire.reject(refusal, P.ranks)
     raise refusal
 
 

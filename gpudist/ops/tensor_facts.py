@@ -63,8 +63,6 @@ class TensorFacts(NamedTuple):
 
 
 ROW_LENGTH = 5 + MAX_DIMS
-# These problems end the world on every rank, at any call.
-NEVER_MOVED = (_WRONG_DTYPE, _NO_STORAGE)
 
 
 def problem_of(x: torch.Tensor, P_x: Partition, dims: int | None) -> int:

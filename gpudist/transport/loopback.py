@@ -268,7 +268,7 @@ def _raise_cause(outcomes: Sequence[_ThreadResult[Any]], failure: Failure | None
 
 def _is_echo(error: BaseException | None, failure: Failure | None) -> bool:
     while error is not None and failure is not None:
-        if isinstance(error, errors.GpudistError) and str(error).startswith(failure.message):
+        if isinstance(error, errors.GpudistError) and failure.message in str(error):
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -398,8 +398,7 @@ class Partition:
         try:
             return words_of(f"{name}, rank {self.rank} of {self!r}", data)
         except PartitionError as error:
-            # Only this rank knows of the error; the others are waiting for its message.
-            self._wire.refuse(error)
+            self._wire.reject(error, self.ranks)
 
     def _read(self, tensor: torch.Tensor) -> Any:
         self._wire.wait()

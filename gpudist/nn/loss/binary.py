@@ -45,7 +45,7 @@ class _WeightedElementLoss(DistributedElementLoss):
         if not self.P_x.active:
             return no_cells(self.weight)
         if not _broadcasts(self.weight.shape, shape):
-            self._refuse(
+            self._reject(
                 f"the weight's block has shape {list(self.weight.shape)}, which cannot be "
                 f"broadcast to {list(shape)}"
             )
@@ -152,7 +152,7 @@ class DistributedBCEWithLogitsLoss(_WeightedElementLoss):
         index, cut = own_index(self.P_x), layout.decomposition
         shape = self.pos_weight.shape
         if not _broadcasts(shape, cut.shape):
-            self._refuse(
+            self._reject(
                 f"pos_weight has shape {list(shape)}, which cannot be broadcast to the global "
                 f"input's {list(cut.shape)}"
             )
