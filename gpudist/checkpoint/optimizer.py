@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from gpudist.checkpoint.conversion import require_cells, require_dict
 from gpudist.checkpoint.json_values import decode, encode, name_of
 from gpudist.checkpoint.moving import gather_blocks, scatter_blocks
 from gpudist.checkpoint.optimizer_state import (
@@ -87,7 +88,7 @@ def full_optimizer_state_dict(
     return {"state": state, "param_groups": options}
 
 
-@checked(CheckpointError)
+@checked(CheckpointError, at_root="state_dict")
 def load_full_optimizer_state_dict(
     module: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -155,9 +156,7 @@ def _numbers(
     state_dict: Mapping[str, Any] | None, optimizer: torch.optim.Optimizer, groups: list[list[str]]
 ) -> dict[str, int]:
     """Return the number of each parameter in a sequential optimizer's state dict."""
-    if state_dict is None:
-        raise CheckpointError("the root passed None; only the other ranks may pass None")
-    saved = state_dict["param_groups"]
+    saved = require_dict(state_dict)["param_groups"]
     sizes = [len(group["params"]) for group in saved]
     if sizes != [len(group) for group in groups]:
         raise CheckpointError(
@@ -229,6 +228,7 @@ def _about(
                 raise CheckpointError(
                     f"{key} of {name} has shape {list(value.shape)}, the parameter {list(shape)}"
                 )
+            require_cells(value, f"{key} of {name}")
             yield key, {"kind": "tensor", "dtype": name_of(value.dtype)}
         else:
             yield key, {"kind": "value", "value": encode(value, f"{key} of {name}")}

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gpudist.checkpoint.conversion import convert_dtype
+from gpudist.checkpoint.conversion import convert_dtype, require_dict
 from gpudist.checkpoint.extra_state import (
     encode_extra,
     give_extra,
@@ -62,7 +62,7 @@ def full_state_dict(module: torch.nn.Module, *, to_all: bool = False) -> dict[st
     return full
 
 
-@checked(CheckpointError)
+@checked(CheckpointError, at_root="state_dict")
 def load_full_state_dict(
     module: torch.nn.Module, state_dict: Mapping[str, Any] | None, *, root: int = 0
 ) -> None:
@@ -118,8 +118,7 @@ def _text_of_extra(
     Raises:
         CheckpointError: if the state dict does not fit the module.
     """
-    if state_dict is None:
-        raise CheckpointError("the root passed None; only the other ranks may pass None")
+    state_dict = require_dict(state_dict)
     wanted = {
         name: (_shape(name, state[name], placed), state[name].dtype)
         for name in names

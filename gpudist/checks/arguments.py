@@ -64,6 +64,7 @@ class Checked:
 
 
 _CHECKS_ITSELF = "_checks_itself"
+_AT_ROOT = "_at_root"
 _Init = TypeVar("_Init", bound=Callable[..., None])
 
 
@@ -97,6 +98,7 @@ def check_constructor(
 def checked(
     error: type[GpudistError] = ShapeError,
     any_storage: bool = False,
+    at_root: str = "",
 ) -> Callable[[Callable[_Parameters, _Result]], Callable[_Parameters, _Result]]:
     """Decorate a function to check its arguments at each call.
 
@@ -105,10 +107,13 @@ def checked(
     Args:
         error: type of the error for arguments other than partitions.
         any_storage: whether tensors without strided memory are left to the function.
+        at_root: name of an argument that only the root passes: the function checks it, since all
+            ranks must raise.
     """
 
     def decorate(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
         name = function.__name__
+        vars(function)[_AT_ROOT] = at_root
 
         @wraps(function)
         def call(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
@@ -250,6 +255,8 @@ def _parameters_of(
             except NameError:
                 # The annotation names a lazily imported library: the function checks itself.
                 annotation = Any
+        if parameter.name == vars(plain).get(_AT_ROOT):
+            annotation = Any
         kind = _kind_of(annotation) if annotation is not parameter.empty else _ANYTHING
         by_name[parameter.name] = kind
         if parameter.kind is not parameter.KEYWORD_ONLY:

@@ -398,7 +398,8 @@ class Partition:
         try:
             return words_of(f"{name}, rank {self.rank} of {self!r}", data)
         except PartitionError as error:
-            self._wire.reject(error, self.ranks)
+            # Only this rank knows of the error; the others are waiting for its message.
+            self._wire.refuse(error)
 
     def _read(self, tensor: torch.Tensor) -> Any:
         self._wire.wait()
