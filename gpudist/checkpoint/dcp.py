@@ -105,13 +105,15 @@ def save(
                 seal(folder / METADATA)
                 with closing(SafeReader(folder)) as reader:
                     _require_readable(reader, planner.state_dict)
-                folders.put_in_place(target, identity)
+                warning = folders.put_in_place(target, identity)
     except BaseException:
         if P_world.rank == 0 and identity is not None:
             shutil.rmtree(folders.writing_folder(target, identity), ignore_errors=True)
         raise
-    # Last, because a filter may turn the warning into an error.
+    # Last, because a filter may turn the warnings into errors.
     warn_of_differences(f"saved {target}", module, module.state_dict().keys(), P_world)
+    if warning:
+        warnings.warn(warning, stacklevel=3)
 
 
 class _Writer(FileSystemWriter):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -76,6 +78,8 @@ def test_one_layout_loads_the_state_of_another(P_world: Partition) -> None:
         ({"5.weight": torch.zeros(7, 12)}, "5.weight has shape [7, 12], not [7, 11]"),
         ({"2.weight": torch.zeros(6)}, "2.weight has shape [6], not [5]"),
         ({"0.bias": 3}, "0.bias is a int, not a tensor"),
+        ({"2.weight": torch.ones(5).to_sparse()}, "2.weight: a tensor of layout torch.sparse_coo"),
+        ({"2.weight": torch.ones(5, device="meta")}, "2.weight: a tensor on meta has no cells"),
     ],
 )
 @distributed(ranks=3, transports=("loopback",))
@@ -94,8 +98,10 @@ def test_misfit_is_refused_on_every_rank(
 
 @distributed(ranks=2, transports=("loopback",))
 def test_root_without_a_state_dict_is_refused_on_every_rank(P_world: Partition) -> None:
-    with pytest.raises(CheckpointError, match="the root passed None"):
-        load_full_state_dict(distributed_model(P_world, 2, "features"), None)
+    for given in (None, "model.pt"):
+        with pytest.raises(CheckpointError, match=r"passed (None|'model.pt' \(str\)), not a dict"):
+            whole: Any = given if P_world.rank == 0 else None
+            load_full_state_dict(distributed_model(P_world, 2, "features"), whole)
 
 
 @distributed(ranks=2, transports=("loopback",))
