@@ -61,7 +61,8 @@ def save(
     parameter name, and without a process group.
 
     Writes one of equal copies of a parameter or buffer. If the copies differ, in a converted
-    network or with ``replicate_parameters=True``, rank 0 warns, and one is written nevertheless.
+    network or with ``replicate_parameters=True``, rank 0 warns, and one is written nevertheless. It
+    also warns if something fails once the new checkpoint is in place.
 
     Args:
         module: tree of layers, distributed or not, the same on every rank.
@@ -88,6 +89,7 @@ def save(
         state["optimizer"] = optimizer_to_save(module, optimizer, P_world)
     what = f"saving {target}"
     identity: str | None = None
+    warning = ""
     try:
         with failing_together(P_world, what):
             if P_world.rank == 0:

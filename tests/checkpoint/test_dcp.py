@@ -269,8 +269,8 @@ def test_what_fails_after_the_last_rename_is_a_warning(
 
     monkeypatch.setattr(folders, "_sync", sync)
     with pytest.warns(UserWarning, match="is saved, but .* no space for the folder"):
-        run_distributed(save_one, 1, tmp_path / "c")
-    run_distributed(load_one, 1, tmp_path / "c")
+        run_distributed(save, 2, tmp_path / "new", (2, "features"), 1)
+    run_distributed(assert_loads, 2, tmp_path / "new", (2, "features"), 1)
 
 
 def test_save_that_ends_between_renames_is_found(tmp_path: Path) -> None:

@@ -168,6 +168,15 @@ def test_saved_plans_are_equal(tmp_path: Path) -> None:
     for text, reason in (("{}", "is not a plan"), ('{"gpudist plan": 9}', "version 9")):
         with pytest.raises(ConversionError, match=reason):
             Plan.from_text(text)
+    row = '"path": "up", "at": "input", "sbp": ["broadcast"], "grid": null'
+    for wrong in ('"function": ["cat"]', '"grid": [[2]]', '"path": 3', '"call": "0"'):
+        with pytest.raises(ConversionError, match="is not a plan"):
+            Plan.from_text(
+                f'{{"gpudist plan": 1, "weights": {{}}, "layouts": [{{{row}, {wrong}}}]}}'
+            )
+    for text in ("[" * 100000, '{"gpudist plan": 1, "layouts": [], "weights": {"up": [[2]]}}'):
+        with pytest.raises(ConversionError, match="is not a plan"):
+            Plan.from_text(text)
     with pytest.raises(ConversionError, match="cannot be read"):
         Plan.load(tmp_path / "other.json")
 
