@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, Generic, TypeVar
 from weakref import WeakMethod
 
@@ -227,10 +228,18 @@ class _Parked(BaseException):
 
 
 def _interrupt(threads: Sequence[threading.Thread]) -> None:
-    # An error that is raised in another thread takes effect once that executes Python code.
-    _raise_in(threads, SystemExit)
+    # An error that is raised in another thread takes effect once that executes Python code. In an
+    # import it would leave half a module for the whole process; such a thread ends when it waits.
+    frames = sys._current_frames()
+    _raise_in([t for t in threads if not _imports(frames.get(t.ident or 0))], SystemExit)
     # A daemon thread that returns from torch while the interpreter shuts down aborts the process.
     atexit.register(_raise_in, threads, _Parked)
+
+
+def _imports(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_globals.get("__name__") != "importlib._bootstrap":
+        frame = frame.f_back
+    return frame is not None
 
 
 def _raise_in(threads: Sequence[threading.Thread], kind: type[BaseException]) -> None:
