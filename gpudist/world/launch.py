@@ -123,6 +123,9 @@ def launch_of(environment: Mapping[str, str]) -> Launch:
     for name in ("MASTER_ADDR", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", *jobs):
         _require_utf8(name, environment.get(name, ""))
     job = next((environment[name] for name in jobs if name in environment), "0")
+    if launcher == "srun":
+        # Steps of a job may run side by side.
+        job += f".{_step_of(environment)}"
     default_port = 29500 + sum(job.encode()) % 1000
     port = number("MASTER_PORT", default_port)
     if not 0 < port < 2**16:
@@ -171,8 +174,12 @@ def _launcher_of(environment: Mapping[str, str]) -> str | None:
     return None
 
 
+def _step_of(environment: Mapping[str, str]) -> str:
+    return environment.get("SLURM_STEP_ID", environment.get("SLURM_STEPID", ""))
+
+
 def _is_step_of_srun(environment: Mapping[str, str]) -> bool:
-    step = environment.get("SLURM_STEP_ID", environment.get("SLURM_STEPID", ""))
+    step = _step_of(environment)
     return re.fullmatch(r"[0-9]{1,10}", step) is not None and int(step) < _LAST_STEP
 
 
