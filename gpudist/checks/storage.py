@@ -65,9 +65,24 @@ def on_meta(what: str, shape: Iterable[int], dtype: torch.dtype | None) -> torch
         ) from None
 
 
+# Dtypes that every transport carries.
+MOVED_DTYPES = (
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+)  # fmt: skip
 BATCHED_GRADIENTS = (
     "batched gradients (is_grads_batched=True, vmap) cannot be moved; loop over the gradients"
 )
+
+
+def dtype_refusal(dtype: torch.dtype | None) -> str:
+    """Return why a tensor of this dtype, if it is known, cannot be moved."""
+    known = ", ".join(str(known).removeprefix("torch.") for known in MOVED_DTYPES)
+    return (
+        f"{'its dtype' if dtype is None else f'dtype {dtype}'} cannot be moved, only {known}; "
+        "convert the tensor, or, for operators that add nothing, move its bytes with "
+        "x.view(torch.uint8)"
+    )
 
 
 def storage_problem(x: torch.Tensor) -> str:

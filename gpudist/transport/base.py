@@ -278,6 +278,18 @@ class Transport(ABC):
         finally:
             self._leave()
 
+    def fold(self, peers: Sequence[int], number: int, what: str) -> None:  # noqa: B027
+        """Let headers of later messages to and from ``peers`` compare a number.
+
+        The peers, world ranks, fold the same number between the same messages. Headers contain one
+        number in which all that was folded counts, in its order.
+
+        Args:
+            peers: world ranks other than this one.
+            number: number of at most 64 bits.
+            what: names it in errors.
+        """
+
     def enqueue(self, label: str, put: Callable[[], object]) -> None:
         """Watch what ``put`` enqueues on the current stream as an operation, with the deadline.
 
@@ -295,18 +307,6 @@ class Transport(ABC):
         )
         self.abort(Failure.from_exception(error, self.rank))
         raise error
-
-    def fold(self, peers: Sequence[int], number: int, what: str) -> None:  # noqa: B027
-        """Let headers of later messages to and from ``peers`` compare a number.
-
-        The peers, world ranks, fold the same number between the same messages. Headers contain one
-        number in which all that was folded counts, in its order.
-
-        Args:
-            peers: world ranks other than this one.
-            number: number of at most 64 bits.
-            what: names it in errors.
-        """
 
     def reject(self, error: errors.GpudistError, ranks: Sequence[int]) -> NoReturn:
         """Raise ``error`` on this rank, before it has sent anything; the world goes on.

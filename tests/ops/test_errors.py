@@ -175,6 +175,7 @@ def test_wrong_device_on_one_rank(P_world: Partition, culprit: int) -> None:
 
 @distributed(ranks=3)
 def test_wrong_device_after_the_agreement(P_world: Partition) -> None:
+    compare_every_call(P_world)
     layer = ops.HaloExchange(grid(P_world, 1, 3), halo=((1, 1),))
     layer(torch.ones(2, 2))
     if P_world.rank == 1:
@@ -184,7 +185,7 @@ def test_wrong_device_after_the_agreement(P_world: Partition) -> None:
         if P_world.rank != 1:
             layer(torch.ones(2, 2))
         P_world.barrier()
-    with pytest.raises(PlanMismatch, match="^the world has ended, .*first error: ranks disagree"):
+    with pytest.raises(PlanMismatch, match=r"^the world has ended, .*first error: ranks disagree"):
         layer(torch.ones(2, 2))
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gpudist.errors import ConventionError
+from gpudist.errors import ConventionError, ShapeError
 from gpudist.exchange import Movement, bind, start
 from gpudist.exchange.autograd import apply, has_tangents, is_eager, move_without_node
 from gpudist.exchange.tracing import has_modes, is_recorded
@@ -26,7 +26,7 @@ from gpudist.geometry.layout import broadcast
 from gpudist.nn.parameters.buckets import BUCKET_BYTES, concatenate_cells, messages
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.nn.tensor_parallel.invariant import copy_once
-from gpudist.ops.shape_agreement import refuse
+from gpudist.ops.shape_agreement import refuse, reject
 from gpudist.world.partition import Partition, cache_in_world
 
 
@@ -187,6 +187,10 @@ def sums_of(
     alike: dict[tuple[Partition | None, torch.dtype], list[int]] = {}
     key, numbers = None, []
     for i, (parameter, gradient) in enumerate(zip(replicated, gradients, strict=True)):
+        if gradient.layout is not torch.strided:
+            text = f"the gradient of a parameter of shape {list(gradient.shape)} is sparse"
+            remedy = "sums over workers are dense: create the embedding with sparse=False"
+            reject(parameter.holders, ShapeError(f"{text}, but {remedy}"))
         # Most have those of the one before, and to hash a partition takes a while.
         if key is None or parameter.holders is not key[0] or gradient.dtype != key[1]:
             key = parameter.holders, gradient.dtype
