@@ -88,7 +88,7 @@ def full_optimizer_state_dict(
     return {"state": state, "param_groups": options}
 
 
-@checked(CheckpointError, at_root="state_dict")
+@checked(CheckpointError)
 def load_full_optimizer_state_dict(
     module: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -125,8 +125,9 @@ def load_full_optimizer_state_dict(
     numbers: dict[str, int] = {}
     with failing_together(P_world, what):
         if P_world.rank == root:
-            numbers = _numbers(state_dict, optimizer, groups)
-            text = json.dumps(_describe(state_dict, numbers, shapes))
+            given = require_dict(state_dict)
+            numbers = _numbers(given, optimizer, groups)
+            text = json.dumps(_describe(given, numbers, shapes))
     received = json.loads(broadcast_text(P_world, text, root))
     with failing_together(P_world, what):
         options = decode(received["groups"])
@@ -153,10 +154,10 @@ def load_full_optimizer_state_dict(
 
 
 def _numbers(
-    state_dict: Mapping[str, Any] | None, optimizer: torch.optim.Optimizer, groups: list[list[str]]
+    state_dict: Mapping[str, Any], optimizer: torch.optim.Optimizer, groups: list[list[str]]
 ) -> dict[str, int]:
     """Return the number of each parameter in a sequential optimizer's state dict."""
-    saved = require_dict(state_dict)["param_groups"]
+    saved = state_dict["param_groups"]
     sizes = [len(group["params"]) for group in saved]
     if sizes != [len(group) for group in groups]:
         raise CheckpointError(
@@ -196,12 +197,11 @@ def _in_order(saved: list[str], names: list[str], created: list[str], group: int
 
 
 def _describe(
-    state_dict: Mapping[str, Any] | None,
+    state_dict: Mapping[str, Any],
     numbers: dict[str, int],
     shapes: dict[str, tuple[int, ...]],
 ) -> dict[str, Any]:
     """Describe a sequential optimizer's state dict for the other ranks."""
-    assert state_dict is not None
     state = state_dict["state"]
     unknown = [number for number in state if number not in numbers.values()]
     if unknown:

@@ -62,7 +62,7 @@ def full_state_dict(module: torch.nn.Module, *, to_all: bool = False) -> dict[st
     return full
 
 
-@checked(CheckpointError, at_root="state_dict")
+@checked(CheckpointError)
 def load_full_state_dict(
     module: torch.nn.Module, state_dict: Mapping[str, Any] | None, *, root: int = 0
 ) -> None:

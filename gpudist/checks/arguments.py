@@ -64,7 +64,6 @@ class Checked:
 
 
 _CHECKS_ITSELF = "_checks_itself"
-_AT_ROOT = "_at_root"
 _Init = TypeVar("_Init", bound=Callable[..., None])
 
 
@@ -98,7 +97,6 @@ def check_constructor(
 def checked(
     error: type[GpudistError] = ShapeError,
     any_storage: bool = False,
-    at_root: str = "",
 ) -> Callable[[Callable[_Parameters, _Result]], Callable[_Parameters, _Result]]:
     """Decorate a function to check its arguments at each call.
 
@@ -107,13 +105,10 @@ def checked(
     Args:
         error: type of the error for arguments other than partitions.
         any_storage: whether tensors without strided memory are left to the function.
-        at_root: name of an argument that only the root passes: the function checks it, since all
-            ranks must raise.
     """
 
     def decorate(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
         name = function.__name__
-        vars(function)[_AT_ROOT] = at_root
 
         @wraps(function)
         def call(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
@@ -245,7 +240,8 @@ def _parameters_of(
         return [], {}
     in_order: list[tuple[str, _Admitted]] = []
     by_name: dict[str, _Admitted] = {}
-    for parameter in inspect.signature(plain).parameters.values():
+    parameters = inspect.signature(plain).parameters
+    for parameter in parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         annotation = parameter.annotation
@@ -255,9 +251,10 @@ def _parameters_of(
             except NameError:
                 # The annotation names a lazily imported library: the function checks itself.
                 annotation = Any
-        if parameter.name == vars(plain).get(_AT_ROOT):
-            annotation = Any
         kind = _kind_of(annotation) if annotation is not parameter.empty else _ANYTHING
+        if "root" in parameters and parameter.default is parameter.empty and kind.admits(None):
+            # Only the root passes it: the function checks it, since all ranks must raise.
+            kind = _ANYTHING
         by_name[parameter.name] = kind
         if parameter.kind is not parameter.KEYWORD_ONLY:
             in_order.append((parameter.name, kind))

@@ -145,10 +145,6 @@ class Communicator(ABC):
             raise errors.ShapeError(f"{tensor.dtype} has no order, so its {op} is undefined")
 
 
-# Number that rejected calls fold.
-_REJECTED = 1
-
-
 class Transport(ABC):
     """Connection of this rank to one world.
 
@@ -316,8 +312,7 @@ class Transport(ABC):
         it another message, which is a PlanMismatch on both, since rejected calls count in headers.
         """
         if self.rank in ranks:
-            peers = [rank for rank in ranks if rank != self.rank]
-            self.fold(peers, _REJECTED, f"rejecting the call: {error}")
+            self.fold([r for r in ranks if r != self.rank], 1, f"rejecting the call: {error}")
         raise error
 
     def refuse(self, error: errors.GpudistError) -> NoReturn:

@@ -10,9 +10,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future
 from types import FrameType
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakMethod
 
 import torch
@@ -126,12 +126,6 @@ class LoopbackTransport(CoreTransport):
         self._turns.wait(self.rank, self._core.may_go_on)
 
 
-@dataclass
-class _ThreadResult(Generic[T]):
-    value: T | None = None
-    error: BaseException | None = None
-
-
 class LoopbackWorld:
     """World of ``size`` ranks that are threads of this process and run one at a time.
 
@@ -164,7 +158,7 @@ class LoopbackWorld:
                 another, with a note that names the rank.
         """
         world = _World(self.size, self.timeout_s)
-        outcomes: list[_ThreadResult[T]] = [_ThreadResult() for _ in range(self.size)]
+        outcomes: list[Future[T]] = [Future() for _ in range(self.size)]
         threads = [
             threading.Thread(
                 target=_run_rank,
@@ -195,20 +189,20 @@ class LoopbackWorld:
         finally:
             torch.set_rng_state(generator_state)
         _raise_cause(outcomes, world.failure)
-        return [outcome.value for outcome in outcomes]  # pyright: ignore[reportReturnType]
+        return [outcome.result() for outcome in outcomes]
 
 
 def _run_rank(
     world: _World,
     wire: LoopbackTransport,
     body: Callable[[LoopbackTransport], Any],
-    outcome: _ThreadResult[Any],
+    outcome: Future[Any],
 ) -> None:
     try:
         world.turns.enter(wire.rank)
-        outcome.value = body(wire)
+        outcome.set_result(body(wire))
     except BaseException as error:
-        outcome.error = error
+        outcome.set_exception(error)
         wire.abort(Failure.from_exception(error, wire.rank))
     finally:
         world.failure = world.failure or wire.failures.peek()
@@ -261,8 +255,8 @@ def _stacks(threads: Iterable[threading.Thread]) -> str:
     )
 
 
-def _raise_cause(outcomes: Sequence[_ThreadResult[Any]], failure: Failure | None) -> None:
-    raised = {rank: outcome.error for rank, outcome in enumerate(outcomes) if outcome.error}
+def _raise_cause(outcomes: Sequence[Future[Any]], failure: Failure | None) -> None:
+    raised = {rank: error for rank, o in enumerate(outcomes) if (error := o.exception())}
     if not raised:
         return
     causes = [rank for rank, error in raised.items() if not _is_echo(error, failure)]

@@ -123,14 +123,13 @@ def launch_of(environment: Mapping[str, str]) -> Launch:
     for name in ("MASTER_ADDR", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", *jobs):
         _require_utf8(name, environment.get(name, ""))
     job = next((environment[name] for name in jobs if name in environment), "0")
-    if launcher == "srun":
-        # Steps of a job may run side by side.
-        job += f".{_step_of(environment)}"
     default_port = 29500 + sum(job.encode()) % 1000
     port = number("MASTER_PORT", default_port)
     if not 0 < port < 2**16:
         raise TransportError(f"MASTER_PORT is {port}; it must be from 1 to 65535")
-    restarts = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
+    # Steps of a Slurm job may run side by side.
+    step = environment.get("SLURM_STEP_ID", "0") if launcher == "srun" else "0"
+    restarts = environment.get("TORCHELASTIC_RESTART_COUNT", step)
     return Launch(
         launcher,
         rank,
@@ -174,12 +173,8 @@ def _launcher_of(environment: Mapping[str, str]) -> str | None:
     return None
 
 
-def _step_of(environment: Mapping[str, str]) -> str:
-    return environment.get("SLURM_STEP_ID", environment.get("SLURM_STEPID", ""))
-
-
 def _is_step_of_srun(environment: Mapping[str, str]) -> bool:
-    step = _step_of(environment)
+    step = environment.get("SLURM_STEP_ID", environment.get("SLURM_STEPID", ""))
     return re.fullmatch(r"[0-9]{1,10}", step) is not None and int(step) < _LAST_STEP
 
 

@@ -151,8 +151,6 @@ def test_fourier_patches(P_world: Partition, grid: tuple[int, ...]) -> None:
 VECTORS: dict[str, Callable[[T], T]] = {
     "cat": lambda x: torch.cat([x.flip(0), x[:1], x]),
     "hstack": lambda x: torch.hstack([x, x.roll(1)]),
-    "diff": lambda x: torch.diff(x, prepend=x[:1]),
-    "cumulative": lambda x: x.cumprod(0) * x.flip(0),
     "glu": lambda x: F.glu(torch.cat([x, x]), 0),
 }
 

@@ -187,10 +187,6 @@ def sums_of(
     alike: dict[tuple[Partition | None, torch.dtype], list[int]] = {}
     key, numbers = None, []
     for i, (parameter, gradient) in enumerate(zip(replicated, gradients, strict=True)):
-        if gradient.layout is not torch.strided:
-            text = f"the gradient of a parameter of shape {list(gradient.shape)} is sparse"
-            remedy = "sums over workers are dense: create the embedding with sparse=False"
-            reject(parameter.holders, ShapeError(f"{text}, but {remedy}"))
         # Most have those of the one before, and to hash a partition takes a while.
         if key is None or parameter.holders is not key[0] or gradient.dtype != key[1]:
             key = parameter.holders, gradient.dtype
@@ -204,6 +200,9 @@ def sums_of(
     ]
     for (holders, dtype), chosen in alike.items():
         assert holders is not None
+        if any(gradients[i].layout is not torch.strided for i in chosen):
+            text = "a gradient of a parameter is sparse, but sums over workers are dense"
+            reject(holders, ShapeError(f"{text}: create the embedding with sparse=False"))
         parts = messages({i: gradients[i].nbytes for i in chosen}, bucket_bytes)
         movements = [
             _bind_sum(

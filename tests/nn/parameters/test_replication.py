@@ -121,7 +121,7 @@ class _Copies(Watching):
 @distributed(ranks=2, transports=["loopback"])
 def test_sparse_gradients_are_refused(P_world: Partition) -> None:
     net: Any = distribute(torch.nn.Embedding(5, 2, sparse=True), P_world.grid(2, 1))
-    with pytest.raises(ShapeError, match=r"\[5, 2\] is sparse, .* sparse=False"):
+    with pytest.raises(ShapeError, match=r"is sparse, .* sparse=False"):
         net(torch.tensor([[1, P_world.rank]])).sum().backward()
     P_world.barrier()
 
