@@ -16,7 +16,7 @@ from gpudist.nn.autocast import in_product_dtype
 from gpudist.nn.distributed_module import CheckedModule
 from gpudist.nn.partitions import require_axes
 from gpudist.ops.bind_cache import BindCache
-from gpudist.ops.shape_agreement import ShapeAgreement, ShapeMode, reject
+from gpudist.ops.shape_agreement import ShapeAgreement, ShapeMode, refuse
 from gpudist.world.partition import CartesianPartition
 
 SEQUENCE = 2
@@ -186,7 +186,7 @@ class SequenceAttention(CheckedModule):
         elif len({query.dtype, key.dtype, value.dtype}) > 1 or not query.is_floating_point():
             problem = "query, key and value must have the same floating-point dtype"
         if problem is not None:
-            reject(self.P_x, ShapeError(f"{self._name}: {problem}; the blocks are {shapes}"))
+            refuse(self.P_x, ShapeError(f"{self._name}: {problem}; the blocks are {shapes}"))
 
     def extra_repr(self) -> str:
         return f"P_x={list(self.P_x.shape)}, is_causal={self.is_causal}, scale={self.scale}"

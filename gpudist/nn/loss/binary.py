@@ -45,7 +45,7 @@ class _WeightedElementLoss(DistributedElementLoss):
         if not self.P_x.active:
             return no_cells(self.weight)
         if not _broadcasts(self.weight.shape, shape):
-            self._reject(
+            self._refuse(
                 f"the weight's block has shape {list(self.weight.shape)}, which cannot be "
                 f"broadcast to {list(shape)}"
             )

@@ -50,7 +50,7 @@ class DistributedCosineEmbeddingLoss(DistributedSampleLoss):
     ) -> torch.Tensor:
         if self.P_x.active:
             if input1.dim() != 2:
-                self._reject(f"the first input's block has {input1.dim()} dims, not 2")
+                self._refuse(f"the first input's block has {input1.dim()} dims, not 2")
             self._check_shape("second input", input2, input1.shape)
             self._check_shape("target", target, input1.shape[:1])
         else:

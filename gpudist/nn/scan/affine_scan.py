@@ -11,7 +11,7 @@ from gpudist.exchange.autograd import move
 from gpudist.nn.scan.block_scan import CELLS, MATRICES, block_scan
 from gpudist.ops.halo_exchange import HaloExchange
 from gpudist.ops.operator import cached_operator
-from gpudist.ops.shape_agreement import ShapeMode, reject
+from gpudist.ops.shape_agreement import ShapeMode, refuse
 from gpudist.world.partition import CartesianPartition
 
 
@@ -240,7 +240,7 @@ def _dim_of(
     problem = _problem(a, b, seq_idx, P_x, dim, matrix, is_block) if P_x.active else None
     if problem is not None:
         shapes = [list(a.shape), list(b.shape)]
-        reject(P_x, ShapeError(f"{name}: {problem}; a and the block have shapes {shapes}"))
+        refuse(P_x, ShapeError(f"{name}: {problem}; a and the block have shapes {shapes}"))
     return dim
 
 

@@ -10,7 +10,7 @@ from gpudist.nn.affine.local_conv import LocalConvolution
 from gpudist.nn.autocast import autocast_is_on
 from gpudist.ops.halo_exchange import halo_exchange
 from gpudist.ops.operator import cached_operator
-from gpudist.ops.shape_agreement import ShapeMode, reject
+from gpudist.ops.shape_agreement import ShapeMode, refuse
 from gpudist.world.partition import CartesianPartition
 
 
@@ -69,7 +69,7 @@ def causal_conv1d(
         return x.clone()
     problem = _problem(x, weight, bias, seq_idx)
     if problem is not None:
-        reject(P_x, ShapeError(f"causal_conv1d: {problem}; x has shape {list(x.shape)}"))
+        refuse(P_x, ShapeError(f"causal_conv1d: {problem}; x has shape {list(x.shape)}"))
     line = cached_operator(CartesianPartition.along, P_x, ((2,),))
     length, kernel = x.shape[2], weight.shape[1]
     halo = ((0, 0), (0, 0), (kernel - 1, 0))

@@ -12,7 +12,7 @@ from gpudist.nn.random.dropout import DistributedDropout
 from gpudist.nn.tensor_parallel.linear import RowParallelLinear
 from gpudist.nn.tensor_parallel.qkv import ParallelQKV
 from gpudist.nn.tensor_parallel.region import Convention, Lengths
-from gpudist.ops.shape_agreement import ShapeMode, reject
+from gpudist.ops.shape_agreement import ShapeMode, refuse
 from gpudist.world.partition import Partition
 
 
@@ -160,7 +160,7 @@ class ParallelAttention(CheckedModule):
                 f"the mask has shape {list(mask.shape)}; its dim -3 must be 1 or {self.num_heads}"
             )
         if text is not None:
-            reject(self.region.P, ShapeError(f"{type(self).__name__}: {text}"))
+            refuse(self.region.P, ShapeError(f"{type(self).__name__}: {text}"))
 
     def extra_repr(self) -> str:
         return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}"

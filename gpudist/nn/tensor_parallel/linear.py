@@ -12,7 +12,7 @@ from gpudist.geometry.blocks import Blocks
 from gpudist.nn.parameters.replication import holders_of
 from gpudist.nn.tensor_parallel.parallel_layer import ParallelLayer
 from gpudist.nn.tensor_parallel.region import Convention, Lengths, TensorRegion
-from gpudist.ops.shape_agreement import ShapeMode, reject
+from gpudist.ops.shape_agreement import ShapeMode, refuse
 from gpudist.world.partition import Partition
 
 
@@ -54,7 +54,7 @@ class ParallelLinear(ParallelLayer):
 
     def _require_features(self, x: torch.Tensor, features: int) -> None:
         if x.dim() == 0 or x.shape[-1] != features:
-            reject(
+            refuse(
                 self.region.line,
                 ShapeError(
                     f"{self._name}, dim -1: the input of shape {list(x.shape)} has "
