@@ -91,7 +91,7 @@ def test_forward_mode(P_world: Partition) -> None:
 def test_transforms_and_batched_gradients_are_refused(P_world: Partition) -> None:
     net: Any = distribute(small(), grid(P_world, [1, 1, 2, 1]))
     x = own_block(random_like_all(SHAPE, 1), net.P_x)
-    for calls in range(2):
+    for _ in range(2):
         for refused in (
             lambda: torch.func.grad(lambda x: net(x).sum().to_local())(x),
             lambda: torch.func.jvp(net, (x,), (x,)),
@@ -99,8 +99,7 @@ def test_transforms_and_batched_gradients_are_refused(P_world: Partition) -> Non
         ):
             with pytest.raises(ShapeError, match=r"torch\.func"):
                 refused()
-        if not calls:
-            y = net(x).sum((1, 2, 3))
+        y: Any = net(x).sum((1, 2, 3))
     with pytest.raises(ShapeError, match="loop over the gradients"):
         torch.autograd.grad(y, x, torch.eye(2, dtype=x.dtype), is_grads_batched=True)
 

@@ -167,7 +167,8 @@ def test_values_that_one_worker_refuses(P_world: Partition, reduction: str) -> N
     shares = torch.tensor([0.5, 0.5, 2.0], dtype=torch.float64)
     x: Any = global_of(shares, Placement("cpu", [0, 1, 2], P_world), (S(0),))
     with pytest.raises(ShapeError, match="binary_cross_entropy: all elements of input should"):
-        F.binary_cross_entropy(x, x.clamp(0, 1), reduction=reduction).full_tensor()
+        y: Any = F.binary_cross_entropy(x, x.clamp(0, 1), reduction=reduction)
+        y.full_tensor()
 
 
 @distributed(ranks=2, transports=("loopback",))
