@@ -24,6 +24,7 @@ from gpudist.errors import ConversionError
 from gpudist.geometry.layout import broadcast, partial_sum
 from gpudist.nn.parameters.replication import copies_of
 from gpudist.sbp.copies import copy_of, require_copies
+from gpudist.sbp.dispatch import refusal_of_transforms
 from gpudist.sbp.functions import dispatch_functions
 from gpudist.sbp.global_parameter import GlobalParameter
 from gpudist.sbp.global_spec import GlobalSpec, spec_of, wrap_copies
@@ -112,8 +113,11 @@ class Conversion:
 
         Raises:
             PlanMismatch: on every rank, if workers hold different parameters or buffers.
+            ShapeError: within a transform of ``torch.func``, where nothing can be compared.
         """
         if not self.has_agreed:
+            if torch._C._are_functorch_transforms_active():  # pyright: ignore
+                raise refusal_of_transforms(f"the first call of a {type(network).__name__}")
             # A checkpoint may have given it.
             mine = self.scope.seed or int(torch.randint(1 << 62, ()).item())
             self.scope.seed = require_equal_copies(

@@ -164,10 +164,10 @@ class Operator(Checked, torch.nn.Module):
             raise
 
     def require_tensor(self, x: object) -> None:
-        """Raise, here and on waiting ranks, if ``x`` is not a tensor."""
+        """Reject ``x`` if it is not a tensor."""
         refusal = refusal_of(type(self).forward, type(self).__name__, (self, x), {})
         if refusal is not None:
-            self.agreement.refuse(refusal)
+            self.agreement.reject(refusal)
 
     def movement(self, x: torch.Tensor) -> Movement:
         """Return the movement of ``x``, bound to its shape and dtype; collective at first."""

@@ -20,7 +20,6 @@ from gpudist.ops.arrays import TENSOR
 from gpudist.ops.given_shape import wrong_block
 from gpudist.ops.tensor_facts import (
     BLOCK,
-    NEVER_MOVED,
     TensorFacts,
     problem_error,
     problem_of,
@@ -231,7 +230,7 @@ class ShapeAgreement:
         assert self._global_shape is not None
         problem = self._problem(x)
         if problem > BLOCK:
-            self.refuse(self._error(problem, self._P_all.rank, shape_of(x, problem), x))
+            self.reject(self._error(problem, self._P_all.rank, shape_of(x, problem), x))
         whole = self._global_shape
         grid = self._grid(len(whole))
         cut = Decomposition.balanced(whole, grid)
@@ -255,11 +254,7 @@ class ShapeAgreement:
         for rank, row in enumerate(facts):
             if row.problem > BLOCK:
                 own_block = x if rank == self._P_all.rank else None
-                error = self._error(row.problem, rank, row.shape, own_block)
-                if row.problem in NEVER_MOVED:
-                    # Raise as at later calls, where only the rank with such a tensor could raise.
-                    self.refuse(error)
-                raise error
+                raise self._error(row.problem, rank, row.shape, own_block)
         by_world_rank = dict(zip(self._P_all.ranks, facts, strict=True))
         owners = [by_world_rank[rank] for rank in self._P_x.ranks]
         self.owners_kind = owners[0].kind
@@ -319,7 +314,7 @@ class ShapeAgreement:
         if self._P_x.rank is not None:
             problem = self._problem(x)
             if problem > BLOCK:
-                self.refuse(self._error(problem, self._P_all.rank, shape_of(x, problem), x))
+                self.reject(self._error(problem, self._P_all.rank, shape_of(x, problem), x))
             mine = agreed.shape_of(self._P_x.rank)
             dtype = x.dtype
             if x.dim() != dims or any(x.shape[d] != mine[d] for d in range(dims) if d not in free):
@@ -359,10 +354,21 @@ class ShapeAgreement:
         """Raise on all ranks; see :func:`refuse`."""
         refuse(self._P_x, error)
 
+    def reject(self, error: GpudistError) -> NoReturn:
+        """Raise for a tensor that no rank may pass; if only some ranks pass one, on all ranks."""
+        if not self._is_seen_by_all:
+            self.refuse(error)
+        reject(self._P_x, error)
+
 
 def wants_gradient(x: torch.Tensor) -> bool:
     """Return whether a result computed from ``x`` now requires grad."""
     return x.requires_grad and torch.is_grad_enabled()
+
+
+def reject(P: Partition, error: GpudistError) -> NoReturn:
+    """Raise for an argument that ranks of one program reject alike, before anything was sent."""
+    P.wire.reject(error, P.ranks)
 
 
 def refuse(P: Partition, error: GpudistError) -> NoReturn:

@@ -372,7 +372,7 @@ class GlooTransport(PointToPointTransport):
         return CollectiveTimeout(
             f"{deadline_text(self._doing(), self.rank, self.timeout_s)}, with messages from or to "
             f"ranks {waiting} under way{cut if self._channel.hangs else ''}; "
-            + last_operations(everyones)
+            + last_operations(everyones, self._neighbours.pids)
         )
 
     def _doing(self) -> str:

@@ -146,6 +146,8 @@ class PointToPointTransport(Transport):
 
     def _fail(self, error: BaseException) -> None:
         # Post ``error``; if the world failed for another reason first, raise that instead.
+        if self._is_reported and isinstance(error, errors.GpudistError):
+            self.check()
         mine = Failure.from_exception(error, self.rank)
         self.abort(mine)
         first = self._failure or mine

@@ -211,8 +211,7 @@ class CoreTransport(PointToPointTransport):
         failure = self.failures.peek()
         assert failure is not None
         self._failure = failure
-        self.report_failure(failure)
-        raise self.exception_of(failure) from error
+        self._raise_failure(self.exception_of(failure), error)
 
 
 class _CoreStages:
