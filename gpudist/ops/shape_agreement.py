@@ -13,6 +13,7 @@ from typing import Literal, NoReturn
 
 import torch
 
+from gpudist.checks.digest import digest_of
 from gpudist.errors import GpudistError, PlanMismatch, ShapeError, side_by_side
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.cartesian import index_of, pad_left
@@ -26,6 +27,7 @@ from gpudist.ops.tensor_facts import (
     shape_of,
 )
 from gpudist.world.partition import Partition
+from gpudist.world.texts import gather_texts
 
 ShapeMode = Literal["static", "dynamic"]
 
@@ -136,6 +138,9 @@ class ShapeAgreement:
             rank's own index.
         digest: digest of a block, 0 for a constant one, to exchange if all blocks have one shape.
         remedy: what to do where a block changes in a way its peers cannot know.
+        partitions: partitions that must be equal on all ranks, such as that of a gather's root.
+        alike: further arguments that must be.
+        differing: error for ranks on which they differ, with ``{}`` for a line of each.
 
     Attributes:
         kind: kind of this rank's input at this call: a tensor, or an array of another library.
@@ -154,6 +159,9 @@ class ShapeAgreement:
         placed: Callable[[int], tuple[int, ...]] | None = None,
         digest: Callable[[torch.Tensor], int] | None = None,
         remedy: str = "pass global_shape=, or shape='dynamic' to agree at every call",
+        partitions: Sequence[Partition] = (),
+        alike: str = "",
+        differing: str = "the ranks pass different partitions or roots:{}\npass the same on all",
     ) -> None:
         if shape not in ("static", "dynamic"):
             raise ShapeError(f"{name}: shape is {shape!r}; it must be 'static' or 'dynamic'")
@@ -171,6 +179,10 @@ class ShapeAgreement:
         self._placed = placed
         self._digest = digest
         self._remedy = remedy
+        self._partitions, self._alike, self._differing = partitions, alike, differing
+        self._number_alike = int.from_bytes(
+            digest_of(alike.encode(), *(P.digest for P in partitions))[:7], "little"
+        )
         self._dynamic = shape == "dynamic"
         self._agreed: BlockLayout | None = None
         self.kind = self.owners_kind = TENSOR
@@ -250,7 +262,13 @@ class ShapeAgreement:
         inferred = self._infer_layout(x)
         if inferred is not None:
             return inferred
-        facts = [TensorFacts.of(row) for row in self._P_all.allgather_data(self._facts_of(x).row)]
+        rows = self._P_all.allgather_data([*self._facts_of(x).row, self._number_alike])
+        if len({row[-1] for row in rows}) > 1:
+            ends = [f"{list(P.shape)} from rank {P.ranks[0]} on" for P in self._partitions]
+            texts = gather_texts(self._P_all, " to ".join([self._alike, *ends]).encode())
+            views = {rank: text.decode() for rank, text in enumerate(texts)}
+            raise PlanMismatch(f"{self._name}: {self._differing.format(side_by_side(views))}")
+        facts = [TensorFacts.of(row[:-1]) for row in rows]
         for rank, row in enumerate(facts):
             if row.problem > BLOCK:
                 own_block = x if rank == self._P_all.rank else None

@@ -164,6 +164,7 @@ class Transport(ABC):
             :meth:`start_pieces`.
         device_library: path of a replacement for the GPU's runtime in tests, where tensors are on
             the CPU; empty otherwise.
+        compares_every_call: whether ranks compare what they do at every call; equal on all ranks.
         failed_word: address of a word that kernels read: nonzero once the transport has failed, so
             that what it moved is invalid; 0 if there is none.
         has_streams: whether started stages run concurrently with later work, on their own stream.
@@ -179,6 +180,7 @@ class Transport(ABC):
     has_streams: bool = False
     device_library: str = ""
     failed_word: int = 0
+    compares_every_call: bool = False
 
     def __init__(
         self, rank: int, size: int, device: torch.device, timeout_s: float, failures: FailureChannel

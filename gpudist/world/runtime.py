@@ -370,6 +370,7 @@ def connect(
                     asked.device_library, os.environ,
                 )
             )  # fmt: skip
+            made.compares_every_call = asked.checks
         except STORE_ERRORS as error:
             raise store_failure(store_rank, error).to_exception() from error
         except NotOneNode:

@@ -85,6 +85,7 @@ class CoreTransport(PointToPointTransport):
         super().__init__(rank, size, torch.device("cpu"), timeout_s, CoreFailureChannel(self._core))
         self.recorder.number_of = self._core.posted
         self._try_enter, self._leave = self._core.try_enter, self._core.leave
+        self.fold = self._core.fold
 
     def bind_stage(
         self,

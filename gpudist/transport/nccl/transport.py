@@ -113,6 +113,7 @@ class NcclTransport(Transport):
             torch.cuda.empty_cache,
         )
         self.failed_word = self._core.failed_word()
+        self.fold = self._core.fold
         self.recorder = DeviceRecorder(self._core)
         self.store = store
         self.prefix = prefix
