@@ -201,6 +201,7 @@ NB_MODULE(_native, m) {
              return found;
            })
       .def("posted", &HostCommunicator::posted, "sends"_a, "peer"_a)
+      .def("fold", &HostCommunicator::fold, "peers"_a, "number"_a, "what"_a)
       .def("try_enter", &HostCommunicator::try_enter)
       .def("leave", &HostCommunicator::leave)
       .def("close", &HostCommunicator::close, nb::call_guard<nb::gil_scoped_release>())

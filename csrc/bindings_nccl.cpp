@@ -188,6 +188,7 @@ void bind_nccl(nb::module_& m) {
             return self.connect(text, std::move(members));
           },
           "id"_a, "members"_a, nb::rv_policy::reference_internal)
+      .def("fold", &NcclWorld::fold, "peers"_a, "number"_a, "what"_a)
       .def("split", &NcclWorld::split, "parent"_a, "color"_a, "key"_a, "members"_a,
            nb::rv_policy::reference_internal, nb::call_guard<nb::gil_scoped_release>())
       .def(

@@ -22,6 +22,9 @@ void copy_text(char* to, size_t room, const std::string& text) {
 
 namespace {
 
+// An odd number, so that the order of what is folded counts.
+constexpr uint64_t kFactor = 0x9E3779B97F4A7C15;
+
 std::string words(uint64_t sequence, int64_t bytes, const std::string& label) {
   return "message " + std::to_string(sequence) + " of " + std::to_string(bytes) + " bytes for '" +
          label + "'";
@@ -29,9 +32,23 @@ std::string words(uint64_t sequence, int64_t bytes, const std::string& label) {
 
 }  // namespace
 
+void Given::fold(const std::vector<int>& peers, uint64_t number, const std::string& what) {
+  for (int peer : peers) {
+    uint64_t& with_peer = numbers_[peer];
+    with_peer = (with_peer ^ number) * kFactor;
+  }
+  last_ = what;
+}
+
+uint64_t Given::with(int peer) const {
+  const auto found = numbers_.find(peer);
+  return found == numbers_.end() ? 0 : found->second;
+}
+
 void write_header(const Transfer& transfer, bool lends, char* slot) {
   WireHeader header{};
   header.sequence = transfer.sequence;
+  header.given = transfer.given;
   header.bytes = transfer.bytes;
   header.lender = lends ? &transfer : nullptr;
   std::memcpy(header.digest, transfer.signature->digest.data(), sizeof(header.digest));
@@ -39,16 +56,25 @@ void write_header(const Transfer& transfer, bool lends, char* slot) {
   std::memcpy(slot, &header, sizeof(header));
 }
 
-const Transfer* verify_header(const Transfer& transfer, const char* slot, int rank) {
+const Transfer* verify_header(const Transfer& transfer, const char* slot, int rank,
+                              const std::string& last_given) {
   WireHeader header;
   std::memcpy(&header, slot, sizeof(header));
   header.label[kLabelBytes - 1] = '\0';
   const bool same_operation =
       std::memcmp(header.digest, transfer.signature->digest.data(), sizeof(header.digest)) == 0;
-  if (same_operation && header.sequence == transfer.sequence && header.bytes == transfer.bytes) {
-    return header.lender;
-  }
+  const bool same_message =
+      same_operation && header.sequence == transfer.sequence && header.bytes == transfer.bytes;
+  if (same_message && header.given == transfer.given) return header.lender;
   const std::string me = std::to_string(rank), peer = std::to_string(transfer.peer);
+  if (same_message) {
+    throw PlanMismatch(
+        "ranks disagree about what networks were given or did: ranks " + me + " and " + peer +
+        ", at the latest in " + last_given + ", found by " +
+        words(transfer.sequence, transfer.bytes, transfer.signature->label) +
+        "\nnumbers and small CPU tensors given whole, modes, rates and functions must "
+        "be equal on every worker; GPUDIST_CHECK=1 names the first that differs");
+  }
   throw PlanMismatch(
       std::string("ranks disagree about ") +
       (same_operation ? "the size of a message" : "the operation") + ":\n  rank " + me +

@@ -47,6 +47,8 @@ struct Transfer {
   SharedPacking* shared = nullptr;
 
   uint64_t sequence = 0;
+  // What this rank and the peer must have been given before, see `Given`.
+  uint64_t given = 0;
   int64_t moved = 0;
   bool header_done = false;
   bool complete = false;

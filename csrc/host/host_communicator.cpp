@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
 
 #include "core/errors.h"
 #include "core/message.h"
@@ -24,6 +25,17 @@ std::string seconds(double value) {
   char text[32];
   std::snprintf(text, sizeof(text), "%g", value);
   return text;
+}
+
+// Whether a signal or a debugger has stopped a process, where the system shows it.
+bool is_stopped(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string text;
+  std::getline(file, text);
+  // The name in brackets may itself contain brackets.
+  const size_t state = text.rfind(')');
+  if (state == std::string::npos || state + 2 >= text.size()) return false;
+  return text[state + 2] == 'T' || text[state + 2] == 't';
 }
 
 }  // namespace
@@ -232,6 +244,10 @@ void HostCommunicator::look_around() {
     const auto all = reports();
     for (int peer = 0; peer < size_; ++peer) {
       text += "\n  rank " + std::to_string(peer) + ": " + all[peer];
+      if (!is_thread_ && is_stopped(pids_[peer])) {
+        text += "; its process " + std::to_string(pids_[peer]) + " is stopped (kill -CONT " +
+                std::to_string(pids_[peer]) + " continues it)";
+      }
     }
     throw CollectiveTimeout(text);
   }

@@ -21,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/message.h"
 #include "core/transfer.h"
 #include "host/segment.h"
 
@@ -59,6 +60,10 @@ class HostCommunicator {
   bool try_enter() const { return mutex_.try_lock(); }
   void leave() const { mutex_.unlock(); }
 
+  // See `Given::fold`.
+  void fold(const std::vector<int>& peers, uint64_t number, const std::string& what) {
+    given_.fold(peers, number, what);
+  }
   void post(Transfer* transfer);
   // Do everything possible without waiting, such as packing. Returns whether anything was done.
   bool progress();
@@ -143,6 +148,7 @@ class HostCommunicator {
   std::vector<Transfer*> own_;
   std::vector<uint64_t> sent_;
   std::vector<uint64_t> received_;
+  Given given_;
   // Who reads a shared slot: how many receivers have yet to be told of it, and the mailboxes of the
   // others, with the number of their slot that refers to it.
   struct Readers {

@@ -45,6 +45,7 @@ void HostCommunicator::post(Transfer* transfer) {
   }
   if (!sends) incoming(peer);
   transfer->sequence = (sends ? sent_ : received_)[peer]++;
+  transfer->given = given_.with(peer);
   auto& queue = (sends ? sends_ : receives_)[peer];
   auto& busy = sends ? busy_sends_ : busy_receives_;
   if (queue.empty() && (!sends || lent_[peer].empty())) busy.push_back(peer);
@@ -190,7 +191,7 @@ bool HostCommunicator::receive_slot(Mailbox* mailbox, Transfer& transfer) {
   if (shared > kSlots) throw TransportError(no_shared_slot(transfer));
   int64_t room = kSlotBytes;
   if (!transfer.header_done) {
-    const Transfer* lender = verify_header(transfer, slot, rank_);
+    const Transfer* lender = verify_header(transfer, slot, rank_, given_.last());
     const bool lends = is_thread_ && lender != nullptr;
     if (lends && has_revoked(mailbox)) return false;
     transfer.header_done = true;

@@ -98,8 +98,9 @@ Signature mixed(const Signature& signature, uint64_t hash) {
   return mixture;
 }
 
-Transfer described(const Signature& signature, int peer, int64_t bytes) {
+Transfer described(const Signature& signature, int peer, int64_t bytes, const Given& given) {
   Transfer transfer;
+  transfer.given = given.with(peer);
   transfer.peer = peer;
   transfer.bytes = bytes;
   transfer.signature = &signature;
@@ -170,7 +171,7 @@ void NcclWorld::agree(const Signature& signature, const std::vector<WireCall>& c
   std::memset(header, 0, bytes);
   for (const auto& [peer, partner] : partners) {
     const Signature own = mixed(signature, partner.hash);
-    write_header(described(own, peer, partner.sent_bytes), false, header);
+    write_header(described(own, peer, partner.sent_bytes, given_), false, header);
     header += kHeaderBytes;
   }
   char* const arrived = header;
@@ -200,7 +201,8 @@ void NcclWorld::agree(const Signature& signature, const std::vector<WireCall>& c
   const char* came = arrived;
   for (const auto& [peer, partner] : partners) {
     const Signature expected = mixed(signature, partner.hash);
-    verify_header(described(expected, peer, partner.received_bytes), came, rank_);
+    verify_header(described(expected, peer, partner.received_bytes, given_), came, rank_,
+                  given_.last());
     came += kHeaderBytes;
   }
   bool has_forgotten = false;

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/message.h"
 #include "core/transfer.h"
 #include "device/device.h"
 #include "nccl/device_stage.h"
@@ -88,6 +89,10 @@ class NcclWorld {
   // Operations::drop().
   uint64_t begin(const std::string& label);
   NcclCommunicator* world() const;
+  // See `Given::fold`.
+  void fold(const std::vector<int>& peers, uint64_t number, const std::string& what) {
+    given_.fold(peers, number, what);
+  }
   // Whether ranks compare their operations at every call instead of at the first call of a kind.
   bool checks() const { return checks_; }
   void set_checks(bool checks) { checks_ = checks; }
@@ -163,6 +168,7 @@ class NcclWorld {
   std::atomic<size_t> remembered_{4096};  // entries for each partner, and of `runs_`
   std::atomic<uint64_t> rounds_{0};
 
+  Given given_;
   Staging staging_;
   PinnedMemory pinned_;
   std::map<int64_t, std::unique_ptr<DeviceCombine>> guards_;  // by number of bytes

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, cast
+
 import torch
 
+from gpudist.checks.arguments import describe
+from gpudist.checks.storage import storage_problem
 from gpudist.errors import CheckpointError
 
 _WHOLE = {
@@ -28,6 +33,31 @@ def dtype_problem(stored: torch.dtype, wanted: torch.dtype) -> str:
     return ""
 
 
+def require_dict(state_dict: object) -> Mapping[Any, Any]:
+    """Return the state dict that the root passed.
+
+    Raises:
+        CheckpointError: if it is not a dict.
+    """
+    if not isinstance(state_dict, Mapping):
+        raise CheckpointError(
+            f"the root passed {describe(state_dict)}, not a dict; only the other ranks may "
+            "pass None"
+        )
+    return cast(Any, state_dict)
+
+
+def require_cells(x: torch.Tensor, what: str) -> None:
+    """Raise if ``x``, which ``what`` names, cannot be read.
+
+    Raises:
+        CheckpointError: if it has no strided memory, or is on the meta device.
+    """
+    problem = "a tensor on meta has no cells; load it on the CPU" if x.is_meta else ""
+    if problem := storage_problem(x) or problem:
+        raise CheckpointError(f"{what}: {problem}")
+
+
 def convert_dtype(x: torch.Tensor, dtype: torch.dtype, what: str) -> torch.Tensor:
     """Convert ``x`` to ``dtype``, rounding floating-point numbers.
 
@@ -38,8 +68,9 @@ def convert_dtype(x: torch.Tensor, dtype: torch.dtype, what: str) -> torch.Tenso
 
     Raises:
         CheckpointError: if :func:`dtype_problem` has one, an integer or boolean has no equal in
-            ``dtype``, or a finite number exceeds the range of ``dtype``.
+            ``dtype``, a finite number exceeds the range of ``dtype``, or ``x`` cannot be read.
     """
+    require_cells(x, what)
     if x.dtype == dtype:
         return x
     problem = dtype_problem(x.dtype, dtype)

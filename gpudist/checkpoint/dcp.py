@@ -66,7 +66,8 @@ def save(
     parameter name, and without a process group.
 
     Writes one of equal copies of a parameter or buffer. If the copies differ, in a converted
-    network or with ``replicate_parameters=True``, rank 0 warns, and one is written nevertheless.
+    network or with ``replicate_parameters=True``, rank 0 warns, and one is written nevertheless. It
+    also warns if something fails once the new checkpoint is in place.
 
     Args:
         module: tree of layers, distributed or not, the same on every rank.
@@ -95,6 +96,7 @@ def save(
         state["optimizer"] = optimizer_to_save(module, optimizer, P_world)
     what = f"saving {target}"
     identity: str | None = None
+    warning = ""
     try:
         with failing_together(P_world, what):
             if P_world.rank == 0:
@@ -112,13 +114,15 @@ def save(
                 seal(folder / METADATA)
                 with closing(SafeReader(folder)) as reader:
                     _require_readable(reader, planner.state_dict)
-                folders.put_in_place(target, identity)
+                warning = folders.put_in_place(target, identity)
     except BaseException:
         if P_world.rank == 0 and identity is not None:
             shutil.rmtree(folders.writing_folder(target, identity), ignore_errors=True)
         raise
-    # Last, because a filter may turn the warning into an error.
+    # Last, because a filter may turn the warnings into errors.
     warn_of_differences(f"saved {target}", module, module.state_dict().keys(), P_world)
+    if warning:
+        warnings.warn(warning, stacklevel=3)
 
 
 class _Writer(FileSystemWriter):

@@ -54,8 +54,12 @@ def writing_folder(target: Path, identity: str) -> Path:
     return target.with_name(f".{target.name}.saving.{identity}")
 
 
-def put_in_place(target: Path, identity: str) -> None:
-    """Rename the written folder to ``target``; the previous checkpoint is removed last."""
+def put_in_place(target: Path, identity: str) -> str:
+    """Rename the written folder to ``target``; the previous checkpoint is removed last.
+
+    Returns:
+        Text of a warning, if something failed once the new checkpoint was in place, or ``""``.
+    """
     previous, written = _previous(target), writing_folder(target, identity)
     _sync(written)
     if target.exists():
@@ -68,8 +72,12 @@ def put_in_place(target: Path, identity: str) -> None:
         with suppress(OSError):
             os.rename(previous, target)
         raise
-    _sync(target.parent)
-    _remove(previous)
+    try:
+        _sync(target.parent)
+        _remove(previous)
+    except OSError as error:
+        return f"{target} is saved, but a power failure now may leave {previous} alone: {error}"
+    return ""
 
 
 def find(target: Path) -> Path:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from gpudist.checkpoint.conversion import require_cells, require_dict
 from gpudist.checkpoint.json_values import decode, encode, name_of
 from gpudist.checkpoint.moving import gather_blocks, scatter_blocks
 from gpudist.checkpoint.optimizer_state import (
@@ -124,8 +125,9 @@ def load_full_optimizer_state_dict(
     numbers: dict[str, int] = {}
     with failing_together(P_world, what):
         if P_world.rank == root:
-            numbers = _numbers(state_dict, optimizer, groups)
-            text = json.dumps(_describe(state_dict, numbers, shapes))
+            given = require_dict(state_dict)
+            numbers = _numbers(given, optimizer, groups)
+            text = json.dumps(_describe(given, numbers, shapes))
     received = json.loads(broadcast_text(P_world, text, root))
     with failing_together(P_world, what):
         options = decode(received["groups"])
@@ -152,11 +154,9 @@ def load_full_optimizer_state_dict(
 
 
 def _numbers(
-    state_dict: Mapping[str, Any] | None, optimizer: torch.optim.Optimizer, groups: list[list[str]]
+    state_dict: Mapping[str, Any], optimizer: torch.optim.Optimizer, groups: list[list[str]]
 ) -> dict[str, int]:
     """Return the number of each parameter in a sequential optimizer's state dict."""
-    if state_dict is None:
-        raise CheckpointError("the root passed None; only the other ranks may pass None")
     saved = state_dict["param_groups"]
     sizes = [len(group["params"]) for group in saved]
     if sizes != [len(group) for group in groups]:
@@ -197,12 +197,11 @@ def _in_order(saved: list[str], names: list[str], created: list[str], group: int
 
 
 def _describe(
-    state_dict: Mapping[str, Any] | None,
+    state_dict: Mapping[str, Any],
     numbers: dict[str, int],
     shapes: dict[str, tuple[int, ...]],
 ) -> dict[str, Any]:
     """Describe a sequential optimizer's state dict for the other ranks."""
-    assert state_dict is not None
     state = state_dict["state"]
     unknown = [number for number in state if number not in numbers.values()]
     if unknown:
@@ -229,6 +228,7 @@ def _about(
                 raise CheckpointError(
                     f"{key} of {name} has shape {list(value.shape)}, the parameter {list(shape)}"
                 )
+            require_cells(value, f"{key} of {name}")
             yield key, {"kind": "tensor", "dtype": name_of(value.dtype)}
         else:
             yield key, {"kind": "value", "value": encode(value, f"{key} of {name}")}

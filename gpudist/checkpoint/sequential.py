@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gpudist.checkpoint.conversion import convert_dtype
+from gpudist.checkpoint.conversion import convert_dtype, require_dict
 from gpudist.checkpoint.extra_state import (
     give_extra,
     modules_with_extra,
@@ -131,9 +131,7 @@ def _migrate(
     Raises:
         CheckpointError: if the state dict does not fit the module.
     """
-    if state_dict is None:
-        raise CheckpointError("the root passed None; only the other ranks may pass None")
-    loaded, extra_of, changed, keys = load_whole(module, state_dict, placed)
+    loaded, extra_of, changed, keys = load_whole(module, require_dict(state_dict), placed)
     extra = modules_with_extra(module)
     tensors = {name: loaded[name] for name in names if name not in extra}
     missing = [name for name in keys.missing_keys if name in names]

@@ -5,11 +5,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
-from hashlib import blake2b
 
 from gpudist.errors import CheckpointError
 from gpudist.world.partition import Partition
-from gpudist.world.texts import gather_texts
+from gpudist.world.texts import different_texts, gather_texts
 
 
 def broadcast_text(P: Partition, text: str | None, root: int) -> str:
@@ -27,10 +26,9 @@ def require_alike(P: Partition, what: str, text: str) -> None:
     Raises:
         CheckpointError: the error names the first rank whose text differs from that of rank 0.
     """
-    digest = blake2b(text.encode(errors="surrogatepass"), digest_size=7).digest()
-    digests = [row[0] for row in P.allgather_data([int.from_bytes(digest, "little")])]
-    for rank, other in enumerate(digests):
-        if other != digests[0]:
+    texts = different_texts(P, text)
+    for rank, other in enumerate(texts):
+        if other != texts[0]:
             raise CheckpointError(
                 f"{what} of rank {rank} differ from those of rank 0; build the same model on "
                 "every rank, also on ranks without a part in it"

@@ -129,9 +129,11 @@ def checked(
 
 
 def _refuse_for_all(refusal: GpudistError, arguments: Iterable[Any]) -> NoReturn:
-    for P in arguments:
-        if hasattr(P, "create_partition_union"):
+    partitions = [P for P in arguments if hasattr(P, "create_partition_union")]
+    for P in partitions:
+        if any(P.ranks != other.ranks for other in partitions):
             P.wire.refuse(refusal)
+        P.wire.reject(refusal, P.ranks)
     raise refusal
 
 
@@ -238,7 +240,8 @@ def _parameters_of(
         return [], {}
     in_order: list[tuple[str, _Admitted]] = []
     by_name: dict[str, _Admitted] = {}
-    for parameter in inspect.signature(plain).parameters.values():
+    parameters = inspect.signature(plain).parameters
+    for parameter in parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         annotation = parameter.annotation
@@ -249,6 +252,9 @@ def _parameters_of(
                 # The annotation names a lazily imported library: the function checks itself.
                 annotation = Any
         kind = _kind_of(annotation) if annotation is not parameter.empty else _ANYTHING
+        if "root" in parameters and parameter.default is parameter.empty and kind.admits(None):
+            # Only the root passes it: the function checks it, since all ranks must raise.
+            kind = _ANYTHING
         by_name[parameter.name] = kind
         if parameter.kind is not parameter.KEYWORD_ONLY:
             in_order.append((parameter.name, kind))

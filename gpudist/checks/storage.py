@@ -65,6 +65,26 @@ def on_meta(what: str, shape: Iterable[int], dtype: torch.dtype | None) -> torch
         ) from None
 
 
+# Dtypes that every transport carries.
+MOVED_DTYPES = (
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+)  # fmt: skip
+BATCHED_GRADIENTS = (
+    "batched gradients (is_grads_batched=True, vmap) cannot be moved; loop over the gradients"
+)
+
+
+def dtype_refusal(dtype: torch.dtype | None) -> str:
+    """Return why a tensor of this dtype, if it is known, cannot be moved."""
+    known = ", ".join(str(known).removeprefix("torch.") for known in MOVED_DTYPES)
+    return (
+        f"{'its dtype' if dtype is None else f'dtype {dtype}'} cannot be moved, only {known}; "
+        "convert the tensor, or, for operators that add nothing, move its bytes with "
+        "x.view(torch.uint8)"
+    )
+
+
 def storage_problem(x: torch.Tensor) -> str:
     """Return why ``x`` cannot be moved and what to do; empty for strided memory on any device."""
     if type(x) not in PLAIN and type(x).__name__ in _SUBCLASSES:
@@ -72,10 +92,7 @@ def storage_problem(x: torch.Tensor) -> str:
     if x.is_nested:
         return f"a nested tensor cannot be moved; {_REMEDIES[torch.jagged]}"
     if not is_dynamo_compiling() and _is_legacy_batched(x):
-        return (
-            "batched gradients (is_grads_batched=True, vmap) cannot be moved; loop over the "
-            "gradients"
-        )
+        return BATCHED_GRADIENTS
     if x.layout is not torch.strided and isinstance(x.layout, torch.layout):
         remedy = _REMEDIES.get(x.layout, "give a tensor of layout torch.strided")
         return f"a tensor of layout {x.layout} cannot be moved; {remedy}"

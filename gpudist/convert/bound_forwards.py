@@ -17,6 +17,7 @@ import torch
 from gpudist.cache import Cache
 from gpudist.sbp import views
 from gpudist.sbp.call_cache import BoundCall, bind_forward
+from gpudist.sbp.done import done
 from gpudist.sbp.global_spec import GlobalSpec
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.scope import scopes
@@ -58,6 +59,9 @@ class Place(NamedTuple):
         raise AssertionError("the module does not hold the tensor")
 
 
+_Bound = tuple[Any, Sequence[Place], BoundCall | None, Sequence[bytes]]
+
+
 class BoundForward:
     """The forward of one module, which binds itself at the first call with a spec.
 
@@ -71,7 +75,7 @@ class BoundForward:
         self._facts_of = itemgetter("training", *_public(module))
         self._attributes, self._parameters = attributes, module._parameters
         # A bound call by spec, with the attributes it was bound with; ``None`` if there is none.
-        self._bound = Cache[Any, tuple[Any, Sequence[Place], BoundCall | None]](16)
+        self._bound = Cache[Any, _Bound](16)
         self._counts = isinstance(module, _BatchNorm)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -110,7 +114,7 @@ class BoundForward:
             return self.through(x)
         if bound is None or bound[0] != facts:
             return self._bind(key, facts, x, scope)
-        _, places, call = bound
+        _, places, call, parts = bound
         if call is None:
             return self.through(x)
         with _without_modes():
@@ -138,17 +142,19 @@ class BoundForward:
                         count = module._buffers["num_batches_tracked"]
                         if count is not None:
                             count.add_(1)
+                    if done.parts is not None:
+                        done.parts += parts
                     return call(GlobalTensor, local, self.through, (x,), {})
         return self.through(x)
 
     def _bind(self, key: Any, facts: Any, x: GlobalTensor, scope: Any) -> Any:
         module, counts = self.module, dict(scope.calls)
         own = [w for w in (*module._parameters.values(), *module._buffers.values())]
-        y, call, others = bind_forward(self.through, x, [w for w in own if w is not None])
+        y, call, others, parts = bind_forward(self.through, x, [w for w in own if w is not None])
         # What a plan prescribes for functions, and a result of another argument, is not bound.
         if call is not None and (scope.calls != counts or call.operator.base not in (None, 0)):
             call = None
-        self._bound[key] = facts, [Place.of(module, w) for w in others], call
+        self._bound[key] = facts, [Place.of(module, w) for w in others], call, parts
         return y
 
 

@@ -63,10 +63,11 @@ def require_equal_copies(
     number: int = 0,
     plan_text: str = "",
     with_values: bool = True,
+    P_all: Partition | None = None,
 ) -> int:
     """Return the first rank's ``number`` if the workers of ``P_x`` hold equal copies.
 
-    Collective over the world. Ranks compare one digest each. Only if the digests differ, they
+    Collective over ``P_all``. Ranks compare one digest each. Only if the digests differ, they
     exchange one for each tensor.
 
     Args:
@@ -76,6 +77,7 @@ def require_equal_copies(
         number: any number of at most 62 bits, sent along.
         plan_text: the plan's edits, which must be equal as well.
         with_values: whether to compare values too, instead of names, dtypes and shapes alone.
+        P_all: ranks that call this, by default the world.
 
     Raises:
         PlanMismatch: on every rank, with the name of the first copy that differs.
@@ -87,7 +89,8 @@ def require_equal_copies(
     facts += [(copy.text, digest) for copy, digest in zip(copies, numbers, strict=True)]
     mine = _number_of(digest_of(json.dumps(facts).encode()))
     row = [number, int(is_member), _number_of(P_x.digest), mine]
-    rows = P_x.world.allgather_data(row)
+    P_all = P_all or P_x.world
+    rows = P_all.allgather_data(row)
     alike: dict[Any, dict[int, Any]] = {}
     for rank, (_, takes_part, group, digest) in enumerate(rows):
         if takes_part:
@@ -95,7 +98,7 @@ def require_equal_copies(
     different = [ranks for ranks in alike.values() if len(set(ranks.values())) > 1]
     if different:
         # Every rank sees all rows, so that all take part, whichever workers differ.
-        texts = gather_texts(P_x.world, json.dumps([type(network).__name__, facts]).encode())
+        texts = gather_texts(P_all, json.dumps([type(network).__name__, facts]).encode())
         raise _difference({rank: json.loads(texts[rank]) for rank in different[0]})
     return int(rows[0][0])
 

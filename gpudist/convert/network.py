@@ -13,12 +13,15 @@ from torch.utils._pytree import tree_map
 
 from gpudist.cache import Cache
 from gpudist.convert.copies import require_equal_copies
+from gpudist.convert.given import Given
 from gpudist.convert.inputs import Entrance, add_note, leaves_by_name, names_by_place
 from gpudist.convert.kept import InCall, Kept
 from gpudist.convert.parameters import Parameters
 from gpudist.geometry.layout import broadcast, partial_sum
 from gpudist.nn.parameters.replication import copies_of
 from gpudist.sbp.copies import copy_of, require_copies
+from gpudist.sbp.dispatch import refusal_of_transforms
+from gpudist.sbp.done import done
 from gpudist.sbp.functions import dispatch_functions
 from gpudist.sbp.global_spec import GlobalSpec, spec_of, wrap_copies
 from gpudist.sbp.global_tensor import GlobalTensor
@@ -67,6 +70,7 @@ class Conversion:
         self.plan_text = ""
         self.expects_pins = False
         self.parameters = Parameters(self.P_x)
+        self.compared = Given(entrance, self.settings)
         # Specs of inputs that the scope has seen.
         self._specs = Cache[GlobalSpec, bool](1024)
         self._kept: Kept | None = None
@@ -90,16 +94,24 @@ class Conversion:
     def agree(self, network: torch.nn.Module) -> None:
         """Agree at the first call: on equal copies, and on the first rank's seed of random numbers.
 
+        Under ``GPUDIST_CHECK=1``, workers compare their copies at every call.
+
         Raises:
             PlanMismatch: on every rank, if workers hold different parameters or buffers.
+            ShapeError: within a transform of ``torch.func``, where nothing can be compared.
         """
         if not self.has_agreed:
+            if torch._C._are_functorch_transforms_active():  # pyright: ignore
+                raise refusal_of_transforms(f"the first call of a {type(network).__name__}")
             # A checkpoint may have given it.
             mine = self.scope.seed or int(torch.randint(1 << 62, ()).item())
             self.scope.seed = require_equal_copies(
                 network, self.P_x, self.local_buffers, mine, self.plan_text
             )
+            self.compared.name_network(network)
             self.has_agreed = True
+        elif self.P_x.wire.compares_every_call and self.P_x.active:
+            require_equal_copies(network, self.P_x, self.local_buffers, P_all=self.P_x)
 
     def __call__(
         self,
@@ -117,8 +129,10 @@ class Conversion:
             kept = self._kept = Kept(network, self.parameters, self.scope)
             self.scope.paths, self.scope.name_of = kept.paths, kept.name_of
         scope = start_call(self.scope)
+        parts = self.compared.inputs(function, args, kwargs)
         with enter_scope(scope):
             args, kwargs = self.enter_arguments(function, args, kwargs)
+        outer, done.parts = done.parts, parts
         try:
             with InCall(network, kept, self.parameters, scope), intercept(scope):
                 result = function(*args, **kwargs)
@@ -127,6 +141,10 @@ class Conversion:
             leaves = leaves_by_name(function, args, kwargs)
             add_note(error, [path_of_error(scope, error), *self.entrance.notes_of(leaves, error)])
             raise
+        finally:
+            done.parts = outer
+        if parts is not None:
+            self.compared.fold("functions", [*parts, b"%d draws" % scope.draws])
         with enter_scope(scope):
             left = self.leave_results(result)
         self.outputs = without_wait(left)

@@ -242,7 +242,9 @@ class NetworkPlan(Checked):
                     f"plan: the text is of version {facts[_KIND]!r}, and this release reads 1; "
                     "update gpudist"
                 )
-            plan = cls(weights={path: tuple(shape) for path, shape in facts["weights"].items()})
+            plan = cls()
+            for path, shape in facts["weights"].items():
+                plan.split_weight(path, shape)
             plan.notes += map(str, facts.get("notes", ()))
             plan.recomputed += map(str, facts.get("recomputed", ()))
             plan.grid = tuple(map(int, facts.get("grid", ()))) or None
@@ -253,7 +255,7 @@ class NetworkPlan(Checked):
                 row["sbp"] = tuple(_sbp_of(word) for word in row["sbp"])
                 row["grid"] = None if row["grid"] is None else tuple(row["grid"])
                 plan.layouts.append(Pin(**row))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ConversionError(
                 f"plan: this text is not a plan ({type(error).__name__}: {error}); write it with "
                 "plan.save(file) or plan.to_text()"

@@ -152,10 +152,13 @@ class Compiled:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         conversion = self._conversion
         conversion.agree(self.network)
+        parts = conversion.compared.inputs(self.network.forward, args, kwargs)
         args, kwargs = conversion.enter_arguments(self.network.forward, args, kwargs)
         leaves, tree = tree_flatten((args, kwargs))
         tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
         key = self._key(leaves, tree)
+        if parts is not None:
+            conversion.compared.fold("modes", [repr(key[-1]).encode()])
         # The key contains only global facts, so that all ranks compute the same key and record
         # together.
         if key not in self._graphs:

@@ -117,6 +117,17 @@ def eager_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     return applied.apply
 
 
+def concatenate(blocks: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
+    """Return ``torch.cat(blocks, dim)``, whose gradients depend on the graph of each block.
+
+    In torch, the gradient of a block of shape ``(0,)`` is a constant. The ranks that have one would
+    then move nothing for it in the next backward pass.
+    """
+    if blocks[0].dim() > 1:
+        return torch.cat([*blocks], dim)
+    return torch.cat([x.unsqueeze(0) for x in blocks], 1).squeeze(0)
+
+
 def has_tangents() -> bool:
     """Return whether forward mode is active."""
     return bool(forward_ad._current_level >= 0)  # pyright: ignore

@@ -152,7 +152,7 @@ def all_reduce(x: torch.Tensor, partition: Partition, op: ReduceOp = "sum") -> t
     """
     problem = storage_problem(x)
     if problem:
-        partition.wire.refuse(ShapeError(f"all_reduce({op}): {problem}"))
+        partition.wire.reject(ShapeError(f"all_reduce({op}): {problem}"), partition.ranks)
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     label = f"all_reduce({op}) of {x.dtype} {list(x.shape)} on {list(partition.shape)}"
     with partition.wire.group(Signature.of(label, partition.digest)):

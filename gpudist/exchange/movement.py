@@ -12,6 +12,7 @@ import torch
 
 from gpudist.cache import Cache
 from gpudist.checks.digest import digest_of
+from gpudist.checks.storage import MOVED_DTYPES, dtype_refusal
 from gpudist.errors import ShapeError
 from gpudist.exchange.step import MovementStep, memory_format_of
 from gpudist.geometry.boxes import Plan, Stage
@@ -130,6 +131,8 @@ def bind(
         stage.destinations_overlap or any(c.kind != "broadcast" for c in stage.collectives)
         for stage in plan.stages
     )
+    if dtype not in MOVED_DTYPES:
+        raise ShapeError(f"{label}: {dtype_refusal(dtype)}")
     if adds and dtype == torch.bool:
         raise ShapeError(f"{label}: torch.bool has no sum; convert to an integer dtype first")
     size_bytes = dtype.itemsize * prod(plan.output_shape or ())

@@ -25,7 +25,7 @@ from gpudist.nn.autocast import (
 )
 from gpudist.nn.layer_table import LAYERS, sequential_of
 from gpudist.ops.bind_cache import BindCache
-from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, ShapeMode, refuse
+from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, ShapeMode, reject
 from gpudist.world.partition import Partition
 
 _any_autocast: Any = torch._C._is_any_autocast_enabled  # pyright: ignore
@@ -75,7 +75,7 @@ class CheckedModule(Checked, torch.nn.Module):
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments with torch's zero tensors, which have no memory, materialized.
 
-        Raises an error on all ranks if the layer does not accept the arguments.
+        Rejects arguments that the layer does not accept.
         """
         refusal = refusal_of(type(self).forward, type(self).__name__, (self, *args), kwargs)
         if refusal is None:
@@ -83,7 +83,7 @@ class CheckedModule(Checked, torch.nn.Module):
         if refusal is not None:
             region: Any = getattr(self, "region", self)
             P: Any = self.P_x if region is self else region.P
-            refuse(P, refusal)
+            reject(P, refusal)
         return tuple(map(_with_cells, args)), {name: _with_cells(x) for name, x in kwargs.items()}
 
 

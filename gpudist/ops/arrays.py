@@ -43,8 +43,8 @@ def apply_to_array(operator: Any, x: Array | None) -> Array:
         process ends.
 
     Raises:
-        ShapeError: the array has a dtype that torch lacks, or is not on the partition's device;
-            waiting ranks raise it too.
+        ShapeError: the array has a dtype that torch lacks, or is not on the partition's device; see
+            :meth:`~gpudist.transport.Transport.reject`.
     """
     if isinstance(x, torch.Tensor):
         # Not a call of a module: the operator behind a function has no hooks.
@@ -64,7 +64,7 @@ def _apply_to_other(operator: Operator, x: Any) -> Any:
         kind = _kind_of(x)
         seen = _tensor_of(x, kind, device)
     except ShapeError as error:
-        agreement.refuse(ShapeError(f"{type(operator).__name__}: {error}"))
+        agreement.reject(ShapeError(f"{type(operator).__name__}: {error}"))
     agreement.kind = kind
     try:
         return _with_kind(kind, device, lambda: operator(seen))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import astuple, replace
 from typing import Any, cast
@@ -10,8 +9,7 @@ from typing import Any, cast
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from gpudist.checks.digest import digest_of
-from gpudist.errors import PlanMismatch, ShapeError, side_by_side
+from gpudist.errors import ShapeError
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.boxes import Plan, Stage
@@ -23,10 +21,13 @@ from gpudist.ops.operator import Operator, cached_operator, require_cartesian
 from gpudist.ops.operators import operator
 from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
-from gpudist.world.texts import gather_texts
 
 # Largest width of a halo, in global extents.
 _MOST_TURNS = 100
+_DIFFERING = (
+    "the ranks' halo widths, (left, right) per dim, or periodic differ:{}\npass the same on all "
+    "ranks; for halos that differ between ranks, pass window=, the kernel that reads them"
+)
 
 
 @operator("halo_exchange", lambda kind, P_x: kind(P_x, halo=[(1, 2), (1, 0)]), (7, 5))
@@ -56,39 +57,18 @@ class HaloExchange(Operator):
         require_cartesian("HaloExchange", P_x)
         self.halo = halo_of("HaloExchange", P_x.dim, window, halo, periodic, nested)
         self.padding_value = padding_value
-        super().__init__(P_x, P_x, P_x.dim, True, global_shape, shape)
         # All ranks pass the window of the same kernel, but their halo widths may differ by mistake.
-        is_given = global_shape is not None and shape == "static"
-        is_alone = P_x.size == 1 or P_x.device.type == "meta"
-        self._is_agreed = halo is None or is_given or is_alone
+        # Each rank also plans for the others.
+        alike: dict[str, Any] = {}
+        if halo is not None:
+            pairs = [astuple(cast(HaloWidths, window)) for window in self.halo.windows]
+            alike["alike"] = f"halo={pairs}, periodic={list(self.halo.periodic)}"
+            alike["differing"] = _DIFFERING
+        super().__init__(P_x, P_x, P_x.dim, True, global_shape, shape, **alike)
 
     def _bind(self, layout: BlockLayout, x: torch.Tensor) -> Movement:
-        self._agree_on_widths()
         self._require_narrow(layout.decomposition.shape)
         return self.bind_to(layout.decomposition, layout.dtype, x)
-
-    def _agree_and_bind(self, x: torch.Tensor) -> tuple[BlockLayout, Movement]:
-        # Compare before the agreement on blocks, so that no rank has cached the agreement after an
-        # error.
-        self._agree_on_widths()
-        return super()._agree_and_bind(x)
-
-    def _agree_on_widths(self) -> None:
-        """Raise unless all ranks have the same widths: each rank also plans for the others."""
-        if self._is_agreed:
-            return
-        pairs = [astuple(cast(HaloWidths, window)) for window in self.halo.windows]
-        text = f"halo={pairs}, periodic={list(self.halo.periodic)}".encode()
-        digests = self.P_x.allgather_data(struct.unpack("2q", digest_of(text)))
-        if any(digest != digests[0] for digest in digests):
-            texts = gather_texts(self.P_x, text)
-            raise PlanMismatch(
-                "HaloExchange: the ranks' halo widths, (left, right) per dim, or periodic differ:"
-                + side_by_side({rank: row.decode() for rank, row in enumerate(texts)})
-                + "\npass the same on all ranks; for halos that differ between ranks, pass "
-                "window=, the kernel that reads them"
-            )
-        self._is_agreed = True
 
     def _require_narrow(self, global_shape: Sequence[int]) -> None:
         # Every rank allocates its halo, and a periodic one has boxes for each turn.

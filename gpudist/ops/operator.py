@@ -85,6 +85,7 @@ class Operator(Checked, torch.nn.Module):
             require it.
         grid, placed: grid that splits the tensor, and the position of each rank's block on it, if
             they differ from those of ``P_x``.
+        options: further arguments of :class:`~gpudist.ops.shape_agreement.ShapeAgreement`.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Operator(Checked, torch.nn.Module):
         shape: ShapeMode = "static",
         grid: Sequence[int] | None = None,
         placed: Callable[[int], tuple[int, ...]] | None = None,
+        **options: Any,
     ) -> None:
         super().__init__()
         self.P_x = P_x
@@ -106,8 +108,9 @@ class Operator(Checked, torch.nn.Module):
         self.preserve_batch = preserve_batch
         self._takes_part = self.P_all.active
         self.agreement = ShapeAgreement(
-            type(self).__name__, P_x, self.P_all, dims, global_shape, shape, grid, placed
-        )
+            type(self).__name__, P_x, self.P_all, dims, global_shape, shape, grid, placed,
+            partitions=(P_x, P_y), **options,
+        )  # fmt: skip
         self._is_dynamic = shape == "dynamic"
         self._bindings = BindCache[tuple[BlockLayout, Movement]](shape, self.agreement)
         self._recent = Cache[object, Movement](64)
@@ -164,10 +167,10 @@ class Operator(Checked, torch.nn.Module):
             raise
 
     def require_tensor(self, x: object) -> None:
-        """Raise, here and on waiting ranks, if ``x`` is not a tensor."""
+        """Reject ``x`` if it is not a tensor."""
         refusal = refusal_of(type(self).forward, type(self).__name__, (self, x), {})
         if refusal is not None:
-            self.agreement.refuse(refusal)
+            self.agreement.reject(refusal)
 
     def movement(self, x: torch.Tensor) -> Movement:
         """Return the movement of ``x``, bound to its shape and dtype; collective at first."""

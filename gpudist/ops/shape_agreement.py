@@ -13,6 +13,7 @@ from typing import Literal, NoReturn
 
 import torch
 
+from gpudist.checks.digest import digest_of
 from gpudist.errors import GpudistError, PlanMismatch, ShapeError, side_by_side
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.cartesian import index_of, pad_left
@@ -20,13 +21,13 @@ from gpudist.ops.arrays import TENSOR
 from gpudist.ops.given_shape import wrong_block
 from gpudist.ops.tensor_facts import (
     BLOCK,
-    NEVER_MOVED,
     TensorFacts,
     problem_error,
     problem_of,
     shape_of,
 )
 from gpudist.world.partition import Partition
+from gpudist.world.texts import gather_texts
 
 ShapeMode = Literal["static", "dynamic"]
 
@@ -137,6 +138,9 @@ class ShapeAgreement:
             rank's own index.
         digest: digest of a block, 0 for a constant one, to exchange if all blocks have one shape.
         remedy: what to do where a block changes in a way its peers cannot know.
+        partitions: partitions that must be equal on all ranks, such as that of a gather's root.
+        alike: further arguments that must be.
+        differing: error for ranks on which they differ, with ``{}`` for a line of each.
 
     Attributes:
         kind: kind of this rank's input at this call: a tensor, or an array of another library.
@@ -155,6 +159,9 @@ class ShapeAgreement:
         placed: Callable[[int], tuple[int, ...]] | None = None,
         digest: Callable[[torch.Tensor], int] | None = None,
         remedy: str = "pass global_shape=, or shape='dynamic' to agree at every call",
+        partitions: Sequence[Partition] = (),
+        alike: str = "",
+        differing: str = "the ranks pass different partitions or roots:{}\npass the same on all",
     ) -> None:
         if shape not in ("static", "dynamic"):
             raise ShapeError(f"{name}: shape is {shape!r}; it must be 'static' or 'dynamic'")
@@ -172,6 +179,10 @@ class ShapeAgreement:
         self._placed = placed
         self._digest = digest
         self._remedy = remedy
+        self._partitions, self._alike, self._differing = partitions, alike, differing
+        self._number_alike = int.from_bytes(
+            digest_of(alike.encode(), *(P.digest for P in partitions))[:7], "little"
+        )
         self._dynamic = shape == "dynamic"
         self._agreed: BlockLayout | None = None
         self.kind = self.owners_kind = TENSOR
@@ -231,7 +242,7 @@ class ShapeAgreement:
         assert self._global_shape is not None
         problem = self._problem(x)
         if problem > BLOCK:
-            self.refuse(self._error(problem, self._P_all.rank, shape_of(x, problem), x))
+            self.reject(self._error(problem, self._P_all.rank, shape_of(x, problem), x))
         whole = self._global_shape
         grid = self._grid(len(whole))
         cut = Decomposition.balanced(whole, grid)
@@ -251,15 +262,17 @@ class ShapeAgreement:
         inferred = self._infer_layout(x)
         if inferred is not None:
             return inferred
-        facts = [TensorFacts.of(row) for row in self._P_all.allgather_data(self._facts_of(x).row)]
+        rows = self._P_all.allgather_data([*self._facts_of(x).row, self._number_alike])
+        if len({row[-1] for row in rows}) > 1:
+            ends = [f"{list(P.shape)} from rank {P.ranks[0]} on" for P in self._partitions]
+            texts = gather_texts(self._P_all, " to ".join([self._alike, *ends]).encode())
+            views = {rank: text.decode() for rank, text in enumerate(texts)}
+            raise PlanMismatch(f"{self._name}: {self._differing.format(side_by_side(views))}")
+        facts = [TensorFacts.of(row[:-1]) for row in rows]
         for rank, row in enumerate(facts):
             if row.problem > BLOCK:
                 own_block = x if rank == self._P_all.rank else None
-                error = self._error(row.problem, rank, row.shape, own_block)
-                if row.problem in NEVER_MOVED:
-                    # Raise as at later calls, where only the rank with such a tensor could raise.
-                    self.refuse(error)
-                raise error
+                raise self._error(row.problem, rank, row.shape, own_block)
         by_world_rank = dict(zip(self._P_all.ranks, facts, strict=True))
         owners = [by_world_rank[rank] for rank in self._P_x.ranks]
         self.owners_kind = owners[0].kind
@@ -319,7 +332,7 @@ class ShapeAgreement:
         if self._P_x.rank is not None:
             problem = self._problem(x)
             if problem > BLOCK:
-                self.refuse(self._error(problem, self._P_all.rank, shape_of(x, problem), x))
+                self.reject(self._error(problem, self._P_all.rank, shape_of(x, problem), x))
             mine = agreed.shape_of(self._P_x.rank)
             dtype = x.dtype
             if x.dim() != dims or any(x.shape[d] != mine[d] for d in range(dims) if d not in free):
@@ -359,10 +372,21 @@ class ShapeAgreement:
         """Raise on all ranks; see :func:`refuse`."""
         refuse(self._P_x, error)
 
+    def reject(self, error: GpudistError) -> NoReturn:
+        """Raise for a tensor that no rank may pass; if only some ranks pass one, on all ranks."""
+        if not self._is_seen_by_all:
+            self.refuse(error)
+        reject(self._P_x, error)
+
 
 def wants_gradient(x: torch.Tensor) -> bool:
     """Return whether a result computed from ``x`` now requires grad."""
     return x.requires_grad and torch.is_grad_enabled()
+
+
+def reject(P: Partition, error: GpudistError) -> NoReturn:
+    """Raise for an argument that ranks of one program reject alike, before anything was sent."""
+    P.wire.reject(error, P.ranks)
 
 
 def refuse(P: Partition, error: GpudistError) -> NoReturn:

@@ -7,27 +7,13 @@ from typing import NamedTuple
 
 import torch
 
-from gpudist.checks.storage import storage_problem
+from gpudist.checks.storage import MOVED_DTYPES, dtype_refusal, storage_problem
 from gpudist.errors import GpudistError, ShapeError
 from gpudist.world.partition import Partition
 
 MAX_DIMS = 8
-_DTYPES = (
-    torch.float32,
-    torch.float64,
-    torch.float16,
-    torch.bfloat16,
-    torch.complex64,
-    torch.complex128,
-    torch.int64,
-    torch.int32,
-    torch.int16,
-    torch.int8,
-    torch.uint8,
-    torch.bool,
-)
 # Numbers of the dtypes that can be moved, below 16.
-DTYPE_NUMBERS = {dtype: number for number, dtype in enumerate(_DTYPES)}
+DTYPE_NUMBERS = {dtype: number for number, dtype in enumerate(MOVED_DTYPES)}
 _NO_BLOCK, BLOCK, _WRONG_DIMS, _WRONG_DEVICE, _WRONG_DTYPE, _NO_STORAGE = range(6)
 
 
@@ -50,7 +36,7 @@ class TensorFacts(NamedTuple):
     def of(cls, row: Sequence[int]) -> TensorFacts:
         """Return the facts encoded as a row of integers, with the first ``MAX_DIMS`` extents."""
         problem, dtype, dims, *shape, requires_grad, kind = row
-        return cls(problem, _DTYPES[dtype], tuple(shape[:dims]), bool(requires_grad), kind)
+        return cls(problem, MOVED_DTYPES[dtype], tuple(shape[:dims]), bool(requires_grad), kind)
 
     @property
     def row(self) -> list[int]:
@@ -63,8 +49,6 @@ class TensorFacts(NamedTuple):
 
 
 ROW_LENGTH = 5 + MAX_DIMS
-# These problems end the world on every rank, at any call.
-NEVER_MOVED = (_WRONG_DTYPE, _NO_STORAGE)
 
 
 def problem_of(x: torch.Tensor, P_x: Partition, dims: int | None) -> int:
@@ -120,9 +104,4 @@ def problem_error(
     if problem == _NO_STORAGE:
         text = "the tensor is not in strided memory" if x is None else storage_problem(x)
         return ShapeError(f"{where}: {text}")
-    dtype = "its dtype" if x is None else f"dtype {x.dtype}"
-    known = ", ".join(str(known).removeprefix("torch.") for known in _DTYPES)
-    return ShapeError(
-        f"{where}: {dtype} cannot be moved, only {known}; convert the tensor, or, for operators "
-        "that add nothing, move its bytes with x.view(torch.uint8)"
-    )
+    return ShapeError(f"{where}: {dtype_refusal(None if x is None else x.dtype)}")

@@ -23,12 +23,14 @@ from gpudist.sbp.arguments import bind_arguments
 from gpudist.sbp.call import Applied, Compute, Slot, share_memory
 from gpudist.sbp.copies import require_copies, substitute_of, with_copies
 from gpudist.sbp.dispatch import OperatorCall, box_inputs, dispatch
+from gpudist.sbp.done import done, part_of
 from gpudist.sbp.explain import debug_logs, is_explaining, open_lines
 from gpudist.sbp.global_spec import GlobalSpec, global_spec, make_wrapper, wrap
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.registry import Composite, Rule, signatures
 from gpudist.sbp.scope import Scope, current_draws, current_scope
 from gpudist.sbp.signatures.elementwise import ELEMENTWISE
+from gpudist.sbp.trees import has_any
 
 if TYPE_CHECKING:
     from gpudist.sbp.global_tensor import GlobalTensor
@@ -58,6 +60,7 @@ class BoundCall(NamedTuple):
         operator: the operator, without tensors.
         order: selects the operator's tensors from those of the call, if their order differs.
         draws: number of random draws that the call counts.
+        part: see :func:`~gpudist.sbp.done.part_of`; the caller lists it.
     """
 
     movements: dict[int, Movement]
@@ -68,6 +71,7 @@ class BoundCall(NamedTuple):
     operator: OperatorCall
     order: Callable[[Sequence[Any]], Sequence[Any]] | None
     draws: int
+    part: bytes
 
     def __call__(
         self,
@@ -78,7 +82,7 @@ class BoundCall(NamedTuple):
         kwargs: dict[str, Any],
     ) -> Any:
         """Return the result of ``function(*args, **kwargs)``, whose tensors have these parts."""
-        _, compute, spec, specs, holder, operator, order, draws = self
+        _, compute, spec, specs, holder, operator, order, draws, _ = self
         if draws:
             state = current_draws()
             assert state is not None
@@ -146,6 +150,7 @@ class _CachedComposite(NamedTuple):
     """Function that stands for another one, and calls operators with entries of their own."""
 
     function: Any
+    part: bytes
 
 
 class _Derivations(threading.local):
@@ -198,6 +203,8 @@ def call_cached(
                 # 0.0 and -0.0 compare equal, but may give different results.
                 any_float = getattr(signatures.get(function), "any_float", False)
                 values += (float, None if any_float else x or repr(x))
+                if any_float and done.parts is not None:
+                    done.parts.append(repr(x).encode())
             elif type_of is tuple and {*map(type, x)} == _INTEGERS:
                 values.append(x)
             elif type_of in _SEQUENCES:
@@ -239,17 +246,24 @@ def call_cached(
     if isinstance(call, _CachedComposite):
         if replacing is not None:
             return _derive(kind, function, args, kwargs, first, key, replacing)
+        outer, done.parts = done.parts, None
+        if outer is not None and call.part:
+            outer.append(call.part)
         try:
             return call.function(*args, **kwargs)
         except NotImplementedError:
             # Computed on whole tensors instead.
             return _derive(kind, function, args, kwargs, first, key, replacing)
+        finally:
+            done.parts = outer
     is_change = call.result is None and not call.results
     is_shared = is_change and (type(args[0]) is not kind or views.copies_of_memory)
     if (is_shared and _must_check_change(kind, args[0])) or (
         call.draws and current_draws() is None
     ):
         return _derive(kind, function, args, kwargs, first, key, replacing)
+    if done.parts is not None:
+        done.parts.append(call.part)
     return call(kind, local, function, args, kwargs)
 
 
@@ -275,7 +289,7 @@ def _call_without_key(
         return call_cached(kind, function, *replaced)
     if scope is not None:
         require_copies(scope, function, (*args, *kwargs.values()))
-    return _dispatch_and_list(kind, function, args, kwargs)[0]
+    return _dispatch_and_list(kind, function, args, kwargs, (function, args, kwargs))[0]
 
 
 def _key_of_parts(
@@ -302,18 +316,31 @@ def _key_of_parts(
 
 
 def _dispatch_and_list(
-    kind: type[GlobalTensor], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, list[OperatorCall | None]]:
-    """Derive a new call, and return its result and the operators it consists of."""
+    kind: type[GlobalTensor],
+    function: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    call: tuple[Any, ...],
+) -> tuple[Any, list[OperatorCall | None], bytes]:
+    """Derive a new call, and return its result, the operators it consists of, and its part.
+
+    ``call`` describes it. The part is empty if no result is global: programs keep plain results,
+    such as ``grid.to(x)``, which some workers may have already.
+    """
     operators: list[OperatorCall | None] = []
     _calls.open.append(operators)
+    outer, done.parts = done.parts, None
     try:
         result = dispatch(kind, function, args, kwargs, operators)
     finally:
         _calls.open.pop()
+        done.parts = outer
     if _calls.open:
         _calls.open[-1].extend(operators)
-    return result, operators
+    part = part_of(call) if has_any([result], kind) else b""
+    if part and done.parts is not None:
+        done.parts.append(part)
+    return result, operators, part
 
 
 def _derive(
@@ -334,13 +361,13 @@ def _derive(
         args, kwargs = with_copies(scope, function, args, kwargs) or (args, kwargs)
     state = current_draws()
     before = 0 if state is None else state.draws
-    result, operators = _dispatch_and_list(kind, function, args, kwargs)
+    result, operators, part = _dispatch_and_list(kind, function, args, kwargs, key)
     draws = 0 if state is None else state.draws - before
     call = None
     if first.placement.active:
-        call = _single(first.placement, function, args, kwargs, result, operators, draws)
+        call = _single(first.placement, function, args, kwargs, result, operators, draws, part)
     if call is None and scope is None and None not in operators:
-        call = _composite(kind, function, args, kwargs)
+        call = _composite(kind, function, args, kwargs, part)
     if call is not None:
         first.calls[key] = call
     return result
@@ -348,7 +375,7 @@ def _derive(
 
 def bind_forward(
     forward: Callable[[Any], Any], x: GlobalTensor, own: Sequence[torch.Tensor]
-) -> tuple[Any, BoundCall | None, Sequence[torch.Tensor]]:
+) -> tuple[Any, BoundCall | None, Sequence[torch.Tensor], Sequence[bytes]]:
     """Call a module's forward, and bind it if it is one operator of ``x`` and the module's tensors.
 
     Args:
@@ -358,27 +385,33 @@ def bind_forward(
 
     Returns:
         The result; the bound call, ``None`` if there is none; the tensors that it takes after
-        ``x``, which are among ``own``.
+        ``x``, which are among ``own``; the parts that the call listed.
     """
     state, placement = current_draws(), x._global_spec.placement
     before = 0 if state is None else state.draws
     operators: list[OperatorCall | None] = []
     _calls.open.append(operators)
+    parts: list[bytes] = []
+    outer, done.parts = done.parts, parts
     try:
         y = forward(x)
     finally:
         _calls.open.pop()
+        done.parts = outer
+    if outer is not None:
+        outer += parts
     if _calls.open:
         _calls.open[-1].extend(operators)
     operator = operators[0] if len(operators) == 1 and placement.active else None
     if operator is None or type(y) is not type(x):
-        return y, None, ()
+        return y, None, (), ()
     others = [part for part in operator.inputs if part is not x]
     known = {*map(id, own)}
     if not all(id(part) in known for part in others):
-        return y, None, ()
+        return y, None, (), ()
     draws = 0 if state is None else state.draws - before
-    return y, _single(placement, forward, (x, *others), {}, y, operators, draws), others
+    call = _single(placement, forward, (x, *others), {}, y, operators, draws, b"")
+    return y, call, others, parts
 
 
 def _single(
@@ -389,6 +422,7 @@ def _single(
     result: Any,
     operators: list[OperatorCall | None],
     draws: int,
+    part: bytes,
 ) -> BoundCall | None:
     """Return the call to cache if it is a single operator on its own tensors."""
     operator = operators[0] if len(operators) == 1 else None
@@ -439,7 +473,7 @@ def _single(
             return None
     alone = operator._replace(inputs=(), results=(), base=base)
     movements, holder = operator.prepared.movements, type(results)
-    return BoundCall(movements, compute, spec, specs, holder, alone, order, draws)
+    return BoundCall(movements, compute, spec, specs, holder, alone, order, draws, part)
 
 
 def _order_of(
@@ -455,7 +489,11 @@ def _order_of(
 
 
 def _composite(
-    kind: type[GlobalTensor], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    kind: type[GlobalTensor],
+    function: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    part: bytes,
 ) -> _CachedComposite | None:
     """Return the composite that :func:`dispatch` would call with exactly these arguments."""
     entry = signatures.get(function)
@@ -468,7 +506,7 @@ def _composite(
         return None
     # Outside of networks, calls of plain tensors with dims are not cached.
     is_cached = all([type(x) is kind or x.dim() > 0 for x in _tensors(args, kwargs)])
-    return _CachedComposite(entry.function) if is_cached else None
+    return _CachedComposite(entry.function, part) if is_cached else None
 
 
 def _holds_any_number(results: Any) -> bool:

@@ -68,6 +68,14 @@ class OperatorCall(NamedTuple):
     base: int | None = None
 
 
+def refusal_of_transforms(where: str) -> ShapeError:
+    """Return the error of a call within a transform of ``torch.func``."""
+    return ShapeError(
+        f"{where}: transforms of torch.func cannot trace global tensors; use torch.autograd.grad, "
+        "or transform a function of plain tensors: x.full_tensor()"
+    )
+
+
 def dispatch(
     kind: type[GlobalTensor],
     function: Any,
@@ -92,10 +100,7 @@ def dispatch(
         NotImplementedError: the function has no entry.
     """
     if torch._C._are_functorch_transforms_active():  # pyright: ignore
-        raise ShapeError(
-            f"{name_of(function)}: transforms of torch.func cannot trace global tensors; use "
-            "torch.autograd.grad, or transform a function of plain tensors: x.full_tensor()"
-        )
+        raise refusal_of_transforms(name_of(function))
     entry = signatures.get(function)
     scope = current_scope()
     if scope is None and entry is not None:

@@ -60,6 +60,10 @@ class GlobalSpec:
         self.is_held = False
         self._held: GlobalSpec | None = None
 
+    def __repr__(self) -> str:
+        grid = list(self.placement.shape)
+        return f"{list(self.shape)} {self.dtype} {self.sbp} on a grid {grid}"
+
     def __deepcopy__(self, memo: object) -> GlobalSpec:
         return self
 

@@ -10,7 +10,8 @@ from weakref import ref
 
 import torch
 
-from gpudist.errors import PartitionError
+from gpudist.checks.storage import BATCHED_GRADIENTS
+from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry.layout import Layout, broadcast, partial_sum
 from gpudist.sbp import views
 from gpudist.sbp.boxing import box
@@ -350,7 +351,12 @@ def grad(
     A gradient has the dual attributes of its tensor; the gradient of a leaf has the leaf's
     attributes. Within a converted network, the gradient of a plain tensor is summed over the
     workers.
+
+    Raises:
+        ShapeError: ``is_grads_batched=True``.
     """
+    if others.get("is_grads_batched"):
+        raise ShapeError(f"torch.autograd.grad: {BATCHED_GRADIENTS}")
     ends = _as_list(outputs)
     starts = _as_list(inputs)
     scope = current_scope()

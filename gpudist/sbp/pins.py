@@ -10,6 +10,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gpudist.cache import Cache
+from gpudist.checks.arguments import Checked
 from gpudist.errors import ConversionError
 from gpudist.geometry.layout import NdSbp, broadcast
 from gpudist.sbp import views
@@ -27,7 +28,7 @@ _PINNED = (GlobalTensor, OuterTensor)
 
 
 @dataclass(frozen=True)
-class Pin:
+class Pin(Checked):
     """Layout that a plan prescribes for one tensor of a network.
 
     The tensor is the first global one among the arguments, or in the result. A function with a

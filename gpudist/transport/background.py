@@ -4,46 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from queue import SimpleQueue
-from typing import Generic, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 _PATIENCE_S = 0.5
 
 
-class BackgroundCall(Generic[T]):
+class BackgroundCall(Future[T]):
     """Call that runs in a background thread."""
-
-    def __init__(self, call: Callable[[], T]) -> None:
-        self._call = call
-        self._done = threading.Event()
-        self._value: list[T] = []
-        self._error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            self._value.append(self._call())
-        except BaseException as error:
-            self._error = error
-        # Free the call here instead of when the job is dropped: freeing a tensor releases the GIL,
-        # and a thread that reacquires it during interpreter shutdown aborts the process.
-        del self._call
-        self._done.set()
 
     def wait(self, timeout_s: float) -> bool:
         """Wait up to ``timeout_s`` and return whether the call is done; signals end the wait."""
-        return self._done.wait(timeout_s)
-
-    def has_raised(self, kind: type[BaseException]) -> bool:
-        """Return whether the call raised this kind of error; only after ``wait`` was true."""
-        return isinstance(self._error, kind)
-
-    def result(self) -> T:
-        """Return the result of the call or raise its error; only after ``wait`` was true."""
-        if self._error is not None:
-            raise self._error
-        return self._value[0]
+        return bool(wait([self], timeout_s).done)
 
 
 class Background:
@@ -55,7 +30,7 @@ class Background:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._jobs: SimpleQueue[BackgroundCall | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Any] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -68,8 +43,8 @@ class Background:
 
     def submit(self, call: Callable[[], T]) -> BackgroundCall[T]:
         self.start()
-        job = BackgroundCall(call)
-        self._jobs.put(job)
+        job = BackgroundCall[T]()
+        self._jobs.put((job, [call]))
         return job
 
     def stop(self, patience_s: float = _PATIENCE_S) -> bool:
@@ -87,7 +62,13 @@ class Background:
         return not self._thread.is_alive()
 
 
-def _serve(jobs: SimpleQueue[BackgroundCall | None]) -> None:
+def _serve(jobs: SimpleQueue[Any]) -> None:
     # This is not a method, because a reference to the owner would keep it alive forever.
-    while (job := jobs.get()) is not None:
-        job.run()
+    while (entry := jobs.get()) is not None:
+        job, calls = entry
+        try:
+            # Free the call here instead of when the entry is dropped: freeing a tensor releases the
+            # GIL, and a thread that reacquires it during interpreter shutdown aborts the process.
+            job.set_result(calls.pop()())
+        except BaseException as error:
+            job.set_exception(error)

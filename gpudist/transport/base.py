@@ -164,6 +164,7 @@ class Transport(ABC):
             :meth:`start_pieces`.
         device_library: path of a replacement for the GPU's runtime in tests, where tensors are on
             the CPU; empty otherwise.
+        compares_every_call: whether ranks compare what they do at every call; equal on all ranks.
         failed_word: address of a word that kernels read: nonzero once the transport has failed, so
             that what it moved is invalid; 0 if there is none.
         has_streams: whether started stages run concurrently with later work, on their own stream.
@@ -179,6 +180,7 @@ class Transport(ABC):
     has_streams: bool = False
     device_library: str = ""
     failed_word: int = 0
+    compares_every_call: bool = False
 
     def __init__(
         self, rank: int, size: int, device: torch.device, timeout_s: float, failures: FailureChannel
@@ -196,6 +198,8 @@ class Transport(ABC):
         self._communicators: dict[tuple[int, ...], Communicator] = {}
         # Signature of the open group, and what was posted in it.
         self._open: tuple[Signature, list[Any]] | None = None
+        # Whether a failure that ended this transport was reported, so that the user knows it.
+        self._is_reported = False
         entry = RLock()
         self._try_enter: Callable[[], bool] = partial(entry.acquire, blocking=False)
         self._leave: Callable[[], None] = entry.release
@@ -272,6 +276,18 @@ class Transport(ABC):
         finally:
             self._leave()
 
+    def fold(self, peers: Sequence[int], number: int, what: str) -> None:  # noqa: B027
+        """Let headers of later messages to and from ``peers`` compare a number.
+
+        The peers, world ranks, fold the same number between the same messages. Headers contain one
+        number in which all that was folded counts, in its order.
+
+        Args:
+            peers: world ranks other than this one.
+            number: number of at most 64 bits.
+            what: names it in errors.
+        """
+
     def enqueue(self, label: str, put: Callable[[], object]) -> None:
         """Watch what ``put`` enqueues on the current stream as an operation, with the deadline.
 
@@ -290,8 +306,19 @@ class Transport(ABC):
         self.abort(Failure.from_exception(error, self.rank))
         raise error
 
+    def reject(self, error: errors.GpudistError, ranks: Sequence[int]) -> NoReturn:
+        """Raise ``error`` on this rank, before it has sent anything; the world goes on.
+
+        For an argument that no rank may pass: ranks that run the same program reject it alike. A
+        rank of ``ranks`` that does not waits until this rank ends, which names ``error``, or sends
+        it another message, which is a PlanMismatch on both, since rejected calls count in headers.
+        """
+        if self.rank in ranks:
+            self.fold([r for r in ranks if r != self.rank], 1, f"rejecting the call: {error}")
+        raise error
+
     def refuse(self, error: errors.GpudistError) -> NoReturn:
-        """Raise ``error`` on this rank and make it end the waits of all other ranks."""
+        """Raise ``error``, which only this rank knows, and end the world and all waits with it."""
         if self.size > 1:
             self.abort(Failure.from_exception(error, self.rank))
         raise error
@@ -300,15 +327,26 @@ class Transport(ABC):
         """Raise the failure that ended this transport, if any, without communication."""
         error = self.error()
         if error is not None:
-            self.report_failure(Failure.from_exception(error, self.rank))
-            raise error
+            self._raise_failure(error)
 
     def look(self) -> None:
         """Raise the failure that ended the world, though this rank has no operation in flight."""
         self.check()
 
+    def _raise_failure(
+        self, error: errors.GpudistError, cause: BaseException | None = None
+    ) -> NoReturn:
+        # The first time as it is, later as the failure that has ended the world.
+        failure = Failure.from_exception(error, self.rank)
+        if self._is_reported:
+            text = f"the world has ended, no operation is possible; its first error: {error}"
+            error = replace(failure, message=text).to_exception()
+        self.report_failure(failure)
+        raise error from cause
+
     def report_failure(self, failure: Failure) -> None:
         """Call :attr:`on_failure` with the failure that ends this transport; only the first."""
+        self._is_reported = True
         on_failure, self.on_failure = self.on_failure, None
         if on_failure is not None:
             on_failure(failure)

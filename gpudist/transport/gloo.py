@@ -81,10 +81,10 @@ class _GlooMessage:
         if self.is_inline:
             self.inline.copy_(self.payload)
 
-    def open_frame(self, rank: int) -> None:
+    def open_frame(self, rank: int, last_given: str) -> None:
         """Verify the received header, and copy the payload if it is in the frame."""
         received = MessageHeader.unpack(self.frame[:HEADER_BYTES].numpy().tobytes())
-        self.header.verify(received, rank, self.peer)
+        self.header.verify(received, rank, self.peer, last_given)
         if self.is_inline:
             # The mode of the thread that allocated the payload is not that of this one.
             with torch.inference_mode(self.payload.is_inference()):
@@ -272,7 +272,7 @@ class GlooTransport(PointToPointTransport):
         for message in messages:
             if message.is_recv:
                 self._wait_work(message.works[0], message.peer)
-                message.open_frame(self.rank)
+                message.open_frame(self.rank, self._last_given)
                 if not message.is_inline:
                     message.works[0] = self._recv_payload(message)
         for message in messages:
@@ -372,7 +372,7 @@ class GlooTransport(PointToPointTransport):
         return CollectiveTimeout(
             f"{deadline_text(self._doing(), self.rank, self.timeout_s)}, with messages from or to "
             f"ranks {waiting} under way{cut if self._channel.hangs else ''}; "
-            + last_operations(everyones)
+            + last_operations(everyones, self._neighbours.pids)
         )
 
     def _doing(self) -> str:

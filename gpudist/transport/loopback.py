@@ -10,12 +10,14 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from concurrent.futures import Future
+from types import FrameType
+from typing import Any, TypeVar
 from weakref import WeakMethod
 
 import torch
 from torch._guards import TracingContext
+from torch.autograd import forward_ad
 
 from gpudist import errors
 from gpudist.transport.cooperative import Turns
@@ -115,13 +117,13 @@ class LoopbackTransport(CoreTransport):
                 "one to compile: agree on the shapes first, by a call that is not compiled or "
                 "with global_shape="
             )
+        if forward_ad._current_level >= 0:  # pyright: ignore
+            raise errors.TransportError(
+                f"rank {self.rank} would wait for other threads within torch.func.jvp or "
+                "torch.autograd.forward_ad, whose levels belong to the process; run the ranks as "
+                "processes: transport='host'"
+            )
         self._turns.wait(self.rank, self._core.may_go_on)
-
-
-@dataclass
-class _ThreadResult(Generic[T]):
-    value: T | None = None
-    error: BaseException | None = None
 
 
 class LoopbackWorld:
@@ -156,7 +158,7 @@ class LoopbackWorld:
                 another, with a note that names the rank.
         """
         world = _World(self.size, self.timeout_s)
-        outcomes: list[_ThreadResult[T]] = [_ThreadResult() for _ in range(self.size)]
+        outcomes: list[Future[T]] = [Future() for _ in range(self.size)]
         threads = [
             threading.Thread(
                 target=_run_rank,
@@ -187,20 +189,20 @@ class LoopbackWorld:
         finally:
             torch.set_rng_state(generator_state)
         _raise_cause(outcomes, world.failure)
-        return [outcome.value for outcome in outcomes]  # pyright: ignore[reportReturnType]
+        return [outcome.result() for outcome in outcomes]
 
 
 def _run_rank(
     world: _World,
     wire: LoopbackTransport,
     body: Callable[[LoopbackTransport], Any],
-    outcome: _ThreadResult[Any],
+    outcome: Future[Any],
 ) -> None:
     try:
         world.turns.enter(wire.rank)
-        outcome.value = body(wire)
+        outcome.set_result(body(wire))
     except BaseException as error:
-        outcome.error = error
+        outcome.set_exception(error)
         wire.abort(Failure.from_exception(error, wire.rank))
     finally:
         world.failure = world.failure or wire.failures.peek()
@@ -220,10 +222,18 @@ class _Parked(BaseException):
 
 
 def _interrupt(threads: Sequence[threading.Thread]) -> None:
-    # An error that is raised in another thread takes effect once that executes Python code.
-    _raise_in(threads, SystemExit)
+    # An error that is raised in another thread takes effect once that executes Python code. In an
+    # import it would leave half a module for the whole process; such a thread ends when it waits.
+    frames = sys._current_frames()
+    _raise_in([t for t in threads if not _imports(frames.get(t.ident or 0))], SystemExit)
     # A daemon thread that returns from torch while the interpreter shuts down aborts the process.
     atexit.register(_raise_in, threads, _Parked)
+
+
+def _imports(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_globals.get("__name__") != "importlib._bootstrap":
+        frame = frame.f_back
+    return frame is not None
 
 
 def _raise_in(threads: Sequence[threading.Thread], kind: type[BaseException]) -> None:
@@ -245,8 +255,8 @@ def _stacks(threads: Iterable[threading.Thread]) -> str:
     )
 
 
-def _raise_cause(outcomes: Sequence[_ThreadResult[Any]], failure: Failure | None) -> None:
-    raised = {rank: outcome.error for rank, outcome in enumerate(outcomes) if outcome.error}
+def _raise_cause(outcomes: Sequence[Future[Any]], failure: Failure | None) -> None:
+    raised = {rank: error for rank, o in enumerate(outcomes) if (error := o.exception())}
     if not raised:
         return
     causes = [rank for rank, error in raised.items() if not _is_echo(error, failure)]
@@ -261,7 +271,7 @@ def _raise_cause(outcomes: Sequence[_ThreadResult[Any]], failure: Failure | None
 
 def _is_echo(error: BaseException | None, failure: Failure | None) -> bool:
     while error is not None and failure is not None:
-        if isinstance(error, errors.GpudistError) and str(error).startswith(failure.message):
+        if isinstance(error, errors.GpudistError) and failure.message in str(error):
             return True
         error = error.__cause__ or error.__context__
     return False

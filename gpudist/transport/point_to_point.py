@@ -23,6 +23,9 @@ from gpudist.transport.failure.forks import words_of_child
 from gpudist.transport.flight_recorder import post_of
 from gpudist.transport.message_header import MessageHeader
 
+# An odd number, so that the order of what is folded counts.
+_FACTOR = 0x9E3779B97F4A7C15
+
 
 class PointToPointTransport(Transport):
     """Groups and collectives over point-to-point messages.
@@ -45,6 +48,8 @@ class PointToPointTransport(Transport):
         self._running: Signature | None = None
         self._sent: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
+        self._given: Counter[int] = Counter()
+        self._last_given = "no call of this rank"
         self._failure: Failure | None = None
         self._closed = False
 
@@ -66,6 +71,11 @@ class PointToPointTransport(Transport):
     def _break(self) -> None:
         # Release the messages in flight after a failure; must not block.
         pass
+
+    def fold(self, peers: Sequence[int], number: int, what: str) -> None:
+        for peer in peers:
+            self._given[peer] = ((self._given[peer] ^ number) * _FACTOR) % 2**64
+        self._last_given = what
 
     @property
     def in_group(self) -> bool:
@@ -146,6 +156,8 @@ class PointToPointTransport(Transport):
 
     def _fail(self, error: BaseException) -> None:
         # Post ``error``; if the world failed for another reason first, raise that instead.
+        if self._is_reported and isinstance(error, errors.GpudistError):
+            self.check()
         mine = Failure.from_exception(error, self.rank)
         self.abort(mine)
         first = self._failure or mine
@@ -157,7 +169,7 @@ class PointToPointTransport(Transport):
         assert self._running is not None
         sequence, size_bytes = self._next_number(sends, peer), payload.numel()
         self.recorder.record_post(post_of(sends, peer, size_bytes), sequence)
-        header = MessageHeader.of(self._running, sequence, size_bytes)
+        header = MessageHeader.of(self._running, sequence, size_bytes, self._given[peer])
         return self._post(sends, payload, peer, header)
 
     def _next_number(self, sends: bool, peer: int) -> int:

@@ -109,7 +109,7 @@ class WorldAgreement:
         """
         if self._looking is not None and self._looking.wait(0.0):
             job, self._looking = self._looking, None
-            if job.has_raised(GpudistError):
+            if isinstance(job.exception(), GpudistError):
                 job.result()
         if self._store is None:
             return

@@ -127,7 +127,9 @@ def launch_of(environment: Mapping[str, str]) -> Launch:
     port = number("MASTER_PORT", default_port)
     if not 0 < port < 2**16:
         raise TransportError(f"MASTER_PORT is {port}; it must be from 1 to 65535")
-    restarts = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
+    # Steps of a Slurm job may run side by side.
+    step = environment.get("SLURM_STEP_ID", "0") if launcher == "srun" else "0"
+    restarts = environment.get("TORCHELASTIC_RESTART_COUNT", step)
     return Launch(
         launcher,
         rank,

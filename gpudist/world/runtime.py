@@ -370,6 +370,7 @@ def connect(
                     asked.device_library, os.environ,
                 )
             )  # fmt: skip
+            made.compares_every_call = asked.checks
         except STORE_ERRORS as error:
             raise store_failure(store_rank, error).to_exception() from error
         except NotOneNode:
@@ -380,7 +381,7 @@ def connect(
             # A refusal explains the failure better. A dead store must not delay or replace the
             # error, and the transport may still be waiting on the first connection.
             job = ask.submit(lambda: agreement.compare(second_connection(store)))
-            if job.wait(_COMPARING_S) and job.has_raised(GpudistError):
+            if job.wait(_COMPARING_S) and isinstance(job.exception(), GpudistError):
                 job.result()
             raise
         try:

@@ -260,6 +260,19 @@ class Unwritable(torch.Tensor):
         raise OSError("no space left on device")
 
 
+def test_what_fails_after_the_last_rename_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sync(folder: Path) -> None:
+        if folder == tmp_path:
+            raise OSError("no space for the folder")
+
+    monkeypatch.setattr(folders, "_sync", sync)
+    with pytest.warns(UserWarning, match="is saved, but .* no space for the folder"):
+        run_distributed(save, 2, tmp_path / "new", (2, "features"), 1)
+    run_distributed(assert_loads, 2, tmp_path / "new", (2, "features"), 1)
+
+
 def test_save_that_ends_between_renames_is_found(tmp_path: Path) -> None:
     target = tmp_path / "checkpoint"
     run_distributed(save, 2, target, (2, "features"), 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -79,6 +81,8 @@ def test_one_layout_loads_the_state_of_another(P_world: Partition) -> None:
         ),
         ({"2.weight": torch.zeros(6)}, "2.weight: copying a param with shape torch.Size([6])"),
         ({"0.bias": 3}, '"0.bias", expected torch.Tensor'),
+        ({"2.weight": torch.ones(5).to_sparse()}, "2.weight"),
+        ({"2.weight": torch.ones(5, device="meta")}, "2.weight"),
     ],
 )
 @distributed(ranks=3, transports=("loopback",))
@@ -97,8 +101,10 @@ def test_misfit_is_refused_on_every_rank(
 
 @distributed(ranks=2, transports=("loopback",))
 def test_root_without_a_state_dict_is_refused_on_every_rank(P_world: Partition) -> None:
-    with pytest.raises(CheckpointError, match="the root passed None"):
-        load_full_state_dict(distributed_model(P_world, 2, "features"), None)
+    for given in (None, "model.pt"):
+        with pytest.raises(CheckpointError, match=r"passed (None|'model.pt' \(str\)), not a dict"):
+            whole: Any = given if P_world.rank == 0 else None
+            load_full_state_dict(distributed_model(P_world, 2, "features"), whole)
 
 
 @distributed(ranks=2, transports=("loopback",))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,14 @@ def test_saved_plans_are_equal(tmp_path: Path) -> None:
     )
     for text, reason in (("{}", "is not a plan"), ('{"gpudist plan": 9}', "version 9")):
         with pytest.raises(ConversionError, match=reason):
+            Plan.from_text(text)
+    row = {"path": "up", "sbp": ["broadcast"], "grid": None}
+    facts: dict[str, Any] = {"gpudist plan": 1, "weights": {}, "layouts": [row]}
+    assert Plan.from_text(json.dumps(facts)).layouts
+    wrong: list[Any] = [{"function": ["cat"]}, {"grid": [[2]]}, {"path": 3}, {"call": "0"}]
+    texts = [json.dumps(facts | {"layouts": [row | part]}) for part in wrong]
+    for text in (*texts, json.dumps(facts | {"weights": {"up": [[2]]}}), "[" * 100000):
+        with pytest.raises(ConversionError, match="is not a plan"):
             Plan.from_text(text)
     with pytest.raises(ConversionError, match="cannot be read"):
         Plan.load(tmp_path / "other.json")

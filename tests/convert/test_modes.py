@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from gpudist import distribute
+from gpudist.errors import ShapeError
 from gpudist.world.partition import Partition
 from tests.nn.compare import assert_equal_to, grid, own_block, random_like_all
 from tests.pool import distributed
@@ -84,6 +85,23 @@ def test_forward_mode(P_world: Partition) -> None:
         found = fwAD.unpack_dual(y.to_local()).tangent
         assert expected is not None and found is not None
         assert_equal_to(y.like(found).full_tensor(), expected, 1e-10, "tangent")
+
+
+@distributed(ranks=2, transports=["host"])
+def test_transforms_and_batched_gradients_are_refused(P_world: Partition) -> None:
+    net: Any = distribute(small(), grid(P_world, [1, 1, 2, 1]))
+    x = own_block(random_like_all(SHAPE, 1), net.P_x)
+    for _ in range(2):
+        for refused in (
+            lambda: torch.func.grad(lambda x: net(x).sum().to_local())(x),
+            lambda: torch.func.jvp(net, (x,), (x,)),
+            lambda: torch.func.vmap(lambda part: net(part[None])[0])(x),
+        ):
+            with pytest.raises(ShapeError, match=r"torch\.func"):
+                refused()
+        y: Any = net(x).sum((1, 2, 3))
+    with pytest.raises(ShapeError, match="loop over the gradients"):
+        torch.autograd.grad(y, x, torch.eye(2, dtype=x.dtype), is_grads_batched=True)
 
 
 @distributed(ranks=2, transports=["host"])

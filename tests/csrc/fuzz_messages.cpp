@@ -44,6 +44,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     std::memcpy(&header, slot, sizeof(header));
     std::memcpy(&expected, right, sizeof(expected));
     require(header.sequence == expected.sequence && header.bytes == expected.bytes);
+    require(header.given == expected.given);
     require(std::memcmp(header.digest, expected.digest, sizeof(header.digest)) == 0);
   } catch (const PlanMismatch&) {  // NOLINT(bugprone-empty-catch): expected
   }

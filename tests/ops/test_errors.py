@@ -151,17 +151,16 @@ OPERATORS: dict[str, Callable[[torch.Tensor, Partition], object]] = {
 @pytest.mark.parametrize("is_first", [True, False])
 @pytest.mark.parametrize("name", OPERATORS)
 @distributed(ranks=2)
-def test_a_dtype_without_a_wire_ends_the_world(
-    P_world: Partition, name: str, is_first: bool
-) -> None:
-    """Every call raises, since later only the ranks with such a tensor could know."""
+def test_a_dtype_without_a_wire_is_rejected(P_world: Partition, name: str, is_first: bool) -> None:
+    """Ranks of one program reject it alike, and the world goes on."""
     if not is_first:
         OPERATORS[name](torch.ones(2), P_world)
     x = torch.ones(2).to(torch.float8_e4m3fn)
-    with pytest.raises(GpudistError, match=r"dtype .*cannot be moved, only float32"):
-        OPERATORS[name](x, P_world)
-    with pytest.raises(GpudistError, match=r"dtype .*cannot be moved"):
-        P_world.barrier()
+    for wrong in (x, [1.0, 2.0]):
+        with pytest.raises(GpudistError, match=r"dtype .*cannot be moved, only float32|list"):
+            OPERATORS[name](wrong, P_world)
+    OPERATORS[name](torch.ones(2), P_world)
+    P_world.barrier()
 
 
 @pytest.mark.parametrize("culprit", [0, 2])
@@ -176,11 +175,18 @@ def test_wrong_device_on_one_rank(P_world: Partition, culprit: int) -> None:
 
 @distributed(ranks=3)
 def test_wrong_device_after_the_agreement(P_world: Partition) -> None:
+    compare_every_call(P_world)
     layer = ops.HaloExchange(grid(P_world, 1, 3), halo=((1, 1),))
     layer(torch.ones(2, 2))
-    with pytest.raises(ShapeError, match=r"rank 1 .*meta.*cpu"):
-        layer(torch.ones(2, 2, device="meta" if P_world.rank == 1 else "cpu"))
+    if P_world.rank == 1:
+        with pytest.raises(ShapeError, match=r"rank 1 .*meta.*cpu"):
+            layer(torch.ones(2, 2, device="meta"))
+    with pytest.raises(PlanMismatch):
+        if P_world.rank != 1:
+            layer(torch.ones(2, 2))
         P_world.barrier()
+    with pytest.raises(PlanMismatch, match=r"^the world has ended, .*first error: ranks disagree"):
+        layer(torch.ones(2, 2))
 
 
 @distributed(ranks=3)

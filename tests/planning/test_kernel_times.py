@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from gpudist import ShapeError
+from gpudist import CollectiveTimeout, ShapeError
 from gpudist.planning import Profile, plan, profile_of, search, timed_kernels
+from gpudist.planning.first_worker import from_first
 from gpudist.planning.kernel_times import call_of, kernels_of, key_of
 from gpudist.planning.rehearsal import DryNetwork
 from gpudist.testing import run_distributed
@@ -143,3 +145,12 @@ def unplanned(P_world: Partition) -> None:
 
 def test_a_search_that_fails_on_the_first_worker_raises_on_all():
     run_distributed(unplanned, 2)
+
+
+def plan_for(P_world: Partition, seconds: float) -> str:
+    return from_first(P_world, lambda: time.sleep(seconds) or "a plan")
+
+
+def test_planning_that_takes_longer_than_the_deadline() -> None:
+    with pytest.raises(CollectiveTimeout, match=r"rank 0 plans for all .* most 1 s: .* timeout="):
+        run_distributed(plan_for, 2, 3.0, transport="host", timeout=1)

@@ -132,3 +132,13 @@ def test_declared_gradient(P_world: Partition) -> None:
     assert torch.equal(y, x)
     y.backward(torch.full((3,), float(P_world.rank or 0) + 1))
     assert torch.equal(x.grad, torch.full((3,), 3.0)) if x.grad is not None else False
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+@distributed(ranks=2, transports=("loopback",))
+def test_dtypes_that_no_transport_carries(P_world: Partition) -> None:
+    source, target = (Layout((0, 1), (2,), (sbp,), (4,)) for sbp in (S(0), B))
+    for dtype in (torch.complex32, torch.uint16, torch.float8_e4m3fn):
+        with pytest.raises(ShapeError, match=rf"dtype {dtype} cannot be moved, only float32"):
+            box(torch.zeros(2).to(dtype), source, target, P_world)
+    P_world.barrier()

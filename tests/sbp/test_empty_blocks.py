@@ -145,3 +145,34 @@ def test_fourier_patches(P_world: Partition, grid: tuple[int, ...]) -> None:
             torch.testing.assert_close(y.full_tensor(), expected)
             for a, b in zip(net.parameters(), alone.parameters(), strict=True):
                 torch.testing.assert_close(a.grad, b.grad)
+
+
+# Pieces of vectors may be without cells on some ranks alone.
+VECTORS: dict[str, Callable[[T], T]] = {
+    "cat": lambda x: torch.cat([x.flip(0), x[:1], x]),
+    "hstack": lambda x: torch.hstack([x, x.roll(1)]),
+    "glu": lambda x: F.glu(torch.cat([x, x]), 0),
+}
+
+
+def second_gradient(function: Callable[[T], T], x: T) -> T:
+    (first,) = torch.autograd.grad(function(x).square().sum(), x, create_graph=True)
+    return torch.autograd.grad(first.square().sum(), x)[0]
+
+
+@distributed(ranks=3, transports=("loopback",))
+def test_second_gradients_of_vectors(P_world: Partition) -> None:
+    P = P_world.grid(3)
+    for extent in (8, 3, 1):
+        for name, function in VECTORS.items():
+            alone = numbers(extent).requires_grad_()
+            whole = gpudist.to_global(alone.detach(), Placement.of(P), broadcast)
+            x: Any = whole.to_global(sbp=split(0)).detach().requires_grad_()
+            found: Any = second_gradient(function, x)
+            expected = second_gradient(function, alone)
+            torch.testing.assert_close(found.full_tensor(), expected, msg=f"{name} of {extent}")
+    layer = gpudist.nn.DistributedGLU(P, 0)
+    block = gpudist.scatter(numbers(4), P).requires_grad_()
+    found = second_gradient(layer, block)
+    expected = second_gradient(lambda x: F.glu(x, 0), numbers(4).requires_grad_())
+    torch.testing.assert_close(found, gpudist.scatter(expected, P))

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from gpudist.errors import ShapeError
 from gpudist.sbp import Placement
 from gpudist.world.partition import Partition
 from tests.pool import distributed
@@ -158,6 +159,16 @@ def test_refusals(P_world: Partition) -> None:
         F.nll_loss(x, wrong)
     with pytest.raises(NotImplementedError, match="size_average and reduce; use reduction"):
         F.cross_entropy(x, wrong, reduce=False)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@distributed(ranks=3, transports=("loopback",))
+def test_values_that_one_worker_refuses(P_world: Partition, reduction: str) -> None:
+    shares = torch.tensor([0.5, 0.5, 2.0], dtype=torch.float64)
+    x: Any = global_of(shares, Placement("cpu", [0, 1, 2], P_world), (S(0),))
+    with pytest.raises(ShapeError, match="binary_cross_entropy: all elements of input should"):
+        y: Any = F.binary_cross_entropy(x, x.clamp(0, 1), reduction=reduction)
+        y.full_tensor()
 
 
 @distributed(ranks=2, transports=("loopback",))

@@ -134,3 +134,10 @@ def test_no_cells_have_no_extreme(P_world: Partition) -> None:
     for function in (torch.Tensor.amax, torch.Tensor.max, lambda t: t.amin(0)):
         with pytest.raises(RuntimeError, match="zero-size dimension"):
             function(x)
+    for function in (lambda t: t.max(0), lambda t: t.argmin(0), torch.Tensor.argmin):
+        with pytest.raises((RuntimeError, IndexError), match=r"-zero size|zero-size|to be spec"):
+            function(x)
+    norm = torch.linalg.vector_norm
+    for function in (lambda t: norm(t, torch.inf), lambda t: norm(t, -torch.inf, 0)):
+        with pytest.raises(RuntimeError, match=r"cannot compute the -?inf norm"):
+            function(x)

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch.nn.functional as F
 
+from gpudist.sbp import Placement
 from gpudist.world.partition import Partition
 from tests.pool import distributed
+from tests.sbp.compare import global_of
 from tests.sbp.parts import P, S, random
 from tests.sbp.tables import assert_everywhere, assert_table
 
@@ -41,3 +43,8 @@ def test_without_boxing(P_world: Partition) -> None:
         assert_table(
             P_world, lambda t, given=options: F.interpolate(t, **given), [x], rows, cuts=False
         )
+    placement = Placement.of(P_world.create_partition_inclusive(range(2)).grid(2))
+    if placement.active:
+        for shape in ((0, 2, 4), (0, 2, 4, 4), (0, 2, 4, 4, 2)):
+            empty: Any = global_of(random(shape), placement, (S(2),))
+            assert F.interpolate(empty, scale_factor=2).shape == (0, 2, *(2 * n for n in shape[2:]))

@@ -144,6 +144,7 @@ def test_a_stopped_rank_is_a_timeout_with_every_ranks_last_operations(
     texts = errors_of(ended, CollectiveTimeout)
     assert len(set(texts)) == 1
     assert "after 2 s" in texts[0]
+    assert re.search(r"rank 3: .*; its process (\d+) is stopped \(kill -CONT \1 ", texts[0])
     if kind == "gloo":
         assert "rank 0: #0 connect" in texts[0] and "rank 1: #0 connect" in texts[0]
         assert "rank 3: no answer" in texts[0]

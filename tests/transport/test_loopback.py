@@ -7,6 +7,8 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 import torch
@@ -101,6 +103,38 @@ def test_loopback_waits_no_longer_than_its_deadline() -> None:
     """Another rank has run all the while, so that nobody could see a deadlock before."""
     with pytest.raises(CollectiveTimeout, match=r"on rank 0 was not complete after 0\.1 s"):
         LoopbackWorld(2, timeout_s=0.1).run(be_late)
+
+
+def tangent_of_a_ring(P: Partition) -> torch.Tensor:
+    P_x, ones = P.grid(P.size), torch.ones(2)
+    return torch.func.jvp(lambda x: gpudist.halo_exchange(x, P_x, halo=[(1, 1)]), (ones,), (ones,))[
+        1
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is")
+def test_threads_do_not_wait_within_forward_mode() -> None:
+    with pytest.raises(TransportError, match=r"rank 0 would wait .* transport='host'"):
+        run_distributed(tangent_of_a_ring, 2)
+    assert run_distributed(tangent_of_a_ring, 1)[0].sum() == 2
+
+
+def test_a_deadline_does_not_interrupt_an_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "import time; end = time.time() + 2\nwhile time.time() < end: time.sleep(0.01)\n"
+    (tmp_path / "slow_module.py").write_text(
+        f"with open(__file__ + '.log', 'a') as f: f.write('x')\n{code}"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def body(wire: Transport) -> str:
+        return import_module("slow_module").__name__
+
+    with pytest.raises(CollectiveTimeout):
+        LoopbackWorld(1).run(body, 0.1)
+    assert LoopbackWorld(2).run(body) == ["slow_module"] * 2
+    assert (tmp_path / "slow_module.py.log").read_text() == "x"
 
 
 def test_a_world_of_nobody() -> None:

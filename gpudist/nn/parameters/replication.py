@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gpudist.errors import ConventionError
+from gpudist.errors import ConventionError, ShapeError
 from gpudist.exchange import Movement, bind, start
 from gpudist.exchange.autograd import apply, has_tangents, is_eager, move_without_node
 from gpudist.exchange.tracing import has_modes, is_recorded
@@ -26,7 +26,7 @@ from gpudist.geometry.layout import broadcast
 from gpudist.nn.parameters.buckets import BUCKET_BYTES, concatenate_cells, messages
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.nn.tensor_parallel.invariant import copy_once
-from gpudist.ops.shape_agreement import refuse
+from gpudist.ops.shape_agreement import refuse, reject
 from gpudist.world.partition import Partition, cache_in_world
 
 
@@ -200,6 +200,9 @@ def sums_of(
     ]
     for (holders, dtype), chosen in alike.items():
         assert holders is not None
+        if any(gradients[i].layout is not torch.strided for i in chosen):
+            text = "a gradient of a parameter is sparse, but sums over workers are dense"
+            reject(holders, ShapeError(f"{text}: create the embedding with sparse=False"))
         parts = messages({i: gradients[i].nbytes for i in chosen}, bucket_bytes)
         movements = [
             _bind_sum(

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from gpudist.errors import ShapeError
 from gpudist.exchange import Movement
-from gpudist.exchange.autograd import move
+from gpudist.exchange.autograd import concatenate, move
 from gpudist.geometry.windows import HaloWidths, PaddingWindow
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.layer_table import Sample, layer
@@ -43,7 +43,7 @@ class DistributedGLU(DistributedModule):
         if not self.P_x.active:
             return input.clone()
         crops: list[Movement] = self._bindings(input, self._agree_and_bind)
-        halves = torch.cat(move(crops, (input, input)), self.dim) if crops else input
+        halves = concatenate(move(crops, (input, input)), self.dim) if crops else input
         return F.glu(halves, self.dim)
 
     def _bind(self, layout: BlockLayout, x: torch.Tensor, *numbers: int) -> list[Movement]:

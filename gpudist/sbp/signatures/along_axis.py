@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpudist.exchange.autograd import concatenate
 from gpudist.geometry.layout import NdSbp, broadcast, split
 from gpudist.nn.autocast import widen
 from gpudist.sbp.call import Call, Compute, Function
@@ -153,7 +154,7 @@ def _accumulate(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> to
     if call.function.__name__ == "logcumsumexp" and not dtype.is_complex:
         before = log_of_sum_exp(widen(tensors[0]), (dim,), where, place(where, axes))
         # The preceding blocks are one cell more in front.
-        cells = torch.cat([before.to(dtype), tensors[0].to(dtype)], dim)
+        cells = concatenate([before.to(dtype), tensors[0].to(dtype)], dim)
         return torch.logcumsumexp(cells, dim).narrow(dim, 1, cells.shape[dim] - 1)
     local = call(tensors)
     reduce, combine = _TOTALS.get(call.function.__name__, (torch.logsumexp, torch.logaddexp))

@@ -7,9 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpudist.checks.bits import digests_of
+from gpudist.errors import PlanMismatch
 from gpudist.geometry.layout import NdSbp, broadcast, partial_sum
 from gpudist.sbp.call import Call, Function
 from gpudist.sbp.registry import SbpSignature, compose, forms, name_of, register
+from gpudist.sbp.scope import current_draws
 from gpudist.sbp.signatures.elementwise import linear, linear_in, splits
 
 # Terms of zero are zeros.
@@ -126,8 +129,11 @@ def copies_of_whole(x: Any, whole: Tensor) -> Tensor:
 def draw_whole(function: Function, changes_in_place: bool) -> Function:
     """Return a function that draws the values of the global tensor, in any layout.
 
-    Every rank draws all values, so that equal generators stay equal; torch's seed must be the same
-    on all ranks. Copies replace terms.
+    Every rank draws all values, so that equal generators stay equal. If ranks hold copies, which
+    replace terms, torch's seed must be the same on all of them.
+
+    Raises:
+        PlanMismatch: on every rank, if the generators of ranks with copies are in other states.
     """
 
     def draw(tensor: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -135,17 +141,36 @@ def draw_whole(function: Function, changes_in_place: bool) -> Function:
             raise NotImplementedError(
                 f"{name_of(function)} of a global tensor: an argument is a tensor; pass numbers"
             )
-        whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-        whole = function(whole, *args, **kwargs)
         sbp = tuple(
             broadcast if attribute == partial_sum else attribute for attribute in tensor.sbp
         )
+        if broadcast in sbp and function is not torch.nn.init.constant_:
+            _require_equal_generators(name_of(function), tensor, kwargs.get("generator"))
+        whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        whole = function(whole, *args, **kwargs)
         if not changes_in_place:
             return block(tensor, whole, sbp)
         with torch.no_grad():
             return tensor.copy_(block(tensor, whole, sbp))
 
     return draw
+
+
+def _require_equal_generators(name: str, x: Any, generator: torch.Generator | None) -> None:
+    """Raise if ranks would draw other values; a converted network has equal generators."""
+    P = x.placement.partition
+    if not P.active or current_draws() is not None or x.device.type == "meta":
+        return
+    # States are in the memory of the host.
+    states = torch.cuda if x.is_cuda else torch.random
+    state = states.get_rng_state() if generator is None else generator.get_state()
+    rows = P.allgather_data(digests_of([state]))
+    if len({number for (number,) in rows}) > 1:
+        raise PlanMismatch(
+            f"{name} of a global tensor with copies, {x.sbp}: the random generators of its ranks "
+            "are in different states, so that the copies would differ; call torch.manual_seed with "
+            "one seed on every rank before, or draw on one rank and broadcast"
+        )
 
 
 compose(torch.randint_like)(draw_whole(torch.randint_like, False))

@@ -11,7 +11,7 @@ import torch
 
 from gpudist.exchange import Movement, bind
 from gpudist.exchange.arrangement import Arrangement, bind_arrangement
-from gpudist.exchange.autograd import move
+from gpudist.exchange.autograd import concatenate, move
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.boxes import Box, Plan, stage_of
 from gpudist.geometry.cartesian import rank_of
@@ -143,7 +143,7 @@ def _bind_joined(along: int, call: Call, where: Where) -> Compute:
             moved = move([m for m in movements if m is not None], [blocks[s] for s in moving])
             for slot, x in zip(moving, moved, strict=True):
                 blocks[slot] = x
-        return torch.cat(blocks, along)
+        return concatenate(blocks, along)
 
     return compute
 

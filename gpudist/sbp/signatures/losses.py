@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 import torch
 import torch.nn.functional as F
 
+from gpudist.errors import ShapeError
 from gpudist.geometry.layout import broadcast, partial_sum
 from gpudist.nn.autocast import widen
 from gpudist.sbp.call import Call, Slot
-from gpudist.sbp.registry import SbpSignature, Where, register
+from gpudist.sbp.registry import SbpSignature, Where, name_of, register
 from gpudist.sbp.signatures.across import axes_that_split, total
 from gpudist.sbp.signatures.elementwise import align_attribute, splits
 
@@ -43,7 +45,8 @@ def loss_of_cells(call: Call, parts: int) -> list[SbpSignature]:
     if reduction is None:
         return []
     if reduction == "none":
-        return list(splits(call))
+        checks_values = call.function is F.binary_cross_entropy
+        return [replace(s, run=_run) if checks_values else s for s in splits(call)]
     shape = result_shape(call)
     signatures: list[SbpSignature] = []
     for d in range(len(shape)):
@@ -60,9 +63,16 @@ def mean_of_block(losses: torch.Tensor, divisor: torch.Tensor | float) -> torch.
 
 def _run(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
     reduction = reduction_of(where.call)
-    if reduction == "sum":
-        return call.with_argument(99, "reduction", "sum")(tensors)
-    losses = call.with_argument(99, "reduction", "none")(tensors)
+    reduced = call.with_argument(99, "reduction", "sum" if reduction == "sum" else "none")
+    try:
+        losses = reduced(tensors)
+    except RuntimeError as error:
+        # The kernels of CPUs read the values, of which other workers have others.
+        if "between 0 and 1" not in str(error):
+            raise
+        where.P.wire.refuse(ShapeError(f"{name_of(call.function)}: {error}"))
+    if reduction in ("sum", "none"):
+        return losses
     weight = call.kwargs.get("weight")
     if call.function in _MEANS_BY_WEIGHT and isinstance(weight, Slot):
         axes = axes_that_split(where, weight.number, range(tensors[weight.number].dim()))

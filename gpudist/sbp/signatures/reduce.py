@@ -170,9 +170,7 @@ def _extremes_along(
     The gradient of an extreme that is NaN is shared by the cells that are NaN if these count as
     equal; otherwise it is NaN for all cells.
     """
-    whole = where.call.shapes[0]
-    if not all(whole[d] for d in dims):
-        torch.amax(torch.empty(whole, device="meta"), dims)  # Raises, on every rank alike.
+    _require_cells(where, dims)
     axes = axes_that_split(where, 0, dims)
     blocks = stack_blocks(_extreme(x.detach(), dims, is_least), where, axes)
     extremes = blocks.amin(0) if is_least else blocks.amax(0)
@@ -188,6 +186,12 @@ def _extremes_along(
         # The value is exactly a cell of x; the gradient is the gradient of the mean of such cells.
         extremes = torch.where(extremes.isfinite(), extremes + (shared - shared.detach()), shared)
     return extremes if len(where.outputs[0].shape) == x.dim() else extremes.squeeze(dims)
+
+
+def _require_cells(where: Where, dims: tuple[int, ...]) -> None:
+    whole = where.call.shapes[0]
+    if not all(whole[d] for d in dims):
+        torch.amax(torch.empty(whole, device="meta"), dims)  # Raises, on every rank alike.
 
 
 def _extreme(x: torch.Tensor, dims: tuple[int, ...], is_least: bool) -> torch.Tensor:
@@ -228,6 +232,7 @@ def places(call: Call, parts: int) -> list[SbpSignature]:
 
 def _places(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> Any:
     (x,), (dim,) = tensors, dims_of(where.call)
+    _require_cells(where, (dim,))
     axes = axes_that_split(where, 0, (dim,))
     name = call.function.__name__
     is_least = name.endswith("min")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 
 from gpudist.geometry.layout import partial_sum
 from gpudist.nn.windowed.upsample import DistributedUpsample
-from gpudist.sbp.call import Call, Compute
+from gpudist.sbp.call import Call, Compute, on_meta
 from gpudist.sbp.registry import SbpSignature, Where, register
 from gpudist.sbp.signatures.block_layers import LayerAlongLast, along_last, bind_along_last
 
@@ -25,6 +26,16 @@ def interpolate(call: Call, parts: int) -> list[SbpSignature]:
     if call.get(6, "antialias", False) or not (is_float or _mode(call) in _NEAREST):
         signatures = signatures[:2]
     return [*signatures, SbpSignature((partial_sum,), (partial_sum,))] if is_float else signatures
+
+
+def _interpolate_of_shapes(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    if x.numel():
+        return F.interpolate(x, *args, **kwargs)
+    # Torch's decompositions refuse some tensors without cells that its kernels take.
+    return F.interpolate(torch.empty(x.shape, dtype=x.dtype), *args, **kwargs).to("meta")
+
+
+on_meta[F.interpolate] = _interpolate_of_shapes
 
 
 def _mode(call: Call) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gpudist.errors import CollectiveTimeout
+from gpudist.transport.host.processes import stopped_text
 
 
 def deadline_text(doing: str, rank: int, timeout_s: float) -> str:
@@ -22,10 +23,16 @@ def missing_ranks(
     )
 
 
-def last_operations(everyones: Sequence[Sequence[str] | None]) -> str:
-    """Return the text of the last operations of each rank; ``None`` for one without an answer."""
+def last_operations(everyones: Sequence[Sequence[str] | None], pids: Mapping[int, int]) -> str:
+    """Return the text of the last operations of each rank; ``None`` for one without an answer.
+
+    Args:
+        everyones: lines of each rank.
+        pids: processes of the ranks on this node, of which the text names those that are stopped.
+    """
     reports = [
         f"  rank {rank}: {'no answer' if lines is None else '; '.join(lines)}"
+        + stopped_text(pids.get(rank, 0))
         for rank, lines in enumerate(everyones)
     ]
     text = "the last operations of each rank (none from one that is stopped or busy elsewhere):"

@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -119,11 +120,9 @@ class Endings:
         if self._given_store is None:
             return None
         job: BackgroundCall[Any] = self._background.submit(call)
-        try:
+        with suppress(RuntimeError, OSError):
             if job.wait(_PATIENCE_S):
                 return job.result()
-        except (RuntimeError, OSError):
-            pass
         self._given_store = None
         return None
 

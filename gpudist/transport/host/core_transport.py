@@ -85,6 +85,7 @@ class CoreTransport(PointToPointTransport):
         super().__init__(rank, size, torch.device("cpu"), timeout_s, CoreFailureChannel(self._core))
         self.recorder.number_of = self._core.posted
         self._try_enter, self._leave = self._core.try_enter, self._core.leave
+        self.fold = self._core.fold
 
     def bind_stage(
         self,
@@ -211,8 +212,7 @@ class CoreTransport(PointToPointTransport):
         failure = self.failures.peek()
         assert failure is not None
         self._failure = failure
-        self.report_failure(failure)
-        raise self.exception_of(failure) from error
+        self._raise_failure(self.exception_of(failure), error)
 
 
 class _CoreStages:

@@ -47,21 +47,32 @@ def has_ended(pid: int) -> bool:
         os.close(process)
 
 
+def stopped_text(pid: int) -> str:
+    """Return a text about a process that a signal or a debugger has stopped, otherwise ``""``."""
+    is_stopped = _state(pid) in ("T", "t")
+    return f"; its process {pid} is stopped (kill -CONT {pid} continues it)" if is_stopped else ""
+
+
 class Neighbours:
     """Processes of other ranks that are on this node.
 
     Args:
         beacons: text of each rank's beacon, by rank.
+
+    Attributes:
+        pids: process ids, by rank.
     """
 
     def __init__(self, beacons: Mapping[int, str]) -> None:
         self._processes: dict[int, int] = {}
+        self.pids: dict[int, int] = {}
         for rank, text in beacons.items():
             # Otherwise, a forked child that holds its sockets could hide the death of a process.
             with suppress(OSError, ValueError, IndexError):
-                process = os.pidfd_open(int(text.split()[0]))
+                pid = int(text.split()[0])
+                process = os.pidfd_open(pid)
                 if is_beside(text):
-                    self._processes[rank] = process
+                    self._processes[rank], self.pids[rank] = process, pid
                 else:
                     os.close(process)
 

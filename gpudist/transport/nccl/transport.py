@@ -113,6 +113,7 @@ class NcclTransport(Transport):
             torch.cuda.empty_cache,
         )
         self.failed_word = self._core.failed_word()
+        self.fold = self._core.fold
         self.recorder = DeviceRecorder(self._core)
         self.store = store
         self.prefix = prefix
@@ -353,11 +354,11 @@ class NcclTransport(Transport):
         mine = Failure.from_exception(error, self.rank)
         self._fail(mine)
         first = Failure.from_json(self._core.failure())
-        self.report_failure(first)
         is_known = isinstance(error, (GpudistError, _native.WorldFailed))
         if not is_known or mine.message.startswith(first.message):
+            self.report_failure(first)
             raise error
-        raise self.exception_of(first) from error
+        self._raise_failure(self.exception_of(first), error)
 
     def look(self) -> None:
         self._look_outside()

@@ -55,7 +55,7 @@ class NcclWatch:
         self._timeout_s = timeout_s
         self._look_every_s = max(_LOOK_EVERY_S, min(1.0, size / _RANKS_PER_LOOK))
         self._looked_s = 0.0
-        self._pids: list[int] = []
+        self._pids: dict[int, int] = {}
         self._lock = threading.Lock()
         self._store_is_gone = False
         self._stop = threading.Event()
@@ -75,7 +75,7 @@ class NcclWatch:
 
     def watch_process(self, rank: int, pid: int) -> None:
         """Watch the process of another rank and report its end."""
-        self._pids.append(pid)
+        self._pids[rank] = pid
         self._core.watch_process(rank, pid)
 
     def await_death(self, error: BaseException) -> None:
@@ -86,7 +86,7 @@ class NcclWatch:
         time.sleep(_PERIOD_S)
         deadline_s = time.monotonic() + _GRACE_S
         while not self._core.failure() and time.monotonic() < deadline_s:
-            if not any(map(has_ended, self._pids)):
+            if not any(map(has_ended, self._pids.values())):
                 return
             time.sleep(_PERIOD_S)
 
@@ -152,7 +152,9 @@ class NcclWatch:
         self._channel.publish_lines(self._rank, self._core.lines(5))
         text = deadline_text(label, self._rank, self._timeout_s)
         everyones = self._channel.collect_lines(self._size)
-        return Failure("CollectiveTimeout", None, f"{text}; {last_operations(everyones)}")
+        return Failure(
+            "CollectiveTimeout", None, f"{text}; {last_operations(everyones, self._pids)}"
+        )
 
 
 def _is_store_gone(failure: Failure) -> bool:

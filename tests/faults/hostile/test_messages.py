@@ -38,7 +38,8 @@ def test_headers(changes: dict[int, int], length: int) -> None:
     except TransportError:
         return
     assert len(received.digest) == 16 and 0 <= received.nbytes < 2**64
-    if (received.digest, received.sequence, received.nbytes) == (SENT.digest, 3, 4096):
+    facts = received.digest, received.sequence, received.nbytes, received.given
+    if facts == (SENT.digest, 3, 4096, SENT.given):
         SENT.verify(received, 0, 1)
     else:
         with pytest.raises(PlanMismatch, match="ranks disagree about"):

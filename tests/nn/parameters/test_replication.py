@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from gpudist.errors import PlanMismatch
+from gpudist import distribute
+from gpudist.errors import PlanMismatch, ShapeError
 from gpudist.exchange.tracing import Watching
 from gpudist.nn import (
     DistributedBatchNorm2d,
@@ -114,6 +115,15 @@ class _Copies(Watching):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count += func._overloadpacket.__name__ in ("clone", "copy_", "contiguous")
         return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.filterwarnings("ignore:.*sparse is not supported")
+@distributed(ranks=2, transports=["loopback"])
+def test_sparse_gradients_are_refused(P_world: Partition) -> None:
+    net: Any = distribute(torch.nn.Embedding(5, 2, sparse=True), P_world.grid(2, 1))
+    with pytest.raises(ShapeError, match=r"is sparse, .* sparse=False"):
+        net(torch.tensor([[1, P_world.rank]])).sum().backward()
+    P_world.barrier()
 
 
 @distributed(ranks=4, transports=["loopback", "host", "gloo"])
