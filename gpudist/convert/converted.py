@@ -13,7 +13,8 @@ from torch.utils._pytree import tree_map
 from gpudist.convert.block_checkpoints import undo_plan
 from gpudist.convert.blocks_in_state_dict import drop_hooks
 from gpudist.convert.edits import Edits, is_edit
-from gpudist.convert.network import GUARD, Conversion, modules_of
+from gpudist.convert.kept import GUARD, modules_of
+from gpudist.convert.network import Conversion
 from gpudist.convert.network_plan import NetworkPlan
 from gpudist.convert.parameters import Exchange
 from gpudist.errors import ConversionError

@@ -151,7 +151,7 @@ class Parameters:
         Each parameter is full on the workers of one network, and sharded over other axes.
         """
         identities: set[int] = set()
-        kind: Any = if_imported("torch.distributed.fsdp", "FSDPModule")
+        kind = _sharding_class()
         if kind is None:
             return identities
         shards: list[Any] = [module for module in modules if isinstance(module, kind)]
@@ -174,9 +174,8 @@ class Parameters:
 
         Otherwise one worker holds all parameters, which are plain.
         """
-        kind: Any = if_imported("torch.distributed.fsdp", "FSDPModule")
-        is_sharded = kind is not None and bool(kind.__subclasses__())
-        return self.holders is not None or self.has_global or is_sharded or not self._are_known
+        may = self.holders is not None or self.has_global or not self._are_known
+        return may or _sharding_class() is not None
 
     def substitutes(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the tensors that replace the parameters in a call, and sum their gradients."""
@@ -246,6 +245,12 @@ def unlisted_leaves(network: nn.Module) -> dict[str, torch.Tensor]:
 def if_imported(room: str, name: str) -> Any:
     # Importing the module takes a second; if it is not imported, its class has no instances.
     return getattr(sys.modules.get(room), name, None)
+
+
+def _sharding_class() -> Any:
+    """Return the class of modules that FSDP2 shards, ``None`` if there are none."""
+    kind = if_imported("torch.distributed.fsdp", "FSDPModule")
+    return kind if kind is not None and kind.__subclasses__() else None
 
 
 def _only_with_gradient(hook: Any) -> Any:

@@ -15,8 +15,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gpudist.checks.arguments import checked
 from gpudist.convert.converted import conversion_of
+from gpudist.convert.kept import names_of, paths_of
 from gpudist.convert.known import READS
-from gpudist.convert.network import names_of, paths_of, without_terms
+from gpudist.convert.network import without_terms
 from gpudist.errors import ConversionError
 from gpudist.sbp.call import key_of
 from gpudist.sbp.global_spec import GlobalSpec, local_of, spec_of, wrap

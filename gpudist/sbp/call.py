@@ -9,7 +9,7 @@ from enum import Enum
 from functools import cached_property
 from itertools import count
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -46,6 +46,17 @@ class Spec:
     @property
     def dims(self) -> int:
         return len(self.shape)
+
+
+class Applied(NamedTuple):
+    """A function of tensors that are its first arguments; who is in a hurry calls ``function``."""
+
+    function: Function
+    rest: tuple[Any, ...]
+    named: dict[str, Any]
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> Any:
+        return self.function(*tensors, *self.rest, **self.named)
 
 
 @dataclass(frozen=True)
@@ -113,11 +124,8 @@ class Call:
             return lambda tensors: function(kind(tensors), *rest, **kwargs)
         if len(places) + len(names) != count:
             return self
-        if len(places) == len(args) and not kwargs:
-            return lambda tensors: function(*tensors)
-        if places == [0] and not names:
-            _, *options = args
-            return lambda tensors: function(tensors[0], *options, **kwargs)
+        if places == [*range(count)] and not names:
+            return Applied(function, args[count:], kwargs)
         # All arguments, picked from the tensors, in their order, and the others.
         arguments = [*args, *kwargs.values()]
         others = [argument for argument in arguments if not isinstance(argument, Slot)]

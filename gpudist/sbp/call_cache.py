@@ -1,4 +1,8 @@
-"""Repeat operators called before on the same layouts, without deriving signatures again."""
+"""Bind operators to the layouts they were called with, and call them without deriving them again.
+
+A bound call maps local tensors to the local result. The cache finds it by the arguments of a call;
+a converted network's modules keep those of their forwards.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from gpudist.exchange import Movement
 from gpudist.nn.autocast import in_dtypes_of_torch, is_wide
 from gpudist.sbp import views
 from gpudist.sbp.arguments import bind_arguments
-from gpudist.sbp.call import Compute, Slot, share_memory
+from gpudist.sbp.call import Applied, Compute, Slot, share_memory
 from gpudist.sbp.copies import require_copies, substitute_of, with_copies
 from gpudist.sbp.dispatch import OperatorCall, box_inputs, dispatch
 from gpudist.sbp.done import done, part_of
@@ -43,8 +47,8 @@ _Plain = torch.Tensor
 _PLAIN = frozenset({_Plain, torch.nn.Parameter})
 
 
-class _CachedCall(NamedTuple):
-    """Cached execution of one function on tensors of given specs.
+class BoundCall(NamedTuple):
+    """A function bound to arguments, layouts and dtypes of its tensors.
 
     Attributes:
         movements: boxings of the inputs, by position.
@@ -56,7 +60,7 @@ class _CachedCall(NamedTuple):
         operator: the operator, without tensors.
         order: selects the operator's tensors from those of the call, if their order differs.
         draws: number of random draws that the call counts.
-        part: see :func:`~gpudist.sbp.done.part_of`.
+        part: see :func:`~gpudist.sbp.done.part_of`; the caller lists it.
     """
 
     movements: dict[int, Movement]
@@ -68,6 +72,78 @@ class _CachedCall(NamedTuple):
     order: Callable[[Sequence[Any]], Sequence[Any]] | None
     draws: int
     part: bytes
+
+    def __call__(
+        self,
+        kind: type[GlobalTensor],
+        local: Sequence[torch.Tensor],
+        function: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Return the result of ``function(*args, **kwargs)``, whose tensors have these parts."""
+        _, compute, spec, specs, holder, operator, order, draws, _ = self
+        if draws:
+            state = current_draws()
+            assert state is not None
+            state.draws += draws
+        if order is not None:
+            local = order(local)
+        if self.movements:
+            local = box_inputs(self.movements, local)
+        if type(compute) is Applied:
+            result = compute.function(*local, *compute.rest, **compute.named)
+        elif compute is not None:
+            result = compute(local)
+        elif len(local) == len(args):
+            result = function(*local, **kwargs)
+        elif len(local) == 1 and isinstance(args[0], torch.Tensor):
+            result = function(local[0], *args[1:], **kwargs)
+        else:
+            parts = iter(local)
+            positional = [next(parts) if isinstance(x, torch.Tensor) else x for x in args]
+            named = {
+                k: next(parts) if isinstance(x, torch.Tensor) else x for k, x in kwargs.items()
+            }
+            result = function(*positional, **named)
+        if spec is not None:
+            if type(result) is list or type(result) is tuple:
+                (result,) = result
+            if result.dtype != spec.dtype:
+                spec = _of_dtype(spec, result.dtype)
+            # As wrapped() does, without its call.
+            y: Any = make_wrapper(
+                kind, spec.shape, strides=spec.strides, dtype=spec.dtype, device=result.device
+            )
+            y._local, y._global_spec = result, spec
+            if operator.base is not None:
+                base = args[operator.base]
+                is_shared = share_memory(result, base._local) and not operator.is_copy
+                if not is_shared or "_view" in base.__dict__:
+                    views.note(y, base, function, args, kwargs, operator.call, operator.is_copy)
+            elif share_memory(result, local[0]):
+                y._local = result.clone()
+            if _calls.open:
+                self._list(args, kwargs, [y])
+            return y
+        outputs: list[Any] = []
+        for place, (part, spec) in enumerate(zip(result if specs else (), specs, strict=True)):
+            if part.dtype != spec.dtype:
+                spec = _of_dtype(spec, part.dtype)
+            outputs.append(wrap(kind, part, spec))
+            if operator.base is not None:
+                base, is_copy = args[operator.base], operator.is_copy
+                views.note(outputs[-1], base, function, args, kwargs, operator.call, is_copy, place)
+        if _calls.open:
+            self._list(args, kwargs, outputs)
+        return holder(outputs) if specs else args[0]
+
+    def _list(self, args: tuple[Any, ...], kwargs: dict[str, Any], results: Sequence[Any]) -> None:
+        """Note the operator for the call that is being derived."""
+        inputs = _tensors(args, kwargs)
+        if self.order is not None:
+            inputs = self.order(inputs)
+        _calls.open[-1].append(self.operator._replace(inputs=inputs, results=results))
 
 
 class _CachedComposite(NamedTuple):
@@ -107,24 +183,69 @@ def call_cached(
     kind: type[GlobalTensor], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Call ``function``, from the cache if the same call was made before."""
-    matched = _key_of(kind, function, args, kwargs)
-    if matched is None:
-        scope = current_scope()
-        replaced = None if scope is None else with_copies(scope, function, args, kwargs)
-        if replaced is not None:
-            return call_cached(kind, function, *replaced)
-        if scope is not None:
-            require_copies(scope, function, (*args, *kwargs.values()))
-        return _dispatch_and_list(kind, function, args, kwargs, (function, args, kwargs))[0]
-    first, key, parts, scope = matched
-    local: Sequence[torch.Tensor] = parts
-    call: _CachedCall | _CachedComposite | None = first.calls.get(key)
+    values: list[Any] = [function]
+    local: list[torch.Tensor] = []
+    first: GlobalSpec | None = None
+    scope: Scope | None = None
+    replacing: Scope | None = None
+    for arguments in (args, kwargs.values()) if kwargs else (args,):
+        for x in arguments:
+            type_of = type(x)
+            if type_of is kind:
+                spec = x._global_spec
+                if first is None and arguments is args:
+                    first = spec
+                values.append(spec)
+                local.append(x._local)
+            elif type_of in _FACTS:
+                values += (type_of, x)
+            elif type_of is float:
+                # 0.0 and -0.0 compare equal, but may give different results.
+                any_float = getattr(signatures.get(function), "any_float", False)
+                values += (float, None if any_float else x or repr(x))
+                if any_float and done.parts is not None:
+                    done.parts.append(repr(x).encode())
+            elif type_of is tuple and {*map(type, x)} == _INTEGERS:
+                values.append(x)
+            elif type_of in _SEQUENCES:
+                part = _key_of_parts(kind, x, local)
+                if part is None:
+                    return _call_without_key(kind, function, args, kwargs)
+                values.append(part)
+                if first is None and arguments is args:
+                    first = next((y._global_spec for y in x if type(y) is kind), None)
+            elif type_of in _PLAIN:
+                scope = scope or current_scope()
+                if scope is None:
+                    if x.dim() or x.requires_grad:
+                        return _call_without_key(kind, function, args, kwargs)
+                elif id(x) in scope.substitutes or (
+                    scope.learns and (type_of is _Plain or x.is_leaf)
+                ):
+                    substitute = substitute_of(scope, function, x)
+                    if substitute is not x:
+                        x, replacing = substitute, scope
+                        if type(x) not in _PLAIN:
+                            return _call_without_key(kind, function, args, kwargs)
+                values += (x.shape, x.dtype)
+                local.append(x)
+            else:
+                return _call_without_key(kind, function, args, kwargs)
+    if first is None:
+        return _call_without_key(kind, function, args, kwargs)
+    if kwargs:
+        values.append(tuple(kwargs))
+    if _any_autocast():
+        on = first.placement.autocast
+        values.append(on and torch.get_autocast_dtype(on))
+    key = tuple(values)
+    call: BoundCall | _CachedComposite | None = first.calls.get(key)
     is_explained = (open_lines.get() or debug_logs.get(DEBUG, True)) and is_explaining()
     if call is None or is_explained or _calls.anew or _transforms_active():
-        return _derive(kind, function, args, kwargs, first, key, scope)
+        return _derive(kind, function, args, kwargs, first, key, replacing)
     if isinstance(call, _CachedComposite):
-        if scope is not None:
-            return _derive(kind, function, args, kwargs, first, key, scope)
+        if replacing is not None:
+            return _derive(kind, function, args, kwargs, first, key, replacing)
         outer, done.parts = done.parts, None
         if outer is not None and call.part:
             outer.append(call.part)
@@ -132,67 +253,18 @@ def call_cached(
             return call.function(*args, **kwargs)
         except NotImplementedError:
             # Computed on whole tensors instead.
-            return _derive(kind, function, args, kwargs, first, key, scope)
+            return _derive(kind, function, args, kwargs, first, key, replacing)
         finally:
             done.parts = outer
-    movements, compute, spec, specs, holder, operator, order, draws, part = call
-    is_change = spec is None and not specs
+    is_change = call.result is None and not call.results
     is_shared = is_change and (type(args[0]) is not kind or views.copies_of_memory)
-    if is_shared and _must_check_change(kind, args[0]):
-        return _derive(kind, function, args, kwargs, first, key, scope)
-    if draws:
-        state = current_draws()
-        if state is None:
-            return _derive(kind, function, args, kwargs, first, key, scope)
-        state.draws += draws
+    if (is_shared and _must_check_change(kind, args[0])) or (
+        call.draws and current_draws() is None
+    ):
+        return _derive(kind, function, args, kwargs, first, key, replacing)
     if done.parts is not None:
-        done.parts.append(part)
-    if order is not None:
-        local = order(local)
-    if movements:
-        local = box_inputs(movements, local)
-    if compute is not None:
-        result = compute(local)
-    elif len(local) == len(args):
-        result = function(*local, **kwargs)
-    elif len(local) == 1 and isinstance(args[0], torch.Tensor):
-        result = function(local[0], *args[1:], **kwargs)
-    else:
-        parts = iter(local)
-        positional = [next(parts) if isinstance(x, torch.Tensor) else x for x in args]
-        named = {k: next(parts) if isinstance(x, torch.Tensor) else x for k, x in kwargs.items()}
-        result = function(*positional, **named)
-    if spec is not None:
-        if type(result) is list or type(result) is tuple:
-            (result,) = result
-        if result.dtype != spec.dtype:
-            spec = _of_dtype(spec, result.dtype)
-        # As wrapped() does, without its call.
-        y: Any = make_wrapper(
-            kind, spec.shape, strides=spec.strides, dtype=spec.dtype, device=result.device
-        )
-        y._local, y._global_spec = result, spec
-        if operator.base is not None:
-            base = args[operator.base]
-            is_shared = share_memory(result, base._local) and not operator.is_copy
-            if not is_shared or "_view" in base.__dict__:
-                views.note(y, base, function, args, kwargs, operator.call, operator.is_copy)
-        elif share_memory(result, local[0]):
-            y._local = result.clone()
-        if _calls.open:
-            _calls.open[-1].append(operator._replace(inputs=_tensors(args, kwargs), results=[y]))
-        return y
-    outputs = [
-        wrap(kind, y, _of_dtype(spec, y.dtype))
-        for y, spec in zip(result if specs else (), specs, strict=True)
-    ]
-    for place, y in enumerate(outputs):
-        if operator.base is not None:
-            base = args[operator.base]
-            views.note(y, base, function, args, kwargs, operator.call, operator.is_copy, place)
-    if _calls.open:
-        _calls.open[-1].append(operator._replace(inputs=_tensors(args, kwargs), results=outputs))
-    return holder(outputs) if specs else args[0]
+        done.parts.append(call.part)
+    return call(kind, local, function, args, kwargs)
 
 
 def _must_check_change(kind: type[GlobalTensor], changed: Any) -> bool:
@@ -207,71 +279,17 @@ def _of_dtype(spec: GlobalSpec, dtype: torch.dtype) -> GlobalSpec:
     return global_spec(spec.placement, spec.sbp, spec.shape, dtype, spec.strides)
 
 
-def _key_of(
+def _call_without_key(
     kind: type[GlobalTensor], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[GlobalSpec, Any, list[torch.Tensor], Scope | None] | None:
-    """Return the first tensor's spec, the key of the call, and the local parts of the tensors.
-
-    The last element is the scope if copies have replaced parameters among the tensors.
-
-    Returns ``None`` if the call cannot be cached.
-    """
-    key: list[Any] = [function]
-    local: list[torch.Tensor] = []
-    first: GlobalSpec | None = None
-    scope: Scope | None = None
-    replacing: Scope | None = None
-    for arguments in (args, kwargs.values()) if kwargs else (args,):
-        for x in arguments:
-            type_of = type(x)
-            if type_of is kind:
-                spec = x._global_spec
-                if first is None and arguments is args:
-                    first = spec
-                key.append(spec)
-                local.append(x._local)
-            elif type_of in _FACTS:
-                key += (type_of, x)
-            elif type_of is float:
-                # 0.0 and -0.0 compare equal, but may give different results.
-                any_float = getattr(signatures.get(function), "any_float", False)
-                key += (float, None if any_float else x or repr(x))
-                if any_float and done.parts is not None:
-                    done.parts.append(repr(x).encode())
-            elif type_of is tuple and {*map(type, x)} == _INTEGERS:
-                key.append(x)
-            elif type_of in _SEQUENCES:
-                part = _key_of_parts(kind, x, local)
-                if part is None:
-                    return None
-                key.append(part)
-                if first is None and arguments is args:
-                    first = next((y._global_spec for y in x if type(y) is kind), None)
-            elif type_of in _PLAIN:
-                scope = scope or current_scope()
-                if scope is None:
-                    if x.dim() or x.requires_grad:
-                        return None
-                elif id(x) in scope.substitutes or (
-                    scope.learns and (type_of is _Plain or x.is_leaf)
-                ):
-                    substitute = substitute_of(scope, function, x)
-                    if substitute is not x:
-                        x, replacing = substitute, scope
-                        if type(x) not in _PLAIN:
-                            return None
-                key += (x.shape, x.dtype)
-                local.append(x)
-            else:
-                return None
-    if first is None:
-        return None
-    if kwargs:
-        key.append(tuple(kwargs))
-    if _any_autocast():
-        on = first.placement.autocast
-        key.append(on and torch.get_autocast_dtype(on))
-    return first, tuple(key), local, replacing
+) -> Any:
+    """Call ``function``, which the cache cannot find by these arguments."""
+    scope = current_scope()
+    replaced = None if scope is None else with_copies(scope, function, args, kwargs)
+    if replaced is not None:
+        return call_cached(kind, function, *replaced)
+    if scope is not None:
+        require_copies(scope, function, (*args, *kwargs.values()))
+    return _dispatch_and_list(kind, function, args, kwargs, (function, args, kwargs))[0]
 
 
 def _key_of_parts(
@@ -355,6 +373,47 @@ def _derive(
     return result
 
 
+def bind_forward(
+    forward: Callable[[Any], Any], x: GlobalTensor, own: Sequence[torch.Tensor]
+) -> tuple[Any, BoundCall | None, Sequence[torch.Tensor], Sequence[bytes]]:
+    """Call a module's forward, and bind it if it is one operator of ``x`` and the module's tensors.
+
+    Args:
+        forward: the forward, in a scope.
+        x: its argument.
+        own: parameters and buffers of the module.
+
+    Returns:
+        The result; the bound call, ``None`` if there is none; the tensors that it takes after
+        ``x``, which are among ``own``; the parts that the call listed.
+    """
+    state, placement = current_draws(), x._global_spec.placement
+    before = 0 if state is None else state.draws
+    operators: list[OperatorCall | None] = []
+    _calls.open.append(operators)
+    parts: list[bytes] = []
+    outer, done.parts = done.parts, parts
+    try:
+        y = forward(x)
+    finally:
+        _calls.open.pop()
+        done.parts = outer
+    if outer is not None:
+        outer += parts
+    if _calls.open:
+        _calls.open[-1].extend(operators)
+    operator = operators[0] if len(operators) == 1 and placement.active else None
+    if operator is None or type(y) is not type(x):
+        return y, None, (), ()
+    others = [part for part in operator.inputs if part is not x]
+    known = {*map(id, own)}
+    if not all(id(part) in known for part in others):
+        return y, None, (), ()
+    draws = 0 if state is None else state.draws - before
+    call = _single(placement, forward, (x, *others), {}, y, operators, draws, b"")
+    return y, call, others, parts
+
+
 def _single(
     placement: Placement,
     function: Any,
@@ -364,7 +423,7 @@ def _single(
     operators: list[OperatorCall | None],
     draws: int,
     part: bytes,
-) -> _CachedCall | None:
+) -> BoundCall | None:
     """Return the call to cache if it is a single operator on its own tensors."""
     operator = operators[0] if len(operators) == 1 else None
     if operator is None:
@@ -414,7 +473,7 @@ def _single(
             return None
     alone = operator._replace(inputs=(), results=(), base=base)
     movements, holder = operator.prepared.movements, type(results)
-    return _CachedCall(movements, compute, spec, specs, holder, alone, order, draws, part)
+    return BoundCall(movements, compute, spec, specs, holder, alone, order, draws, part)
 
 
 def _order_of(

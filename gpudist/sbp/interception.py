@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
-from gpudist.exchange.tracing import leave_untraced
+from gpudist.exchange.tracing import is_recorded, leave_untraced
 from gpudist.nn.autocast_on_meta import patched_autocast
 from gpudist.sbp.call_cache import call_cached
 from gpudist.sbp.copies import copy_of, needs_copies, with_copies
 from gpudist.sbp.drawing import DRAWING, WITHOUT_INDEX, Drawing, may_draw
+from gpudist.sbp.explain import is_explaining
 from gpudist.sbp.fresh import FACTORIES, FreshTensors
 from gpudist.sbp.functions import dispatch_functions
 from gpudist.sbp.global_parameter import GlobalParameter
@@ -47,6 +48,7 @@ class _Interception(Drawing):
         super().__init__(scope)
         self.scope = scope
         self.fresh = FreshTensors()
+        scope.fresh, scope.modes = self.fresh.refs, len(_active_modes()) + 1
         # A network called within another one hides calls from the other one's mode.
         for outer_mode in _active_modes():
             if isinstance(outer_mode, _Interception):
@@ -201,6 +203,7 @@ def intercept(scope: AnyDraws) -> Iterator[AnyDraws]:
         mode = (_Interception if scope.record is None else _RecordingInterception)(scope)
     register_copies()
     if isinstance(scope, Scope) and scope.placement.type != "meta":
+        scope.binds = scope.record is None and not is_explaining() and not is_recorded()
         with enter_scope(scope), mode:
             yield scope
     else:

@@ -88,6 +88,7 @@ class Draws:
         seed: seed of the numbers.
         draws: number of draws so far.
         replays: counters of the replays of CUDA graphs, by device.
+        binds: whether modules may call what their forwards were bound to.
     """
 
     seed: int = field(default=0, kw_only=True)
@@ -95,6 +96,7 @@ class Draws:
     replays: dict[torch.device, Replays] = field(
         default_factory=dict[torch.device, Replays], kw_only=True
     )
+    binds: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         _living.draws.add(self)
@@ -147,6 +149,8 @@ class Scope(Draws):
         pins: layouts that a plan prescribes for functions; ``None`` if it prescribes no layouts.
         calls: number of calls so far of the modules and functions that have pins.
         moves: number of tensors moved so far to their pinned layouts.
+        fresh: tensors by identity that nothing has used so far.
+        modes: number of torch's function modes in which calls may be bound.
     """
 
     placement: Placement
@@ -170,6 +174,8 @@ class Scope(Draws):
     pins: Pins | None = None
     calls: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
     moves: int = 0
+    fresh: dict[int, Any] = field(default_factory=dict[int, Any])
+    modes: int = 0
 
     def count_call(self, place: tuple[str, str]) -> int:
         """Count a call of a pinned module or function, and return its number in this forward."""
@@ -220,20 +226,20 @@ class Repeatable:
     @contextmanager
     def run(self) -> Iterator[None]:
         """Note the draws of the networks called in this context, or repeat the noted ones."""
-        _scopes.repeatable.append(self)
+        scopes.repeatable.append(self)
         try:
             yield
         finally:
             # A generator that a failed forward left behind may end anywhere.
-            if self in _scopes.repeatable:
-                _scopes.repeatable.remove(self)
+            if self in scopes.repeatable:
+                scopes.repeatable.remove(self)
             self.next = 0
 
 
 def start_call(scope: Scope) -> Scope:
     """Return the scope of a call of a network, which repeats the draws of a repeated call."""
     draws, noting = scope.draws, list[Repeatable]()
-    for function in _scopes.repeatable:
+    for function in scopes.repeatable:
         if function.next is None:
             noting.append(function)
         elif function.next < len(function.starts):
@@ -253,17 +259,17 @@ class _Scopes(threading.local):
         self.repeatable: list[Repeatable] = []
 
 
-_scopes = _Scopes()
+scopes = _Scopes()
 
 
 def current_draws() -> Draws | None:
     """Return the state of the random numbers of this thread, or ``None`` for torch's."""
-    return _scopes.open[-1] if _scopes.open else None
+    return scopes.open[-1] if scopes.open else None
 
 
 def current_scope() -> Scope | None:
     """Return the scope of the converted network that this thread is running, or ``None``."""
-    draws = _scopes.open[-1] if _scopes.open else None
+    draws = scopes.open[-1] if scopes.open else None
     return draws if isinstance(draws, Scope) else None
 
 
@@ -274,11 +280,11 @@ class ScopeEntry(Generic[AnyDraws]):
         self._scope = scope
 
     def __enter__(self) -> AnyDraws:
-        _scopes.open.append(self._scope)
+        scopes.open.append(self._scope)
         return self._scope
 
     def __exit__(self, *error: object) -> None:
-        _scopes.open.pop()
+        scopes.open.pop()
 
 
 enter_scope = ScopeEntry

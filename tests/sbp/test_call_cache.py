@@ -18,7 +18,7 @@ from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry.layout import split as S
 from gpudist.sbp import Placement, broadcast
 from gpudist.sbp.call import key_of
-from gpudist.sbp.call_cache import _CachedCall
+from gpudist.sbp.call_cache import BoundCall
 from gpudist.sbp.scope import Scope, enter_scope
 from gpudist.sbp.signatures import channel_norms
 from gpudist.world.partition import Partition
@@ -62,7 +62,7 @@ def test_composites_are_not_called_again(
     with enter_scope(Scope(placement)):
         F.batch_norm(x, *moments, weight, bias, True)
     (found,) = [v for k, v in x._global_spec.calls.items() if k[0] is F.batch_norm]
-    assert isinstance(found, _CachedCall) and found.order is not None
+    assert isinstance(found, BoundCall) and found.order is not None
     assert found.operator.function is channel_norms.updating_batch_norm
 
 

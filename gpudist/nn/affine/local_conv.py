@@ -26,6 +26,7 @@ from gpudist.nn.kernel_choice import suits_cpu
 SMALLEST_INPUT = 4096
 _FUNCTIONS: dict[int, Callable[..., torch.Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _Backend: Any = torch._C._ConvBackend  # pyright: ignore
+_any_autocast: Any = torch._C._is_any_autocast_enabled  # pyright: ignore
 _uses_onednn = True
 _SLOW = (_Backend.Slow3d, _Backend.SlowDilated3d)
 
@@ -101,9 +102,15 @@ class LocalConvolution:
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Return the convolution of ``x``, differentiable any number of times."""
-        if self._is_miscomputed(x, weight):
+        # On the path of every convolution, so nothing is called that does not matter.
+        on_cpu = suits_cpu(x)
+        if (
+            on_cpu
+            and (x.dtype.itemsize == 2 or _any_autocast())
+            and self._is_miscomputed(x, weight)
+        ):
             return convolve_in_float32(x, weight, bias, *self._rest())
-        if not self._replaces(x, weight):
+        if not (on_cpu and len(self.stride) == 3 and self._replaces(x, weight)):
             # Unlike torch.convolution, these functions respect autocast.
             options = self.stride, self.padding, self.dilation, self.groups
             return _FUNCTIONS[len(self.stride)](x, weight, bias, *options)
@@ -116,7 +123,8 @@ class LocalConvolution:
         self, gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, needs: Sequence[bool]
     ) -> Any:
         """Return the gradients of ``x`` and of ``weight``; ``None`` if not needed."""
-        if torch.is_grad_enabled() or not self._replaces(x, weight):
+        is_replaced = suits_cpu(x) and len(self.stride) == 3 and self._replaces(x, weight)
+        if torch.is_grad_enabled() or not is_replaced:
             return self.all_gradients(gradient, x, weight, (*needs[:2], False))[:2]
         # Torch always uses oneDNN's kernel for oneDNN tensors.
         gradients = torch.ops.aten.convolution_backward(
@@ -150,10 +158,8 @@ class LocalConvolution:
         """Return whether torch would use its native kernel although oneDNN's is faster."""
         return (
             _uses_onednn
-            and len(self.stride) == 3
             and is_eager(x)
             and x.dtype == weight.dtype == torch.float32
-            and suits_cpu(x)
             and x.numel() >= SMALLEST_INPUT
             and prod(weight.shape[2:]) > 1
             and x.is_contiguous()

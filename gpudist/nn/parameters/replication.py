@@ -200,7 +200,7 @@ def sums_of(
     ]
     for (holders, dtype), chosen in alike.items():
         assert holders is not None
-        if any(gradients[i].layout is not torch.strided for i in chosen):
+        if not {gradients[i].layout for i in chosen} <= {torch.strided}:
             text = "a gradient of a parameter is sparse, but sums over workers are dense"
             reject(holders, ShapeError(f"{text}: create the embedding with sparse=False"))
         parts = messages({i: gradients[i].nbytes for i in chosen}, bucket_bytes)

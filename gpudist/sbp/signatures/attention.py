@@ -122,11 +122,11 @@ def _bind_head_exchange(call: Call, where: Where, axis: int) -> Compute:
     queries, keys = (
         where.sbps[slot][axis].blocks(shapes[slot][-2], line.size) for slot in range(2)
     )
-    heads = [blocks[slot].shape[-3] for slot in range(2)]
+    heads, compute = [blocks[slot].shape[-3] for slot in range(2)], call.as_function
 
     def attend(*moved: Tensor) -> Tensor:
         if all([x.numel() for x in moved]):
-            return call(moved)
+            return compute(moved)
         shape = (*moved[0].shape[:-1], moved[2].shape[-1])
         return without_cells(shape, moved[0].dtype, moved)
 

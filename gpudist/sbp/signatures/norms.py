@@ -93,7 +93,9 @@ def _bind_layer(call: Call, where: Where) -> Compute:
         eps = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
     dims = tuple(range(x.dims - len(cells), x.dims))
     by = bind_normalization(Normalization(dims, eps, is_layer, per_channel=False), where)
-    return _bind_norm(by, call, where, call.as_function)
+    # Without the Python function that calls it.
+    alone = replace(call, function=torch.layer_norm) if is_layer else call
+    return _bind_norm(by, call, where, alone.as_function)
 
 
 # --- Group norm: over the channels of a group and all features ----------------------------------

@@ -1,0 +1,195 @@
+"""Forwards of torch's own leaf modules, bound to the layouts that they were called with.
+
+A converted network's modules hold these forwards during its calls only, as they hold the copies of
+parameters: no copy, pickle or state of a module has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import repeat
+from operator import is_, itemgetter
+from types import MethodType, NoneType
+from typing import Any, NamedTuple
+
+import torch
+
+from gpudist.cache import Cache
+from gpudist.sbp import views
+from gpudist.sbp.call_cache import BoundCall, bind_forward
+from gpudist.sbp.done import done
+from gpudist.sbp.global_spec import GlobalSpec
+from gpudist.sbp.global_tensor import GlobalTensor
+from gpudist.sbp.scope import scopes
+
+_any_autocast: Any = torch._C._is_any_autocast_enabled  # pyright: ignore
+_count_modes: Any = torch._C._len_torch_function_stack  # pyright: ignore
+_transforms_active: Any = torch._C._are_functorch_transforms_active  # pyright: ignore
+# Modes see even the question for a dtype.
+_without_modes: Any = torch._C.DisableTorchFunction
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+_SIMPLE = frozenset({int, float, bool, str, tuple, torch.Size, NoneType})
+_BatchNorm = torch.nn.modules.batchnorm._BatchNorm  # pyright: ignore
+
+
+class Place(NamedTuple):
+    """Where a module keeps a tensor, and what the tensor was when the forward was bound.
+
+    Attributes:
+        held: the module's parameters or buffers.
+        name: name of the tensor among these.
+        shape, dtype: of a plain tensor.
+        spec: of a global tensor.
+    """
+
+    held: dict[str, Any]
+    name: str
+    shape: torch.Size | None
+    dtype: torch.dtype | None
+    spec: GlobalSpec | None
+
+    @classmethod
+    def of(cls, module: torch.nn.Module, x: torch.Tensor) -> Place:
+        for held in (module._parameters, module._buffers):
+            for name, y in held.items():
+                if y is x:
+                    if isinstance(x, GlobalTensor):
+                        return cls(held, name, None, None, x._global_spec)
+                    return cls(held, name, x.shape, x.dtype, None)
+        raise AssertionError("the module does not hold the tensor")
+
+
+_Bound = tuple[Any, Sequence[Place], BoundCall | None, Sequence[bytes]]
+
+
+class BoundForward:
+    """The forward of one module, which binds itself at the first call with a spec.
+
+    Whatever is not as it was then takes the way of the module's class.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module, self.kind = module, type(module)
+        self.through = MethodType(self.kind.forward, module)
+        attributes = module.__dict__
+        self._facts_of = itemgetter("training", *_public(module))
+        self._attributes, self._parameters = attributes, module._parameters
+        # A bound call by spec, with the attributes it was bound with; ``None`` if there is none.
+        self._bound = Cache[Any, _Bound](16)
+        self._counts = isinstance(module, _BatchNorm)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        # A forward may copy its modules.
+        return MethodType(self.kind.forward, memo[id(self.module)])
+
+    @staticmethod
+    def may_bind(module: torch.nn.Module) -> bool:
+        """Return whether the module is one of torch's own without effects that are not bound."""
+        return (
+            type(module).__module__.startswith("torch.nn.modules.")
+            and not module._modules
+            and "forward" not in module.__dict__
+            and all(type(module.__dict__[name]) in _SIMPLE for name in _public(module))
+            and getattr(module, "max_norm", None) is None
+            and not (isinstance(module, _BatchNorm) and module.momentum is None)
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        opened = scopes.open
+        scope: Any = opened[-1] if opened else None
+        x, *more = args or (None,)
+        if type(x) is not GlobalTensor or more or kwargs or scope is None or not scope.binds:
+            return self.through(*args, **kwargs)
+        key: Any = x._global_spec
+        if _any_autocast():
+            on = key.placement.autocast
+            key = key, on and torch.get_autocast_dtype(on)
+        facts = self._facts_of(self._attributes)
+        bound = self._bound.get(key)
+        if (
+            _transforms_active()
+            or _count_modes() > scope.modes
+            or (scope.fresh and id(x) in scope.fresh)
+        ):
+            return self.through(x)
+        if bound is None or bound[0] != facts:
+            return self._bind(key, facts, x, scope)
+        _, places, call, parts = bound
+        if call is None:
+            return self.through(x)
+        with _without_modes():
+            local, learns = [x._local], scope.learns
+            for held, name, shape, dtype, spec in places:
+                w: Any = held.get(name)
+                if type(w) is GlobalTensor:
+                    if w._global_spec is not spec:
+                        break
+                    local.append(w._local)
+                elif (
+                    type(w) not in _PLAIN
+                    or w.dtype is not dtype
+                    or w.shape != shape
+                    or (learns and w.requires_grad and (w.is_leaf or held is not self._parameters))
+                ):
+                    break
+                else:
+                    local.append(w)
+            else:
+                is_change = call.result is None and views.copies_of_memory and views.concerns(x)
+                if not is_change:
+                    module = self.module
+                    if self._counts and module.training and module.track_running_stats:
+                        count = module._buffers["num_batches_tracked"]
+                        if count is not None:
+                            count.add_(1)
+                    if done.parts is not None:
+                        done.parts += parts
+                    return call(GlobalTensor, local, self.through, (x,), {})
+        return self.through(x)
+
+    def _bind(self, key: Any, facts: Any, x: GlobalTensor, scope: Any) -> Any:
+        module, counts = self.module, dict(scope.calls)
+        own = [w for w in (*module._parameters.values(), *module._buffers.values())]
+        y, call, others, parts = bind_forward(self.through, x, [w for w in own if w is not None])
+        # What a plan prescribes for functions, and a result of another argument, is not bound.
+        if call is not None and (scope.calls != counts or call.operator.base not in (None, 0)):
+            call = None
+        self._bound[key] = facts, [Place.of(module, w) for w in others], call, parts
+        return y
+
+
+def _public(module: torch.nn.Module) -> list[str]:
+    return [name for name in module.__dict__ if name[0] != "_"]
+
+
+class BoundForwards:
+    """The forwards that modules hold during calls of their network."""
+
+    def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
+        self._bound = [BoundForward(module) for module in modules if BoundForward.may_bind(module)]
+        self._modules = [bound.module for bound in self._bound]
+        self._dicts = [vars(module) for module in self._modules]
+        self._kinds = [bound.kind for bound in self._bound]
+        self._functions = {bound.kind: bound.through.__func__ for bound in self._bound}
+
+    def put_in(self) -> Sequence[BoundForward]:
+        """Let modules that have the forwards of their classes hold these; return those put in."""
+        is_usual = (
+            all(map(is_, map(type, self._modules), self._kinds))
+            and not any(map(dict.__contains__, self._dicts, repeat("forward")))
+            and all([kind.forward is function for kind, function in self._functions.items()])
+        )
+        put: Sequence[BoundForward] = self._bound if is_usual else ()
+        for _ in map(dict.__setitem__, self._dicts, repeat("forward"), put):
+            pass
+        return put
+
+    def take_out(self, put: Sequence[BoundForward]) -> None:
+        """Undo :meth:`put_in`, unless a module has got another forward."""
+        if all(map(is_, map(dict.get, self._dicts, repeat("forward")), put)):
+            for _ in map(dict.pop, self._dicts[: len(put)], repeat("forward")):
+                pass
+            return
+        for d, bound in zip(self._dicts, put, strict=False):
+            if d.get("forward") is bound:
+                del d["forward"]

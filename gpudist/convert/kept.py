@@ -1,0 +1,304 @@
+"""What calls of a converted network find out about its modules, kept as long as it is so.
+
+A call compares what modules list with what they listed, in flat passes without a Python frame for
+each: torch calls no hook where a dict of a module changes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, repeat
+from operator import attrgetter, is_, setitem
+from typing import Any
+from weakref import ref
+
+import torch
+from torch.nn import Parameter
+
+from gpudist.convert.blocks_in_state_dict import keep_blocks
+from gpudist.convert.bound_forwards import BoundForwards
+from gpudist.convert.parameters import Parameters
+from gpudist.errors import ConversionError
+from gpudist.exchange.tracing import is_eager
+from gpudist.sbp.global_parameter import GlobalParameter
+from gpudist.sbp.global_tensor import GlobalTensor
+from gpudist.sbp.outer import OuterTensor
+from gpudist.sbp.scope import Scope
+from gpudist.sbp.setters import listed
+from gpudist.sbp.spectrum import Spectrum
+
+# Key of the hook that refuses calls from outside among a module's hooks; torch's are not negative.
+GUARD = -1
+_LISTS = [attrgetter(name) for name in ("_modules", "_parameters", "_buffers")]
+_HOOKS_BEFORE = attrgetter("_forward_pre_hooks")
+_NODE, _HOOKS, _RETAINS = (attrgetter(n) for n in ("grad_fn", "_backward_hooks", "retains_grad"))
+# What the copies of a parameter depend on.
+_FACTS: Sequence[Callable[[Any], Any]] = (
+    type, attrgetter("requires_grad"), torch.Tensor.is_contiguous, attrgetter("dtype"),
+    torch.Tensor.data_ptr, attrgetter("shape"),
+)  # fmt: skip
+_COMPUTED = frozenset({GlobalTensor, Spectrum, OuterTensor})
+_Dicts = Sequence[dict[str, Any]]
+
+
+def _values(dicts: _Dicts) -> Iterator[Any]:
+    return chain.from_iterable(map(dict.values, dicts))
+
+
+def _are_same(these: Iterator[Any], those: Sequence[Any]) -> bool:
+    found = [*these]
+    return len(found) == len(those) and all(map(is_, found, those))
+
+
+class Kept:
+    """Modules of a network, and what they list, as one call found it.
+
+    It refers to the network's modules, but not to the network, which refers to it.
+
+    Attributes:
+        parameters: parameters, each once, and tensors that only attributes hold.
+        paths: returns the path of each module, by identity.
+        name_of: names a parameter, for which a copy may stand, or describes it.
+    """
+
+    def __init__(self, network: torch.nn.Module, parameters: Parameters, scope: Scope) -> None:
+        self._modules = modules_of(network)[1:]
+        for module in self.modules(network):
+            for name, x in module._parameters.items():
+                if type(x) is GlobalTensor:
+                    # It was made of global tensors between calls.
+                    module._parameters[name] = listed(scope, x)
+                elif isinstance(x, GlobalParameter) and "_placements" not in vars(module):
+                    # It has got another name between calls.
+                    keep_blocks(module)
+        self._children, self._listed, self._buffers = (
+            [of(module) for module in self.modules(network)] for of in _LISTS
+        )
+        self._all_children = [*_values(self._children)]
+        self._all_listed = [*_values(self._listed)]
+        self._names = [*chain.from_iterable(self._listed)]
+        self._dicts = [d for d in self._listed for _ in d]
+        distinct = {id(x): x for x in (*self._all_listed, *parameters.unlisted) if x is not None}
+        self.parameters: list[Any] = [*distinct.values()]
+        numbers = {identity: i for i, identity in enumerate(distinct)}
+        # Numbers of the parameters listed; the last one for ``None``.
+        self._numbers = [numbers.get(id(x), len(numbers)) for x in self._all_listed]
+        self.guarded = [h for h in map(_HOOKS_BEFORE, self.modules(network)) if GUARD in h]
+        self.forwards = BoundForwards(self._modules)
+        self.paths, self.name_of = paths_of(network), names_of(network)
+        self._copies: list[Any] = []
+        self._facts: list[Any] = []
+        self._nodes: list[Any] = []
+        # What stands for the kept copies in a scope.
+        self._pairs: tuple[Any, Any, list[Any]] = {}, {}, []
+
+    def modules(self, network: torch.nn.Module) -> list[torch.nn.Module]:
+        """Return the network and its modules."""
+        return [network, *self._modules]
+
+    def holds(self, network: torch.nn.Module) -> bool:
+        """Return whether modules list what they listed."""
+        modules, lists = self.modules(network), (self._children, self._listed, self._buffers)
+        return all(
+            _are_same(map(of, modules), dicts) for of, dicts in zip(_LISTS, lists, strict=True)
+        ) and self._list(self._all_listed)
+
+    def _list(self, tensors: Sequence[Any]) -> bool:
+        """Return whether modules list the children that they listed, and these parameters."""
+        return (
+            _are_same(_values(self._children), self._all_children)
+            and [*chain.from_iterable(self._listed)] == self._names
+            and _are_same(_values(self._listed), tensors)
+        )
+
+    def replaced(
+        self, parameters: Parameters, sharded: set[int]
+    ) -> tuple[dict[int, Any], dict[int, Any], list[Any]]:
+        """Return substitutes and originals of a scope, and what modules are to list, if not these.
+
+        Copies whose node sums gradients only are kept: it saves nothing, so that any number of
+        backwards may pass it. Several forwards before a backward share it, and its messages.
+        """
+        if sharded:
+            used = [p for p in self.parameters if id(p) not in sharded]
+            of = dict(
+                zip(map(id, used), _listable(used, parameters.substitutes(used)), strict=True)
+            )
+            return self._pair([of.get(id(p), p) for p in self.parameters])
+        if parameters.has_global or not (torch.is_grad_enabled() and is_eager()):
+            return self._pair(_listable(self.parameters, parameters.substitutes(self.parameters)))
+        with torch._C.DisableTorchFunction():
+            facts = [x for of in _FACTS for x in map(of, self.parameters)]
+            copies = self._copies
+            is_kept = facts == self._facts and _are_same(map(_NODE, copies), self._nodes)
+            if is_kept and not any(map(_HOOKS, copies)) and not any(map(_RETAINS, copies)):
+                substitutes, originals, tensors = self._pairs
+                return substitutes.copy(), originals.copy(), tensors
+        copies = _listable(self.parameters, parameters.substitutes(self.parameters))
+        self._copies, self._facts, self._nodes = copies, facts, [*map(_NODE, copies)]
+        self._pairs = substitutes, originals, tensors = self._pair(copies)
+        return substitutes.copy(), originals.copy(), tensors
+
+    def _pair(self, copies: list[Any]) -> tuple[dict[int, Any], dict[int, Any], list[Any]]:
+        pairs = [(p, c) for p, c in zip(self.parameters, copies, strict=True) if c is not p]
+        tensors = [*map([*copies, None].__getitem__, self._numbers)] if pairs else []
+        return {id(p): c for p, c in pairs}, {id(c): p for p, c in pairs}, tensors
+
+
+class InCall:
+    """Context of a call of a network.
+
+    Modules hold copies of parameters, whose gradients are summed at the end of backward, and bound
+    forwards, and no guards: without hooks, they take torch's fast path.
+    """
+
+    def __init__(
+        self, network: torch.nn.Module, kept: Kept, parameters: Parameters, scope: Scope
+    ) -> None:
+        self._network, self._kept, self._scope = network, kept, scope
+        self._tensors: list[Any] = []
+        sharded = set[int]()
+        scope.substitutes, scope.originals = {}, {}
+        if parameters.may_be_replaced():
+            sharded = parameters.identities_of_shards(kept.modules(network))
+            replaced = kept.replaced(parameters, sharded)
+            scope.substitutes, scope.originals, self._tensors = replaced
+        # FSDP2 sums the gradients of its parameters, which it makes during the call.
+        scope.holders, scope.leaves = parameters.holders, {}
+        scope.learns = scope.holders is not None and torch.is_grad_enabled() and not sharded
+
+    def __enter__(self) -> None:
+        kept = self._kept
+        self._guards = [*map(OrderedDict.pop, kept.guarded, repeat(GUARD), repeat(None))]
+        self._forwards = kept.forwards.put_in()
+        if self._tensors:
+            _set(kept._dicts, kept._names, self._tensors)
+
+    def __exit__(self, kind: Any, *error: object) -> None:
+        kept, scope = self._kept, self._scope
+        kept.forwards.take_out(self._forwards)
+        if None in self._guards or any(map(OrderedDict.__len__, kept.guarded)):
+            for hooks, guard in zip(kept.guarded, self._guards, strict=True):
+                if guard is not None:
+                    hooks[GUARD] = guard
+                    hooks.move_to_end(GUARD, last=False)
+        else:
+            _set(kept.guarded, repeat(GUARD), self._guards)
+        is_as_it_was = kept._list(self._tensors or kept._all_listed)
+        buffers = [*_values(kept._buffers)]
+        if not is_as_it_was or not (
+            _COMPUTED.isdisjoint(map(type, buffers))
+            and scope.originals.keys().isdisjoint(map(id, buffers))
+        ):
+            self._leave_modules(kind is None)
+        elif self._tensors:
+            _set(kept._dicts, kept._names, kept._all_listed)
+
+    def _leave_modules(self, is_complete: bool) -> None:
+        """Let modules list what those of the sequential network would: no copies, full buffers.
+
+        After an error, which may be that of one rank alone, nothing is gathered.
+
+        Raises:
+            ConversionError: the forward has replaced a parameter that workers hold in parts.
+        """
+        originals, left = self._scope.originals, list[tuple[dict[str, Any], str, Any]]()
+        before = self._kept.modules(self._network)
+        for module in dict.fromkeys([*modules_of(self._network), *before]):
+            for tensors in (module._parameters, module._buffers):
+                for name, x in tensors.items():
+                    if id(x) in originals:
+                        # The forward may have moved it to another module.
+                        tensors[name] = originals[id(x)]  # pyright: ignore
+                        is_in_parts = isinstance(tensors[name], GlobalParameter)
+                        if is_in_parts and "_placements" not in vars(module):
+                            keep_blocks(module)
+                    elif type(x) in _COMPUTED:
+                        left.append((tensors, name, x))
+        kept = self._kept
+        places = zip(kept._dicts, kept._names, kept._all_listed, strict=True)
+        replaced = [
+            place
+            for place in places
+            if isinstance(place[2], GlobalParameter)
+            and place[0].get(place[1], place[2]) is not place[2]
+        ]
+        for tensors, name, parameter in replaced:
+            tensors[name] = parameter
+        if not is_complete:
+            return
+        if replaced:
+            raise ConversionError(
+                f"the forward has replaced the parameters {[name for _, name, _ in replaced]}, of "
+                "which each worker holds its part; assign their data, parameter.data = value, or "
+                "change them in place"
+            )
+        known: dict[int, Any] = {}
+        for tensors, name, x in left:
+            if id(x) not in known:
+                known[id(x)] = listed(self._scope, x)
+            tensors[name] = known[id(x)]
+
+
+def _listable(parameters: Sequence[Any], copies: list[Any]) -> list[Any]:
+    """Let networks and their libraries see parameters in the copies."""
+    for parameter, copy in zip(parameters, copies, strict=True):
+        if copy is not parameter:
+            if type(copy) is torch.Tensor and type(parameter) in (Parameter, GlobalParameter):
+                copy.__class__ = Parameter
+            else:
+                copy._is_param = True
+    return copies
+
+
+def _set(dicts: Sequence[dict[Any, Any]], keys: Iterable[Any], values: Sequence[Any]) -> None:
+    for _ in map(setitem, dicts, keys, values):
+        pass
+
+
+def paths_of(network: torch.nn.Module) -> Callable[[], dict[int, str]]:
+    """Return a cached function that maps the identity of each module to its path.
+
+    The function does not keep the network, which keeps the function.
+    """
+    weak, by_id = ref(network), dict[int, str]()
+
+    def paths() -> dict[int, str]:
+        # As torch's named_modules, without a generator for each module.
+        left: list[tuple[str, torch.nn.Module | None]] = [] if by_id else [("", weak())]
+        while left:
+            path, module = left.pop()
+            if module is not None and id(module) not in by_id:
+                by_id[id(module)] = path
+                before = f"{path}." if path else ""
+                left += [(before + name, m) for name, m in reversed(module._modules.items())]
+        return by_id
+
+    return paths
+
+
+def names_of(network: torch.nn.Module) -> Callable[[torch.Tensor, Any], str]:
+    """Return a function that names a parameter, for which a copy may stand, or describes it."""
+    weak = ref(network)
+
+    def name_of(x: torch.Tensor, copy: Any) -> str:
+        network_now = weak()
+        for name, parameter in () if network_now is None else network_now.named_parameters():
+            if parameter is x or parameter is copy:
+                return repr(name)
+        return f"of shape {list(x.shape)} that the network does not list"
+
+    return name_of
+
+
+def modules_of(network: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return ``list(network.modules())``, without a generator for each module."""
+    by_id: dict[int, torch.nn.Module] = {}
+    left: list[torch.nn.Module | None] = [network]
+    while left:
+        module = left.pop()
+        if module is not None and id(module) not in by_id:
+            by_id[id(module)] = module
+            left += reversed(module._modules.values())
+    return list(by_id.values())
