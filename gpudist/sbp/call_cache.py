@@ -7,7 +7,7 @@ a converted network's modules keep those of their forwards.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from logging import DEBUG
 from operator import itemgetter
@@ -374,14 +374,14 @@ def _derive(
 
 
 def bind_forward(
-    forward: Callable[[Any], Any], x: GlobalTensor, own: Sequence[torch.Tensor]
+    forward: Callable[[Any], Any], x: GlobalTensor, own: Container[int]
 ) -> tuple[Any, BoundCall | None, Sequence[torch.Tensor], Sequence[bytes]]:
     """Call a module's forward, and bind it if it is one operator of ``x`` and the module's tensors.
 
     Args:
         forward: the forward, in a scope.
         x: its argument.
-        own: parameters and buffers of the module.
+        own: identities of the module's parameters and buffers.
 
     Returns:
         The result; the bound call, ``None`` if there is none; the tensors that it takes after
@@ -406,8 +406,7 @@ def bind_forward(
     if operator is None or type(y) is not type(x):
         return y, None, (), ()
     others = [part for part in operator.inputs if part is not x]
-    known = {*map(id, own)}
-    if not all(id(part) in known for part in others):
+    if not all(id(part) in own for part in others):
         return y, None, (), ()
     draws = 0 if state is None else state.draws - before
     call = _single(placement, forward, (x, *others), {}, y, operators, draws, b"")
