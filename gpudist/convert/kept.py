@@ -30,8 +30,9 @@ from gpudist.sbp.spectrum import Spectrum
 
 # Key of the hook that refuses calls from outside among a module's hooks; torch's are not negative.
 GUARD = -1
-_LISTS = [attrgetter(name) for name in ("_modules", "_parameters", "_buffers")]
-_HOOKS_BEFORE = attrgetter("_forward_pre_hooks")
+_CHILDREN, _PARAMETERS, _BUFFERS, _HOOKS_BEFORE = (
+    attrgetter(name) for name in ("_modules", "_parameters", "_buffers", "_forward_pre_hooks")
+)
 _NODE, _HOOKS, _RETAINS = (attrgetter(n) for n in ("grad_fn", "_backward_hooks", "retains_grad"))
 # What the copies of a parameter depend on.
 _FACTS: Sequence[Callable[[Any], Any]] = (
@@ -39,16 +40,10 @@ _FACTS: Sequence[Callable[[Any], Any]] = (
     torch.Tensor.data_ptr, attrgetter("shape"),
 )  # fmt: skip
 _COMPUTED = frozenset({GlobalTensor, Spectrum, OuterTensor})
-_Dicts = Sequence[dict[str, Any]]
 
 
-def _values(dicts: _Dicts) -> Iterator[Any]:
+def _values(dicts: Sequence[dict[str, Any]]) -> Iterator[Any]:
     return chain.from_iterable(map(dict.values, dicts))
-
-
-def _are_same(these: Iterator[Any], those: Sequence[Any]) -> bool:
-    found = [*these]
-    return len(found) == len(those) and all(map(is_, found, those))
 
 
 class Kept:
@@ -58,13 +53,13 @@ class Kept:
 
     Attributes:
         parameters: parameters, each once, and tensors that only attributes hold.
-        paths: returns the path of each module, by identity.
-        name_of: names a parameter, for which a copy may stand, or describes it.
+        all_listed: parameters, as often as they are listed, and ``None``.
     """
 
     def __init__(self, network: torch.nn.Module, parameters: Parameters, scope: Scope) -> None:
-        self._modules = modules_of(network)[1:]
-        for module in self.modules(network):
+        modules = modules_of(network)
+        self._modules = modules[1:]
+        for module in modules:
             for name, x in module._parameters.items():
                 if type(x) is GlobalTensor:
                     # It was made of global tensors between calls.
@@ -73,20 +68,21 @@ class Kept:
                     # It has got another name between calls.
                     keep_blocks(module)
         self._children, self._listed, self._buffers = (
-            [of(module) for module in self.modules(network)] for of in _LISTS
+            [*map(of, modules)] for of in (_CHILDREN, _PARAMETERS, _BUFFERS)
         )
-        self._all_children = [*_values(self._children)]
-        self._all_listed = [*_values(self._listed)]
+        children = _values(self._children)
+        # What ``holds`` finds before the parameters.
+        self._before = [*self._children, *self._listed, *self._buffers, *children]
+        self.all_listed = [*_values(self._listed)]
         self._names = [*chain.from_iterable(self._listed)]
         self._dicts = [d for d in self._listed for _ in d]
-        distinct = {id(x): x for x in (*self._all_listed, *parameters.unlisted) if x is not None}
+        distinct = {id(x): x for x in (*self.all_listed, *parameters.unlisted) if x is not None}
         self.parameters: list[Any] = [*distinct.values()]
         numbers = {identity: i for i, identity in enumerate(distinct)}
         # Numbers of the parameters listed; the last one for ``None``.
-        self._numbers = [numbers.get(id(x), len(numbers)) for x in self._all_listed]
-        self.guarded = [h for h in map(_HOOKS_BEFORE, self.modules(network)) if GUARD in h]
+        self._numbers = [numbers.get(id(x), len(numbers)) for x in self.all_listed]
+        self.guarded = [h for h in map(_HOOKS_BEFORE, modules) if GUARD in h]
         self.forwards = BoundForwards(self._modules)
-        self.paths, self.name_of = paths_of(network), names_of(network)
         self._copies: list[Any] = []
         self._facts: list[Any] = []
         self._nodes: list[Any] = []
@@ -97,20 +93,16 @@ class Kept:
         """Return the network and its modules."""
         return [network, *self._modules]
 
-    def holds(self, network: torch.nn.Module) -> bool:
-        """Return whether modules list what they listed."""
-        modules, lists = self.modules(network), (self._children, self._listed, self._buffers)
-        return all(
-            _are_same(map(of, modules), dicts) for of, dicts in zip(_LISTS, lists, strict=True)
-        ) and self._list(self._all_listed)
-
-    def _list(self, tensors: Sequence[Any]) -> bool:
-        """Return whether modules list the children that they listed, and these parameters."""
-        return (
-            _are_same(_values(self._children), self._all_children)
-            and [*chain.from_iterable(self._listed)] == self._names
-            and _are_same(_values(self._listed), tensors)
-        )
+    def holds(self, network: torch.nn.Module, tensors: Sequence[Any]) -> bool:
+        """Return whether modules list what they listed, with ``tensors`` as parameters."""
+        modules = self.modules(network)
+        found = [
+            *map(_CHILDREN, modules), *map(_PARAMETERS, modules), *map(_BUFFERS, modules),
+            *_values(self._children), *_values(self._listed),
+        ]  # fmt: skip
+        those = [*self._before, *tensors]
+        is_same = len(found) == len(those) and all(map(is_, found, those))
+        return is_same and [*chain.from_iterable(self._listed)] == self._names
 
     def replaced(
         self, parameters: Parameters, sharded: set[int]
@@ -131,7 +123,7 @@ class Kept:
         with torch._C.DisableTorchFunction():
             facts = [x for of in _FACTS for x in map(of, self.parameters)]
             copies = self._copies
-            is_kept = facts == self._facts and _are_same(map(_NODE, copies), self._nodes)
+            is_kept = facts == self._facts and all(map(is_, map(_NODE, copies), self._nodes))
             if is_kept and not any(map(_HOOKS, copies)) and not any(map(_RETAINS, copies)):
                 substitutes, originals, tensors = self._pairs
                 return substitutes.copy(), originals.copy(), tensors
@@ -178,14 +170,11 @@ class InCall:
     def __exit__(self, kind: Any, *error: object) -> None:
         kept, scope = self._kept, self._scope
         kept.forwards.take_out(self._forwards)
-        if None in self._guards or any(map(OrderedDict.__len__, kept.guarded)):
-            for hooks, guard in zip(kept.guarded, self._guards, strict=True):
-                if guard is not None:
-                    hooks[GUARD] = guard
-                    hooks.move_to_end(GUARD, last=False)
-        else:
-            _set(kept.guarded, repeat(GUARD), self._guards)
-        is_as_it_was = kept._list(self._tensors or kept._all_listed)
+        for hooks, guard in zip(kept.guarded, self._guards, strict=True):
+            if guard is not None:
+                hooks[GUARD] = guard
+                hooks.move_to_end(GUARD, last=False)
+        is_as_it_was = kept.holds(self._network, self._tensors or kept.all_listed)
         buffers = [*_values(kept._buffers)]
         if not is_as_it_was or not (
             _COMPUTED.isdisjoint(map(type, buffers))
@@ -193,7 +182,7 @@ class InCall:
         ):
             self._leave_modules(kind is None)
         elif self._tensors:
-            _set(kept._dicts, kept._names, kept._all_listed)
+            _set(kept._dicts, kept._names, kept.all_listed)
 
     def _leave_modules(self, is_complete: bool) -> None:
         """Let modules list what those of the sequential network would: no copies, full buffers.
@@ -217,7 +206,7 @@ class InCall:
                     elif type(x) in _COMPUTED:
                         left.append((tensors, name, x))
         kept = self._kept
-        places = zip(kept._dicts, kept._names, kept._all_listed, strict=True)
+        places = zip(kept._dicts, kept._names, kept.all_listed, strict=True)
         replaced = [
             place
             for place in places
