@@ -256,26 +256,20 @@ def call_cached(
             return _derive(kind, function, args, kwargs, first, key, replacing)
         finally:
             done.parts = outer
-    is_change = call.result is None and not call.results
-    is_shared = is_change and (type(args[0]) is not kind or views.copies_of_memory)
-    if (is_shared and _must_check_change(kind, args[0])) or (
-        call.draws and current_draws() is None
-    ):
+    must_check = call.draws > 0 and current_draws() is None
+    if call.result is None and not call.results:
+        if type(args[0]) is kind:
+            must_check |= bool(views.copies_of_memory) and views.concerns(args[0])
+        else:
+            must_check |= current_scope() is None
+    if must_check:
         return _derive(kind, function, args, kwargs, first, key, replacing)
     if done.parts is not None:
         done.parts.append(call.part)
     return call(kind, local, function, args, kwargs)
 
 
-def _must_check_change(kind: type[GlobalTensor], changed: Any) -> bool:
-    if type(changed) is kind:
-        return views.concerns(changed)
-    return current_scope() is None
-
-
 def _of_dtype(spec: GlobalSpec, dtype: torch.dtype) -> GlobalSpec:
-    if spec.dtype == dtype:
-        return spec
     return global_spec(spec.placement, spec.sbp, spec.shape, dtype, spec.strides)
 
 
@@ -443,8 +437,13 @@ def _single(
     is_one = isinstance(result, torch.Tensor)
     results = (result,) if is_one else result
     if operator.results:
-        is_all = _holds_any_number(results) and len(results) == len(operator.results)
-        if not is_all or any(a is not b for a, b in zip(results, operator.results, strict=True)):
+        holder, count = type(results), len(operator.results)
+        is_list = holder in (tuple, list) or holder.__module__ == "torch.return_types"
+        if (
+            not is_list
+            or len(results) != count
+            or any(a is not b for a, b in zip(results, operator.results, strict=True))
+        ):
             return None
     elif result is not args[0]:
         return None
@@ -506,11 +505,6 @@ def _composite(
     # Outside of networks, calls of plain tensors with dims are not cached.
     is_cached = all([type(x) is kind or x.dim() > 0 for x in _tensors(args, kwargs)])
     return _CachedComposite(entry.function, part) if is_cached else None
-
-
-def _holds_any_number(results: Any) -> bool:
-    kind = type(results)
-    return kind in (tuple, list) or kind.__module__ == "torch.return_types"
 
 
 def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
