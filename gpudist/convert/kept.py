@@ -78,16 +78,12 @@ class Kept:
         self._dicts = [d for d in self._listed for _ in d]
         distinct = {id(x): x for x in (*self.all_listed, *parameters.unlisted) if x is not None}
         self.parameters: list[Any] = [*distinct.values()]
-        numbers = {identity: i for i, identity in enumerate(distinct)}
-        # Numbers of the parameters listed; the last one for ``None``.
-        self._numbers = [numbers.get(id(x), len(numbers)) for x in self.all_listed]
         self.guarded = [h for h in map(_HOOKS_BEFORE, modules) if GUARD in h]
         self.forwards = BoundForwards(self._modules)
-        self._copies: list[Any] = []
         self._facts: list[Any] = []
         self._nodes: list[Any] = []
-        # What stands for the kept copies in a scope.
-        self._pairs: tuple[Any, Any, list[Any]] = {}, {}, []
+        # What the last call returned that keeps copies.
+        self._kept: tuple[dict[int, Any], dict[int, Any], list[Any]] = {}, {}, []
 
     def modules(self, network: torch.nn.Module) -> list[torch.nn.Module]:
         """Return the network and its modules."""
@@ -112,30 +108,31 @@ class Kept:
         Copies whose node sums gradients only are kept: it saves nothing, so that any number of
         backwards may pass it. Several forwards before a backward share it, and its messages.
         """
-        if sharded:
-            used = [p for p in self.parameters if id(p) not in sharded]
-            of = dict(
-                zip(map(id, used), _listable(used, parameters.substitutes(used)), strict=True)
-            )
-            return self._pair([of.get(id(p), p) for p in self.parameters])
-        if parameters.has_global or not (torch.is_grad_enabled() and is_eager()):
-            return self._pair(_listable(self.parameters, parameters.substitutes(self.parameters)))
-        with torch._C.DisableTorchFunction():
-            facts = [x for of in _FACTS for x in map(of, self.parameters)]
-            copies = self._copies
-            is_kept = facts == self._facts and all(map(is_, map(_NODE, copies), self._nodes))
-            if is_kept and not any(map(_HOOKS, copies)) and not any(map(_RETAINS, copies)):
-                substitutes, originals, tensors = self._pairs
-                return substitutes.copy(), originals.copy(), tensors
-        copies = _listable(self.parameters, parameters.substitutes(self.parameters))
-        self._copies, self._facts, self._nodes = copies, facts, [*map(_NODE, copies)]
-        self._pairs = substitutes, originals, tensors = self._pair(copies)
-        return substitutes.copy(), originals.copy(), tensors
-
-    def _pair(self, copies: list[Any]) -> tuple[dict[int, Any], dict[int, Any], list[Any]]:
-        pairs = [(p, c) for p, c in zip(self.parameters, copies, strict=True) if c is not p]
-        tensors = [*map([*copies, None].__getitem__, self._numbers)] if pairs else []
-        return {id(p): c for p, c in pairs}, {id(c): p for p, c in pairs}, tensors
+        is_kept = not (sharded or parameters.has_global) and torch.is_grad_enabled() and is_eager()
+        facts: list[Any] = []
+        if is_kept:
+            with torch._C.DisableTorchFunction():
+                facts += [x for of in _FACTS for x in map(of, self.parameters)]
+                substitutes, originals, tensors = self._kept
+                copies = substitutes.values()
+                is_same = facts == self._facts and all(map(is_, map(_NODE, copies), self._nodes))
+                if is_same and not any(map(_HOOKS, copies)) and not any(map(_RETAINS, copies)):
+                    return substitutes.copy(), originals.copy(), tensors
+        used = [p for p in self.parameters if id(p) not in sharded]
+        pairs = zip(used, parameters.substitutes(used), strict=True)
+        pairs = [(parameter, copy) for parameter, copy in pairs if copy is not parameter]
+        for parameter, copy in pairs:
+            # Networks and their libraries see parameters in the copies.
+            if type(copy) is torch.Tensor and type(parameter) in (Parameter, GlobalParameter):
+                copy.__class__ = Parameter
+            else:
+                copy._is_param = True
+        substitutes, originals = {id(p): c for p, c in pairs}, {id(c): p for p, c in pairs}
+        tensors = [substitutes.get(id(x), x) for x in self.all_listed] if pairs else []
+        if is_kept:
+            self._facts, self._nodes = facts, [*map(_NODE, substitutes.values())]
+            self._kept = substitutes.copy(), originals.copy(), tensors
+        return substitutes, originals, tensors
 
 
 class InCall:
@@ -228,17 +225,6 @@ class InCall:
             if id(x) not in known:
                 known[id(x)] = listed(self._scope, x)
             tensors[name] = known[id(x)]
-
-
-def _listable(parameters: Sequence[Any], copies: list[Any]) -> list[Any]:
-    """Let networks and their libraries see parameters in the copies."""
-    for parameter, copy in zip(parameters, copies, strict=True):
-        if copy is not parameter:
-            if type(copy) is torch.Tensor and type(parameter) in (Parameter, GlobalParameter):
-                copy.__class__ = Parameter
-            else:
-                copy._is_param = True
-    return copies
 
 
 def _set(dicts: Sequence[dict[Any, Any]], keys: Iterable[Any], values: Sequence[Any]) -> None:

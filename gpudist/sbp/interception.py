@@ -7,7 +7,7 @@ parameters are replaced by the copies made for this call.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -64,7 +64,7 @@ class _Interception(Drawing):
         )
         if not fresh.refs:
             is_free = pins is None or func in pins.unpinned
-            if is_operator and (pins is None or is_free or pins.passes(self.scope, func)):
+            if is_operator and is_free:
                 return call_cached(GlobalTensor, func, args, kwargs)
             is_plain = is_free and not (types or kwargs or func in _REPLACED)
             if is_plain and not needs_copies(self.scope, args, False):
@@ -180,18 +180,17 @@ class _RecordingInterception(_Interception):
 @contextmanager
 def intercept(scope: AnyDraws) -> Iterator[AnyDraws]:
     """Make ``scope`` the current scope of this thread, and intercept its calls."""
+    autocast = patched_autocast
     if not isinstance(scope, Scope):
         mode = Drawing(scope)
     else:
         mode = (_Interception if scope.record is None else _RecordingInterception)(scope)
+        if scope.placement.type != "meta":
+            autocast = nullcontext
+            scope.binds = scope.record is None and not is_explaining() and not is_recorded()
     register_copies()
-    if isinstance(scope, Scope) and scope.placement.type != "meta":
-        scope.binds = scope.record is None and not is_explaining() and not is_recorded()
-        with enter_scope(scope), mode:
-            yield scope
-    else:
-        with patched_autocast(), enter_scope(scope), mode:
-            yield scope
+    with autocast(), enter_scope(scope), mode:
+        yield scope
 
 
 @contextmanager
