@@ -130,11 +130,17 @@ class Kept:
             return self._pair(_listable(self.parameters, parameters.substitutes(self.parameters)))
         with torch._C.DisableTorchFunction():
             facts = [x for of in _FACTS for x in map(of, self.parameters)]
+            if parameters.P_x.wire.device.type == "cuda":
+                # Their node, and those that accumulate gradients, run on the stream of the call.
+                facts.append(torch.cuda.current_stream())
             copies = self._copies
             is_kept = facts == self._facts and _are_same(map(_NODE, copies), self._nodes)
             if is_kept and not any(map(_HOOKS, copies)) and not any(map(_RETAINS, copies)):
                 substitutes, originals, tensors = self._pairs
                 return substitutes.copy(), originals.copy(), tensors
+        # Nodes that accumulate gradients live as long as copies do; new ones have this stream.
+        copies = self._copies = []
+        self._pairs = {}, {}, []
         copies = _listable(self.parameters, parameters.substitutes(self.parameters))
         self._copies, self._facts, self._nodes = copies, facts, [*map(_NODE, copies)]
         self._pairs = substitutes, originals, tensors = self._pair(copies)
