@@ -1,4 +1,4 @@
-"""What calls of a converted network find out about its modules, kept as long as it is so.
+"""Modules of a converted network, as its calls found them, kept as long as they are so.
 
 A call compares what modules list with what they listed, in flat passes without a Python frame for
 each: torch calls no hook where a dict of a module changes.
@@ -102,10 +102,9 @@ class Kept:
         modules, lists = self.modules(network), (self._children, self._listed, self._buffers)
         return all(
             _are_same(map(of, modules), dicts) for of, dicts in zip(_LISTS, lists, strict=True)
-        ) and self._list(self._all_listed)
+        ) and self._lists_parameters(self._all_listed)
 
-    def _list(self, tensors: Sequence[Any]) -> bool:
-        """Return whether modules list the children that they listed, and these parameters."""
+    def _lists_parameters(self, tensors: Sequence[Any]) -> bool:
         return (
             _are_same(_values(self._children), self._all_children)
             and [*chain.from_iterable(self._listed)] == self._names
@@ -191,7 +190,7 @@ class InCall:
                     hooks.move_to_end(GUARD, last=False)
         else:
             _set(kept.guarded, repeat(GUARD), self._guards)
-        is_as_it_was = kept._list(self._tensors or kept._all_listed)
+        is_as_it_was = kept._lists_parameters(self._tensors or kept._all_listed)
         buffers = [*_values(kept._buffers)]
         if not is_as_it_was or not (
             _COMPUTED.isdisjoint(map(type, buffers))
