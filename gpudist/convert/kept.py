@@ -17,10 +17,10 @@ import torch
 from torch.nn import Parameter
 
 from gpudist.convert.blocks_in_state_dict import keep_blocks
-from gpudist.convert.bound_forwards import BoundForwards
 from gpudist.convert.parameters import Parameters
 from gpudist.errors import ConversionError
 from gpudist.exchange.tracing import is_eager
+from gpudist.sbp.bound_forwards import BoundForwards
 from gpudist.sbp.global_parameter import GlobalParameter
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.outer import OuterTensor
@@ -63,7 +63,7 @@ class Kept:
     """
 
     def __init__(self, network: torch.nn.Module, parameters: Parameters, scope: Scope) -> None:
-        self._modules = modules_of(network)[1:]
+        self._inner = modules_of(network)[1:]
         for module in self.modules(network):
             for name, x in module._parameters.items():
                 if type(x) is GlobalTensor:
@@ -72,7 +72,7 @@ class Kept:
                 elif isinstance(x, GlobalParameter) and "_placements" not in vars(module):
                     # It has got another name between calls.
                     keep_blocks(module)
-        self._children, self._listed, self._buffers = (
+        self._children, self._listed, self._of_buffers = (
             [of(module) for module in self.modules(network)] for of in _LISTS
         )
         self._all_children = [*_values(self._children)]
@@ -85,7 +85,7 @@ class Kept:
         # Numbers of the parameters listed; the last one for ``None``.
         self._numbers = [numbers.get(id(x), len(numbers)) for x in self._all_listed]
         self.guarded = [h for h in map(_HOOKS_BEFORE, self.modules(network)) if GUARD in h]
-        self.forwards = BoundForwards(self._modules)
+        self.forwards = BoundForwards(self._inner)
         self.paths, self.name_of = paths_of(network), names_of(network)
         self._copies: list[Any] = []
         self._facts: list[Any] = []
@@ -95,11 +95,11 @@ class Kept:
 
     def modules(self, network: torch.nn.Module) -> list[torch.nn.Module]:
         """Return the network and its modules."""
-        return [network, *self._modules]
+        return [network, *self._inner]
 
     def holds(self, network: torch.nn.Module) -> bool:
         """Return whether modules list what they listed."""
-        modules, lists = self.modules(network), (self._children, self._listed, self._buffers)
+        modules, lists = self.modules(network), (self._children, self._listed, self._of_buffers)
         return all(
             _are_same(map(of, modules), dicts) for of, dicts in zip(_LISTS, lists, strict=True)
         ) and self._lists_parameters(self._all_listed)
@@ -191,7 +191,7 @@ class InCall:
         else:
             _set(kept.guarded, repeat(GUARD), self._guards)
         is_as_it_was = kept._lists_parameters(self._tensors or kept._all_listed)
-        buffers = [*_values(kept._buffers)]
+        buffers = [*_values(kept._of_buffers)]
         if not is_as_it_was or not (
             _COMPUTED.isdisjoint(map(type, buffers))
             and scope.originals.keys().isdisjoint(map(id, buffers))

@@ -32,7 +32,7 @@ _SIMPLE = frozenset({int, float, bool, str, tuple, torch.Size, NoneType})
 _BatchNorm = torch.nn.modules.batchnorm._BatchNorm  # pyright: ignore
 
 
-class Place(NamedTuple):
+class HeldTensor(NamedTuple):
     """Where a module keeps a tensor, and what the tensor was when the forward was bound.
 
     Attributes:
@@ -49,7 +49,7 @@ class Place(NamedTuple):
     spec: GlobalSpec | None
 
     @classmethod
-    def of(cls, module: torch.nn.Module, x: torch.Tensor) -> Place:
+    def of(cls, module: torch.nn.Module, x: torch.Tensor) -> HeldTensor:
         for held in (module._parameters, module._buffers):
             for name, y in held.items():
                 if y is x:
@@ -59,7 +59,7 @@ class Place(NamedTuple):
         raise AssertionError("the module does not hold the tensor")
 
 
-_Bound = tuple[Any, Sequence[Place], BoundCall | None, Sequence[bytes]]
+_Bound = tuple[Any, Sequence[HeldTensor], BoundCall | None, Sequence[bytes]]
 
 
 class BoundForward:
@@ -73,7 +73,7 @@ class BoundForward:
         self.through = MethodType(self.kind.forward, module)
         attributes = module.__dict__
         self._facts_of = itemgetter("training", *_public(module))
-        self._attributes, self._parameters = attributes, module._parameters
+        self._attributes, self._weights = attributes, module._parameters
         # A bound call by spec, with the attributes it was bound with; ``None`` if there is none.
         self._bound = Cache[Any, _Bound](16)
         self._counts = isinstance(module, _BatchNorm)
@@ -129,7 +129,7 @@ class BoundForward:
                     type(w) not in _PLAIN
                     or w.dtype is not dtype
                     or w.shape != shape
-                    or (learns and w.requires_grad and (w.is_leaf or held is not self._parameters))
+                    or (learns and w.requires_grad and (w.is_leaf or held is not self._weights))
                 ):
                     break
                 else:
@@ -154,7 +154,7 @@ class BoundForward:
         # What a plan prescribes for functions, and a result of another argument, is not bound.
         if call is not None and (scope.calls != counts or call.operator.base not in (None, 0)):
             call = None
-        self._bound[key] = facts, [Place.of(module, w) for w in others], call, parts
+        self._bound[key] = facts, [HeldTensor.of(module, w) for w in others], call, parts
         return y
 
 
@@ -167,15 +167,15 @@ class BoundForwards:
 
     def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
         self._bound = [BoundForward(module) for module in modules if BoundForward.may_bind(module)]
-        self._modules = [bound.module for bound in self._bound]
-        self._dicts = [vars(module) for module in self._modules]
+        self._owners = [bound.module for bound in self._bound]
+        self._dicts = [vars(module) for module in self._owners]
         self._kinds = [bound.kind for bound in self._bound]
         self._functions = {bound.kind: bound.through.__func__ for bound in self._bound}
 
     def put_in(self) -> Sequence[BoundForward]:
         """Let modules that have the forwards of their classes hold these; return those put in."""
         is_usual = (
-            all(map(is_, map(type, self._modules), self._kinds))
+            all(map(is_, map(type, self._owners), self._kinds))
             and not any(map(dict.__contains__, self._dicts, repeat("forward")))
             and all([kind.forward is function for kind, function in self._functions.items()])
         )
