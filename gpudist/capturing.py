@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from gpudist.checks.arguments import checked
 from gpudist.errors import GpudistError, ShapeError
 from gpudist.sbp.call import key_of
+from gpudist.sbp.done import done
 from gpudist.sbp.global_parameter import block_of
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.scope import counts_of_draws, restore_draws
@@ -169,11 +170,13 @@ class CapturedStep(Generic[Arguments, Y]):
         hook = register_optimizer_step_pre_hook(lambda optimizer, *_: used.append(optimizer))
         failure: Exception | None = None
         draws, generator = counts_of_draws(), torch.get_rng_state()
+        done.is_off = True
         try:
             self._result = graph.record(self._call)
         except Exception as error:  # Raised below, on every rank.
             failure = error
         finally:
+            done.is_off = False
             hook.remove()
         text = "" if failure is None else f"{type(failure).__name__}: {failure}"
         answers = gather_texts(self._P_world, text.encode(errors="backslashreplace")[:2048])

@@ -7,7 +7,9 @@ from typing import Any
 
 from gpudist.batch.batch_channel import BatchChannel, channel_of
 from gpudist.batch.prefetching import LoadedBatches, Raised
-from gpudist.checks.arguments import checked
+from gpudist.checks.arguments import checked, describe
+from gpudist.errors import ShapeError
+from gpudist.ops.shape_agreement import reject
 from gpudist.world.partition import Partition
 
 
@@ -77,9 +79,13 @@ def stream_batches(
     Raises:
         RemoteError: while iterating, if the loader raised on the root, which raises the original
             exception.
+        ShapeError: if the loader is not an iterable.
         PartitionError: if ``root`` or ``axes`` do not exist in ``P``; while iterating, on the root,
             if it has no loader.
     """
+    if not isinstance(loader, Iterable | None):
+        text = f"stream_batches: loader is {describe(loader)}; pass an iterable on the root"
+        reject(P, ShapeError(text))
     channel = channel_of("stream_batches", P, root, axes)
     if channel is None or not channel.is_root:
         return BatchStream(channel, None)

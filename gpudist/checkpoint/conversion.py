@@ -41,8 +41,8 @@ def require_dict(state_dict: object) -> Mapping[Any, Any]:
     """
     if not isinstance(state_dict, Mapping):
         raise CheckpointError(
-            f"the root passed {describe(state_dict)}, not a dict; only the other ranks may "
-            "pass None"
+            f"the root passed {describe(state_dict)} as state_dict, not a dict; only the other "
+            "ranks may pass None"
         )
     return cast(Any, state_dict)
 

@@ -14,7 +14,7 @@ import torch
 from gpudist.checks.bits import digests_of, has_bits
 from gpudist.convert.inputs import Entrance, leaves_by_name
 from gpudist.errors import PlanMismatch, side_by_side
-from gpudist.sbp.done import text_of_part
+from gpudist.sbp.done import done, text_of_part
 from gpudist.world.texts import different_texts
 
 # Maximum size of a CPU tensor, given whole, whose values are compared at every call.
@@ -59,7 +59,7 @@ class Given:
         """
         is_captured = self._wire.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         is_repeated = torch._C._current_graph_task_id() != -1  # pyright: ignore
-        if not self._peers or is_repeated or is_captured:
+        if not self._peers or done.is_off or is_repeated or is_captured:
             return None
         parts = [f"network {self._number} with {self._settings}".encode()]
         holds_blocks = not (kwargs or self._entrance.inputs)

@@ -1,4 +1,4 @@
-"""What calls of a converted network find out about its modules, kept as long as it is so.
+"""Modules of a converted network, as its calls found them, kept as long as they are so.
 
 A call compares what modules list with what they listed, in flat passes without a Python frame for
 each: torch calls no hook where a dict of a module changes.
@@ -17,10 +17,10 @@ import torch
 from torch.nn import Parameter
 
 from gpudist.convert.blocks_in_state_dict import keep_blocks
-from gpudist.convert.bound_forwards import BoundForwards
 from gpudist.convert.parameters import Parameters
 from gpudist.errors import ConversionError
 from gpudist.exchange.tracing import is_eager
+from gpudist.sbp.bound_forwards import BoundForwards
 from gpudist.sbp.global_parameter import GlobalParameter
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.outer import OuterTensor
@@ -58,7 +58,7 @@ class Kept:
 
     def __init__(self, network: torch.nn.Module, parameters: Parameters, scope: Scope) -> None:
         modules = modules_of(network)
-        self._modules = modules[1:]
+        self._inner = modules[1:]
         for module in modules:
             for name, x in module._parameters.items():
                 if type(x) is GlobalTensor:
@@ -67,19 +67,19 @@ class Kept:
                 elif isinstance(x, GlobalParameter) and "_placements" not in vars(module):
                     # It has got another name between calls.
                     keep_blocks(module)
-        self._children, self._listed, self._buffers = (
+        self._children, self._listed, self._of_buffers = (
             [*map(of, modules)] for of in (_CHILDREN, _PARAMETERS, _BUFFERS)
         )
         children = _values(self._children)
         # What ``holds`` finds before the parameters.
-        self._before = [*self._children, *self._listed, *self._buffers, *children]
+        self._before = [*self._children, *self._listed, *self._of_buffers, *children]
         self.all_listed = [*_values(self._listed)]
         self._names = [*chain.from_iterable(self._listed)]
         self._dicts = [d for d in self._listed for _ in d]
         distinct = {id(x): x for x in (*self.all_listed, *parameters.unlisted) if x is not None}
         self.parameters: list[Any] = [*distinct.values()]
         self.guarded = [h for h in map(_HOOKS_BEFORE, modules) if GUARD in h]
-        self.forwards = BoundForwards(self._modules)
+        self.forwards = BoundForwards(self._inner)
         self._facts: list[Any] = []
         self._nodes: list[Any] = []
         # What the last call returned that keeps copies.
@@ -87,7 +87,7 @@ class Kept:
 
     def modules(self, network: torch.nn.Module) -> list[torch.nn.Module]:
         """Return the network and its modules."""
-        return [network, *self._modules]
+        return [network, *self._inner]
 
     def holds(self, network: torch.nn.Module, tensors: Sequence[Any]) -> bool:
         """Return whether modules list what they listed, with ``tensors`` as parameters."""
@@ -113,11 +113,16 @@ class Kept:
         if is_kept:
             with torch._C.DisableTorchFunction():
                 facts += [x for of in _FACTS for x in map(of, self.parameters)]
-                substitutes, originals, tensors = self._kept
-                copies = substitutes.values()
+                if parameters.P_x.wire.device.type == "cuda":
+                    # Nodes of copies, and those that accumulate gradients, run on its stream.
+                    facts.append(torch.cuda.current_stream())
+                copies = self._kept[0].values()
                 is_same = facts == self._facts and all(map(is_, map(_NODE, copies), self._nodes))
                 if is_same and not any(map(_HOOKS, copies)) and not any(map(_RETAINS, copies)):
+                    substitutes, originals, tensors = self._kept
                     return substitutes.copy(), originals.copy(), tensors
+            # Nodes that accumulate gradients live as long as copies do; new ones have this stream.
+            self._kept, copies = ({}, {}, []), ()
         used = [p for p in self.parameters if id(p) not in sharded]
         pairs = zip(used, parameters.substitutes(used), strict=True)
         pairs = [(parameter, copy) for parameter, copy in pairs if copy is not parameter]
@@ -172,7 +177,7 @@ class InCall:
                 hooks[GUARD] = guard
                 hooks.move_to_end(GUARD, last=False)
         is_as_it_was = kept.holds(self._network, self._tensors or kept.all_listed)
-        buffers = [*_values(kept._buffers)]
+        buffers = [*_values(kept._of_buffers)]
         if not is_as_it_was or not (
             _COMPUTED.isdisjoint(map(type, buffers))
             and scope.originals.keys().isdisjoint(map(id, buffers))

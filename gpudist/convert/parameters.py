@@ -248,7 +248,7 @@ def if_imported(room: str, name: str) -> Any:
 
 
 def _sharding_class() -> Any:
-    """Return the class of modules that FSDP2 shards, ``None`` if there are none."""
+    # Of modules that FSDP2 shards.
     kind = if_imported("torch.distributed.fsdp", "FSDPModule")
     return kind if kind is not None and kind.__subclasses__() else None
 

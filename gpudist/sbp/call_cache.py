@@ -124,7 +124,7 @@ class BoundCall(NamedTuple):
             elif share_memory(result, local[0]):
                 y._local = result.clone()
             if _calls.open:
-                self._list(args, kwargs, [y])
+                self._note_operator(args, kwargs, [y])
             return y
         outputs: list[Any] = []
         for place, (part, spec) in enumerate(zip(result if specs else (), specs, strict=True)):
@@ -135,11 +135,13 @@ class BoundCall(NamedTuple):
                 base, is_copy = args[operator.base], operator.is_copy
                 views.note(outputs[-1], base, function, args, kwargs, operator.call, is_copy, place)
         if _calls.open:
-            self._list(args, kwargs, outputs)
+            self._note_operator(args, kwargs, outputs)
         return holder(outputs) if specs else args[0]
 
-    def _list(self, args: tuple[Any, ...], kwargs: dict[str, Any], results: Sequence[Any]) -> None:
-        """Note the operator for the call that is being derived."""
+    def _note_operator(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], results: Sequence[Any]
+    ) -> None:
+        # For the call that is being derived.
         inputs = _tensors(args, kwargs)
         if self.order is not None:
             inputs = self.order(inputs)

@@ -25,9 +25,11 @@ class _Done(threading.local):
     Attributes:
         parts: digests of the functions that the forward has called, and floats that these do not
             contain; ``None`` while no network runs, or within such a function.
+        is_off: whether workers may do different things, as in a capture that one may refuse.
     """
 
     parts: list[bytes] | None = None
+    is_off: bool = False
 
 
 done = _Done()

@@ -135,7 +135,7 @@ def test_optimizer_that_loads_in_its_own_way_is_as_it_was(P_world: Partition) ->
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (None, "rank 1: the root passed None, not a dict; only the other ranks may pass None"),
+        (None, "rank 1: the root passed None as state_dict, not a dict; only the other ranks may "),
         ("adam.pt", "rank 1: the root passed 'adam.pt'"),
         # full_optimizer_state_dict returns this on ranks other than 0.
         ({}, "rank 1: KeyError: 'param_groups'"),

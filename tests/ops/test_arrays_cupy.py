@@ -73,7 +73,7 @@ class FakeOperator:
         self.kinds: list[int] = []
         self.fails = False
 
-    def refuse(self, error: Exception) -> None:
+    def reject(self, error: Exception) -> None:
         raise error
 
     def __call__(self, x: torch.Tensor | None) -> FakeTensor:

@@ -203,7 +203,7 @@ def test_a_rank_that_raises_ends_the_others() -> None:
     fates = results("nccl", RANKS, raise_on_one, True, timeout_s=LONG_S)
     cause = "rank 1 raised Mistake: of the user"
     here, victim, there = check_all_failed(fates, DEADLINE_S, PeerFailure)
-    assert victim == cause
+    assert victim == f"the world has ended, no operation is possible; its first error: {cause}"
     for rank, text in ((0, here), (2, there)):
         where = f"the last operation of rank {rank} was 'halo_exchange on [1, 3] of [4, 18]"
         assert text.startswith(f"{cause}; {where}"), text

@@ -15,7 +15,7 @@ from gpudist.nn.tensor_parallel.conventions import Expectation
 from gpudist.nn.tensor_parallel.invariant import sum_once
 from gpudist.ops.all_sum_reduce import AllSumReduce
 from gpudist.ops.operator import require_cartesian
-from gpudist.ops.shape_agreement import refuse, reject
+from gpudist.ops.shape_agreement import refuse
 from gpudist.world.partition import CartesianPartition, Partition, require_one_world
 
 Reduction = Literal["mean", "sum", "none"]
@@ -109,9 +109,6 @@ class DistributedLoss(DistributedModule):
             torch.ops.gpudist.check(loss, x, method, [*numbers], None)
         else:
             getattr(self, method)(x, *numbers)
-
-    def _reject(self, text: str) -> NoReturn:
-        reject(self.P_loss, ShapeError(f"{self._name}: {text}"))
 
     def _refuse(self, text: str) -> NoReturn:
         refuse(self.P_loss, ShapeError(f"{self._name}: {text}"))

@@ -152,7 +152,7 @@ class DistributedBCEWithLogitsLoss(_WeightedElementLoss):
         index, cut = own_index(self.P_x), layout.decomposition
         shape = self.pos_weight.shape
         if not _broadcasts(shape, cut.shape):
-            self._reject(
+            self._refuse(
                 f"pos_weight has shape {list(shape)}, which cannot be broadcast to the global "
                 f"input's {list(cut.shape)}"
             )

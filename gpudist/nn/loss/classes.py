@@ -70,7 +70,7 @@ class _ClassLoss(DistributedSampleLoss):
     def _bind(self, layout: BlockLayout, x: torch.Tensor, *numbers: int) -> _Classes:
         classes = layout.decomposition.dims[1]
         if self.weight is not None and len(self.weight) != classes.extent:
-            self._reject(
+            self._refuse(
                 f"the weight has {len(self.weight)} elements, but the global input has "
                 f"{classes.extent} classes"
             )
@@ -79,13 +79,13 @@ class _ClassLoss(DistributedSampleLoss):
     def _check_target(self, input: torch.Tensor, target: torch.Tensor, classes: _Classes) -> None:
         shape = input.shape[:1] + input.shape[2:]
         if target.dim() == input.dim() and target.numel() == shape.numel():
-            self._reject(
+            self._refuse(
                 f"the target's block has shape {list(target.shape)}, not {list(shape)}: class "
                 "indices have no dim of classes; use target.squeeze(1)"
             )
         self._check_shape("target", target, shape)
         if target.dtype not in (torch.int64, torch.uint8):
-            self._reject(
+            self._refuse(
                 f"the target has dtype {target.dtype}; class indices must be int64 or uint8"
             )
         self._check_values("_check_classes", target, classes.extent)
@@ -238,11 +238,11 @@ class DistributedCrossEntropyLoss(_ClassLoss):
             return
         self._check_shape("target", target, input.shape)
         if not target.is_floating_point():
-            self._reject(
+            self._refuse(
                 f"the target has dtype {target.dtype}; probabilities must be floating point"
             )
         if self.ignore_index >= 0:
-            self._reject(f"ignore_index={self.ignore_index}, but the targets are probabilities")
+            self._refuse(f"ignore_index={self.ignore_index}, but the targets are probabilities")
 
     def _dtype(self, input: torch.Tensor, target: torch.Tensor) -> torch.dtype:
         dtype = input.dtype

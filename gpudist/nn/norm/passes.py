@@ -76,7 +76,7 @@ class BoundNorm:
         return self.by.compose(x.to(self.dtype), parameters).y
 
 
-class _Node(torch.autograd.Function):
+class _BlockNode(torch.autograd.Function):
     # It runs once for each norm of a network, so it calls nothing of ours but the native core.
     # The workspaces are of one call: two streams, or a graph and a stream, may run it at once.
     # They are named, because a kernel uses them after ``data_ptr`` returns.
@@ -174,7 +174,7 @@ class _Node(torch.autograd.Function):
 
 # Normalizes a block, for which :func:`is_eager` is true, with contiguous parameters; the arguments
 # are those of the node.
-apply_bound = eager_apply(_Node)
+apply_bound = eager_apply(_BlockNode)
 
 
 def is_by_columns(x: torch.Tensor) -> bool:

@@ -31,7 +31,7 @@ _SIMPLE = frozenset({int, float, bool, str, tuple, torch.Size, NoneType})
 _BatchNorm = torch.nn.modules.batchnorm._BatchNorm  # pyright: ignore
 
 
-class Place(NamedTuple):
+class HeldTensor(NamedTuple):
     """Where a module keeps a tensor, and what the tensor was when the forward was bound.
 
     Attributes:
@@ -45,7 +45,7 @@ class Place(NamedTuple):
     fact: object
 
 
-_Bound = tuple[Sequence[Any], Sequence[Place], BoundCall | None, Sequence[bytes]]
+_Bound = tuple[Sequence[Any], Sequence[HeldTensor], BoundCall | None, Sequence[bytes]]
 
 
 class BoundForward:
@@ -125,14 +125,14 @@ class BoundForward:
 
     def _bind(self, key: Any, facts: Sequence[Any], x: GlobalTensor, scope: Any) -> Any:
         module, counts = self.module, dict(scope.calls)
-        own, absent = dict[int, Place](), list[Place]()
+        own, absent = dict[int, HeldTensor](), list[HeldTensor]()
         for held in (module._parameters, module._buffers):
             for name, w in held.items():
                 if w is None:
-                    absent.append(Place(held, name, None))
+                    absent.append(HeldTensor(held, name, None))
                 else:
                     spec = getattr(w, "_global_spec", None)
-                    own[id(w)] = Place(held, name, spec or (w.dtype, w.shape))
+                    own[id(w)] = HeldTensor(held, name, spec or (w.dtype, w.shape))
         y, call, others, parts = bind_forward(self.through, x, own)
         if call is not None and not (
             # What a plan prescribes for functions, and a result of another argument.
@@ -168,15 +168,15 @@ class BoundForwards:
             if type(module).__module__.startswith("torch.nn.modules.")
             and not (module._modules or "forward" in vars(module))
         ]
-        self._modules = [bound.module for bound in self._bound]
-        self._dicts = [vars(module) for module in self._modules]
+        self._owners = [bound.module for bound in self._bound]
+        self._dicts = [vars(module) for module in self._owners]
         self._kinds = [bound.kind for bound in self._bound]
         self._functions = {bound.kind: bound.through.__func__ for bound in self._bound}
 
     def put_in(self) -> Sequence[BoundForward]:
         """Let modules that have the forwards of their classes hold these; return those put in."""
         is_usual = (
-            all(map(is_, map(type, self._modules), self._kinds))
+            all(map(is_, map(type, self._owners), self._kinds))
             and not any(map(dict.__contains__, self._dicts, repeat("forward")))
             and all([kind.forward is function for kind, function in self._functions.items()])
         )
