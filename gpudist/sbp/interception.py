@@ -64,7 +64,7 @@ class _Interception(Drawing):
         )
         if not fresh.refs:
             is_free = pins is None or func in pins.unpinned
-            if is_operator and is_free:
+            if is_operator and (pins is None or is_free or pins.passes(self.scope, func)):
                 return call_cached(GlobalTensor, func, args, kwargs)
             is_plain = is_free and not (types or kwargs or func in _REPLACED)
             if is_plain and not needs_copies(self.scope, args, False):

@@ -186,6 +186,18 @@ class Pins:
                 self.unpinned.add(function)
         return name
 
+    def passes(self, scope: Scope, function: Any) -> bool:
+        """Return whether no pin is for this call of a function, which is then counted."""
+        name = self.name_if_pinned(function)
+        if not name:
+            return True
+        # The frames of this method and of its caller are not the network's.
+        place = path_of_call(scope, 3), name
+        if place in self._by_place:
+            return False
+        scope.count_call(place)
+        return True
+
     def unreached(self, calls: Mapping[tuple[str, str], int]) -> list[str]:
         """Describe each pin that a forward with these calls has not reached.
 
