@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain, repeat
 from operator import attrgetter, is_, setitem
 from typing import Any
@@ -53,11 +54,14 @@ class Kept:
 
     Attributes:
         parameters: parameters, each once, and tensors that only attributes hold.
-        all_listed: parameters, as often as they are listed, and ``None``.
+        dicts, names, all_listed: where modules list parameters, or ``None``, and these.
+        of_buffers: dicts of the modules' buffers.
+        guarded: hooks of modules that refuse calls from outside.
+        forwards: bound forwards of the modules.
     """
 
     def __init__(self, network: torch.nn.Module, parameters: Parameters, scope: Scope) -> None:
-        modules = modules_of(network)
+        modules = list(network.modules())
         self._inner = modules[1:]
         for module in modules:
             for name, x in module._parameters.items():
@@ -67,15 +71,15 @@ class Kept:
                 elif isinstance(x, GlobalParameter) and "_placements" not in vars(module):
                     # It has got another name between calls.
                     keep_blocks(module)
-        self._children, self._listed, self._of_buffers = (
+        self._children, self._listed, self.of_buffers = (
             [*map(of, modules)] for of in (_CHILDREN, _PARAMETERS, _BUFFERS)
         )
         children = _values(self._children)
         # What ``holds`` finds before the parameters.
-        self._before = [*self._children, *self._listed, *self._of_buffers, *children]
+        self._before = [*self._children, *self._listed, *self.of_buffers, *children]
         self.all_listed = [*_values(self._listed)]
-        self._names = [*chain.from_iterable(self._listed)]
-        self._dicts = [d for d in self._listed for _ in d]
+        self.names = [*chain.from_iterable(self._listed)]
+        self.dicts = [d for d in self._listed for _ in d]
         distinct = {id(x): x for x in (*self.all_listed, *parameters.unlisted) if x is not None}
         self.parameters: list[Any] = [*distinct.values()]
         self.guarded = [h for h in map(_HOOKS_BEFORE, modules) if GUARD in h]
@@ -98,7 +102,7 @@ class Kept:
         ]  # fmt: skip
         those = [*self._before, *tensors]
         is_same = len(found) == len(those) and all(map(is_, found, those))
-        return is_same and [*chain.from_iterable(self._listed)] == self._names
+        return is_same and [*chain.from_iterable(self._listed)] == self.names
 
     def replaced(
         self, parameters: Parameters, sharded: set[int]
@@ -140,96 +144,90 @@ class Kept:
         return substitutes, originals, tensors
 
 
-class InCall:
-    """Context of a call of a network.
+@contextmanager
+def modules_in_call(
+    network: torch.nn.Module, kept: Kept, parameters: Parameters, scope: Scope
+) -> Iterator[None]:
+    """Let modules hold what they need during a call of their network.
 
-    Modules hold copies of parameters, whose gradients are summed at the end of backward, and bound
-    forwards, and no guards: without hooks, they take torch's fast path.
+    These are copies of parameters, whose gradients are summed at the end of backward, and bound
+    forwards, and no guards: without hooks, modules take torch's fast path.
     """
-
-    def __init__(
-        self, network: torch.nn.Module, kept: Kept, parameters: Parameters, scope: Scope
-    ) -> None:
-        self._network, self._kept, self._scope = network, kept, scope
-        self._tensors: list[Any] = []
-        sharded = set[int]()
-        scope.substitutes, scope.originals = {}, {}
-        if parameters.may_be_replaced():
-            sharded = parameters.identities_of_shards(kept.modules(network))
-            replaced = kept.replaced(parameters, sharded)
-            scope.substitutes, scope.originals, self._tensors = replaced
-        # FSDP2 sums the gradients of its parameters, which it makes during the call.
-        scope.holders, scope.leaves = parameters.holders, {}
-        scope.learns = scope.holders is not None and torch.is_grad_enabled() and not sharded
-
-    def __enter__(self) -> None:
-        kept = self._kept
-        self._guards = [*map(OrderedDict.pop, kept.guarded, repeat(GUARD), repeat(None))]
-        self._forwards = kept.forwards.put_in()
-        if self._tensors:
-            _set(kept._dicts, kept._names, self._tensors)
-
-    def __exit__(self, kind: Any, *error: object) -> None:
-        kept, scope = self._kept, self._scope
-        kept.forwards.take_out(self._forwards)
-        for hooks, guard in zip(kept.guarded, self._guards, strict=True):
+    tensors, sharded = list[Any](), set[int]()
+    scope.substitutes, scope.originals = {}, {}
+    if parameters.may_be_replaced():
+        sharded = parameters.identities_of_shards(kept.modules(network))
+        scope.substitutes, scope.originals, tensors = kept.replaced(parameters, sharded)
+    # FSDP2 sums the gradients of its parameters, which it makes during the call.
+    scope.holders, scope.leaves = parameters.holders, {}
+    scope.learns = scope.holders is not None and torch.is_grad_enabled() and not sharded
+    guards = [*map(OrderedDict.pop, kept.guarded, repeat(GUARD), repeat(None))]
+    forwards, is_complete = kept.forwards.put_in(), False
+    if tensors:
+        _set(kept.dicts, kept.names, tensors)
+    try:
+        yield
+        is_complete = True
+    finally:
+        kept.forwards.take_out(forwards)
+        for hooks, guard in zip(kept.guarded, guards, strict=True):
             if guard is not None:
                 hooks[GUARD] = guard
                 hooks.move_to_end(GUARD, last=False)
-        is_as_it_was = kept.holds(self._network, self._tensors or kept.all_listed)
-        buffers = [*_values(kept._of_buffers)]
-        if not is_as_it_was or not (
-            _COMPUTED.isdisjoint(map(type, buffers))
+        buffers = [*_values(kept.of_buffers)]
+        if (
+            kept.holds(network, tensors or kept.all_listed)
+            and _COMPUTED.isdisjoint(map(type, buffers))
             and scope.originals.keys().isdisjoint(map(id, buffers))
         ):
-            self._leave_modules(kind is None)
-        elif self._tensors:
-            _set(kept._dicts, kept._names, kept.all_listed)
+            if tensors:
+                _set(kept.dicts, kept.names, kept.all_listed)
+        else:
+            _leave_modules(network, kept, scope, is_complete)
 
-    def _leave_modules(self, is_complete: bool) -> None:
-        """Let modules list what those of the sequential network would: no copies, full buffers.
 
-        After an error, which may be that of one rank alone, nothing is gathered.
+def _leave_modules(network: torch.nn.Module, kept: Kept, scope: Scope, is_complete: bool) -> None:
+    """Let modules list what those of the sequential network would: no copies, full buffers.
 
-        Raises:
-            ConversionError: the forward has replaced a parameter that workers hold in parts.
-        """
-        originals, left = self._scope.originals, list[tuple[dict[str, Any], str, Any]]()
-        before = self._kept.modules(self._network)
-        for module in dict.fromkeys([*modules_of(self._network), *before]):
-            for tensors in (module._parameters, module._buffers):
-                for name, x in tensors.items():
-                    if id(x) in originals:
-                        # The forward may have moved it to another module.
-                        tensors[name] = originals[id(x)]  # pyright: ignore
-                        is_in_parts = isinstance(tensors[name], GlobalParameter)
-                        if is_in_parts and "_placements" not in vars(module):
-                            keep_blocks(module)
-                    elif type(x) in _COMPUTED:
-                        left.append((tensors, name, x))
-        kept = self._kept
-        places = zip(kept._dicts, kept._names, kept.all_listed, strict=True)
-        replaced = [
-            place
-            for place in places
-            if isinstance(place[2], GlobalParameter)
-            and place[0].get(place[1], place[2]) is not place[2]
-        ]
-        for tensors, name, parameter in replaced:
-            tensors[name] = parameter
-        if not is_complete:
-            return
-        if replaced:
-            raise ConversionError(
-                f"the forward has replaced the parameters {[name for _, name, _ in replaced]}, of "
-                "which each worker holds its part; assign their data, parameter.data = value, or "
-                "change them in place"
-            )
-        known: dict[int, Any] = {}
-        for tensors, name, x in left:
-            if id(x) not in known:
-                known[id(x)] = listed(self._scope, x)
-            tensors[name] = known[id(x)]
+    After an error, which may be that of one rank alone, nothing is gathered.
+
+    Raises:
+        ConversionError: the forward has replaced a parameter that workers hold in parts.
+    """
+    originals, left = scope.originals, list[tuple[dict[str, Any], str, Any]]()
+    for module in dict.fromkeys([*network.modules(), *kept.modules(network)]):
+        for tensors in (module._parameters, module._buffers):
+            for name, x in tensors.items():
+                if id(x) in originals:
+                    # The forward may have moved it to another module.
+                    tensors[name] = originals[id(x)]  # pyright: ignore
+                    is_in_parts = isinstance(tensors[name], GlobalParameter)
+                    if is_in_parts and "_placements" not in vars(module):
+                        keep_blocks(module)
+                elif type(x) in _COMPUTED:
+                    left.append((tensors, name, x))
+    places = zip(kept.dicts, kept.names, kept.all_listed, strict=True)
+    replaced = [
+        place
+        for place in places
+        if isinstance(place[2], GlobalParameter)
+        and place[0].get(place[1], place[2]) is not place[2]
+    ]
+    for tensors, name, parameter in replaced:
+        tensors[name] = parameter
+    if not is_complete:
+        return
+    if replaced:
+        raise ConversionError(
+            f"the forward has replaced the parameters {[name for _, name, _ in replaced]}, of "
+            "which each worker holds its part; assign their data, parameter.data = value, or "
+            "change them in place"
+        )
+    known: dict[int, Any] = {}
+    for tensors, name, x in left:
+        if id(x) not in known:
+            known[id(x)] = listed(scope, x)
+        tensors[name] = known[id(x)]
 
 
 def _set(dicts: Sequence[dict[Any, Any]], keys: Iterable[Any], values: Sequence[Any]) -> None:
@@ -245,14 +243,9 @@ def paths_of(network: torch.nn.Module) -> Callable[[], dict[int, str]]:
     weak, by_id = ref(network), dict[int, str]()
 
     def paths() -> dict[int, str]:
-        # As torch's named_modules, without a generator for each module.
-        left: list[tuple[str, torch.nn.Module | None]] = [] if by_id else [("", weak())]
-        while left:
-            path, module = left.pop()
-            if module is not None and id(module) not in by_id:
-                by_id[id(module)] = path
-                before = f"{path}." if path else ""
-                left += [(before + name, m) for name, m in reversed(module._modules.items())]
+        module = None if by_id else weak()
+        if module is not None:
+            by_id.update((id(m), path) for path, m in module.named_modules())
         return by_id
 
     return paths
@@ -270,15 +263,3 @@ def names_of(network: torch.nn.Module) -> Callable[[torch.Tensor, Any], str]:
         return f"of shape {list(x.shape)} that the network does not list"
 
     return name_of
-
-
-def modules_of(network: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return ``list(network.modules())``, without a generator for each module."""
-    by_id: dict[int, torch.nn.Module] = {}
-    left: list[torch.nn.Module | None] = [network]
-    while left:
-        module = left.pop()
-        if module is not None and id(module) not in by_id:
-            by_id[id(module)] = module
-            left += reversed(module._modules.values())
-    return list(by_id.values())

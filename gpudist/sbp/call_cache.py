@@ -311,6 +311,21 @@ def _key_of_parts(
     return tuple(key)
 
 
+@contextmanager
+def _listing(parts: list[bytes] | None) -> Iterator[list[OperatorCall | None]]:
+    """List the operators that are called in this context, and what is done in ``parts``."""
+    operators: list[OperatorCall | None] = []
+    _calls.open.append(operators)
+    outer, done.parts = done.parts, parts
+    try:
+        yield operators
+    finally:
+        _calls.open.pop()
+        done.parts = outer
+    if _calls.open:
+        _calls.open[-1].extend(operators)
+
+
 def _dispatch_and_list(
     kind: type[GlobalTensor],
     function: Any,
@@ -323,16 +338,8 @@ def _dispatch_and_list(
     ``call`` describes it. The part is empty if no result is global: programs keep plain results,
     such as ``grid.to(x)``, which some workers may have already.
     """
-    operators: list[OperatorCall | None] = []
-    _calls.open.append(operators)
-    outer, done.parts = done.parts, None
-    try:
+    with _listing(None) as operators:
         result = dispatch(kind, function, args, kwargs, operators)
-    finally:
-        _calls.open.pop()
-        done.parts = outer
-    if _calls.open:
-        _calls.open[-1].extend(operators)
     part = part_of(call) if has_any([result], kind) else b""
     if part and done.parts is not None:
         done.parts.append(part)
@@ -385,19 +392,11 @@ def bind_forward(
     """
     state, placement = current_draws(), x._global_spec.placement
     before = 0 if state is None else state.draws
-    operators: list[OperatorCall | None] = []
-    _calls.open.append(operators)
     parts: list[bytes] = []
-    outer, done.parts = done.parts, parts
-    try:
+    with _listing(parts) as operators:
         y = forward(x)
-    finally:
-        _calls.open.pop()
-        done.parts = outer
-    if outer is not None:
-        outer += parts
-    if _calls.open:
-        _calls.open[-1].extend(operators)
+    if done.parts is not None:
+        done.parts += parts
     operator = operators[0] if len(operators) == 1 and placement.active else None
     if operator is None or type(y) is not type(x):
         return y, None, (), ()

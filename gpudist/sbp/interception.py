@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -127,11 +128,7 @@ class _Interception(Drawing):
         kind = Spectrum if Spectrum in types else GlobalTensor
         if func not in WITHOUT_INDEX or not may_draw(func, args):
             return kind.__torch_function__(func, types, args, kwargs)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return kind.__torch_function__(func, types, args, kwargs)
-
-        return self.call_whole(call, args, kwargs)
+        return self.call_whole(partial(kind.__torch_function__, func, types, args, kwargs), (), {})
 
 
 _modules: Any = torch.nn.modules.module
