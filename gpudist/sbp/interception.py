@@ -57,6 +57,14 @@ class _Interception(Drawing):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs, pins, fresh = kwargs or {}, self.scope.pins, self.fresh
+        record = self.scope.record
+        if record is not None and not record.function:
+            # For the rows of a plan.
+            record.function = name_of(func).rpartition(".")[2]
+            try:
+                return self.__torch_function__(func, types, args, kwargs)
+            finally:
+                record.function = ""
         if types == _GLOBAL and func in METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
@@ -158,33 +166,14 @@ def _register_copies_too(self: Any, name: str, param: Any) -> None:
         copy_of(scope, param)
 
 
-class _RecordingInterception(_Interception):
-    """Mode that notes for the rows of a plan which function the forward calls."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        record = self.scope.record
-        assert record is not None
-        outer = record.function
-        record.function = outer or name_of(func).rpartition(".")[2]
-        try:
-            return super().__torch_function__(func, types, args, kwargs)
-        finally:
-            record.function = outer
-
-
 @contextmanager
 def intercept(scope: AnyDraws) -> Iterator[AnyDraws]:
     """Make ``scope`` the current scope of this thread, and intercept its calls."""
+    mode = _Interception(scope) if isinstance(scope, Scope) else Drawing(scope)
     autocast = patched_autocast
-    if not isinstance(scope, Scope):
-        mode = Drawing(scope)
-    else:
-        mode = (_Interception if scope.record is None else _RecordingInterception)(scope)
-        if scope.placement.type != "meta":
-            autocast = nullcontext
-            scope.binds = scope.record is None and not is_explaining() and not is_recorded()
+    if isinstance(scope, Scope) and scope.placement.type != "meta":
+        autocast = nullcontext
+        scope.binds = scope.record is None and not is_explaining() and not is_recorded()
     register_copies()
     with autocast(), enter_scope(scope), mode:
         yield scope

@@ -37,7 +37,10 @@ class Net(nn.Module):
         if self.copies:
             conv = copy.deepcopy(conv)
             conv.bias = nn.Parameter(torch.ones(4, dtype=torch.float64))
-            y = copy.copy(conv)(x) + self.conv(x)
+            twin = copy.copy(self.conv)
+            twin.padding = twin.dilation = (2, 2)
+            assert "forward" not in {**vars(conv), **vars(twin)}
+            y = copy.copy(conv)(x) + self.conv(x) + twin(x)
         else:
             y = conv(x)
         return self.head(self.pool(self.act(self.norm(input=y))))
@@ -62,6 +65,21 @@ def _patch_instance(net: Any) -> None:
     conv.forward = lambda x: F.conv2d(x, conv.weight, conv.bias, padding=1) * 3
 
 
+def _patch_method(net: Any) -> None:
+    net.conv._conv_forward = lambda x, weight, bias: F.conv2d(x, weight * 2, bias, padding=1)  # pyright: ignore
+
+
+def _change_list(net: Any) -> None:
+    net.pool.kernel_size = [2, 2]
+    net.register_forward_hook(lambda *_: net.pool.kernel_size.__setitem__(0, 4))
+
+
+def _give_bias(net: Any) -> None:
+    net.head = nn.Conv2d(4, 2, 1, bias=False).double()
+    biases = iter([None, torch.ones(2, dtype=torch.float64)])
+    net.norm.register_forward_hook(lambda *_: net.head._parameters.update(bias=next(biases)))
+
+
 def _tie(net: Any) -> None:
     net.act = nn.Conv2d(4, 4, 1, bias=False)
     twin = nn.Conv2d(4, 4, 1, bias=False)
@@ -75,7 +93,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "one module in evaluation": lambda net: net.norm.eval(),
     "attributes": lambda net: vars(net.norm).update(eps=0.5, momentum=0.5),
     "a size": lambda net: vars(net.pool).update(kernel_size=4, stride=4),
-    "a list as a size": lambda net: setattr(net, "pool", nn.AdaptiveAvgPool2d([2, 2])),
+    "a list as a size": lambda net: setattr(net, "pool", nn.AdaptiveAvgPool2d([2, 2])),  # pyright: ignore
     "single precision": lambda net: net.float(),
     "frozen": lambda net: net.conv.requires_grad_(False),
     "data": lambda net: setattr(net.conv.bias, "data", net.conv.bias.data + 1),
@@ -86,6 +104,14 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "other dicts": _replace_dicts,
     "no bias": _without_bias,
     "assigned state": _assign_state,
+    "no momentum": lambda net: setattr(net.norm, "momentum", None),
+    "no attribute": lambda net: vars(net.conv).pop("in_channels"),
+    "a method of an instance": _patch_method,
+    "a list that changes": _change_list,
+    "a bias within calls": _give_bias,
+    "dicts within calls": lambda net: net.register_forward_hook(
+        lambda *_: vars(net.conv).update(_parameters=dict(net.conv._parameters))
+    ),
     "no moments": lambda net: vars(net.norm).update(track_running_stats=False),
     "another module": lambda net: setattr(net, "head", nn.Conv2d(4, 3, 1, bias=False).double()),
     "another class": lambda net: setattr(net.act, "__class__", nn.Tanh),
@@ -122,7 +148,7 @@ def test_a_changed_network_is_the_sequential_one(P_world: Partition, is_replicat
         net = gpudist.distribute(copy.deepcopy(alone), P_x, replicate_parameters=is_replicated)
         x = torch.randn(SHAPE)
         found = []
-        for network, block in ((alone, x), (net, x.chunk(2, 2)[P_world.rank])):
+        for network, block in ((alone, x), (net, x.chunk(2, 2)[P_world.rank or 0])):
             _steps(network, block, 3)
             torch.manual_seed(1)
             changed = change(network)
@@ -141,14 +167,16 @@ def test_a_changed_network_is_the_sequential_one(P_world: Partition, is_replicat
 PARTS_STAY = {
     "data", "a parameter", "the dict of parameters", "other dicts", "no bias", "assigned state",
     "shared parameters", "weight norm", "copies within the forward", "another module",
+    "a bias within calls", "dicts within calls",
 }  # fmt: skip
 
 
 @distributed(ranks=2, transports=["loopback"])
 def test_warm_calls_do_not_reach_the_modules_own_forwards(P_world: Partition) -> None:
     net = gpudist.distribute(Net(), P_world.grid(1, 1, 2, 1))
-    x = torch.randn(2, 2, 8, 8) + P_world.rank
-    net(x), net(x)
+    x = torch.randn(2, 2, 8, 8) + (P_world.rank or 0)
+    for _ in range(2):
+        net(x)
     through: list[str] = []
     kept = conversion_of(net)._kept
     assert kept is not None and len(kept.forwards._bound) == 5
