@@ -161,7 +161,8 @@ class BoundForwards:
     """The forwards that modules hold during calls of their network."""
 
     def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
-        torch.nn.Module.__setstate__ = _set_state
+        if torch.nn.Module.__setstate__ is not _set_state:
+            torch.nn.Module.__setstate__ = _set_state
         self._bound = [
             BoundForward(module)
             for module in modules

@@ -333,13 +333,10 @@ def _dispatch_and_list(
     kwargs: dict[str, Any],
     call: tuple[Any, ...],
 ) -> tuple[Any, list[OperatorCall | None], bytes]:
-    """Derive a new call, and return its result, the operators it consists of, and its part.
-
-    ``call`` describes it. The part is empty if no result is global: programs keep plain results,
-    such as ``grid.to(x)``, which some workers may have already.
-    """
+    # The operators of which a new call consists, and its part, which ``call`` describes.
     with _listing(None) as operators:
         result = dispatch(kind, function, args, kwargs, operators)
+    # Programs keep plain results, such as ``grid.to(x)``, which some workers may have already.
     part = part_of(call) if has_any([result], kind) else b""
     if part and done.parts is not None:
         done.parts.append(part)

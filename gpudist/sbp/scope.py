@@ -242,7 +242,7 @@ def start_call(scope: Scope) -> Scope:
 
 
 class _Scopes(threading.local):
-    """Of each thread, which may be a rank.
+    """State of a thread, which may be a rank.
 
     Attributes:
         open, repeatable: scopes, and functions to repeat, innermost last.
