@@ -58,7 +58,7 @@ class BoundForward:
         self.module, self.kind = module, type(module)
         self.through = MethodType(self.kind.forward, module)
         self._attributes = module.__dict__
-        self._names = ["training", *[name for name in module.__dict__ if name[0] != "_"]]
+        self._names = [name for name in module.__dict__ if name[0] != "_"]
         # A bound call by spec, with the attributes it was bound with; ``None`` if there is none.
         self._bound = Cache[Any, _Bound](16)
         self._counts = isinstance(module, _BatchNorm)

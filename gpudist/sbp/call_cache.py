@@ -30,7 +30,7 @@ from gpudist.sbp.placement import Placement
 from gpudist.sbp.registry import Composite, Rule, signatures
 from gpudist.sbp.scope import Scope, current_draws, current_scope
 from gpudist.sbp.signatures.elementwise import ELEMENTWISE
-from gpudist.sbp.trees import has_any
+from gpudist.sbp.trees import has_any, tensors_in
 
 if TYPE_CHECKING:
     from gpudist.sbp.global_tensor import GlobalTensor
@@ -142,7 +142,7 @@ class BoundCall(NamedTuple):
         self, args: tuple[Any, ...], kwargs: dict[str, Any], results: Sequence[Any]
     ) -> None:
         # For the call that is being derived.
-        inputs = _tensors(args, kwargs)
+        inputs = tensors_in([args, kwargs])
         if self.order is not None:
             inputs = self.order(inputs)
         _calls.open[-1].append(self.operator._replace(inputs=inputs, results=results))
@@ -424,7 +424,7 @@ def _single(
     is_counted = function is operator.function or draws > 0
     if isinstance(entry, Rule) and not (entry.replicable or (entry.draws_anew and is_counted)):
         return None
-    tensors = _tensors(args, kwargs)
+    tensors = tensors_in([args, kwargs])
     order = None
     if len(tensors) != len(operator.inputs) or any(
         a is not b for a, b in zip(tensors, operator.inputs, strict=True)
@@ -501,15 +501,5 @@ def _composite(
     if bound is not args or list(named) != list(kwargs):
         return None
     # Outside of networks, calls of plain tensors with dims are not cached.
-    is_cached = all([type(x) is kind or x.dim() > 0 for x in _tensors(args, kwargs)])
+    is_cached = all([type(x) is kind or x.dim() > 0 for x in tensors_in([args, kwargs])])
     return _CachedComposite(entry.function, part) if is_cached else None
-
-
-def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    tensors: list[torch.Tensor] = []
-    for x in (*args, *kwargs.values()):
-        if isinstance(x, torch.Tensor):
-            tensors.append(x)
-        elif type(x) in (tuple, list):
-            tensors += [y for y in x if isinstance(y, torch.Tensor)]
-    return tensors
