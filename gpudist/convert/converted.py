@@ -54,6 +54,12 @@ class Converted:
         original: Any = super()
         return ", ".join(filter(None, [original.extra_repr(), f"P_x={self.P_x!r}"]))
 
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        # What calls have kept would hold the memory of the parameters as they were.
+        conversion_of(self).forget()
+        original: Any = super()
+        return original._apply(*args, **kwargs)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Copies share P_x, which comes first and cannot be pickled: its error says what to save.
         make, args, *state = super().__reduce_ex__(protocol)

@@ -152,6 +152,11 @@ class Conversion:
             self.require_pins(scope)
         return left
 
+    def forget(self) -> None:
+        """Forget what calls have kept of the modules and of their parameters."""
+        self._kept = None
+        self.scope.substitutes, self.scope.originals = {}, {}
+
     def require_pins(self, scope: Scope) -> None:
         """Warn once, on the first worker, of layouts that no call has got."""
         self.expects_pins = False

@@ -13,7 +13,6 @@ from torch import nn
 
 import gpudist
 from gpudist.convert.converted import conversion_of
-from gpudist.world.partition import Partition
 from tests.pool import distributed
 
 T = torch.Tensor
@@ -136,7 +135,7 @@ def _steps(net: Any, x: T, count: int) -> list[T]:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("is_replicated", [True, False])
 @distributed(ranks=2, transports=["loopback"])
-def test_a_changed_network_is_the_sequential_one(P_world: Partition, is_replicated: bool) -> None:
+def test_a_changed_network_is_the_sequential_one(P_world: Any, is_replicated: bool) -> None:
     P_x = P_world.grid(1, 1, 2, 1)
     for name, change in CHANGES.items():
         if not is_replicated and name in PARTS_STAY:
@@ -170,9 +169,21 @@ PARTS_STAY = {
 
 
 @distributed(ranks=2, transports=["loopback"])
-def test_warm_calls_do_not_reach_the_modules_own_forwards(P_world: Partition) -> None:
+def test_converted_parameters_leave_their_memory(P_world: Any) -> None:
     net = gpudist.distribute(Net(), P_world.grid(1, 1, 2, 1))
-    x = torch.randn(2, 2, 8, 8) + (P_world.rank or 0)
+    x = torch.randn(2, 2, 8, 8) + P_world.rank
+    net(x).sum().backward()
+    before = net.conv.weight.untyped_storage()
+    count = torch._C._storage_Use_Count(before._cdata)  # pyright: ignore
+    assert count > 2
+    net.double()
+    assert torch._C._storage_Use_Count(before._cdata) == 1  # pyright: ignore
+
+
+@distributed(ranks=2, transports=["loopback"])
+def test_warm_calls_do_not_reach_the_modules_own_forwards(P_world: Any) -> None:
+    net = gpudist.distribute(Net(), P_world.grid(1, 1, 2, 1))
+    x = torch.randn(2, 2, 8, 8) + P_world.rank
     for _ in range(2):
         net(x)
     through: list[str] = []
@@ -180,7 +191,12 @@ def test_warm_calls_do_not_reach_the_modules_own_forwards(P_world: Partition) ->
     assert kept is not None and len(kept.forwards._bound) == 5
     for bound in kept.forwards._bound:
         name, own = type(bound.module).__name__, bound.through
-        bound.through = lambda *a, n=name, f=own, **k: (through.append(n), f(*a, **k))[1]  # pyright: ignore
+
+        def listed(*args: Any, name: str = name, own: Any = own, **kwargs: Any) -> Any:
+            through.append(name)
+            return own(*args, **kwargs)
+
+        bound.through = listed  # pyright: ignore
     net(x)
     # Called with a keyword, it takes the way of its class.
     assert through == ["ReLU"]
