@@ -20,7 +20,7 @@ from gpudist.checkpoint.extra_state import (
     whole_to_read,
 )
 from gpudist.checkpoint.identity import identity_of
-from gpudist.checkpoint.json_values import decode, encode, storable
+from gpudist.checkpoint.json_values import decode, encode
 from gpudist.checkpoint.migrations import migrations_of
 from gpudist.checkpoint.moving import is_sharded, whole_of
 from gpudist.checkpoint.nested import assemble, entries_of
@@ -32,9 +32,13 @@ from gpudist.checkpoint.optimizer_state import (
     require_same_parameters,
     set_state,
     state_block,
+)
+from gpudist.checkpoint.sequential import (
+    describe_shapes,
+    fill,
+    names_beyond_sequential,
     whole_shape,
 )
-from gpudist.checkpoint.sequential import describe_shapes, fill, names_beyond_sequential
 from gpudist.checkpoint.texts import failing_together, require_alike
 from gpudist.convert.converted import Converted, conversion_of
 from gpudist.errors import CheckpointError
@@ -118,7 +122,7 @@ def optimizer_to_save(
         require_complete(optimizer)
         for number, group in enumerate(optimizer.param_groups):
             group = {key: value for key, value in group.items() if key != "params"}
-            options.append(storable(group, f"param_groups[{number}]"))
+            options.append(decode(encode(group, f"param_groups[{number}]")))
     state: dict[str, dict[str, Any]] = {}
     for name, keys in describe_state(module, optimizer, placed, P_world).items():
         state[name] = {}

@@ -34,9 +34,14 @@ from gpudist.checkpoint.contents import (
     use_draws,
 )
 from gpudist.checkpoint.copies import warn_of_differences
-from gpudist.checkpoint.extra_state import extra_to_load, set_extra, whole_to_read
+from gpudist.checkpoint.extra_state import (
+    assemble_model,
+    extra_to_load,
+    give_extra,
+    whole_to_read,
+)
 from gpudist.checkpoint.identity import files_of, first_bytes, identity_of
-from gpudist.checkpoint.json_values import comparable_text
+from gpudist.checkpoint.json_values import text_of_values
 from gpudist.checkpoint.nested import Entire, NestedPlanner
 from gpudist.checkpoint.optimizer_state import restore_on_failure
 from gpudist.checkpoint.reader import METADATA, SafePlanner, SafeReader
@@ -188,7 +193,7 @@ def _require_readable(reader: SafeReader, written: dict[str, Any]) -> None:
     _read(values, reader, metadata)
     for name, value in values.items():
         saved = written[name].value if isinstance(written[name], Entire) else written[name]
-        if comparable_text(value, name) != comparable_text(saved, name):
+        if text_of_values({name: value}) != text_of_values({name: saved}):
             raise CheckpointError(
                 f"{name} is {saved!r:.200} but reads back as {value!r:.200}; convert it to "
                 "numbers, texts or lists of them"
@@ -323,7 +328,7 @@ def _load(
         with failing_together(P_world, what):
             use_draws(module, values.get(NOTES))
             if not migrating:
-                set_extra(module, metadata, {name: values[name] for name in extra})
+                give_extra(module, assemble_model(metadata, {name: values[name] for name in extra}))
 
 
 @checked(CheckpointError)

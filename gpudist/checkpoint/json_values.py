@@ -109,22 +109,13 @@ def decode(value: Any) -> Any:
             return torch.device(content)
 
 
-def storable(value: Any, what: str, *, cells: int | None = 1) -> Any:
-    """Return a copy of ``value`` in the types that every version of a checkpoint can hold.
+def text_of_values(values: dict[str, Any]) -> str:
+    """Return values by name as JSON; equal for equal values only, and NaN equals NaN.
 
     Raises:
         CheckpointError: as :func:`encode`.
     """
-    return decode(encode(value, what, cells=cells))
-
-
-def comparable_text(value: Any, what: str) -> str:
-    """Return a text that is equal for equal values only; NaN equals NaN.
-
-    Raises:
-        CheckpointError: as :func:`encode`.
-    """
-    return json.dumps(encode(value, what, cells=None))
+    return json.dumps({name: encode(x, name, cells=None) for name, x in values.items()})
 
 
 def _is_dense(value: Any) -> bool:

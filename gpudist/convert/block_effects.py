@@ -60,15 +60,15 @@ class RepeatedForward:
             dense = [x for x in tensors if not x.requires_grad and x.layout is torch.strided]
             self._copies = [(x, x._version, x.clone()) for x in dense]
             named = [*self._block.named_parameters(), *self._block.named_buffers()]
-            watched = {id(x): ("(an attribute)", x) for x in tensors}
-            watched |= {id(x): (name, x) for name, x in named if not x.is_inference()}
-            self._versions = [(name, x, x._version) for name, x in watched.values()]
+            # Without its graph, a tensor has the same version.
+            watched = {id(x): ("(an attribute)", x.detach(), x._version) for x in tensors}
+            watched |= {id(x): (name, x, x._version) for name, x in named if not x.is_inference()}
         self._random = random.getstate(), np.random.get_state()
         yield
         with torch._C.DisableTorchFunction():
             self._copies = [copy for copy in self._copies if _may_differ(*copy)]
             copied = {id(x) for x, *_ in self._copies}
-            self._versions = [each for each in self._versions if id(each[1]) not in copied]
+            self._versions = [each for key, each in watched.items() if key not in copied]
             changed = {id(owner) for owner, contents in self._contents if _differ(owner, contents)}
             for i, (owner, contents) in enumerate(self._contents):
                 now = {*map(id, _contents_of(owner)), *changed}

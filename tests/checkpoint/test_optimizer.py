@@ -174,7 +174,7 @@ def test_dtype_that_one_rank_does_not_know_is_refused_on_every_rank(P_world: Par
 @pytest.mark.parametrize(
     ("state", "words"),
     [
-        (torch.zeros(3, 3, 3), r"keeps odd of shape \[3, 3, 3\] for 2.weight, whose block has"),
+        (torch.zeros(3, 3, 3), r"odd of 2.weight has shape \[3, 3, 3\], the parameter \[5\]; only"),
         (..., "odd of 2.weight is a <class 'ellipsis'>; it must be a number, a text or a list of"),
         ([torch.zeros(3)], r"odd of 2.weight\[0\] is a tensor of shape \[3\]; it must be a number"),
     ],

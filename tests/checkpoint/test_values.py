@@ -133,7 +133,7 @@ def test_value_is_refused_before_the_previous_checkpoint_goes(
     module.extra = {"x": value if place == "extra" else 1}
     options, state = {"o": [value] if place == "option" else 1}, {"s": value}
     optimizer = Keeper(module, state if place == "state" else None, **options)
-    words = r"keeps s of shape|param_groups\[0\]\['o'\]\[0\]|s of weight|_extra_state\['x'\]"
+    words = r"param_groups\[0\]\['o'\]\[0\]|s of weight|_extra_state\['x'\]"
     with pytest.raises(CheckpointError, match=words if name in REFUSED else None):
         checkpoint.save(module, tmp_path / "a", optimizer)
     assert os.listdir(tmp_path) == ["a"]
