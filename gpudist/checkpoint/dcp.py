@@ -22,23 +22,23 @@ from torch.distributed.checkpoint.planner import SavePlan
 from gpudist.checkpoint import folders
 from gpudist.checkpoint.contents import (
     NOTES,
+    may_convert,
     migrate,
     model_to_load,
     model_to_save,
-    names_to_migrate,
     notes_to_save,
     optimizer_to_load,
     optimizer_to_save,
     require_same_groups,
     set_optimizer,
     use_draws,
+    whole_model_to_read,
 )
 from gpudist.checkpoint.copies import warn_of_differences
 from gpudist.checkpoint.extra_state import (
     assemble_model,
     extra_to_load,
     give_extra,
-    whole_to_read,
 )
 from gpudist.checkpoint.identity import files_of, first_bytes, identity_of
 from gpudist.checkpoint.json_values import text_of_values
@@ -302,10 +302,14 @@ def _load(
             )
         reader.hold(files_of(metadata))
         reader.require_of_one_save(files_of(metadata)[P_world.rank :: P_world.size])
-        migrating = names_to_migrate(module, metadata)
-        state = {} if migrating else model_to_load(module, metadata)
-        if P_world.rank == 0:
-            state |= {name: whole_to_read(name, metadata) for name in migrating}
+        converts = may_convert(module, metadata)
+    # Ranks may have other hooks.
+    migrating = any(number for (number,) in P_world.allgather_data([int(converts)]))
+    with failing_together(P_world, what):
+        if not migrating:
+            state = model_to_load(module, metadata)
+        else:
+            state = whole_model_to_read(metadata) if P_world.rank == 0 else {}
         values = extra = extra_to_load(module, metadata)
         tensors: dict[str, Any] = {}
         if optimizer is not None:

@@ -40,9 +40,13 @@ def load_whole(
                 where = placed.get(f"{path}.{name}" if path else name)
                 tensors[name] = None if x is None else _whole(x, where)
         values["set_extra_state"] = partial(extra.__setitem__, part)
-        before[path], twins[part] = values, object.__new__(type(part))
-        vars(twins[part]).update(values)
-        drop_hooks(twins[part])
+        before[path], twin = values, object.__new__(type(part))
+        vars(twin).update(values)
+        drop_hooks(twin)
+        for number, hook in twin._load_state_dict_pre_hooks.items():
+            if getattr(hook, "with_module", False):
+                twin._load_state_dict_pre_hooks[number] = type(hook)(hook.hook, twin)
+        twins[part] = twin
     for part in module.modules():
         twins[part]._modules.update((name, twins[m]) for name, m in part._modules.items())
     root = twins[module]

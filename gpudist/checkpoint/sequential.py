@@ -53,7 +53,7 @@ def full_state_dict(module: torch.nn.Module, *, to_all: bool = False) -> dict[st
     gets = to_all or P_world.rank == 0
     full: Any = OrderedDict()
     # Versions of the modules, by which later ones convert the state dict.
-    full._metadata = getattr(state, "_metadata", None)
+    full._metadata = versions_of(state)
     for name in names:
         value = whole_of(state[name])
         if name in placed:
@@ -159,6 +159,11 @@ def world_of(module: torch.nn.Module) -> Partition:
         if isinstance(P_x, Partition):
             return P_x.world
     return runtime.init()
+
+
+def versions_of(state_dict: Mapping[str, Any]) -> Any:
+    """Return the versions of the modules; ``None`` of a state dict that a user has made."""
+    return getattr(state_dict, "_metadata", None)
 
 
 def names_beyond_sequential(module: torch.nn.Module) -> set[str]:

@@ -36,11 +36,15 @@ class Scaled(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv, self.log_scale = nn.Conv2d(1, 2, 3, padding=1), nn.Parameter(torch.zeros(1))
-        self.loaded, self.from_version, self.extra = 0, 2, "new"
+        self.loaded, self.from_version, self.extra, self.noted = 0, 2, "new", ""
+        self.register_load_state_dict_pre_hook(Scaled.note)
         self.register_load_state_dict_post_hook(Scaled.count)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.conv(x) * self.log_scale.exp()
+
+    def note(self, state: Any, prefix: str, *rest: Any) -> None:
+        self.noted = f"{prefix}: {sorted(state)}"
 
     def count(self, keys: Any) -> None:
         self.loaded += 1
@@ -64,11 +68,18 @@ def scaled() -> tuple[nn.Module, dict[str, Any]]:
     return Scaled(), {**state, "log_scale": torch.tensor([3.0])}
 
 
+class Plain(nn.Conv2d):
+    """Its state dict has no versions."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return dict(super().state_dict(*args, **kwargs))
+
+
 def hooked() -> tuple[nn.Module, dict[str, Any]]:
     def double(module: nn.Module, state: Any, prefix: str, *rest: Any) -> None:
         state[prefix + "weight"] = 2 * state[prefix + "weight"]
 
-    layer = nn.Conv2d(1, 2, 3)
+    layer = Plain(1, 2, 3)
     layer.register_load_state_dict_pre_hook(double)
     return layer, dict(layer.state_dict())
 
@@ -89,7 +100,8 @@ def assert_loaded(net: Any, whole: Any) -> None:
     assert full.keys() == whole.state_dict().keys()
     for name, want in whole.state_dict().items():
         assert torch.equal(full[name], want) if "extra" not in name else full[name] == want, name
-    assert getattr(net, "from_version", 2) == getattr(whole, "from_version", 2)
+    for name in ("from_version", "noted"):
+        assert getattr(net, name, None) == getattr(whole, name, None)
     assert bool(getattr(net, "loaded", 0)) == bool(getattr(whole, "loaded", 0))
 
 
@@ -120,6 +132,8 @@ def test_modules_convert_what_they_load(P_world: Partition, shared_path: str) ->
         if make is not hooked:
             for load in DOORS:
                 again = gpudist.distribute(make()[0], P_x)
+                if root:
+                    again.register_load_state_dict_post_hook(lambda *_: None)
                 full = checkpoint.full_state_dict(net)
                 load(again, path + ".saved" if load is checkpoint.load else full)
                 for name, want in checkpoint.full_state_dict(net, to_all=True).items():
