@@ -27,6 +27,7 @@ from gpudist.world.partition import Partition
 from tests.checkpoint.models import (
     Layout,
     assert_same_state,
+    both,
     distributed_model,
     fill,
     fill_blocks,
@@ -48,10 +49,7 @@ SETUPS: list[Setup] = [
 
 def make(P_world: Partition, setup: Setup, seed: int) -> tuple[Any, Any, Any, Any]:
     """Return a model and its optimizer after two steps, then the sequential ones."""
-    sequential = sequential_model()
-    fill(sequential, seed)
-    model = distributed_model(P_world, *setup)
-    fill_blocks(model, sequential)
+    model, sequential = both(P_world, *setup, seed)
     return (
         model, stepped("adam", model, sequential),
         sequential, stepped("adam", sequential, sequential),

@@ -111,10 +111,6 @@ def test_value_comes_back(tmp_path: Path, value: Any, expected: Any) -> None:
     third.extra = None
     checkpoint.load(third, tmp_path / "b", last)
     assert_filled(third, last, expected)
-
-
-@pytest.mark.parametrize(("value", "expected"), CASES, ids=[*KEPT, *(str(a) for a, _ in AS_PYTHON)])
-def test_value_comes_back_from_full_dicts(value: Any, expected: Any) -> None:
     first, optimizer, second, other = modules(value)
     checkpoint.load_full_state_dict(second, checkpoint.full_state_dict(first))
     full = checkpoint.full_optimizer_state_dict(first, optimizer)

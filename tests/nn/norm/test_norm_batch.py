@@ -22,26 +22,20 @@ from tests.nn.compare import (
 )
 from tests.nn.norm.norm_cases import (
     F64,
+    GRIDS,
     Made,
+    assert_groups,
     assert_same_buffers,
     check,
     check_penalty,
     make_both,
-    operations,
     owner,
 )
 from tests.pool import distributed
 from tests.torchs_layers import torchs_layer
 
 SHAPE = (5, 7, 6, 4)
-GRIDS: dict[str, tuple[list[int], list[int] | None]] = {
-    "one": ([1, 1, 1, 1], [2]),
-    "batch": ([3, 1, 1, 1], None),
-    "channels": ([1, 3, 1, 1], None),
-    "features": ([1, 1, 2, 2], [4, 0, 3, 1]),
-    "mixed": ([2, 2, 1, 2], None),
-    "all": ([2, 2, 2, 1], [7, 6, 5, 4, 3, 2, 1, 0]),
-}
+CASES = {**GRIDS, "all": ([2, 2, 2, 1], [7, 6, 5, 4, 3, 2, 1, 0])}
 
 
 def both(P_x: CartesianPartition, channels: int = 7, **options: Any) -> Made:
@@ -79,7 +73,7 @@ def test_any_number_of_dims(P_world: Partition) -> None:
 @pytest.mark.parametrize("case", ["one", "batch", "channels", "features", "all"])
 @distributed(ranks=9, transports=["loopback"])
 def test_double_backward(P_world: Partition, case: str, of: str) -> None:
-    P_x = grid(P_world, *GRIDS[case])
+    P_x = grid(P_world, *CASES[case])
     shape = (2, *SHAPE[1:]) if case == "batch" else SHAPE
     check_penalty(both(P_x), P_x, shape, owner(P_x, [1]), of)
 
@@ -109,23 +103,12 @@ def test_checkpoint(P_world: Partition, reentrant: bool) -> None:
 def test_messages(P_world: Partition) -> None:
     """One group forward and one backward; in evaluation parameters alone, or nothing."""
     P_x = grid(P_world, [2, 1, 1, 2])
-    x = torch.randn(3, 4, 5, 6, requires_grad=True)
     for affine in (True, False):
         layer = nn.DistributedBatchNorm2d(P_x, 4, affine=affine, global_shape=(6, 4, 5, 12))
-        before = operations(P_world)
-        y = layer(x)
-        assert operations(P_world) == before + 1
-        y.square().sum().backward()
-        assert operations(P_world) == before + 2
-        layer.eval()
-        before = operations(P_world)
-        layer(x)
-        assert operations(P_world) == before + int(affine)
-    channels = grid(P_world, [1, 4])
-    layer = nn.DistributedBatchNorm1d(channels, 8, global_shape=(3, 8))
-    before = operations(P_world)
-    layer(torch.randn(3, 2, requires_grad=True)).sum().backward()
-    assert operations(P_world) == before
+        assert_groups(P_world, layer, (3, 4, 5, 6), 1)
+        assert_groups(P_world, layer.eval(), (3, 4, 5, 6), int(affine))
+    layer = nn.DistributedBatchNorm1d(grid(P_world, [1, 4]), 8, global_shape=(3, 8))
+    assert_groups(P_world, layer, (3, 2), 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

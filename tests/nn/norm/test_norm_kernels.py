@@ -21,15 +21,16 @@ from gpudist.nn.norm.normalization import Normalization
 from gpudist.nn.norm.passes import BoundNorm
 from gpudist.transport.base import Transport
 from gpudist.transport.failure.channel import Failure
-from gpudist.transport.host.core_transport import is_built, what_is_missing
 from gpudist.world import runtime
 from gpudist.world.partition import CartesianPartition, Partition
 from tests.doubles.nccl import count
 from tests.nn.compare import grid, own_block, random_like_all
+from tests.nn.norm.norm_cases import NEEDS_CORE
 from tests.nn.norm.test_norm_lines import LargeTensors
 from tests.pool import distributed
 from tests.transport import worlds
 
+pytestmark = NEEDS_CORE
 SHAPE = (3, 8, 6, 12)
 Make = Callable[[CartesianPartition], torch.nn.Module]
 LAYERS: dict[str, Make] = {
@@ -48,11 +49,6 @@ def without_kernels() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "NATIVE_FLOATS", {})
         yield
-
-
-def skip_without_core() -> None:
-    if not is_built():
-        pytest.skip(what_is_missing())
 
 
 def made(
@@ -95,7 +91,6 @@ def test_same_as_the_composition(
     P_world: Partition, kind: str, axes: Sequence[int], dtype: torch.dtype
 ) -> None:
     """Without kernels, the core for CPUs normalizes contiguous float32 blocks."""
-    skip_without_core()
     P_x = grid(P_world, axes)
     x, g = (own_block(random_like_all(SHAPE, seed), P_x, requires_grad=False) for seed in (1, 2))
     layouts = ["contiguous"] if kind in ("layer", "RMS") else ["contiguous", "channels_last"]
@@ -124,7 +119,6 @@ def test_memory_and_derivatives_beyond_the_first(
     P_world: Partition, kind: str, dtype: torch.dtype
 ) -> None:
     """Kernels allocate only results; the composition computes second derivatives and tangents."""
-    skip_without_core()
     axes = (1, 1, 2, 1)
     P_x, layer = grid(P_world, axes), made(kind, P_world, axes, dtype)
     x = own_block(random_like_all(SHAPE, 1).to(dtype), P_x)
@@ -152,7 +146,6 @@ def test_memory_and_derivatives_beyond_the_first(
 
 @distributed(ranks=2, transports=["nccl"])
 def test_hooks_that_save_another_layout(P_world: Partition) -> None:
-    skip_without_core()
     axes = (1, 1, 2, 1)
     x, g = (block_like(own_block(random_like_all(SHAPE, seed), grid(P_world, axes), None, False)
             .float(), "channels_last") for seed in (1, 2))  # fmt: skip
@@ -174,7 +167,6 @@ class _Norms(torch.nn.Module):
 
 @distributed(ranks=2, transports=["nccl"])
 def test_a_warm_norm_calls_two_functions_and_one_in_backward(P_world: Partition) -> None:
-    skip_without_core()
     P_x = grid(P_world, (1, 1, 2, 1))
     network = gpudist.distribute(_Norms(), P_x, inputs={"x": "block"})
     x = own_block(random_like_all(SHAPE, 1).float(), P_x)
@@ -216,7 +208,6 @@ def test_autocast_in_single_precision_converts_no_block(
     P_world: Partition, kind: str, low: torch.dtype
 ) -> None:
     """The output and its gradient are float32; kernels read and write 16 bits of the block."""
-    skip_without_core()
     axes = (1, 1, 2, 1)
     P_x = grid(P_world, axes)
     x = own_block(random_like_all(SHAPE, 1).to(low), P_x, requires_grad=False)
@@ -250,7 +241,6 @@ def test_autocast_in_single_precision_converts_no_block(
 @distributed(ranks=2, transports=["nccl"])
 def test_no_launch_only_looks_for_a_failure(P_world: Partition) -> None:
     """The kernels that read the sums look themselves; those of float64 are moved alone first."""
-    skip_without_core()
     axes = (1, 1, 2, 1)
     P_x = grid(P_world, axes)
     for dtype, launches in ((torch.float32, 0), (torch.float64, 1)):
@@ -266,7 +256,6 @@ def test_no_launch_only_looks_for_a_failure(P_world: Partition) -> None:
 @pytest.mark.parametrize("movement", ["move", "move_gradients"])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_sums_that_were_not_moved_make_no_number(kind: str, movement: str) -> None:
-    skip_without_core()
     for results in worlds.results("nccl", 2, fail_behind, kind, movement):
         assert results and all(results.values()), results
 
@@ -308,7 +297,6 @@ def fail_behind(transport: Transport, kind: str, movement: str) -> dict[str, boo
 
 @distributed(ranks=2, transports=["nccl"])
 def test_which_blocks_fit(P_world: Partition) -> None:
-    skip_without_core()
     P_x = grid(P_world, [1, 1, 2, 1])
     layer = nn.DistributedGroupNorm(P_x, 2, 8)
     x = own_block(random_like_all(SHAPE, 1).float(), P_x, requires_grad=False)
