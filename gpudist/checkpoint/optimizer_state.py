@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gpudist.checkpoint.conversion import convert_dtype, require_cells
-from gpudist.checkpoint.json_values import decode, dtype_of, encode, name_of
+from gpudist.checkpoint.json_values import decode, encode
 from gpudist.checkpoint.moving import is_sharded
 from gpudist.checkpoint.texts import broadcast_text, failing_together, require_alike
 from gpudist.errors import CheckpointError
@@ -84,21 +84,15 @@ def describe_state(
     with failing_together(P_world, what):
         for keys in described.values():
             for about in keys.values():
-                if about["kind"] == "value":
-                    decode(about["value"])
-                else:
-                    dtype_of(about["dtype"])
+                decode(about["value"])
     return described
 
 
 def new_state(parameter: torch.Tensor, about: dict[str, Any]) -> Any:
-    """Decode a described value, or create a tensor with :func:`empty_state`."""
-    return decode(about["value"]) if about["kind"] == "value" else empty_state(parameter, about)
-
-
-def empty_state(parameter: torch.Tensor, about: dict[str, Any]) -> torch.Tensor:
-    """Create zeros of the described dtype, laid out like the parameter."""
-    return state_of(parameter, empty_block(parameter, dtype_of(about["dtype"])))
+    """Return a described value, or zeros of the described dtype, laid out like the parameter."""
+    value = decode(about["value"])
+    is_tensor = about["kind"] == "tensor"
+    return state_of(parameter, empty_block(parameter, value)) if is_tensor else value
 
 
 def state_block(
@@ -110,7 +104,7 @@ def state_block(
 ) -> torch.Tensor:
     """Return this rank's block of a tensor of the state; zeros if it has none."""
     value = optimizer.state.get(parameter, {}).get(key)
-    return block_of(empty_state(parameter, about) if value is None else value, placement)
+    return block_of(new_state(parameter, about) if value is None else value, placement)
 
 
 def empty_block(parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -129,16 +123,16 @@ def describe_values(
     described: dict[str, dict[str, Any]] = {}
     for key, value in state.items():
         what = f"{key} of {name}"
-        if not isinstance(value, torch.Tensor) or value.dim() == 0:
-            described[key] = {"kind": "value", "value": encode(value, what)}
-            continue
-        if tuple(value.shape) != shape:
+        is_tensor = isinstance(value, torch.Tensor) and value.dim() > 0
+        if is_tensor and tuple(value.shape) != shape:
             raise CheckpointError(
                 f"{what} has shape {list(value.shape)}, the parameter {list(shape)}; only state of "
                 "the same shape, or of one cell, has a sequential counterpart"
             )
-        require_cells(value, what)
-        described[key] = {"kind": "tensor", "dtype": name_of(value.dtype)}
+        if is_tensor:
+            require_cells(value, what)
+        stored = encode(value.dtype if is_tensor else value, what)
+        described[key] = {"kind": "tensor" if is_tensor else "value", "value": stored}
     return described
 
 
