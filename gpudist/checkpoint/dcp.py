@@ -300,12 +300,12 @@ def _load(
                 "checksum: damage to it may be found late or never; save it again",
                 stacklevel=4,
             )
-        reader.hold(files_of(metadata))
-        reader.require_of_one_save(files_of(metadata)[P_world.rank :: P_world.size])
         converts = may_convert(module, metadata)
     # Ranks may have other hooks.
     migrating = any(number for (number,) in P_world.allgather_data([int(converts)]))
     with failing_together(P_world, what):
+        reader.hold(files_of(metadata))
+        reader.require_of_one_save(files_of(metadata)[P_world.rank :: P_world.size])
         if not migrating:
             state = model_to_load(module, metadata)
         else:

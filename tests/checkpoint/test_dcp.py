@@ -302,11 +302,6 @@ def test_folder_that_one_rank_does_not_see_is_refused_on_every_rank(tmp_path: Pa
         run_distributed(save_elsewhere, 2)
 
 
-class Attack:
-    def __reduce__(self) -> Any:
-        return os.mkdir, ("was here",)
-
-
 def name_another_folder(target: Path) -> None:
     metadata = read_pickled((target / METADATA).read_bytes())
     next(iter(metadata.storage_data.values())).relative_path = "../other.distcp"
@@ -315,17 +310,13 @@ def name_another_folder(target: Path) -> None:
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "file": (lambda path: (path / "__1_0.distcp").write_bytes(b""), "__1_0.distcp belongs to no"),
-    "attack": (
-        lambda path: (path / METADATA).write_bytes(pickle.dumps(Attack())),
-        r"refers to (posix|os)\.mkdir",
-    ),
     "folder": (name_another_folder, r"it names the file '\.\./other\.distcp'"),
     "nothing": (shutil.rmtree, "does not contain a checkpoint"),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_is_named_on_every_rank_and_runs_no_code(tmp_path: Path, damage: str) -> None:
+def test_damage_is_named_on_every_rank(tmp_path: Path, damage: str) -> None:
     target, (change, words) = tmp_path / "checkpoint", DAMAGES[damage]
     run_distributed(save, 2, target, (2, "features"))
     change(target)
@@ -335,7 +326,6 @@ def test_damage_is_named_on_every_rank_and_runs_no_code(tmp_path: Path, damage: 
             checkpoint.load(distributed_model(P_world, 2, "features"), target)
 
     run_distributed(check, 2)
-    assert not Path("was here").exists()
 
 
 def test_other_folders_are_not_replaced(tmp_path: Path) -> None:
