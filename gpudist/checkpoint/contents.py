@@ -127,9 +127,12 @@ def optimizer_to_save(
     options: list[dict[str, Any]] = []
     with failing_together(P_world, "saving the optimizer"):
         require_complete(optimizer)
-        for number, group in enumerate(optimizer.param_groups):
-            group = {key: value for key, value in group.items() if key != "params"}
-            options.append(decode(encode(group, f"param_groups[{number}]")))
+        for number, names in enumerate(groups):
+            group = optimizer.param_groups[number].copy()
+            del group["params"]
+            stored = decode(encode(group, f"param_groups[{number}]"))
+            options.append({key: entries_of(value) for key, value in stored.items()})
+            options[number]["params"] = names
     state: dict[str, dict[str, Any]] = {}
     for name, keys in describe_state(module, optimizer, placed, P_world).items():
         state[name] = {}
@@ -141,12 +144,7 @@ def optimizer_to_save(
                 where = placed.get(name)
                 block = state_block(optimizer, parameters[name], key, about, where)
                 state[name][key] = _as_entry(block, where)
-    if P_world.rank != 0:
-        return {"state": state}
-    stored = [{key: entries_of(value) for key, value in group.items()} for group in options]
-    for group, names in zip(stored, groups, strict=True):
-        group["params"] = names
-    return {"state": state, "param_groups": stored}
+    return {"state": state} | ({"param_groups": options} if P_world.rank == 0 else {})
 
 
 def _as_entry(value: Any, placement: ParameterPlacement | None) -> Any:
