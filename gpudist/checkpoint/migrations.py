@@ -43,9 +43,10 @@ def load_whole(
         before[path], twin = values, object.__new__(type(part))
         vars(twin).update(values)
         drop_hooks(twin)
-        for number, hook in twin._load_state_dict_pre_hooks.items():
+        hooks: Any = twin._load_state_dict_pre_hooks
+        for number, hook in hooks.items():
             if getattr(hook, "with_module", False):
-                twin._load_state_dict_pre_hooks[number] = type(hook)(hook.hook, twin)
+                hooks[number] = type(hook)(hook.hook, twin)
         twins[part] = twin
     for part in module.modules():
         twins[part]._modules.update((name, twins[m]) for name, m in part._modules.items())

@@ -140,7 +140,7 @@ def _migrate(
     for name, x in tensors.items() if not missing else ():
         shape = whole_shape(name, state[name], placed)
         if x.is_meta or tuple(x.shape) != shape:
-            problems.append(f"{name} became {list(x.shape)} on {x.device}, not {list(shape or ())}")
+            problems.append(f"{name} became {list(x.shape)} on {x.device}, not {list(shape)}")
         else:
             convert_dtype(x, state[name].dtype, name)
     if problems:
@@ -181,16 +181,16 @@ def _sequential_names(module: torch.nn.Module) -> list[str]:
 
 
 def whole_shape(
-    name: str, value: Any, placed: dict[str, ParameterPlacement]
-) -> tuple[int, ...] | None:
-    """Return the global shape of a value in the state dict; ``None`` if it is not a tensor."""
-    if name in placed:
-        return placed[name].shape
-    return tuple(value.shape) if isinstance(value, torch.Tensor) else None
+    name: str, value: torch.Tensor, placed: dict[str, ParameterPlacement]
+) -> tuple[int, ...]:
+    """Return the global shape of a tensor of the state dict."""
+    return placed[name].shape if name in placed else tuple(value.shape)
 
 
 def describe_shapes(
     names: list[str], state: Mapping[str, Any], placed: dict[str, ParameterPlacement]
 ) -> str:
     """Return a text with the names and global shapes, for comparison between ranks."""
-    return repr([(name, whole_shape(name, state[name], placed)) for name in names])
+    tensors = {name for name in names if isinstance(state[name], torch.Tensor)}
+    shapes = {n: whole_shape(n, state[n], placed) if n in tensors else None for n in names}
+    return repr(shapes)
