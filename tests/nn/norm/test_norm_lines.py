@@ -162,10 +162,8 @@ def test_which_blocks_fit(P_world: Partition) -> None:
     P_x, shape = grid(P_world, [1, 1, 2, 1]), (2, 4, 6, 8)
     layer = nn.DistributedGroupNorm(P_x, 2, 4)
     x = own_block(random_like_all(shape, 1).float(), P_x, requires_grad=False)
-    bound, parameters = (
-        layer._bindings(x, layer._agree_and_bind, layer.way_of(x)),
-        layer.own_parameters(),
-    )
+    bound = layer._bindings(x, layer._agree_and_bind, layer.way_of(x))
+    parameters = layer.own_parameters()
     assert fits(bound, x, parameters)
     assert not fits(bound, x.mT.contiguous().mT, parameters)
     assert not fits(bound, x.to(memory_format=torch.channels_last), parameters)
