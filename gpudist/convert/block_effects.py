@@ -56,7 +56,7 @@ class RepeatedForward:
         """Note the state, run the forward, and keep what it changes."""
         with torch._C.DisableTorchFunction():
             owners, tensors = _state_of(self._block)
-            self._contents = [(owner, _contents_of(owner)) for owner in owners]
+            self._contents = [(owner, contents_of(owner)) for owner in owners]
             dense = [x for x in tensors if not x.requires_grad and x.layout is torch.strided]
             self._copies = [(x, x._version, x.clone()) for x in dense]
             named = [*self._block.named_parameters(), *self._block.named_buffers()]
@@ -69,9 +69,9 @@ class RepeatedForward:
             self._copies = [copy for copy in self._copies if _may_differ(*copy)]
             copied = {id(x) for x, *_ in self._copies}
             self._versions = [each for key, each in watched.items() if key not in copied]
-            changed = {id(owner) for owner, contents in self._contents if _differ(owner, contents)}
+            changed = {id(owner) for owner, contents in self._contents if differ(owner, contents)}
             for i, (owner, contents) in enumerate(self._contents):
-                now = {*map(id, _contents_of(owner)), *changed}
+                now = {*map(id, contents_of(owner)), *changed}
                 self._contents[i] = owner, tuple(_cut(x, now) for x in contents)
 
     @contextmanager
@@ -97,14 +97,14 @@ class RepeatedForward:
     def _exchange(self, contents: Any, cells: list[torch.Tensor], numbers: Any) -> Any:
         """Set the contents of containers, cells of tensors and random numbers; return the old."""
         present = random.getstate(), np.random.get_state()
-        before = [(owner, _contents_of(owner)) for owner, _ in contents]
+        before = [(owner, contents_of(owner)) for owner, _ in contents]
         with torch._C.DisableTorchFunction():
             own = [x.data for x, *_ in self._copies]
             for (x, *_), data in zip(self._copies, cells, strict=True):
                 # What the repetition saves for backward must not change with x.
                 x.data = data
         for owner, parts in contents:
-            if _differ(owner, parts):
+            if differ(owner, parts):
                 _refill(owner, parts)
         random.setstate(numbers[0])
         np.random.set_state(numbers[1])
@@ -138,12 +138,14 @@ def _has_state(x: Any) -> bool:
     return isinstance(x, nn.Module) or (not is_known and type(getattr(x, "__dict__", 0)) is dict)
 
 
-def _contents_of(owner: Any) -> tuple[Any, ...]:
+def contents_of(owner: Any) -> tuple[Any, ...]:
+    """Return the items of a container: the keys and then the values of a dict."""
     return (*owner, *owner.values()) if isinstance(owner, dict) else tuple(owner)
 
 
-def _differ(owner: Any, contents: tuple[Any, ...]) -> bool:
-    return [*map(id, _contents_of(owner))] != [*map(id, contents)]
+def differ(owner: Any, contents: tuple[Any, ...]) -> bool:
+    """Return whether a container has other objects than ``contents``, or in another order."""
+    return [*map(id, contents_of(owner))] != [*map(id, contents)]
 
 
 def _refill(owner: Any, contents: tuple[Any, ...]) -> None:

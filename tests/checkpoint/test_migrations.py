@@ -37,6 +37,7 @@ class Scaled(nn.Module):
         super().__init__()
         self.conv, self.log_scale = nn.Conv2d(1, 2, 3, padding=1), nn.Parameter(torch.zeros(1))
         self.loaded, self.from_version, self.extra, self.noted = 0, 2, "new", ""
+        self.seen: list[str] = []
         self.register_load_state_dict_pre_hook(Scaled.note)
         self.register_load_state_dict_post_hook(Scaled.count)
 
@@ -45,6 +46,7 @@ class Scaled(nn.Module):
 
     def note(self, state: Any, prefix: str, *rest: Any) -> None:
         self.noted = f"{prefix}: {sorted(state)}"
+        self.seen.append(prefix)
 
     def count(self, keys: Any) -> None:
         self.loaded += 1
@@ -100,7 +102,7 @@ def assert_loaded(net: Any, whole: Any) -> None:
     assert full.keys() == whole.state_dict().keys()
     for name, want in whole.state_dict().items():
         assert torch.equal(full[name], want) if "extra" not in name else full[name] == want, name
-    for name in ("from_version", "noted"):
+    for name in ("from_version", "noted", "seen"):
         assert getattr(net, name, None) == getattr(whole, name, None)
     assert bool(getattr(net, "loaded", 0)) == bool(getattr(whole, "loaded", 0))
 
