@@ -20,7 +20,7 @@ from gpudist.checkpoint.extra_state import (
     whole_to_read,
 )
 from gpudist.checkpoint.identity import identity_of
-from gpudist.checkpoint.json_values import decode, encode, storable
+from gpudist.checkpoint.json_values import decode, encode
 from gpudist.checkpoint.migrations import migrations_of
 from gpudist.checkpoint.moving import is_sharded, whole_of
 from gpudist.checkpoint.nested import assemble, entries_of
@@ -32,9 +32,14 @@ from gpudist.checkpoint.optimizer_state import (
     require_same_parameters,
     set_state,
     state_block,
+)
+from gpudist.checkpoint.sequential import (
+    describe_shapes,
+    fill,
+    names_beyond_sequential,
+    versions_of,
     whole_shape,
 )
-from gpudist.checkpoint.sequential import describe_shapes, fill, names_beyond_sequential
 from gpudist.checkpoint.texts import failing_together, require_alike
 from gpudist.convert.converted import Converted, conversion_of
 from gpudist.errors import CheckpointError
@@ -62,7 +67,7 @@ def model_to_save(module: torch.nn.Module, P_world: Partition) -> dict[str, Any]
 
 def notes_to_save(module: torch.nn.Module) -> str:
     """Return the versions of the modules and the states of networks' random numbers, as JSON."""
-    versions = encode(module.state_dict()._metadata, "the versions", cells=None)  # pyright: ignore
+    versions = encode(versions_of(module.state_dict()), "the versions", cells=None)
     draws = {path: (x.seed, x.draws) for path, x in _scopes_in(module).items()}
     return json.dumps([versions, draws])
 
@@ -79,17 +84,23 @@ def _scopes_in(module: torch.nn.Module) -> dict[str, Scope]:
     return {path: conversion_of(part).scope for path, part in parts}
 
 
-def names_to_migrate(module: torch.nn.Module, metadata: Metadata) -> list[str]:
-    """Return the tensors that rank 0 must read whole, because modules may convert them.
+def may_convert(module: torch.nn.Module, metadata: Metadata) -> bool:
+    """Return whether this rank's modules may convert what they load, or have DTensors.
 
     torch's own modules convert those alone whose names differ from theirs.
     """
     state, beyond = module.state_dict(), names_beyond_sequential(module)
-    stored = {name for name in metadata.state_dict_metadata if name.startswith("model.")}
     rooms = {str(getattr(f, "__module__", "")).partition(".")[0] for f in migrations_of(module)}
-    fits = stored >= {f"model.{name}" for name in state if name not in beyond}
+    names = {f"model.{name}" for name in state if name not in beyond}
+    fits = metadata.state_dict_metadata.keys() >= names
     is_needed = rooms - {"torch", "gpudist"} or ("torch" in rooms and not fits)
-    return sorted(stored) if is_needed or any(map(is_sharded, state.values())) else []
+    return bool(is_needed) or any(map(is_sharded, state.values()))
+
+
+def whole_model_to_read(metadata: Metadata) -> dict[str, Any]:
+    """Return empty tensors for the whole model in a checkpoint, to be filled."""
+    stored = metadata.state_dict_metadata
+    return {name: whole_to_read(name, metadata) for name in stored if name.startswith("model.")}
 
 
 def migrate(
@@ -101,7 +112,7 @@ def migrate(
         whole._metadata = decode(json.loads(notes)[0])
     elif identity_of(metadata) is not None:
         # Earlier versions of gpudist did not save it.
-        whole._metadata = module.state_dict()._metadata  # pyright: ignore
+        whole._metadata = versions_of(module.state_dict())
     known, beyond = metadata.state_dict_metadata, names_beyond_sequential(module)
     names = [n for n in module.state_dict() if n not in beyond or f"model.{n}" in known]
     fill(module, whole, 0, names)
@@ -116,9 +127,12 @@ def optimizer_to_save(
     options: list[dict[str, Any]] = []
     with failing_together(P_world, "saving the optimizer"):
         require_complete(optimizer)
-        for number, group in enumerate(optimizer.param_groups):
-            group = {key: value for key, value in group.items() if key != "params"}
-            options.append(storable(group, f"param_groups[{number}]"))
+        for number, names in enumerate(groups):
+            group = optimizer.param_groups[number].copy()
+            del group["params"]
+            stored = decode(encode(group, f"param_groups[{number}]"))
+            options.append({key: entries_of(value) for key, value in stored.items()})
+            options[number]["params"] = names
     state: dict[str, dict[str, Any]] = {}
     for name, keys in describe_state(module, optimizer, placed, P_world).items():
         state[name] = {}
@@ -130,12 +144,7 @@ def optimizer_to_save(
                 where = placed.get(name)
                 block = state_block(optimizer, parameters[name], key, about, where)
                 state[name][key] = _as_entry(block, where)
-    if P_world.rank != 0:
-        return {"state": state}
-    stored = [{key: entries_of(value) for key, value in group.items()} for group in options]
-    for group, names in zip(stored, groups, strict=True):
-        group["params"] = names
-    return {"state": state, "param_groups": stored}
+    return {"state": state} | ({"param_groups": options} if P_world.rank == 0 else {})
 
 
 def _as_entry(value: Any, placement: ParameterPlacement | None) -> Any:

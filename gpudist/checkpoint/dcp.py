@@ -22,21 +22,26 @@ from torch.distributed.checkpoint.planner import SavePlan
 from gpudist.checkpoint import folders
 from gpudist.checkpoint.contents import (
     NOTES,
+    may_convert,
     migrate,
     model_to_load,
     model_to_save,
-    names_to_migrate,
     notes_to_save,
     optimizer_to_load,
     optimizer_to_save,
     require_same_groups,
     set_optimizer,
     use_draws,
+    whole_model_to_read,
 )
 from gpudist.checkpoint.copies import warn_of_differences
-from gpudist.checkpoint.extra_state import extra_to_load, set_extra, whole_to_read
+from gpudist.checkpoint.extra_state import (
+    assemble_model,
+    extra_to_load,
+    give_extra,
+)
 from gpudist.checkpoint.identity import files_of, first_bytes, identity_of
-from gpudist.checkpoint.json_values import comparable_text
+from gpudist.checkpoint.json_values import text_of_values
 from gpudist.checkpoint.nested import Entire, NestedPlanner
 from gpudist.checkpoint.optimizer_state import restore_on_failure
 from gpudist.checkpoint.reader import METADATA, SafePlanner, SafeReader
@@ -188,7 +193,7 @@ def _require_readable(reader: SafeReader, written: dict[str, Any]) -> None:
     _read(values, reader, metadata)
     for name, value in values.items():
         saved = written[name].value if isinstance(written[name], Entire) else written[name]
-        if comparable_text(value, name) != comparable_text(saved, name):
+        if text_of_values({name: value}) != text_of_values({name: saved}):
             raise CheckpointError(
                 f"{name} is {saved!r:.200} but reads back as {value!r:.200}; convert it to "
                 "numbers, texts or lists of them"
@@ -295,12 +300,16 @@ def _load(
                 "checksum: damage to it may be found late or never; save it again",
                 stacklevel=4,
             )
+        converts = may_convert(module, metadata)
+    # Ranks may have other hooks.
+    migrating = any(number for (number,) in P_world.allgather_data([int(converts)]))
+    with failing_together(P_world, what):
         reader.hold(files_of(metadata))
         reader.require_of_one_save(files_of(metadata)[P_world.rank :: P_world.size])
-        migrating = names_to_migrate(module, metadata)
-        state = {} if migrating else model_to_load(module, metadata)
-        if P_world.rank == 0:
-            state |= {name: whole_to_read(name, metadata) for name in migrating}
+        if not migrating:
+            state = model_to_load(module, metadata)
+        else:
+            state = whole_model_to_read(metadata) if P_world.rank == 0 else {}
         values = extra = extra_to_load(module, metadata)
         tensors: dict[str, Any] = {}
         if optimizer is not None:
@@ -323,7 +332,7 @@ def _load(
         with failing_together(P_world, what):
             use_draws(module, values.get(NOTES))
             if not migrating:
-                set_extra(module, metadata, {name: values[name] for name in extra})
+                give_extra(module, assemble_model(metadata, {name: values[name] for name in extra}))
 
 
 @checked(CheckpointError)

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from gpudist.checkpoint.json_values import decode, encode
+from gpudist.checkpoint.json_values import decode, text_of_values
 from gpudist.checkpoint.moving import is_sharded
 from gpudist.checkpoint.nested import assemble, entries_of
 from gpudist.checkpoint.texts import failing_together, require_alike
@@ -92,16 +92,6 @@ def _shares_cells(x: torch.Tensor) -> bool:
     return False
 
 
-def encode_extra(module: torch.nn.Module, state: Mapping[str, Any]) -> str:
-    """Return the extra state in a module's state dict as JSON.
-
-    Raises:
-        CheckpointError: if a value has another class than a checkpoint can hold.
-    """
-    extra = modules_with_extra(module)
-    return json.dumps({n: encode(v, n, cells=None) for n, v in state.items() if n in extra})
-
-
 def extra_to_save(
     module: torch.nn.Module, state: Mapping[str, Any], P_world: Partition
 ) -> dict[str, Any]:
@@ -114,7 +104,8 @@ def extra_to_save(
     text = ""
     with failing_together(P_world, "saving the model"):
         require_fillable(module, state)
-        text = encode_extra(module, state)
+        extra = modules_with_extra(module)
+        text = text_of_values({name: x for name, x in state.items() if name in extra})
     require_alike(P_world, "the modules' extra state (get_extra_state)", text)
     return {name: entries_of(decode(value)) for name, value in json.loads(text).items()}
 
@@ -130,20 +121,6 @@ def extra_to_load(module: torch.nn.Module, metadata: Metadata) -> dict[str, Any]
     }
 
 
-def set_extra(module: torch.nn.Module, metadata: Metadata, loaded: dict[str, Any]) -> None:
-    """Give every module its extra state, in the order of the modules.
-
-    Args:
-        module: the modules.
-        metadata: index of the checkpoint.
-        loaded: entries that were read.
-
-    Raises:
-        CheckpointError: if a module rejects its extra state.
-    """
-    give_extra(module, assemble_model(metadata, loaded))
-
-
 def assemble_model(metadata: Metadata, loaded: dict[str, Any]) -> dict[str, Any]:
     """Return entries of the model, by their names in its state dict."""
     paths = metadata.planner_data or {}
@@ -155,6 +132,11 @@ def assemble_model(metadata: Metadata, loaded: dict[str, Any]) -> dict[str, Any]
 
 
 def give_extra(module: torch.nn.Module, values: Mapping[str, Any]) -> None:
+    """Give modules their extra state, by its name in the state dict.
+
+    Raises:
+        CheckpointError: if a module rejects its extra state.
+    """
     modules = modules_with_extra(module)
     for name, value in values.items():
         part = modules[name]

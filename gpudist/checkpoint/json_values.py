@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gpudist.checks.storage import storage_problem
 from gpudist.errors import CheckpointError
 
 _DEPTH = 50
@@ -64,7 +65,8 @@ def encode(original: Any, what: str, *, cells: int | None = 1, depth: int = 0) -
         return {"named": name_of(value)}
     if kind is torch.device:
         return {"device": str(value)}
-    if _is_dense(value) and (cells is None or value.numel() <= cells):
+    is_dense = isinstance(value, torch.Tensor) and not (storage_problem(value) or value.is_meta)
+    if is_dense and (cells is None or value.numel() <= cells):
         return {"tensor": _bits_of(value), "dtype": name_of(value.dtype), "shape": [*value.shape]}
     kind_text = f"tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else kind
     cell = "tensor" if cells is None else "tensor of one cell"
@@ -109,31 +111,13 @@ def decode(value: Any) -> Any:
             return torch.device(content)
 
 
-def storable(value: Any, what: str, *, cells: int | None = 1) -> Any:
-    """Return a copy of ``value`` in the types that every version of a checkpoint can hold.
+def text_of_values(values: dict[str, Any]) -> str:
+    """Return values by name as JSON; equal for equal values only, and NaN equals NaN.
 
     Raises:
         CheckpointError: as :func:`encode`.
     """
-    return decode(encode(value, what, cells=cells))
-
-
-def comparable_text(value: Any, what: str) -> str:
-    """Return a text that is equal for equal values only; NaN equals NaN.
-
-    Raises:
-        CheckpointError: as :func:`encode`.
-    """
-    return json.dumps(encode(value, what, cells=None))
-
-
-def _is_dense(value: Any) -> bool:
-    return (
-        isinstance(value, torch.Tensor)
-        and value.layout is torch.strided
-        and not value.is_quantized
-        and value.device.type != "meta"
-    )
+    return json.dumps({name: encode(x, name, cells=None) for name, x in values.items()})
 
 
 def _bits_of(x: torch.Tensor) -> str:

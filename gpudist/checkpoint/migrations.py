@@ -12,8 +12,11 @@ import torch
 from torch import nn
 from torch.nn.modules.module import _IncompatibleKeys  # pyright: ignore
 
+from gpudist.convert.block_effects import contents_of, differ
 from gpudist.convert.blocks_in_state_dict import drop_hooks
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
+
+_COPIED = dict, OrderedDict, list, set
 
 
 def load_whole(
@@ -33,16 +36,20 @@ def load_whole(
     twins: dict[nn.Module | None, Any] = {None: None}
     before: dict[str, dict[str, Any]] = {}
     for path, part in module.named_modules():
-        copied = dict, OrderedDict, list, set
-        values = {k: copy.copy(v) if type(v) in copied else v for k, v in vars(part).items()}
+        values = {k: copy.copy(v) if type(v) in _COPIED else v for k, v in vars(part).items()}
         for tensors in (values["_parameters"], values["_buffers"]):
             for name, x in tensors.items():
                 where = placed.get(f"{path}.{name}" if path else name)
                 tensors[name] = None if x is None else _whole(x, where)
         values["set_extra_state"] = partial(extra.__setitem__, part)
-        before[path], twins[part] = values, object.__new__(type(part))
-        vars(twins[part]).update(values)
-        drop_hooks(twins[part])
+        before[path], twin = values, object.__new__(type(part))
+        vars(twin).update(values)
+        drop_hooks(twin)
+        hooks: Any = twin._load_state_dict_pre_hooks
+        for number, hook in hooks.items():
+            if getattr(hook, "with_module", False):
+                hooks[number] = type(hook)(hook.hook, twin)
+        twins[part] = twin
     for part in module.modules():
         twins[part]._modules.update((name, twins[m]) for name, m in part._modules.items())
     root = twins[module]
@@ -53,10 +60,16 @@ def load_whole(
     keys = root.load_state_dict(state, strict=False, assign=True)
     tensors = dict(root.named_parameters(remove_duplicate=False))
     tensors.update(root.named_buffers(remove_duplicate=False))
-    attributes = {
-        path: {k: v for k, v in vars(twins[part]).items() if v is not before[path].get(k)}
-        for path, part in module.named_modules()
-    }
+    of_torch = vars(nn.Module()).keys()
+    attributes: dict[str, dict[str, Any]] = {}
+    for path, part in module.named_modules():
+        values, old = vars(twins[part]), vars(part)
+        attributes[path] = {
+            k: v
+            for k, v in values.items()
+            if v is not before[path].get(k)
+            or (type(v) in _COPIED and k not in of_torch and differ(v, contents_of(old[k])))
+        }
     return tensors, extra, attributes, keys
 
 

@@ -36,10 +36,8 @@ def gather_blocks(
         One message per owner; with ``to_all`` also a broadcast of the whole tensor.
     """
     if placement.shape == ():
-        owner = placement.P.ranks[0]
-        whole = torch.empty((), dtype=block.dtype)
-        _share_cell(block, whole, owner, placement.P.world)
-        return whole if to_all or placement.P.world.rank == root else None
+        whole = gather_blocks(block.reshape(-1), _of_one_cell(placement), root, to_all)
+        return None if whole is None else whole.view(())
     P_world, dtype = placement.P.world, block.dtype
     bits = block.detach().to(P_world.device).view(_integer_of_same_size(dtype))
     movement = _bind_gather(P_world, placement, bits.dtype, tuple(block.shape), root, to_all)
@@ -63,16 +61,16 @@ def scatter_blocks(
     Cost:
         One message per owner; also a broadcast of the blocks if they are replicated.
     """
+    if placement.shape == ():
+        whole = None if whole is None else whole.reshape(-1)
+        scatter_blocks(whole, block.detach().view(-1), _of_one_cell(placement), root)
+        return
     P_world = placement.P.world
     if P_world.rank == root:
         assert whole is not None
         source = whole.detach().to(P_world.device)
     else:
         source = torch.empty(0, dtype=block.dtype, device=P_world.device)
-    if placement.shape == ():
-        kept = block if placement.own_box is not None else block.new_empty(0)
-        _share_cell(source, kept, root, P_world)
-        return
     dtype = _integer_of_same_size(block.dtype)
     (received,) = carry_out(
         (_bind_scatter(P_world, placement, dtype, root),), (source.view(dtype),)
@@ -112,12 +110,9 @@ def _integer_of_same_size(dtype: torch.dtype) -> torch.dtype:
     )
 
 
-def _share_cell(x: torch.Tensor, kept: torch.Tensor, root: int, P_world: Partition) -> None:
-    bits = x.detach().cpu().reshape(1).view(torch.uint8).tolist() if P_world.rank == root else None
-    values = P_world.broadcast_data(bits, root)
-    if kept.numel():
-        with torch.no_grad():
-            kept.copy_(torch.tensor(values, dtype=torch.uint8).view(x.dtype).view(()))
+def _of_one_cell(placement: ParameterPlacement) -> ParameterPlacement:
+    # Movements need a dim.
+    return ParameterPlacement.on(placement.P, (1,))
 
 
 @cache_in_world

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from gpudist.checkpoint.conversion import require_cells, require_dict
-from gpudist.checkpoint.json_values import decode, encode, name_of
+from gpudist.checkpoint.conversion import require_dict
+from gpudist.checkpoint.json_values import decode, encode
 from gpudist.checkpoint.moving import gather_blocks, scatter_blocks
 from gpudist.checkpoint.optimizer_state import (
     describe_state,
+    describe_values,
     new_state,
     require_complete,
     require_same_parameters,
     restore_on_failure,
     set_state,
     state_block,
-    whole_shape,
 )
-from gpudist.checkpoint.sequential import world_of
+from gpudist.checkpoint.sequential import whole_shape, world_of
 from gpudist.checkpoint.texts import broadcast_text, failing_together
 from gpudist.checks.arguments import checked
 from gpudist.errors import CheckpointError
@@ -211,24 +211,9 @@ def _describe(
         )
     return {
         "state": {
-            name: dict(_about(name, shape, state[numbers[name]]))
+            name: describe_values(name, shape, state[numbers[name]])
             for name, shape in shapes.items()
             if numbers[name] in state
         },
         "groups": encode(state_dict["param_groups"], "param_groups"),
     }
-
-
-def _about(
-    name: str, shape: tuple[int, ...], state: Mapping[str, Any]
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    for key, value in state.items():
-        if isinstance(value, torch.Tensor) and value.dim() > 0:
-            if tuple(value.shape) != shape:
-                raise CheckpointError(
-                    f"{key} of {name} has shape {list(value.shape)}, the parameter {list(shape)}"
-                )
-            require_cells(value, f"{key} of {name}")
-            yield key, {"kind": "tensor", "dtype": name_of(value.dtype)}
-        else:
-            yield key, {"kind": "value", "value": encode(value, f"{key} of {name}")}

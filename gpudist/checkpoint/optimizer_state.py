@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import json
 from collections import OrderedDict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from gpudist.checkpoint.conversion import convert_dtype
-from gpudist.checkpoint.json_values import decode, dtype_of, encode, name_of
+from gpudist.checkpoint.conversion import convert_dtype, require_cells
+from gpudist.checkpoint.json_values import decode, encode
 from gpudist.checkpoint.moving import is_sharded
 from gpudist.checkpoint.texts import broadcast_text, failing_together, require_alike
 from gpudist.errors import CheckpointError
@@ -56,17 +56,6 @@ def require_same_parameters(
     return groups
 
 
-def owner_of(name: str, placed: dict[str, ParameterPlacement]) -> int:
-    """Return the rank of the world whose values are used if several ranks have them."""
-    return placed[name].P.ranks[0] if name in placed else 0
-
-
-def whole_shape(
-    name: str, parameter: torch.Tensor, placed: dict[str, ParameterPlacement]
-) -> tuple[int, ...]:
-    return placed[name].shape if name in placed else tuple(parameter.shape)
-
-
 def describe_state(
     module: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -80,41 +69,30 @@ def describe_state(
             or has a dtype that does not exist in the torch of one rank.
     """
     mine: StateDescription = {}
-    problem = ""
-    try:
+    what = "describing the optimizer's state"
+    with failing_together(P_world, what):
         for name, parameter in module.named_parameters():
+            # If several ranks have values, those of the first owner are used.
+            owner = placed[name].P.ranks[0] if name in placed else 0
             state = optimizer.state.get(parameter)
-            if state and owner_of(name, placed) == P_world.rank:
-                mine[name] = {k: _about(name, k, v, parameter) for k, v in state.items()}
-    except CheckpointError as error:
-        problem = str(error)
-    text = json.dumps({"problem": problem, "state": mine}).encode()
-    parts = [json.loads(data) for data in gather_texts_on_first(P_world, text)]
-    merged: dict[str, Any] = {"problem": "", "state": {}}
-    for part in parts:
-        merged["problem"] = merged["problem"] or part["problem"]
-        merged["state"] |= part["state"]
-    merged = json.loads(broadcast_text(P_world, json.dumps(merged), 0))
-    if merged["problem"]:
-        raise CheckpointError(merged["problem"])
-    with failing_together(P_world, "describing the optimizer's state"):
-        for keys in merged["state"].values():
+            if state and owner == P_world.rank:
+                mine[name] = describe_values(name, tuple(parameter.shape), state)
+    described: StateDescription = {}
+    for text in gather_texts_on_first(P_world, json.dumps(mine).encode()):
+        described |= json.loads(text)
+    described = json.loads(broadcast_text(P_world, json.dumps(described), 0))
+    with failing_together(P_world, what):
+        for keys in described.values():
             for about in keys.values():
-                if about["kind"] == "value":
-                    decode(about["value"])
-                else:
-                    dtype_of(about["dtype"])
-    return merged["state"]
+                decode(about["value"])
+    return described
 
 
 def new_state(parameter: torch.Tensor, about: dict[str, Any]) -> Any:
-    """Decode a described value, or create a tensor with :func:`empty_state`."""
-    return decode(about["value"]) if about["kind"] == "value" else empty_state(parameter, about)
-
-
-def empty_state(parameter: torch.Tensor, about: dict[str, Any]) -> torch.Tensor:
-    """Create zeros of the described dtype, laid out like the parameter."""
-    return state_of(parameter, empty_block(parameter, dtype_of(about["dtype"])))
+    """Return a described value, or zeros of the described dtype, laid out like the parameter."""
+    value = decode(about["value"])
+    is_tensor = about["kind"] == "tensor"
+    return state_of(parameter, empty_block(parameter, value)) if is_tensor else value
 
 
 def state_block(
@@ -126,7 +104,7 @@ def state_block(
 ) -> torch.Tensor:
     """Return this rank's block of a tensor of the state; zeros if it has none."""
     value = optimizer.state.get(parameter, {}).get(key)
-    return block_of(empty_state(parameter, about) if value is None else value, placement)
+    return block_of(new_state(parameter, about) if value is None else value, placement)
 
 
 def empty_block(parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -134,20 +112,28 @@ def empty_block(parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.zeros(block_of(parameter).shape, dtype=dtype, device=parameter.device)
 
 
-def _about(name: str, key: str, value: Any, parameter: torch.Tensor) -> dict[str, Any]:
-    if not isinstance(value, torch.Tensor) or value.dim() == 0:
-        return {"kind": "value", "value": encode(value, f"{key} of {name}")}
-    if value.shape != parameter.shape:
-        raise CheckpointError(
-            f"the optimizer keeps {key} of shape {list(value.shape)} for {name}, whose block has "
-            f"shape {list(parameter.shape)}; only state of the same shape, or of one cell, has a "
-            "sequential counterpart"
-        )
-    if value.layout is not torch.strided:
-        raise CheckpointError(
-            f"{key} of {name} has the layout {value.layout}; use an optimizer whose state is dense"
-        )
-    return {"kind": "tensor", "dtype": name_of(value.dtype)}
+def describe_values(
+    name: str, shape: tuple[int, ...], state: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Describe the state of the parameter ``name`` of this shape, by its keys.
+
+    Raises:
+        CheckpointError: if a value is neither a dense tensor of this shape nor can be encoded.
+    """
+    described: dict[str, dict[str, Any]] = {}
+    for key, value in state.items():
+        what = f"{key} of {name}"
+        is_tensor = isinstance(value, torch.Tensor) and value.dim() > 0
+        if is_tensor and tuple(value.shape) != shape:
+            raise CheckpointError(
+                f"{what} has shape {list(value.shape)}, the parameter {list(shape)}; only state of "
+                "the same shape, or of one cell, has a sequential counterpart"
+            )
+        if is_tensor:
+            require_cells(value, what)
+        stored = encode(value.dtype if is_tensor else value, what)
+        described[key] = {"kind": "tensor" if is_tensor else "value", "value": stored}
+    return described
 
 
 def require_complete(optimizer: torch.optim.Optimizer) -> None:
@@ -217,7 +203,13 @@ def set_state(
         text = f"{type(error).__name__}: {error}"
         raise CheckpointError(f"the optimizer does not take the state: {text}") from error
     for number, values in state_dict["state"].items() if converts else ():
-        _undo_conversions(optimizer.state[by_number[number]], values, by_number[number].device)
+        parameter = by_number[number]
+        state = optimizer.state[parameter]
+        for key, value in values.items():
+            # The optimizer may have dropped a value, or made a tensor of a number.
+            both = isinstance(state.get(key), torch.Tensor), isinstance(value, torch.Tensor)
+            if key != "step" and key in state and both[0] == both[1]:
+                state[key] = _move(value, parameter.device)
 
 
 def _is_loaded_by_torch(optimizer: torch.optim.Optimizer) -> bool:
@@ -232,19 +224,6 @@ def _convertible(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return torch.view_as_real(value) if value.is_complex() else value
     return value if isinstance(value, (bool, int, float)) else None
-
-
-def _undo_conversions(state: dict[str, Any], saved: dict[str, Any], device: torch.device) -> None:
-    """Restore what torch has converted: dtypes, and the classes of values that are not tensors."""
-    for key, value in saved.items():
-        converted = state.get(key)
-        if key == "step" or key not in state:
-            continue
-        if isinstance(value, torch.Tensor):
-            if isinstance(converted, torch.Tensor) and converted.dtype != value.dtype:
-                state[key] = value.to(device)
-        elif not isinstance(converted, torch.Tensor):
-            state[key] = _move(value, device)
 
 
 def _move(value: Any, device: torch.device) -> Any:

@@ -6,7 +6,7 @@ import io
 import os
 import pickle
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from enum import EnumMeta
 from errno import ELOOP
 from hashlib import blake2b
@@ -86,13 +86,12 @@ class SafeReader(FileSystemReader):
         except FileNotFoundError as error:
             raise ReplacedError(f"{path} does not exist") from error
         self._close_folder = finalize(self, os.close, self._folder)
-        self._held = ExitStack()
         self._files: dict[str, IO[bytes]] = {}
 
     def close(self) -> None:
         """Close the folder and all held files."""
-        self._files.clear()
-        self._held.close()
+        while self._files:
+            self._files.popitem()[1].close()
         self._close_folder()
 
     def hold(self, names: list[str]) -> None:
@@ -104,7 +103,7 @@ class SafeReader(FileSystemReader):
         """
         for name in names if len(names) <= _HELD else ():
             with suppress(CheckpointError, OSError):
-                self._files[name] = self._held.enter_context(self._open(name))
+                self._files[name] = self._open(name)
 
     def open_file(self, name: str) -> AbstractContextManager[IO[bytes]]:
         """Open a file of the checkpoint for reading.

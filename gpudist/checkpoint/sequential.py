@@ -15,7 +15,7 @@ from gpudist.checkpoint.extra_state import (
     modules_with_extra,
     require_fillable,
 )
-from gpudist.checkpoint.json_values import decode, encode
+from gpudist.checkpoint.json_values import decode, text_of_values
 from gpudist.checkpoint.migrations import finish_loading, load_whole
 from gpudist.checkpoint.moving import filled, gather_blocks, scatter_blocks, whole_of
 from gpudist.checkpoint.texts import broadcast_text, failing_together, require_alike
@@ -53,7 +53,7 @@ def full_state_dict(module: torch.nn.Module, *, to_all: bool = False) -> dict[st
     gets = to_all or P_world.rank == 0
     full: Any = OrderedDict()
     # Versions of the modules, by which later ones convert the state dict.
-    full._metadata = getattr(state, "_metadata", None)
+    full._metadata = versions_of(state)
     for name in names:
         value = whole_of(state[name])
         if name in placed:
@@ -104,7 +104,7 @@ def fill(
         require_fillable(module, state)
         if P_world.rank == root:
             whole, text = _migrate(module, state_dict, state, names, placed)
-    extra, attributes = json.loads(broadcast_text(P_world, text, root))
+    extra, attributes = map(json.loads, json.loads(broadcast_text(P_world, text, root)))
     for name in names:
         if name not in modules_with_extra(module):
             where = placed.get(name) or ParameterPlacement.on(P_world, state[name].shape)
@@ -138,16 +138,16 @@ def _migrate(
     problems = [f"it misses {missing}"] if missing else []
     problems += [f"the model has no {keys.unexpected_keys}"] if keys.unexpected_keys else []
     for name, x in tensors.items() if not missing else ():
-        shape = _shape(name, state[name], placed)
+        shape = whole_shape(name, state[name], placed)
         if x.is_meta or tuple(x.shape) != shape:
-            problems.append(f"{name} became {list(x.shape)} on {x.device}, not {list(shape or ())}")
+            problems.append(f"{name} became {list(x.shape)} on {x.device}, not {list(shape)}")
         else:
             convert_dtype(x, state[name].dtype, name)
     if problems:
         raise CheckpointError("; ".join(problems))
-    values = {n: encode(extra_of[m], n, cells=None) for n, m in extra.items() if m in extra_of}
-    attributes = {k: encode(v, k, cells=None) for k, v in changed.items() if v}
-    return tensors, json.dumps([values, attributes])
+    values = {name: extra_of[part] for name, part in extra.items() if part in extra_of}
+    attributes = {path: values for path, values in changed.items() if values}
+    return tensors, json.dumps([text_of_values(values), text_of_values(attributes)])
 
 
 def world_of(module: torch.nn.Module) -> Partition:
@@ -159,6 +159,11 @@ def world_of(module: torch.nn.Module) -> Partition:
         if isinstance(P_x, Partition):
             return P_x.world
     return runtime.init()
+
+
+def versions_of(state_dict: Mapping[str, Any]) -> Any:
+    """Return the versions of the modules; ``None`` of a state dict that a user has made."""
+    return getattr(state_dict, "_metadata", None)
 
 
 def names_beyond_sequential(module: torch.nn.Module) -> set[str]:
@@ -175,14 +180,17 @@ def _sequential_names(module: torch.nn.Module) -> list[str]:
     return [name for name in module.state_dict() if name not in beyond]
 
 
-def _shape(name: str, value: Any, placed: dict[str, ParameterPlacement]) -> tuple[int, ...] | None:
-    if name in placed:
-        return placed[name].shape
-    return tuple(value.shape) if isinstance(value, torch.Tensor) else None
+def whole_shape(
+    name: str, value: torch.Tensor, placed: dict[str, ParameterPlacement]
+) -> tuple[int, ...]:
+    """Return the global shape of a tensor of the state dict."""
+    return placed[name].shape if name in placed else tuple(value.shape)
 
 
 def describe_shapes(
     names: list[str], state: Mapping[str, Any], placed: dict[str, ParameterPlacement]
 ) -> str:
     """Return a text with the names and global shapes, for comparison between ranks."""
-    return repr([(name, _shape(name, state[name], placed)) for name in names])
+    tensors = {name for name in names if isinstance(state[name], torch.Tensor)}
+    shapes = {n: whole_shape(n, state[n], placed) if n in tensors else None for n in names}
+    return repr(shapes)

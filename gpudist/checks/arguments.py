@@ -26,7 +26,7 @@ from gpudist.checks.storage import TORCH_ERRORS, explain, storage_refusal
 from gpudist.errors import GpudistError, PartitionError, ShapeError
 
 __all__ = [
-    "Checked", "as_plain", "check", "check_constructor", "checked", "checking_itself", "describe",
+    "CHECKS_ITSELF", "Checked", "as_plain", "check", "check_constructor", "checked", "describe",
     "is_shape", "refusal_of", "settle",
 ]  # fmt: skip
 
@@ -58,19 +58,13 @@ class Checked:
 
     # Checkers of types take the arguments from the constructor.
     def __new__(cls: type[_Made], *args: Any, **kwargs: Any) -> _Made:
-        if not hasattr(cls.__init__, _CHECKS_ITSELF):
+        if not hasattr(cls.__init__, CHECKS_ITSELF):
             check_constructor(cls.__init__, cls.__name__, (None, *args), kwargs)
         return cast(Any, super()).__new__(cls)
 
 
-_CHECKS_ITSELF = "_checks_itself"
-_Init = TypeVar("_Init", bound=Callable[..., None])
-
-
-def checking_itself(init: _Init) -> _Init:
-    """Mark a constructor that calls :func:`check_constructor` itself."""
-    setattr(init, _CHECKS_ITSELF, True)
-    return init
+# Attribute of a constructor that calls :func:`check_constructor` itself.
+CHECKS_ITSELF = "_checks_itself"
 
 
 def check_constructor(

@@ -77,7 +77,8 @@ class Recomputed:
         if not torch.is_grad_enabled():
             return self.__wrapped__(*args, **kwargs)
         forward = RepeatedForward(self.module, self.__wrapped__)
-        return checkpoint(forward, kwargs, *args, use_reentrant=False)
+        # As arguments of their own, tensors are compared with what they were.
+        return checkpoint(forward, [*kwargs], *args, *kwargs.values(), use_reentrant=False)
 
 
 def let_recompute(module: nn.Module, by_plan: bool) -> None:

@@ -37,36 +37,42 @@ class RepeatedForward:
     Effects on anything else, such as global variables, happen twice.
 
     Raises:
-        ConversionError: in the repetition, if a parameter was changed in place since the first run
-            began, or a buffer by something else than this forward.
+        ConversionError: in the repetition, if a tensor that requires grad was changed in place
+            since the first run began, or another tensor by something else than this forward.
     """
 
     def __init__(self, block: nn.Module, forward: Callable[..., Any]) -> None:
         self._block, self._forward = block, forward
         self._random: Any = None
 
-    def __call__(self, kwargs: dict[str, Any], *args: Any) -> Any:
+    def __call__(self, keywords: list[str], *args: Any) -> Any:
+        """Run the forward; the last of ``args`` are those of the keywords."""
+        n = len(args) - len(keywords)
         with self._restored() if self._random else self._noted():
-            return self._forward(*args, **kwargs)
+            return self._forward(*args[:n], **dict(zip(keywords, args[n:], strict=True)))
 
     @contextmanager
     def _noted(self) -> Iterator[None]:
         """Note the state, run the forward, and keep what it changes."""
         with torch._C.DisableTorchFunction():
             owners, tensors = _state_of(self._block)
-            self._contents = [(owner, _contents_of(owner)) for owner in owners]
-            self._copies = [(x, x._version, x.clone()) for x in tensors if not x.requires_grad]
+            self._contents = [(owner, contents_of(owner)) for owner in owners]
+            dense = [x for x in tensors if not x.requires_grad and x.layout is torch.strided]
+            self._copies = [(x, x._version, x.clone()) for x in dense]
             named = [*self._block.named_parameters(), *self._block.named_buffers()]
-            self._versions = [(name, x, x._version) for name, x in named if not x.is_inference()]
+            # Without its graph, a tensor has the same version.
+            watched = {id(x): ("(an attribute)", x.detach(), x._version) for x in tensors}
+            watched |= {id(x): (name, x, x._version) for name, x in named if not x.is_inference()}
         self._random = random.getstate(), np.random.get_state()
         yield
         with torch._C.DisableTorchFunction():
             self._copies = [copy for copy in self._copies if _may_differ(*copy)]
             copied = {id(x) for x, *_ in self._copies}
-            self._versions = [each for each in self._versions if id(each[1]) not in copied]
+            self._versions = [each for key, each in watched.items() if key not in copied]
+            changed = {id(owner) for owner, contents in self._contents if differ(owner, contents)}
             for i, (owner, contents) in enumerate(self._contents):
-                now = set(map(id, _contents_of(owner)))
-                self._contents[i] = owner, tuple(x if id(x) in now else _cut(x) for x in contents)
+                now = {*map(id, contents_of(owner)), *changed}
+                self._contents[i] = owner, tuple(_cut(x, now) for x in contents)
 
     @contextmanager
     def _restored(self) -> Iterator[None]:
@@ -76,7 +82,7 @@ class RepeatedForward:
         if changed or len({storage.data_ptr() for storage in held}) < len(held):
             raise ConversionError(
                 f"{type(self._block).__name__} is recomputed in backward, but "
-                + (f"its parameters or buffers {changed} were" if changed else "shared memory was")
+                + (f"its tensors {changed} were" if changed else "shared memory was")
                 + " changed in place, by its forward or since: do not recompute it, or change them "
                 "after backward"
             )
@@ -90,18 +96,19 @@ class RepeatedForward:
 
     def _exchange(self, contents: Any, cells: list[torch.Tensor], numbers: Any) -> Any:
         """Set the contents of containers, cells of tensors and random numbers; return the old."""
-        tensors = [x for x, *_ in self._copies]
-        before: Any = random.getstate(), np.random.get_state()
+        present = random.getstate(), np.random.get_state()
+        before = [(owner, contents_of(owner)) for owner, _ in contents]
         with torch._C.DisableTorchFunction():
-            before = [(x, _contents_of(x)) for x, _ in contents], [x.data for x in tensors], before
-            for x, data in zip(tensors, cells, strict=True):
+            own = [x.data for x, *_ in self._copies]
+            for (x, *_), data in zip(self._copies, cells, strict=True):
                 # What the repetition saves for backward must not change with x.
                 x.data = data
         for owner, parts in contents:
-            _refill(owner, parts)
+            if differ(owner, parts):
+                _refill(owner, parts)
         random.setstate(numbers[0])
         np.random.set_state(numbers[1])
-        return before
+        return before, own, present
 
 
 def _state_of(block: nn.Module) -> tuple[list[Any], list[torch.Tensor]]:
@@ -131,13 +138,17 @@ def _has_state(x: Any) -> bool:
     return isinstance(x, nn.Module) or (not is_known and type(getattr(x, "__dict__", 0)) is dict)
 
 
-def _contents_of(owner: Any) -> tuple[Any, ...]:
+def contents_of(owner: Any) -> tuple[Any, ...]:
+    """Return the items of a container: the keys and then the values of a dict."""
     return (*owner, *owner.values()) if isinstance(owner, dict) else tuple(owner)
 
 
+def differ(owner: Any, contents: tuple[Any, ...]) -> bool:
+    """Return whether a container has other objects than ``contents``, or in another order."""
+    return [*map(id, contents_of(owner))] != [*map(id, contents)]
+
+
 def _refill(owner: Any, contents: tuple[Any, ...]) -> None:
-    if [*map(id, _contents_of(owner))] == [*map(id, contents)]:
-        return
     # Subclasses may refuse to be changed.
     kind: Any = next(each for each in _CONTAINERS if isinstance(owner, each))
     refill: Any = kind.extend if kind in (list, deque) else kind.update  # pyright: ignore
@@ -155,14 +166,17 @@ def _may_differ(x: torch.Tensor, version: int, before: torch.Tensor) -> bool:
     return x._version != version or (x.is_cuda if is_known else not torch.equal(x, before))
 
 
-def _cut(replaced: Any) -> Any:
-    """Return a replaced value without its graph, which would keep those of all earlier calls."""
+def _cut(value: Any, kept: set[int]) -> Any:
+    """Return a value without its graph, which would keep those of all earlier calls.
+
+    Objects in ``kept``, given by their identity, stay as they are.
+    """
 
     def cut(x: torch.Tensor) -> torch.Tensor:
         part = local_of(x)
-        if part.grad_fn is None:
+        if part.grad_fn is None or id(x) in kept:
             return x
         part = part.detach().requires_grad_()
         return x.like(part) if isinstance(x, GlobalTensor) else part
 
-    return tree_map_only(torch.Tensor, cut, replaced)
+    return tree_map_only(torch.Tensor, cut, value, is_leaf=lambda x: id(x) in kept)

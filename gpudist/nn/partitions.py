@@ -7,7 +7,7 @@ from functools import wraps
 from itertools import product
 from typing import Any
 
-from gpudist.checks.arguments import check_constructor, checking_itself
+from gpudist.checks.arguments import CHECKS_ITSELF, check_constructor
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry.cartesian import rank_of
 from gpudist.world.partition import CartesianPartition, Partition
@@ -37,7 +37,8 @@ def partitions_lead(init: Callable[..., None]) -> Callable[..., None]:
             raise PartitionError(f"{name}: only one of P_y and P_w is given; give both or neither")
         init(self, *args, **kwargs)
 
-    return checking_itself(call)
+    setattr(call, CHECKS_ITSELF, True)
+    return call
 
 
 def require_shape(name: str, what: str, P: Partition, shape: Sequence[int | None]) -> None:

@@ -90,6 +90,16 @@ def fill_blocks(model: nn.Module, sequential: nn.Module) -> None:
                 value.copy_(wholes[name][box.slices])
 
 
+def both(
+    P_world: Partition, workers: int, layout: Layout, seed: int = 11
+) -> tuple[nn.Sequential, nn.Sequential]:
+    """Return the distributed and the sequential model with equal values."""
+    sequential, model = sequential_model(), distributed_model(P_world, workers, layout)
+    fill(sequential, seed)
+    fill_blocks(model, sequential)
+    return model, sequential
+
+
 def assert_same_state(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
     assert list(actual) == list(expected)
     for name, value in expected.items():

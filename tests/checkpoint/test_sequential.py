@@ -15,9 +15,9 @@ from gpudist.world.partition import Partition
 from tests.checkpoint.models import (
     Layout,
     assert_same_state,
+    both,
     distributed_model,
     fill,
-    fill_blocks,
     sequential_model,
 )
 from tests.nn.compare import grid
@@ -25,22 +25,17 @@ from tests.pool import distributed
 
 
 @pytest.mark.parametrize("layout", ["features", "channels"])
-@pytest.mark.parametrize("to_all", [False, True])
 @distributed(ranks=5, transports=tuple(TRANSPORTS))
-def test_full_state_dict_is_the_sequential_one(
-    P_world: Partition, layout: Layout, to_all: bool
-) -> None:
-    sequential = sequential_model()
-    fill(sequential)
-    model = distributed_model(P_world, 4, layout)
-    fill_blocks(model, sequential)
+def test_full_state_dict_is_the_sequential_one(P_world: Partition, layout: Layout) -> None:
+    model, sequential = both(P_world, 4, layout)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    full = full_state_dict(model, to_all=to_all)
-    if to_all or P_world.rank == 0:
-        assert_same_state(full, dict(sequential.state_dict()))
-        sequential_model().load_state_dict(full)
-    else:
-        assert full == {}
+    for to_all in (False, True):
+        full = full_state_dict(model, to_all=to_all)
+        if to_all or P_world.rank == 0:
+            assert_same_state(full, dict(sequential.state_dict()))
+            sequential_model().load_state_dict(full)
+        else:
+            assert full == {}
     assert_same_state(dict(model.state_dict()), before)
 
 
@@ -48,23 +43,16 @@ def test_full_state_dict_is_the_sequential_one(
 @pytest.mark.parametrize("root", [0, 3])
 @distributed(ranks=5, transports=tuple(TRANSPORTS))
 def test_blocks_are_filled_from_one_rank(P_world: Partition, layout: Layout, root: int) -> None:
-    sequential = sequential_model()
-    fill(sequential)
-    expected = distributed_model(P_world, 4, layout)
-    fill_blocks(expected, sequential)
+    expected, sequential = both(P_world, 4, layout)
     model = distributed_model(P_world, 4, layout)
-    load_full_state_dict(
-        model, dict(sequential.state_dict()) if P_world.rank == root else None, root=root
-    )
+    whole = dict(sequential.state_dict()) if P_world.rank == root else None
+    load_full_state_dict(model, whole, root=root)
     assert_same_state(dict(model.state_dict()), dict(expected.state_dict()))
 
 
 @distributed(ranks=5, transports=("loopback",))
 def test_one_layout_loads_the_state_of_another(P_world: Partition) -> None:
-    sequential = sequential_model()
-    fill(sequential)
-    first = distributed_model(P_world, 4, "channels")
-    fill_blocks(first, sequential)
+    first, sequential = both(P_world, 4, "channels")
     second = distributed_model(P_world, 5, "features")
     load_full_state_dict(second, full_state_dict(first))
     assert_same_state(full_state_dict(second, to_all=True), dict(sequential.state_dict()))
@@ -75,10 +63,7 @@ def test_one_layout_loads_the_state_of_another(P_world: Partition) -> None:
     [
         ({"1.weight": None}, "misses ['1.weight']"),
         ({"9.weight": torch.zeros(2)}, "has no ['9.weight']"),
-        (
-            {"5.weight": torch.zeros(7, 12)},
-            "5.weight: copying a param with shape torch.Size([7,",
-        ),
+        ({"5.weight": torch.zeros(7, 12)}, "5.weight: copying a param with shape torch.Size([7,"),
         ({"2.weight": torch.zeros(6)}, "2.weight: copying a param with shape torch.Size([6])"),
         ({"0.bias": 3}, '"0.bias", expected torch.Tensor'),
         ({"2.weight": torch.ones(5).to_sparse()}, "2.weight"),
@@ -101,8 +86,9 @@ def test_misfit_is_refused_on_every_rank(
 
 @distributed(ranks=2, transports=("loopback",))
 def test_root_without_a_state_dict_is_refused_on_every_rank(P_world: Partition) -> None:
+    words = r"passed (None|'model.pt' \(str\)) as state_dict, not a dict"
     for given in (None, "model.pt"):
-        with pytest.raises(CheckpointError, match=r"passed (None|'model.pt' \(str\)), not a dict"):
+        with pytest.raises(CheckpointError, match=words):
             whole: Any = given if P_world.rank == 0 else None
             load_full_state_dict(distributed_model(P_world, 2, "features"), whole)
 

@@ -111,10 +111,6 @@ def test_value_comes_back(tmp_path: Path, value: Any, expected: Any) -> None:
     third.extra = None
     checkpoint.load(third, tmp_path / "b", last)
     assert_filled(third, last, expected)
-
-
-@pytest.mark.parametrize(("value", "expected"), CASES, ids=[*KEPT, *(str(a) for a, _ in AS_PYTHON)])
-def test_value_comes_back_from_full_dicts(value: Any, expected: Any) -> None:
     first, optimizer, second, other = modules(value)
     checkpoint.load_full_state_dict(second, checkpoint.full_state_dict(first))
     full = checkpoint.full_optimizer_state_dict(first, optimizer)
@@ -133,7 +129,7 @@ def test_value_is_refused_before_the_previous_checkpoint_goes(
     module.extra = {"x": value if place == "extra" else 1}
     options, state = {"o": [value] if place == "option" else 1}, {"s": value}
     optimizer = Keeper(module, state if place == "state" else None, **options)
-    words = r"keeps s of shape|param_groups\[0\]\['o'\]\[0\]|s of weight|_extra_state\['x'\]"
+    words = r"param_groups\[0\]\['o'\]\[0\]|s of weight|_extra_state\['x'\]"
     with pytest.raises(CheckpointError, match=words if name in REFUSED else None):
         checkpoint.save(module, tmp_path / "a", optimizer)
     assert os.listdir(tmp_path) == ["a"]

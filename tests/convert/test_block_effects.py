@@ -47,6 +47,7 @@ class Block(nn.Module):
         self.calls: Any
         self.register_buffer("calls", torch.tensor(0))
         self.running = torch.zeros((), dtype=torch.float64)
+        self.links = torch.eye(2).to_sparse()
 
     def forward(self, x: Tensor, debug: bool = False, function: Any = torch.tanh) -> Tensor:
         x = function(self.before(x)) * (3 if debug else 1)
@@ -78,6 +79,12 @@ class Block(nn.Module):
         self.by["last"].append(self.seen[-1])
         return x * self.by["last"][0]
 
+    def window(self, x: Tensor) -> Tensor:
+        self.seen.append(sum(self.seen))
+        y = x * sum(self.seen)
+        self.seen = self.seen[-2:]
+        return y
+
     def maximum(self, x: Tensor) -> Tensor:
         y = x / (1 + self.running)
         self.running = torch.maximum(self.running, x.detach().abs().amax())
@@ -93,6 +100,13 @@ class Block(nn.Module):
     def cached(self, x: Tensor) -> Tensor:
         self.last = x if self.last is None else x + 0.1 * self.last.detach()
         return self.last * 2
+
+    def kept(self, x: Tensor) -> Tensor:
+        if self.last is not None:
+            self.last.detach().mul_(2)
+            x = x * self.last.detach()
+        self.last = x * 2
+        return self.last
 
     def object(self, x: Tensor) -> Tensor:
         self.own.n += 1
@@ -122,8 +136,8 @@ LAYERS: dict[str, Any] = {
     "masks": lambda: nn.Sequential(nn.Dropout(0.5), nn.FeatureAlphaDropout(0.5)),
 }
 METHODS = [
-    "codebook", "synchronized", "attribute", "buffer", "appended", "maximum", "random", "rebound",
-    "cached", "object", "frozen_parameter", "first_call",
+    "codebook", "synchronized", "attribute", "buffer", "appended", "window", "maximum", "random",
+    "rebound", "cached", "object", "frozen_parameter", "first_call",
 ]  # fmt: skip
 
 
@@ -172,7 +186,7 @@ def test_effects_happen_once_by_a_plan(P_world: Partition) -> None:
         assert twin[1][0].forward.module is twin[1][0]
         assert trained(made[0], x) == trained(made[1], x), effect
     made = gpudist.distribute(network("parameter"), P_x, plan)
-    with pytest.raises(ConversionError, match=r"parameters or buffers \['learned'\] were changed"):
+    with pytest.raises(ConversionError, match=r"its tensors \['learned'\] were changed"):
         made(x).sum().backward()
 
 
@@ -200,7 +214,23 @@ def test_no_call_keeps_the_graph_of_an_earlier_one() -> None:
     made[1][0].book.add_(1)
     with pytest.raises(ConversionError, match=r"\['book'\] were changed in place"):
         y.sum().backward()
+    made = recompute(network("kept"))
+    made(x)
+    with pytest.raises(ConversionError, match=r"\['\(an attribute\)'\] were changed in place"):
+        made(x).sum().backward()
     made = recompute(network("synchronized"))
     made[1][0].view = made[1][0].book[:2]
     with pytest.raises(ConversionError, match="shared memory was changed in place"):
         made(x).sum().backward()
+
+
+class Doubling(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.mul_(2))
+
+
+def test_a_changed_argument_raises() -> None:
+    (block,) = recompute(nn.Sequential(Doubling(nn.Conv2d(1, 4, 1)))).children()
+    for args, kwargs in (((torch.ones(1, 1, 4, 4),), {}), ((), {"x": torch.ones(1, 1, 4, 4)})):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            block(*args, **kwargs).sum().backward()

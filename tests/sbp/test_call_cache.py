@@ -206,25 +206,10 @@ def test_a_key_holds_what_the_result_depends_on(P_world: Partition) -> None:
     assert count > 150
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        np.ones(2),
-        np.arange(3),
-        object(),
-        abs,
-        lambda x: x,
-        torch.ones(1),
-        {1, 2},
-        [{"a": object()}],
-    ],
-)
-def test_values_that_may_change_have_no_key(value: Any) -> None:
-    with pytest.raises(TypeError, match="may change"):
-        key_of(value)
-
-
-def test_keys_tell_values_apart() -> None:
+def test_keys_tell_values_apart_that_cannot_change() -> None:
+    for value in (np.ones(2), object(), abs, lambda x: x, torch.ones(1), {1}, [{"a": object()}]):
+        with pytest.raises(TypeError, match="may change"):
+            key_of(value)
     values = [
         1, True, 1.0, 1j, 0.0, -0.0, "1", b"1", None, ..., (1,), [1], {"1": 1}, slice(1), (None, 1),
         torch.float32, torch.strided, torch.channels_last, torch.device("cpu"), S(1), float("nan"),

@@ -15,6 +15,7 @@ from gpudist.sbp import broadcast, split
 from gpudist.world.partition import Partition
 from tests.every import EVERY
 from tests.pool import distributed
+from tests.sbp.compare import global_of
 
 T = torch.Tensor
 SHAPE = (6, 4)
@@ -155,10 +156,6 @@ def test_hard_values(P_world: Partition) -> None:
         split(0, sizes=[6, 0]), split(1, sizes=[4, 0]),
     ]  # fmt: skip
 
-    def spread(x: T, sbp: Any) -> Any:
-        y: Any = gpudist.to_global(x.detach(), placement, broadcast).to_global(sbp=sbp)
-        return y.requires_grad_(x.requires_grad)
-
     for dtype in DTYPES:
         for kind, cells in values().items():
             for name, call in {**REDUCTIONS, **LOSSES}.items():
@@ -177,7 +174,8 @@ def test_hard_values(P_world: Partition) -> None:
                     if not EVERY and number % 101 % 25:
                         continue
                     count += 1
-                    found = results(call, *(spread(x, sbp) for x in xs))
+                    parts = [global_of(x, placement, (sbp,), x.requires_grad) for x in xs]
+                    found = results(call, *parts)
                     where = f"{name} of {kind} in {dtype}, {sbp}"
                     if isinstance(found, str):
                         wrong.append(f"{where}: {found[:200]}")

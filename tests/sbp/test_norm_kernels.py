@@ -11,17 +11,18 @@ import gpudist
 from gpudist.sbp import Placement
 from gpudist.world.partition import Partition
 from tests.doubles.nccl import count
-from tests.nn.norm.test_norm_kernels import skip_without_core
+from tests.nn.norm.norm_cases import NEEDS_CORE
 from tests.nn.norm.test_norm_lines import LargeTensors
 from tests.pool import distributed
 from tests.sbp.compare import global_of
 from tests.sbp.parts import B, S, random
 from tests.sbp.test_autocast import OnGpus, autocast_of_gpus
 
+pytestmark = NEEDS_CORE
+
 
 @distributed(ranks=2, transports=["nccl"])
 def test_running_moments(P_world: Partition) -> None:
-    skip_without_core()
     placement = Placement("cpu", [0, 1], P_world)
     x = (random((2, 6, 8, 5)) + 2).float()
     moments, globals_ = (
@@ -41,7 +42,6 @@ def test_running_moments(P_world: Partition) -> None:
 @distributed(ranks=2, transports=["nccl"])
 def test_autocast_of_gpus_converts_no_block(P_world: Partition) -> None:
     """It computes group and layer norm in float32, of 16-bit blocks that the kernels read."""
-    skip_without_core()
     placement = OnGpus("cpu", [0, 1], P_world)
     x = random((2, 6, 8, 5)).bfloat16()
     found: Any

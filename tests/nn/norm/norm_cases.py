@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 
 from gpudist.geometry.blocks import Decomposition
+from gpudist.transport.host.core_transport import is_built, what_is_missing
 from gpudist.world.partition import CartesianPartition, Partition
 from tests.nn.compare import (
     Cut,
@@ -24,6 +26,15 @@ from tests.nn.compare import (
 F64 = torch.float64
 Owned = Callable[[str, torch.Size], Slices | None]
 Made = tuple[torch.nn.Module, torch.nn.Module]
+NEEDS_CORE = pytest.mark.skipif(not is_built(), reason=what_is_missing())
+# Shapes of partitions of four axes, and their ranks.
+GRIDS: dict[str, tuple[list[int], list[int] | None]] = {
+    "one": ([1, 1, 1, 1], [2]),
+    "batch": ([3, 1, 1, 1], None),
+    "channels": ([1, 3, 1, 1], None),
+    "features": ([1, 1, 2, 2], [4, 0, 3, 1]),
+    "mixed": ([2, 2, 1, 2], None),
+}
 
 
 def owner(P_x: CartesianPartition, axes: Sequence[int]) -> Owned:
@@ -125,6 +136,10 @@ def check_penalty(
             assert_block_of(actual, gradient_of(reference), place, name, 1e-8)
 
 
-def operations(P: Partition) -> int:
-    """Return the number of groups of messages this rank has begun so far."""
-    return P.wire.recorder.count
+def assert_groups(P: Partition, layer: torch.nn.Module, shape: Sequence[int], count: int) -> None:
+    """Forward and backward each begin ``count`` groups of messages on this rank."""
+    before = P.wire.recorder.count
+    y = layer(torch.randn(*shape, requires_grad=True))
+    assert P.wire.recorder.count == before + count
+    y.square().sum().backward()
+    assert P.wire.recorder.count == before + 2 * count

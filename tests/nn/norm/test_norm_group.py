@@ -11,20 +11,21 @@ from gpudist import nn
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.world.partition import CartesianPartition, Partition
 from tests.nn.compare import Cut, assert_block_of, grid, own_block, own_slices, random_like_all
-from tests.nn.norm.norm_cases import F64, Made, check_penalty, make_both, operations, owner
+from tests.nn.norm.norm_cases import (
+    F64,
+    GRIDS,
+    Made,
+    assert_groups,
+    check_penalty,
+    make_both,
+    owner,
+)
 from tests.pool import distributed
 from tests.torchs_layers import torchs_layer
 
 SHAPE = (3, 12, 5, 4)
-GRIDS: dict[str, tuple[list[int], list[int] | None]] = {
-    "one": ([1, 1, 1, 1], [2]),
-    "batch": ([3, 1, 1, 1], None),
-    "channels": ([1, 4, 1, 1], None),
-    "features": ([1, 1, 2, 2], [4, 0, 3, 1]),
-    "mixed": ([2, 2, 1, 2], None),
-    "uneven channels and features": ([1, 4, 2, 1], [7, 6, 5, 4, 3, 2, 1, 0]),
-}
-SIZES: dict[str, Cut] = {"uneven channels and features": {1: [5, 0, 1, 6], 2: [4, 1]}}
+CASES = {**GRIDS, "uneven": ([1, 4, 2, 1], [7, 6, 5, 4, 3, 2, 1, 0])}
+SIZES: dict[str, Cut] = {"uneven": {1: [5, 0, 1, 6], 2: [4, 1]}}
 
 
 def group_norms(P_x: CartesianPartition, groups: int, channels: int = 12, **options: Any) -> Made:
@@ -48,10 +49,10 @@ def instance_norms(P_x: CartesianPartition, channels: int, **options: Any) -> Ma
 
 
 @pytest.mark.parametrize("of", ["input", "parameters"])
-@pytest.mark.parametrize("case", GRIDS)
+@pytest.mark.parametrize("case", CASES)
 @distributed(ranks=9, transports=["loopback"])
 def test_double_backward(P_world: Partition, case: str, of: str) -> None:
-    P_x = grid(P_world, *GRIDS[case])
+    P_x = grid(P_world, *CASES[case])
     made = group_norms(P_x, 4)
     check_penalty(made, P_x, SHAPE, owner(P_x, [1]), of, SIZES.get(case))
 
@@ -68,12 +69,7 @@ def test_messages(P_world: Partition) -> None:
         (nn.DistributedInstanceNorm1d(P_f, 8, global_shape=(2, 8, 4)), (2, 8, 1), 1),
     )
     for layer, shape, expected in cases:
-        x = torch.randn(shape, requires_grad=True)
-        before = operations(P_world)
-        y = layer(x)
-        assert operations(P_world) == before + expected
-        y.square().sum().backward()
-        assert operations(P_world) == before + 2 * expected
+        assert_groups(P_world, layer, shape, expected)
 
 
 @pytest.mark.parametrize("tracks", [True, False])

@@ -21,16 +21,17 @@ from gpudist.nn.norm.normalization import Normalization
 from gpudist.nn.norm.passes import BoundNorm
 from gpudist.transport.base import Transport
 from gpudist.transport.failure.channel import Failure
-from gpudist.transport.host.core_transport import is_built, what_is_missing
 from gpudist.world import runtime
 from gpudist.world.partition import CartesianPartition, Partition
 from tests.doubles.nccl import count
 from tests.nn.compare import grid, own_block, random_like_all
+from tests.nn.norm.norm_cases import NEEDS_CORE
 from tests.nn.norm.test_norm_lines import LargeTensors
 from tests.pool import distributed
 from tests.transport import worlds
 
-SHAPE = (3, 8, 6, 12)
+pytestmark = NEEDS_CORE
+SHAPE, AXES = (3, 8, 6, 12), (1, 1, 2, 1)
 Make = Callable[[CartesianPartition], torch.nn.Module]
 LAYERS: dict[str, Make] = {
     "batch": lambda P: nn.DistributedBatchNorm2d(P, 8, momentum=0.25),
@@ -50,13 +51,8 @@ def without_kernels() -> Iterator[None]:
         yield
 
 
-def skip_without_core() -> None:
-    if not is_built():
-        pytest.skip(what_is_missing())
-
-
 def made(
-    kind: str, P_world: Partition, axes: Sequence[int], dtype: torch.dtype = torch.float32
+    kind: str, P_world: Partition, axes: Sequence[int] = AXES, dtype: torch.dtype = torch.float32
 ) -> torch.nn.Module:
     """Return a layer for blocks of ``dtype``, with parameters of float64 for that alone."""
     layer = LAYERS[kind](grid(P_world, axes))
@@ -66,6 +62,13 @@ def made(
         for seed, parameter in enumerate(layer.parameters()):
             parameter.copy_(random_like_all(parameter.shape, seed))
     return layer
+
+
+def own(
+    P_world: Partition, seed: int, dtype: torch.dtype, axes: Sequence[int] = AXES
+) -> torch.Tensor:
+    """Return this worker's block of random numbers."""
+    return own_block(random_like_all(SHAPE, seed).to(dtype), grid(P_world, axes), None, False)
 
 
 def block_like(x: torch.Tensor, layout: str) -> torch.Tensor:
@@ -95,9 +98,7 @@ def test_same_as_the_composition(
     P_world: Partition, kind: str, axes: Sequence[int], dtype: torch.dtype
 ) -> None:
     """Without kernels, the core for CPUs normalizes contiguous float32 blocks."""
-    skip_without_core()
-    P_x = grid(P_world, axes)
-    x, g = (own_block(random_like_all(SHAPE, seed), P_x, requires_grad=False) for seed in (1, 2))
+    x, g = (own(P_world, seed, torch.float64, axes) for seed in (1, 2))
     layouts = ["contiguous"] if kind in ("layer", "RMS") else ["contiguous", "channels_last"]
     for layout in layouts:
         block, gradient = (block_like(t.to(dtype), layout) for t in (x + 3, g))
@@ -124,11 +125,8 @@ def test_memory_and_derivatives_beyond_the_first(
     P_world: Partition, kind: str, dtype: torch.dtype
 ) -> None:
     """Kernels allocate only results; the composition computes second derivatives and tangents."""
-    skip_without_core()
-    axes = (1, 1, 2, 1)
-    P_x, layer = grid(P_world, axes), made(kind, P_world, axes, dtype)
-    x = own_block(random_like_all(SHAPE, 1).to(dtype), P_x)
-    g = own_block(random_like_all(SHAPE, 2).to(dtype), P_x, requires_grad=False)
+    layer = made(kind, P_world, AXES, dtype)
+    x, g = own(P_world, 1, dtype).requires_grad_(), own(P_world, 2, dtype)
     layer(x)
     with LargeTensors(x.numel()) as large:
         y = layer(x)
@@ -146,19 +144,16 @@ def test_memory_and_derivatives_beyond_the_first(
     for derivative in (second, tangent):
         found = derivative(layer)
         with without_kernels():
-            expected = derivative(made(kind, P_world, axes, dtype))
+            expected = derivative(made(kind, P_world, AXES, dtype))
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @distributed(ranks=2, transports=["nccl"])
 def test_hooks_that_save_another_layout(P_world: Partition) -> None:
-    skip_without_core()
-    axes = (1, 1, 2, 1)
-    x, g = (block_like(own_block(random_like_all(SHAPE, seed), grid(P_world, axes), None, False)
-            .float(), "channels_last") for seed in (1, 2))  # fmt: skip
-    expected, _ = both_ways(made("batch", P_world, axes), x, g)
+    x, g = (block_like(own(P_world, seed, torch.float32), "channels_last") for seed in (1, 2))
+    expected, _ = both_ways(made("batch", P_world), x, g)
     with saved_tensors_hooks(lambda saved: saved.contiguous(), lambda saved: saved):
-        found, _ = both_ways(made("batch", P_world, axes), x, g)
+        found, _ = both_ways(made("batch", P_world), x, g)
     assert all(map(torch.equal, found, expected))
 
 
@@ -174,10 +169,8 @@ class _Norms(torch.nn.Module):
 
 @distributed(ranks=2, transports=["nccl"])
 def test_a_warm_norm_calls_two_functions_and_one_in_backward(P_world: Partition) -> None:
-    skip_without_core()
-    P_x = grid(P_world, (1, 1, 2, 1))
-    network = gpudist.distribute(_Norms(), P_x, inputs={"x": "block"})
-    x = own_block(random_like_all(SHAPE, 1).float(), P_x)
+    network = gpudist.distribute(_Norms(), grid(P_world, AXES), inputs={"x": "block"})
+    x = own(P_world, 1, torch.float32).requires_grad_()
 
     def frames(call: Callable[[], torch.Tensor | None]) -> tuple[torch.Tensor | None, list[str]]:
         names: list[str] = []
@@ -216,11 +209,7 @@ def test_autocast_in_single_precision_converts_no_block(
     P_world: Partition, kind: str, low: torch.dtype
 ) -> None:
     """The output and its gradient are float32; kernels read and write 16 bits of the block."""
-    skip_without_core()
-    axes = (1, 1, 2, 1)
-    P_x = grid(P_world, axes)
-    x = own_block(random_like_all(SHAPE, 1).to(low), P_x, requires_grad=False)
-    g = own_block(random_like_all(SHAPE, 2).float(), P_x, requires_grad=False)
+    x, g = own(P_world, 1, low), own(P_world, 2, torch.float32)
 
     def second(layer: torch.nn.Module) -> torch.Tensor:
         leaf = x.clone().requires_grad_()
@@ -229,9 +218,9 @@ def test_autocast_in_single_precision_converts_no_block(
 
     with autocast_in_single(low):
         with without_kernels():
-            expected, _ = both_ways(made(kind, P_world, axes), x, g)
-            expected.append(second(made(kind, P_world, axes)))
-        layer = made(kind, P_world, axes)
+            expected, _ = both_ways(made(kind, P_world), x, g)
+            expected.append(second(made(kind, P_world)))
+        layer = made(kind, P_world)
         layer(x)
         before = count("kernel_bytes")
         with LargeTensors(x.numel()) as large:
@@ -250,12 +239,9 @@ def test_autocast_in_single_precision_converts_no_block(
 @distributed(ranks=2, transports=["nccl"])
 def test_no_launch_only_looks_for_a_failure(P_world: Partition) -> None:
     """The kernels that read the sums look themselves; those of float64 are moved alone first."""
-    skip_without_core()
-    axes = (1, 1, 2, 1)
-    P_x = grid(P_world, axes)
     for dtype, launches in ((torch.float32, 0), (torch.float64, 1)):
-        layer = nn.DistributedInstanceNorm2d(P_x, 8).to(dtype)
-        x = own_block(random_like_all(SHAPE, 1).to(dtype), P_x, requires_grad=False)
+        layer = nn.DistributedInstanceNorm2d(grid(P_world, AXES), 8).to(dtype)
+        x = own(P_world, 1, dtype)
         both_ways(layer, x, x)
         before = [count(call) for call in ("launch_combine", "launch_that_only_looks")]
         both_ways(layer, x, x)
@@ -266,7 +252,6 @@ def test_no_launch_only_looks_for_a_failure(P_world: Partition) -> None:
 @pytest.mark.parametrize("movement", ["move", "move_gradients"])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_sums_that_were_not_moved_make_no_number(kind: str, movement: str) -> None:
-    skip_without_core()
     for results in worlds.results("nccl", 2, fail_behind, kind, movement):
         assert results and all(results.values()), results
 
@@ -274,9 +259,9 @@ def test_sums_that_were_not_moved_make_no_number(kind: str, movement: str) -> No
 def fail_behind(transport: Transport, kind: str, movement: str) -> dict[str, bool]:
     """End the world before a kernel reads the moved sums; return which results are NaN."""
     P_world = runtime.world_of(transport)
-    axes = (2, 1, 1, 1) if kind.startswith("batch") else (1, 1, 2, 1)
+    axes = (2, 1, 1, 1) if kind.startswith("batch") else AXES
     layer = made(kind, P_world, axes)
-    x = own_block(random_like_all(SHAPE, 1).float(), grid(P_world, axes))
+    x = own(P_world, 1, torch.float32, axes).requires_grad_()
     torch.autograd.grad(layer(x).sum(), x)
     results = dict[str, torch.Tensor]()
 
@@ -308,14 +293,9 @@ def fail_behind(transport: Transport, kind: str, movement: str) -> dict[str, boo
 
 @distributed(ranks=2, transports=["nccl"])
 def test_which_blocks_fit(P_world: Partition) -> None:
-    skip_without_core()
-    P_x = grid(P_world, [1, 1, 2, 1])
-    layer = nn.DistributedGroupNorm(P_x, 2, 8)
-    x = own_block(random_like_all(SHAPE, 1).float(), P_x, requires_grad=False)
-    bound, parameters = (
-        layer._bindings(x, layer._agree_and_bind, layer.way_of(x)),
-        layer.own_parameters(),
-    )
+    layer, x = nn.DistributedGroupNorm(grid(P_world, AXES), 2, 8), own(P_world, 1, torch.float32)
+    bound = layer._bindings(x, layer._agree_and_bind, layer.way_of(x))
+    parameters = layer.own_parameters()
     assert lines.fits(bound, x, parameters)
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         assert kernels.fits(bound, x.to(dtype), parameters)

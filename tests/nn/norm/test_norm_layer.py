@@ -12,7 +12,7 @@ from gpudist import nn
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.world.partition import CartesianPartition, Partition
 from tests.nn.compare import Cut, assert_block_of, grid, own_block, own_slices, random_like_all
-from tests.nn.norm.norm_cases import F64, Made, check_penalty, make_both, operations, owner
+from tests.nn.norm.norm_cases import F64, Made, assert_groups, check_penalty, make_both, owner
 from tests.pool import distributed
 
 Case = tuple[Sequence[int], int, list[int], Cut | None]
@@ -69,12 +69,7 @@ def test_messages(P_world: Partition, kind: str) -> None:
         layer = getattr(nn, f"Distributed{kind}")(
             P_x, 8, elementwise_affine=affine, global_shape=whole
         )
-        x = torch.randn(here, requires_grad=True)
-        before = operations(P_world)
-        y = layer(x)
-        assert operations(P_world) == before + expected
-        y.square().sum().backward()
-        assert operations(P_world) == before + 2 * expected
+        assert_groups(P_world, layer, here, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -12,7 +12,6 @@ import torch
 from gpudist import nn
 from gpudist.exchange.tracing import Watching
 from gpudist.nn.norm.lines import fits
-from gpudist.transport.host.core_transport import is_built, what_is_missing
 from gpudist.world.partition import CartesianPartition, Partition
 from tests.nn.compare import (
     assert_block_of,
@@ -23,7 +22,7 @@ from tests.nn.compare import (
     own_slices,
     random_like_all,
 )
-from tests.nn.norm.norm_cases import F64, make_both, owner
+from tests.nn.norm.norm_cases import F64, NEEDS_CORE, make_both, owner
 from tests.pool import distributed
 
 Make = Callable[[CartesianPartition, torch.dtype], torch.nn.Module]
@@ -49,18 +48,13 @@ def parameter_axes(kind: str) -> Sequence[int]:
     return [2, 3] if kind in ("layer", "RMS") else [1]
 
 
-def skip_without_core() -> None:
-    if not is_built():
-        pytest.skip(what_is_missing())
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 @pytest.mark.parametrize("last", ["contiguous", "strided"])
 @pytest.mark.parametrize("kind", WHOLE)
+@NEEDS_CORE
 @distributed(ranks=3, transports=["loopback"])
 def test_same_as_sequential(P_world: Partition, kind: str, last: str, dtype: torch.dtype) -> None:
     """The last worker's block may need the composition, which moves the same sums."""
-    skip_without_core()
     P_x = grid(P_world, [1, 1, 1, 3])
     owned = owner(P_x, parameter_axes(kind))
     sequential, layer = make_both(lambda: WHOLE[kind](dtype), lambda: CUT[kind](P_x, dtype), owned)
@@ -147,10 +141,10 @@ class LargeTensors(Watching):
 
 
 @pytest.mark.parametrize("kind", WHOLE)
+@NEEDS_CORE
 @distributed(ranks=2, transports=["loopback"])
 def test_memory(P_world: Partition, kind: str) -> None:
     """Forward allocates only the output, backward only the gradient, each of the block's size."""
-    skip_without_core()
     P_x = grid(P_world, [1, 1, 2, 1])
     layer = CUT[kind](P_x, torch.float32)
     x = own_block(random_like_all(SHAPE, 1).float(), P_x)
@@ -162,16 +156,14 @@ def test_memory(P_world: Partition, kind: str) -> None:
         assert large.made == 2
 
 
+@NEEDS_CORE
 @distributed(ranks=2, transports=["loopback"])
 def test_which_blocks_fit(P_world: Partition) -> None:
-    skip_without_core()
     P_x, shape = grid(P_world, [1, 1, 2, 1]), (2, 4, 6, 8)
     layer = nn.DistributedGroupNorm(P_x, 2, 4)
     x = own_block(random_like_all(shape, 1).float(), P_x, requires_grad=False)
-    bound, parameters = (
-        layer._bindings(x, layer._agree_and_bind, layer.way_of(x)),
-        layer.own_parameters(),
-    )
+    bound = layer._bindings(x, layer._agree_and_bind, layer.way_of(x))
+    parameters = layer.own_parameters()
     assert fits(bound, x, parameters)
     assert not fits(bound, x.mT.contiguous().mT, parameters)
     assert not fits(bound, x.to(memory_format=torch.channels_last), parameters)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -110,16 +109,10 @@ def test_lines_that_do_not_match_are_refused(P_world: Partition) -> None:
         layer(torch.randn(2 if P_world.rank else 3, 2))
 
 
-def of_softmax(P_world: Partition) -> Callable[[torch.Tensor], torch.Tensor]:
-    P_x = grid(P_world, (1, 2), [2, 0])
-    softmax, log_softmax = nn.DistributedSoftmax(P_x, 1), nn.DistributedLogSoftmax(P_x, 1)
-    return lambda x: softmax(x.sin()) * log_softmax(x)
-
-
 @distributed(ranks=3, transports=["host"])
 def test_forward_mode(P_world: Partition) -> None:
     P_x = grid(P_world, (1, 2), [2, 0])
-    function = of_softmax(P_world)
+    softmax, log_softmax = nn.DistributedSoftmax(P_x, 1), nn.DistributedLogSoftmax(P_x, 1)
     whole, tangent = random_like_all((2, 5), 1), random_like_all((2, 5), 2)
     x, t = (own_block(z, P_x, requires_grad=False) for z in (whole, tangent))
 
@@ -127,5 +120,5 @@ def test_forward_mode(P_world: Partition) -> None:
         return x.sin().softmax(1) * x.log_softmax(1)
 
     expected = torch.func.jvp(sequential, (whole,), (tangent,))[1]
-    actual = torch.func.jvp(function, (x,), (t,))[1]
+    actual = torch.func.jvp(lambda x: softmax(x.sin()) * log_softmax(x), (x,), (t,))[1]
     assert_block_of(actual, expected, own_slices(whole.shape, P_x), "tangent", 1e-12)
