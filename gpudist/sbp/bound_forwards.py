@@ -58,7 +58,7 @@ class BoundForward:
         self.module, self.kind = module, type(module)
         self.through = MethodType(self.kind.forward, module)
         self._attributes = module.__dict__
-        self._names = [name for name in module.__dict__ if name[0] != "_"]
+        self._names = _public(module)
         # A bound call by spec, with the attributes it was bound with; ``None`` if there is none.
         self._bound = Cache[Any, _Bound](16)
         self._counts = isinstance(module, _BatchNorm)
@@ -77,8 +77,9 @@ class BoundForward:
         if _any_autocast():
             on = key.placement.autocast
             key = key, on and torch.get_autocast_dtype(on)
-        # A further attribute may be a method that replaces one of the class.
-        facts = [*map(self._attributes.get, self._names), len(self._attributes)]
+        values = [*map(self._attributes.get, self._names)]
+        # Values of other types may not compare. A further attribute may replace a method.
+        facts = [*map(type, values), *values, len(self._attributes)]
         bound = self._bound.get(key)
         if (
             _transforms_active()
@@ -133,19 +134,25 @@ class BoundForward:
                 else:
                     spec = getattr(w, "_global_spec", None)
                     own[id(w)] = HeldTensor(held, name, spec or (w.dtype, w.shape))
+        is_simple = _SIMPLE.issuperset(facts[: len(self._names)])
         y, call, others, parts = bind_forward(self.through, x, own)
         if call is not None and not (
             # What a plan prescribes for functions, and a result of another argument.
             scope.calls == counts
             and call.operator.base in (None, 0)
-            and all(type(fact) in _SIMPLE for fact in facts)
+            and is_simple
             and not any(callable(value) and value is not self for value in vars(module).values())
             and getattr(module, "max_norm", None) is None
             and not (self._counts and module.momentum is None)
         ):
             call = None
-        self._bound[key] = facts, [*absent, *[own[id(w)] for w in others]], call, parts
+        known = facts if is_simple else ()
+        self._bound[key] = known, [*absent, *[own[id(w)] for w in others]], call, parts
         return y
+
+
+def _public(module: torch.nn.Module) -> list[str]:
+    return [name for name in vars(module) if name[0] != "_"]
 
 
 _set_state_of_torch: Any = torch.nn.Module.__setstate__
@@ -168,6 +175,7 @@ class BoundForwards:
             for module in modules
             if type(module).__module__.startswith("torch.nn.modules.")
             and not (module._modules or "forward" in vars(module))
+            and all(type(vars(module)[name]) in _SIMPLE for name in _public(module))
         ]
         self._owners = [bound.module for bound in self._bound]
         self._dicts = [vars(module) for module in self._owners]

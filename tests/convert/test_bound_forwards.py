@@ -115,6 +115,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "a hook": lambda net: net.conv.register_forward_hook(lambda m, a, y: y * 2),
     "a forward of an instance": _patch_instance,
     "shared parameters": _tie,
+    "weight in an attribute": lambda net: nn.utils.weight_norm(net.conv),
     "weight norm": lambda net: nn.utils.parametrizations.weight_norm(net.conv),
     "copies within the forward": lambda net: setattr(net, "copies", True),
     "a copy": copy.deepcopy,
@@ -164,7 +165,7 @@ def test_a_changed_network_is_the_sequential_one(P_world: Any, is_replicated: bo
 PARTS_STAY = {
     "data", "a parameter", "the dict of parameters", "other dicts", "no bias", "assigned state",
     "shared parameters", "weight norm", "copies within the forward", "another module",
-    "a bias within calls", "dicts within calls",
+    "a bias within calls", "dicts within calls", "weight in an attribute",
 }  # fmt: skip
 
 
