@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 from gpudist.convert.block_checkpoints import undo_plan
 from gpudist.convert.blocks_in_state_dict import drop_hooks
 from gpudist.convert.edits import Edits, is_edit
-from gpudist.convert.kept import GUARD, modules_of
+from gpudist.convert.kept import GUARD
 from gpudist.convert.network import Conversion
 from gpudist.convert.network_plan import NetworkPlan
 from gpudist.convert.parameters import Exchange
@@ -132,30 +132,16 @@ def make_converted_class(kind: type[torch.nn.Module], methods: tuple[str, ...]) 
         return _entry(call)
 
     def call_network(self: Any, *args: Any, **kwargs: Any) -> Any:
-        conversion = conversion_of(self)
-        if current_scope() is not None:
-            return kind.__call__(self, *args, **kwargs)
-        return conversion(self, _Whole(kind, self), args, kwargs)
+        # With the signature of the forward.
+        whole: Any = partial(kind.__call__, self)
+        whole.__wrapped__ = self.forward
+        return conversion_of(self)(self, whole, args, kwargs)
 
     entries = {name: entry(name) for name in methods if name != "forward"}
     if "forward" in methods:
         entries["__call__"] = _entry(call_network)
     body = {"__module__": kind.__module__, "__doc__": kind.__doc__, **entries}
     return type(f"Distributed{kind.__name__}", (Converted, kind), body)
-
-
-class _Whole:
-    """The call of a module as a function with the signature of its forward."""
-
-    def __init__(self, kind: type[torch.nn.Module], network: torch.nn.Module) -> None:
-        self.kind, self.network = kind, network
-
-    @property
-    def __wrapped__(self) -> Any:
-        return self.network.forward
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.kind.__call__(self.network, *args, **kwargs)
 
 
 def names_of_entries(network: torch.nn.Module, methods: Sequence[str]) -> tuple[list[str], bool]:
@@ -222,7 +208,7 @@ def prepare(
         edits.follow()
         network.__dict__[_CONVERSION] = conversion
         network.__class__ = kind
-        for module in modules_of(network):
+        for module in network.modules():
             if module is not network:
                 module._forward_pre_hooks[GUARD] = _refuse_outside
                 module._forward_pre_hooks.move_to_end(GUARD, last=False)  # pyright: ignore

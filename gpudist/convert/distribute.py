@@ -113,9 +113,10 @@ def distribute(
             a block as well as the whole tensor.
     """
     if global_shape is not None:
+        first = next(iter(names_of_entries(network, ["forward"])[0]), "x")
         raise ConversionError(
             f"distribute does not take global_shape={global_shape!r}; pass the global shape of a "
-            f"block under its argument's name: inputs={{{_first_name(network)!r}: (...)}}"
+            f"block under its argument's name: inputs={{{first!r}: (...)}}"
         )
     if unknown not in ("gather", "refuse"):
         raise ConversionError(
@@ -155,10 +156,6 @@ def _restored_on_failure(network: torch.nn.Module) -> Iterator[None]:
         for module, own in buffers:
             module._buffers.update(own)
         raise
-
-
-def _first_name(network: torch.nn.Module) -> str:
-    return next(iter(names_of_entries(network, ["forward"])[0]), "x")
 
 
 def _require_convertible(network: torch.nn.Module, P_x: CartesianPartition) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain, repeat
 from operator import attrgetter, is_, setitem
 from typing import Any
@@ -30,8 +31,9 @@ from gpudist.sbp.spectrum import Spectrum
 
 # Key of the hook that refuses calls from outside among a module's hooks; torch's are not negative.
 GUARD = -1
-_LISTS = [attrgetter(name) for name in ("_modules", "_parameters", "_buffers")]
-_HOOKS_BEFORE = attrgetter("_forward_pre_hooks")
+_CHILDREN, _PARAMETERS, _BUFFERS, _HOOKS_BEFORE = (
+    attrgetter(name) for name in ("_modules", "_parameters", "_buffers", "_forward_pre_hooks")
+)
 _NODE, _HOOKS, _RETAINS = (attrgetter(n) for n in ("grad_fn", "_backward_hooks", "retains_grad"))
 # What the copies of a parameter depend on.
 _FACTS: Sequence[Callable[[Any], Any]] = (
@@ -39,16 +41,10 @@ _FACTS: Sequence[Callable[[Any], Any]] = (
     torch.Tensor.data_ptr, attrgetter("shape"),
 )  # fmt: skip
 _COMPUTED = frozenset({GlobalTensor, Spectrum, OuterTensor})
-_Dicts = Sequence[dict[str, Any]]
 
 
-def _values(dicts: _Dicts) -> Iterator[Any]:
+def _values(dicts: Sequence[dict[str, Any]]) -> Iterator[Any]:
     return chain.from_iterable(map(dict.values, dicts))
-
-
-def _are_same(these: Iterator[Any], those: Sequence[Any]) -> bool:
-    found = [*these]
-    return len(found) == len(those) and all(map(is_, found, those))
 
 
 class Kept:
@@ -58,13 +54,16 @@ class Kept:
 
     Attributes:
         parameters: parameters, each once, and tensors that only attributes hold.
-        paths: returns the path of each module, by identity.
-        name_of: names a parameter, for which a copy may stand, or describes it.
+        dicts, names, all_listed: where modules list parameters, or ``None``, and these.
+        of_buffers: dicts of the modules' buffers.
+        guarded: hooks of modules that refuse calls from outside.
+        forwards: bound forwards of the modules.
     """
 
     def __init__(self, network: torch.nn.Module, parameters: Parameters, scope: Scope) -> None:
-        self._inner = modules_of(network)[1:]
-        for module in self.modules(network):
+        modules = list(network.modules())
+        self._inner = modules[1:]
+        for module in modules:
             for name, x in module._parameters.items():
                 if type(x) is GlobalTensor:
                     # It was made of global tensors between calls.
@@ -72,44 +71,38 @@ class Kept:
                 elif isinstance(x, GlobalParameter) and "_placements" not in vars(module):
                     # It has got another name between calls.
                     keep_blocks(module)
-        self._children, self._listed, self._of_buffers = (
-            [of(module) for module in self.modules(network)] for of in _LISTS
+        self._children, self._listed, self.of_buffers = (
+            [*map(of, modules)] for of in (_CHILDREN, _PARAMETERS, _BUFFERS)
         )
-        self._all_children = [*_values(self._children)]
-        self._all_listed = [*_values(self._listed)]
-        self._names = [*chain.from_iterable(self._listed)]
-        self._dicts = [d for d in self._listed for _ in d]
-        distinct = {id(x): x for x in (*self._all_listed, *parameters.unlisted) if x is not None}
+        children = _values(self._children)
+        # What ``holds`` finds before the parameters.
+        self._before = [*self._children, *self._listed, *self.of_buffers, *children]
+        self.all_listed = [*_values(self._listed)]
+        self.names = [*chain.from_iterable(self._listed)]
+        self.dicts = [d for d in self._listed for _ in d]
+        distinct = {id(x): x for x in (*self.all_listed, *parameters.unlisted) if x is not None}
         self.parameters: list[Any] = [*distinct.values()]
-        numbers = {identity: i for i, identity in enumerate(distinct)}
-        # Numbers of the parameters listed; the last one for ``None``.
-        self._numbers = [numbers.get(id(x), len(numbers)) for x in self._all_listed]
-        self.guarded = [h for h in map(_HOOKS_BEFORE, self.modules(network)) if GUARD in h]
+        self.guarded = [h for h in map(_HOOKS_BEFORE, modules) if GUARD in h]
         self.forwards = BoundForwards(self._inner)
-        self.paths, self.name_of = paths_of(network), names_of(network)
-        self._copies: list[Any] = []
         self._facts: list[Any] = []
         self._nodes: list[Any] = []
-        # What stands for the kept copies in a scope.
-        self._pairs: tuple[Any, Any, list[Any]] = {}, {}, []
+        # What the last call returned that keeps copies.
+        self._kept: tuple[dict[int, Any], dict[int, Any], list[Any]] = {}, {}, []
 
     def modules(self, network: torch.nn.Module) -> list[torch.nn.Module]:
         """Return the network and its modules."""
         return [network, *self._inner]
 
-    def holds(self, network: torch.nn.Module) -> bool:
-        """Return whether modules list what they listed."""
-        modules, lists = self.modules(network), (self._children, self._listed, self._of_buffers)
-        return all(
-            _are_same(map(of, modules), dicts) for of, dicts in zip(_LISTS, lists, strict=True)
-        ) and self._lists_parameters(self._all_listed)
-
-    def _lists_parameters(self, tensors: Sequence[Any]) -> bool:
-        return (
-            _are_same(_values(self._children), self._all_children)
-            and [*chain.from_iterable(self._listed)] == self._names
-            and _are_same(_values(self._listed), tensors)
-        )
+    def holds(self, network: torch.nn.Module, tensors: Sequence[Any]) -> bool:
+        """Return whether modules list what they listed, with ``tensors`` as parameters."""
+        modules = self.modules(network)
+        found = [
+            *map(_CHILDREN, modules), *map(_PARAMETERS, modules), *map(_BUFFERS, modules),
+            *_values(self._children), *_values(self._listed),
+        ]  # fmt: skip
+        those = [*self._before, *tensors]
+        is_same = len(found) == len(those) and all(map(is_, found, those))
+        return is_same and [*chain.from_iterable(self._listed)] == self.names
 
     def replaced(
         self, parameters: Parameters, sharded: set[int]
@@ -119,142 +112,122 @@ class Kept:
         Copies whose node sums gradients only are kept: it saves nothing, so that any number of
         backwards may pass it. Several forwards before a backward share it, and its messages.
         """
-        if sharded:
-            used = [p for p in self.parameters if id(p) not in sharded]
-            of = dict(
-                zip(map(id, used), _listable(used, parameters.substitutes(used)), strict=True)
-            )
-            return self._pair([of.get(id(p), p) for p in self.parameters])
-        if parameters.has_global or not (torch.is_grad_enabled() and is_eager()):
-            return self._pair(_listable(self.parameters, parameters.substitutes(self.parameters)))
-        with torch._C.DisableTorchFunction():
-            facts = [x for of in _FACTS for x in map(of, self.parameters)]
-            if parameters.P_x.wire.device.type == "cuda":
-                # Their node, and those that accumulate gradients, run on the stream of the call.
-                facts.append(torch.cuda.current_stream())
-            copies = self._copies
-            is_kept = facts == self._facts and _are_same(map(_NODE, copies), self._nodes)
-            if is_kept and not any(map(_HOOKS, copies)) and not any(map(_RETAINS, copies)):
-                substitutes, originals, tensors = self._pairs
-                return substitutes.copy(), originals.copy(), tensors
-        # Nodes that accumulate gradients live as long as copies do; new ones have this stream.
-        copies = self._copies = []
-        self._pairs = {}, {}, []
-        copies = _listable(self.parameters, parameters.substitutes(self.parameters))
-        self._copies, self._facts, self._nodes = copies, facts, [*map(_NODE, copies)]
-        self._pairs = substitutes, originals, tensors = self._pair(copies)
-        return substitutes.copy(), originals.copy(), tensors
-
-    def _pair(self, copies: list[Any]) -> tuple[dict[int, Any], dict[int, Any], list[Any]]:
-        pairs = [(p, c) for p, c in zip(self.parameters, copies, strict=True) if c is not p]
-        tensors = [*map([*copies, None].__getitem__, self._numbers)] if pairs else []
-        return {id(p): c for p, c in pairs}, {id(c): p for p, c in pairs}, tensors
-
-
-class InCall:
-    """Context of a call of a network.
-
-    Modules hold copies of parameters, whose gradients are summed at the end of backward, and bound
-    forwards, and no guards: without hooks, they take torch's fast path.
-    """
-
-    def __init__(
-        self, network: torch.nn.Module, kept: Kept, parameters: Parameters, scope: Scope
-    ) -> None:
-        self._network, self._kept, self._scope = network, kept, scope
-        self._tensors: list[Any] = []
-        sharded = set[int]()
-        scope.substitutes, scope.originals = {}, {}
-        if parameters.may_be_replaced():
-            sharded = parameters.identities_of_shards(kept.modules(network))
-            replaced = kept.replaced(parameters, sharded)
-            scope.substitutes, scope.originals, self._tensors = replaced
-        # FSDP2 sums the gradients of its parameters, which it makes during the call.
-        scope.holders, scope.leaves = parameters.holders, {}
-        scope.learns = scope.holders is not None and torch.is_grad_enabled() and not sharded
-
-    def __enter__(self) -> None:
-        kept = self._kept
-        self._guards = [*map(OrderedDict.pop, kept.guarded, repeat(GUARD), repeat(None))]
-        self._forwards = kept.forwards.put_in()
-        if self._tensors:
-            _set(kept._dicts, kept._names, self._tensors)
-
-    def __exit__(self, kind: Any, *error: object) -> None:
-        kept, scope = self._kept, self._scope
-        kept.forwards.take_out(self._forwards)
-        if None in self._guards or any(map(OrderedDict.__len__, kept.guarded)):
-            for hooks, guard in zip(kept.guarded, self._guards, strict=True):
-                if guard is not None:
-                    hooks[GUARD] = guard
-                    hooks.move_to_end(GUARD, last=False)
-        else:
-            _set(kept.guarded, repeat(GUARD), self._guards)
-        is_as_it_was = kept._lists_parameters(self._tensors or kept._all_listed)
-        buffers = [*_values(kept._of_buffers)]
-        if not is_as_it_was or not (
-            _COMPUTED.isdisjoint(map(type, buffers))
-            and scope.originals.keys().isdisjoint(map(id, buffers))
-        ):
-            self._leave_modules(kind is None)
-        elif self._tensors:
-            _set(kept._dicts, kept._names, kept._all_listed)
-
-    def _leave_modules(self, is_complete: bool) -> None:
-        """Let modules list what those of the sequential network would: no copies, full buffers.
-
-        After an error, which may be that of one rank alone, nothing is gathered.
-
-        Raises:
-            ConversionError: the forward has replaced a parameter that workers hold in parts.
-        """
-        originals, left = self._scope.originals, list[tuple[dict[str, Any], str, Any]]()
-        before = self._kept.modules(self._network)
-        for module in dict.fromkeys([*modules_of(self._network), *before]):
-            for tensors in (module._parameters, module._buffers):
-                for name, x in tensors.items():
-                    if id(x) in originals:
-                        # The forward may have moved it to another module.
-                        tensors[name] = originals[id(x)]  # pyright: ignore
-                        is_in_parts = isinstance(tensors[name], GlobalParameter)
-                        if is_in_parts and "_placements" not in vars(module):
-                            keep_blocks(module)
-                    elif type(x) in _COMPUTED:
-                        left.append((tensors, name, x))
-        kept = self._kept
-        places = zip(kept._dicts, kept._names, kept._all_listed, strict=True)
-        replaced = [
-            place
-            for place in places
-            if isinstance(place[2], GlobalParameter)
-            and place[0].get(place[1], place[2]) is not place[2]
-        ]
-        for tensors, name, parameter in replaced:
-            tensors[name] = parameter
-        if not is_complete:
-            return
-        if replaced:
-            raise ConversionError(
-                f"the forward has replaced the parameters {[name for _, name, _ in replaced]}, of "
-                "which each worker holds its part; assign their data, parameter.data = value, or "
-                "change them in place"
-            )
-        known: dict[int, Any] = {}
-        for tensors, name, x in left:
-            if id(x) not in known:
-                known[id(x)] = listed(self._scope, x)
-            tensors[name] = known[id(x)]
-
-
-def _listable(parameters: Sequence[Any], copies: list[Any]) -> list[Any]:
-    """Let networks and their libraries see parameters in the copies."""
-    for parameter, copy in zip(parameters, copies, strict=True):
-        if copy is not parameter:
+        is_kept = not (sharded or parameters.has_global) and torch.is_grad_enabled() and is_eager()
+        facts: list[Any] = []
+        if is_kept:
+            with torch._C.DisableTorchFunction():
+                facts += [x for of in _FACTS for x in map(of, self.parameters)]
+                if parameters.P_x.wire.device.type == "cuda":
+                    # Nodes of copies, and those that accumulate gradients, run on its stream.
+                    facts.append(torch.cuda.current_stream())
+                copies = self._kept[0].values()
+                is_same = facts == self._facts and all(map(is_, map(_NODE, copies), self._nodes))
+                if is_same and not any(map(_HOOKS, copies)) and not any(map(_RETAINS, copies)):
+                    substitutes, originals, tensors = self._kept
+                    return substitutes.copy(), originals.copy(), tensors
+            # Nodes that accumulate gradients live as long as copies do; new ones have this stream.
+            self._kept, copies = ({}, {}, []), ()
+        used = [p for p in self.parameters if id(p) not in sharded]
+        pairs = zip(used, parameters.substitutes(used), strict=True)
+        pairs = [(parameter, copy) for parameter, copy in pairs if copy is not parameter]
+        for parameter, copy in pairs:
+            # Networks and their libraries see parameters in the copies.
             if type(copy) is torch.Tensor and type(parameter) in (Parameter, GlobalParameter):
                 copy.__class__ = Parameter
             else:
                 copy._is_param = True
-    return copies
+        substitutes, originals = {id(p): c for p, c in pairs}, {id(c): p for p, c in pairs}
+        tensors = [substitutes.get(id(x), x) for x in self.all_listed] if pairs else []
+        if is_kept:
+            self._facts, self._nodes = facts, [*map(_NODE, substitutes.values())]
+            self._kept = substitutes.copy(), originals.copy(), tensors
+        return substitutes, originals, tensors
+
+
+@contextmanager
+def modules_in_call(
+    network: torch.nn.Module, kept: Kept, parameters: Parameters, scope: Scope
+) -> Iterator[None]:
+    """Let modules hold what they need during a call of their network.
+
+    These are copies of parameters, whose gradients are summed at the end of backward, and bound
+    forwards, and no guards: without hooks, modules take torch's fast path.
+    """
+    tensors, sharded = list[Any](), set[int]()
+    scope.substitutes, scope.originals = {}, {}
+    if parameters.may_be_replaced():
+        sharded = parameters.identities_of_shards(kept.modules(network))
+        scope.substitutes, scope.originals, tensors = kept.replaced(parameters, sharded)
+    # FSDP2 sums the gradients of its parameters, which it makes during the call.
+    scope.holders, scope.leaves = parameters.holders, {}
+    scope.learns = scope.holders is not None and torch.is_grad_enabled() and not sharded
+    guards = [*map(OrderedDict.pop, kept.guarded, repeat(GUARD), repeat(None))]
+    forwards, is_complete = kept.forwards.put_in(), False
+    if tensors:
+        _set(kept.dicts, kept.names, tensors)
+    try:
+        yield
+        is_complete = True
+    finally:
+        kept.forwards.take_out(forwards)
+        for hooks, guard in zip(kept.guarded, guards, strict=True):
+            if guard is not None:
+                hooks[GUARD] = guard
+                hooks.move_to_end(GUARD, last=False)
+        buffers = [*_values(kept.of_buffers)]
+        if (
+            kept.holds(network, tensors or kept.all_listed)
+            and _COMPUTED.isdisjoint(map(type, buffers))
+            and scope.originals.keys().isdisjoint(map(id, buffers))
+        ):
+            if tensors:
+                _set(kept.dicts, kept.names, kept.all_listed)
+        else:
+            _leave_modules(network, kept, scope, is_complete)
+
+
+def _leave_modules(network: torch.nn.Module, kept: Kept, scope: Scope, is_complete: bool) -> None:
+    """Let modules list what those of the sequential network would: no copies, full buffers.
+
+    After an error, which may be that of one rank alone, nothing is gathered.
+
+    Raises:
+        ConversionError: the forward has replaced a parameter that workers hold in parts.
+    """
+    originals, left = scope.originals, list[tuple[dict[str, Any], str, Any]]()
+    for module in dict.fromkeys([*network.modules(), *kept.modules(network)]):
+        for tensors in (module._parameters, module._buffers):
+            for name, x in tensors.items():
+                if id(x) in originals:
+                    # The forward may have moved it to another module.
+                    tensors[name] = originals[id(x)]  # pyright: ignore
+                    is_in_parts = isinstance(tensors[name], GlobalParameter)
+                    if is_in_parts and "_placements" not in vars(module):
+                        keep_blocks(module)
+                elif type(x) in _COMPUTED:
+                    left.append((tensors, name, x))
+    places = zip(kept.dicts, kept.names, kept.all_listed, strict=True)
+    replaced = [
+        place
+        for place in places
+        if isinstance(place[2], GlobalParameter)
+        and place[0].get(place[1], place[2]) is not place[2]
+    ]
+    for tensors, name, parameter in replaced:
+        tensors[name] = parameter
+    if not is_complete:
+        return
+    if replaced:
+        raise ConversionError(
+            f"the forward has replaced the parameters {[name for _, name, _ in replaced]}, of "
+            "which each worker holds its part; assign their data, parameter.data = value, or "
+            "change them in place"
+        )
+    known: dict[int, Any] = {}
+    for tensors, name, x in left:
+        if id(x) not in known:
+            known[id(x)] = listed(scope, x)
+        tensors[name] = known[id(x)]
 
 
 def _set(dicts: Sequence[dict[Any, Any]], keys: Iterable[Any], values: Sequence[Any]) -> None:
@@ -270,14 +243,9 @@ def paths_of(network: torch.nn.Module) -> Callable[[], dict[int, str]]:
     weak, by_id = ref(network), dict[int, str]()
 
     def paths() -> dict[int, str]:
-        # As torch's named_modules, without a generator for each module.
-        left: list[tuple[str, torch.nn.Module | None]] = [] if by_id else [("", weak())]
-        while left:
-            path, module = left.pop()
-            if module is not None and id(module) not in by_id:
-                by_id[id(module)] = path
-                before = f"{path}." if path else ""
-                left += [(before + name, m) for name, m in reversed(module._modules.items())]
+        module = None if by_id else weak()
+        if module is not None:
+            by_id.update((id(m), path) for path, m in module.named_modules())
         return by_id
 
     return paths
@@ -295,15 +263,3 @@ def names_of(network: torch.nn.Module) -> Callable[[torch.Tensor, Any], str]:
         return f"of shape {list(x.shape)} that the network does not list"
 
     return name_of
-
-
-def modules_of(network: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return ``list(network.modules())``, without a generator for each module."""
-    by_id: dict[int, torch.nn.Module] = {}
-    left: list[torch.nn.Module | None] = [network]
-    while left:
-        module = left.pop()
-        if module is not None and id(module) not in by_id:
-            by_id[id(module)] = module
-            left += reversed(module._modules.values())
-    return list(by_id.values())

@@ -15,7 +15,7 @@ from gpudist.cache import Cache
 from gpudist.convert.copies import require_equal_copies
 from gpudist.convert.given import Given
 from gpudist.convert.inputs import Entrance, add_note, leaves_by_name, names_by_place
-from gpudist.convert.kept import InCall, Kept
+from gpudist.convert.kept import Kept, modules_in_call, names_of, paths_of
 from gpudist.convert.parameters import Parameters
 from gpudist.geometry.layout import broadcast, partial_sum
 from gpudist.nn.parameters.replication import copies_of
@@ -125,16 +125,16 @@ class Conversion:
             return function(*args, **kwargs)
         self.agree(network)
         kept = self._kept
-        if kept is None or not kept.holds(network):
+        if kept is None or not kept.holds(network, kept.all_listed):
             kept = self._kept = Kept(network, self.parameters, self.scope)
-            self.scope.paths, self.scope.name_of = kept.paths, kept.name_of
+            self.scope.paths, self.scope.name_of = paths_of(network), names_of(network)
         scope = start_call(self.scope)
         parts = self.compared.inputs(function, args, kwargs)
         with enter_scope(scope):
             args, kwargs = self.enter_arguments(function, args, kwargs)
         outer, done.parts = done.parts, parts
         try:
-            with InCall(network, kept, self.parameters, scope), intercept(scope):
+            with modules_in_call(network, kept, self.parameters, scope), intercept(scope):
                 result = function(*args, **kwargs)
         # The user's network may raise any exception.
         except Exception as error:

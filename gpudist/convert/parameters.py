@@ -174,8 +174,8 @@ class Parameters:
 
         Otherwise one worker holds all parameters, which are plain.
         """
-        may = self.holders is not None or self.has_global or not self._are_known
-        return may or _sharding_class() is not None
+        is_plain = self.holders is None and self._are_known and not self.has_global
+        return not is_plain or _sharding_class() is not None
 
     def substitutes(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the tensors that replace the parameters in a call, and sum their gradients."""

@@ -186,9 +186,7 @@ class ShapeAgreement:
         self._dynamic = shape == "dynamic"
         self._agreed: BlockLayout | None = None
         self.kind = self.owners_kind = TENSOR
-        self._global_shape: tuple[int, ...] | None = None
-        if global_shape is not None:
-            self._global_shape = tuple(global_shape)
+        self._global_shape = None if global_shape is None else tuple(global_shape)
 
     def _grid(self, dims: int) -> tuple[int, ...]:
         return pad_left(self._cut, dims, 1) if len(self._cut) <= dims else ()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import repeat
-from operator import is_, itemgetter
+from operator import is_
 from types import MethodType, NoneType
 from typing import Any, NamedTuple
 
@@ -18,7 +18,6 @@ from gpudist.cache import Cache
 from gpudist.sbp import views
 from gpudist.sbp.call_cache import BoundCall, bind_forward
 from gpudist.sbp.done import done
-from gpudist.sbp.global_spec import GlobalSpec
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.scope import scopes
 
@@ -38,28 +37,15 @@ class HeldTensor(NamedTuple):
     Attributes:
         held: the module's parameters or buffers.
         name: name of the tensor among these.
-        shape, dtype: of a plain tensor.
-        spec: of a global tensor.
+        fact: spec of a global tensor, dtype and shape of a plain one, ``None`` for none.
     """
 
     held: dict[str, Any]
     name: str
-    shape: torch.Size | None
-    dtype: torch.dtype | None
-    spec: GlobalSpec | None
-
-    @classmethod
-    def of(cls, module: torch.nn.Module, x: torch.Tensor) -> HeldTensor:
-        for held in (module._parameters, module._buffers):
-            for name, y in held.items():
-                if y is x:
-                    if isinstance(x, GlobalTensor):
-                        return cls(held, name, None, None, x._global_spec)
-                    return cls(held, name, x.shape, x.dtype, None)
-        raise AssertionError("the module does not hold the tensor")
+    fact: object
 
 
-_Bound = tuple[Any, Sequence[HeldTensor], BoundCall | None, Sequence[bytes]]
+_Bound = tuple[Sequence[Any], Sequence[HeldTensor], BoundCall | None, Sequence[bytes]]
 
 
 class BoundForward:
@@ -71,28 +57,15 @@ class BoundForward:
     def __init__(self, module: torch.nn.Module) -> None:
         self.module, self.kind = module, type(module)
         self.through = MethodType(self.kind.forward, module)
-        attributes = module.__dict__
-        self._facts_of = itemgetter("training", *_public(module))
-        self._attributes, self._weights = attributes, module._parameters
+        self._attributes = module.__dict__
+        self._names = _public(module)
         # A bound call by spec, with the attributes it was bound with; ``None`` if there is none.
         self._bound = Cache[Any, _Bound](16)
         self._counts = isinstance(module, _BatchNorm)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        # A forward may copy its modules.
-        return MethodType(self.kind.forward, memo[id(self.module)])
-
-    @staticmethod
-    def may_bind(module: torch.nn.Module) -> bool:
-        """Return whether the module is one of torch's own without effects that are not bound."""
-        return (
-            type(module).__module__.startswith("torch.nn.modules.")
-            and not module._modules
-            and "forward" not in module.__dict__
-            and all(type(module.__dict__[name]) in _SIMPLE for name in _public(module))
-            and getattr(module, "max_norm", None) is None
-            and not (isinstance(module, _BatchNorm) and module.momentum is None)
-        )
+    def __reduce__(self) -> Any:
+        # A forward may copy its modules; see ``_set_state``.
+        return BoundForward, (self.module,)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         opened = scopes.open
@@ -104,7 +77,9 @@ class BoundForward:
         if _any_autocast():
             on = key.placement.autocast
             key = key, on and torch.get_autocast_dtype(on)
-        facts = self._facts_of(self._attributes)
+        values = [*map(self._attributes.get, self._names)]
+        # Values of other types may not compare. A further attribute may replace a method.
+        facts = [*map(type, values), *values, len(self._attributes)]
         bound = self._bound.get(key)
         if (
             _transforms_active()
@@ -118,18 +93,20 @@ class BoundForward:
         if call is None:
             return self.through(x)
         with _without_modes():
-            local, learns = [x._local], scope.learns
-            for held, name, shape, dtype, spec in places:
+            local = [x._local]
+            for held, name, fact in places:
                 w: Any = held.get(name)
                 if type(w) is GlobalTensor:
-                    if w._global_spec is not spec:
+                    if w._global_spec is not fact:
                         break
                     local.append(w._local)
+                elif w is None or fact is None:
+                    if w is not fact:
+                        break
                 elif (
                     type(w) not in _PLAIN
-                    or w.dtype is not dtype
-                    or w.shape != shape
-                    or (learns and w.requires_grad and (w.is_leaf or held is not self._weights))
+                    or (w.dtype, w.shape) != fact
+                    or (scope.learns and w.requires_grad and id(w) not in scope.originals)
                 ):
                     break
                 else:
@@ -147,26 +124,59 @@ class BoundForward:
                     return call(GlobalTensor, local, self.through, (x,), {})
         return self.through(x)
 
-    def _bind(self, key: Any, facts: Any, x: GlobalTensor, scope: Any) -> Any:
+    def _bind(self, key: Any, facts: Sequence[Any], x: GlobalTensor, scope: Any) -> Any:
         module, counts = self.module, dict(scope.calls)
-        own = [w for w in (*module._parameters.values(), *module._buffers.values())]
-        y, call, others, parts = bind_forward(self.through, x, [w for w in own if w is not None])
-        # What a plan prescribes for functions, and a result of another argument, is not bound.
-        if call is not None and (scope.calls != counts or call.operator.base not in (None, 0)):
+        own, absent = dict[int, HeldTensor](), list[HeldTensor]()
+        for held in (module._parameters, module._buffers):
+            for name, w in held.items():
+                if w is None:
+                    absent.append(HeldTensor(held, name, None))
+                else:
+                    spec = getattr(w, "_global_spec", None)
+                    own[id(w)] = HeldTensor(held, name, spec or (w.dtype, w.shape))
+        is_simple = _SIMPLE.issuperset(facts[: len(self._names)])
+        y, call, others, parts = bind_forward(self.through, x, own)
+        if call is not None and not (
+            # What a plan prescribes for functions, and a result of another argument.
+            scope.calls == counts
+            and call.operator.base in (None, 0)
+            and is_simple
+            and not any(callable(value) and value is not self for value in vars(module).values())
+            and getattr(module, "max_norm", None) is None
+            and not (self._counts and module.momentum is None)
+        ):
             call = None
-        self._bound[key] = facts, [HeldTensor.of(module, w) for w in others], call, parts
+        known = facts if is_simple else ()
+        self._bound[key] = known, [*absent, *[own[id(w)] for w in others]], call, parts
         return y
 
 
 def _public(module: torch.nn.Module) -> list[str]:
-    return [name for name in module.__dict__ if name[0] != "_"]
+    return [name for name in vars(module) if name[0] != "_"]
+
+
+_set_state_of_torch: Any = torch.nn.Module.__setstate__
+
+
+def _set_state(self: Any, state: dict[str, Any]) -> None:
+    # Of a copy that a forward has made, also of a shallow one.
+    own = {name: value for name, value in state.items() if type(value) is not BoundForward}
+    _set_state_of_torch(self, own)
 
 
 class BoundForwards:
     """The forwards that modules hold during calls of their network."""
 
     def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
-        self._bound = [BoundForward(module) for module in modules if BoundForward.may_bind(module)]
+        if torch.nn.Module.__setstate__ is not _set_state:
+            torch.nn.Module.__setstate__ = _set_state
+        self._bound = [
+            BoundForward(module)
+            for module in modules
+            if type(module).__module__.startswith("torch.nn.modules.")
+            and not (module._modules or "forward" in vars(module))
+            and all(type(vars(module)[name]) in _SIMPLE for name in _public(module))
+        ]
         self._owners = [bound.module for bound in self._bound]
         self._dicts = [vars(module) for module in self._owners]
         self._kinds = [bound.kind for bound in self._bound]
@@ -186,10 +196,6 @@ class BoundForwards:
 
     def take_out(self, put: Sequence[BoundForward]) -> None:
         """Undo :meth:`put_in`, unless a module has got another forward."""
-        if all(map(is_, map(dict.get, self._dicts, repeat("forward")), put)):
-            for _ in map(dict.pop, self._dicts[: len(put)], repeat("forward")):
-                pass
-            return
         for d, bound in zip(self._dicts, put, strict=False):
             if d.get("forward") is bound:
                 del d["forward"]

@@ -7,7 +7,7 @@ a converted network's modules keep those of their forwards.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from logging import DEBUG
 from operator import itemgetter
@@ -30,7 +30,7 @@ from gpudist.sbp.placement import Placement
 from gpudist.sbp.registry import Composite, Rule, signatures
 from gpudist.sbp.scope import Scope, current_draws, current_scope
 from gpudist.sbp.signatures.elementwise import ELEMENTWISE
-from gpudist.sbp.trees import has_any
+from gpudist.sbp.trees import has_any, tensors_in
 
 if TYPE_CHECKING:
     from gpudist.sbp.global_tensor import GlobalTensor
@@ -142,7 +142,7 @@ class BoundCall(NamedTuple):
         self, args: tuple[Any, ...], kwargs: dict[str, Any], results: Sequence[Any]
     ) -> None:
         # For the call that is being derived.
-        inputs = _tensors(args, kwargs)
+        inputs = tensors_in([args, kwargs])
         if self.order is not None:
             inputs = self.order(inputs)
         _calls.open[-1].append(self.operator._replace(inputs=inputs, results=results))
@@ -258,26 +258,20 @@ def call_cached(
             return _derive(kind, function, args, kwargs, first, key, replacing)
         finally:
             done.parts = outer
-    is_change = call.result is None and not call.results
-    is_shared = is_change and (type(args[0]) is not kind or views.copies_of_memory)
-    if (is_shared and _must_check_change(kind, args[0])) or (
-        call.draws and current_draws() is None
-    ):
+    must_check = call.draws > 0 and current_draws() is None
+    if call.result is None and not call.results:
+        if type(args[0]) is kind:
+            must_check |= bool(views.copies_of_memory) and views.concerns(args[0])
+        else:
+            must_check |= current_scope() is None
+    if must_check:
         return _derive(kind, function, args, kwargs, first, key, replacing)
     if done.parts is not None:
         done.parts.append(call.part)
     return call(kind, local, function, args, kwargs)
 
 
-def _must_check_change(kind: type[GlobalTensor], changed: Any) -> bool:
-    if type(changed) is kind:
-        return views.concerns(changed)
-    return current_scope() is None
-
-
 def _of_dtype(spec: GlobalSpec, dtype: torch.dtype) -> GlobalSpec:
-    if spec.dtype == dtype:
-        return spec
     return global_spec(spec.placement, spec.sbp, spec.shape, dtype, spec.strides)
 
 
@@ -317,6 +311,21 @@ def _key_of_parts(
     return tuple(key)
 
 
+@contextmanager
+def _listing(parts: list[bytes] | None) -> Iterator[list[OperatorCall | None]]:
+    """List the operators that are called in this context, and what is done in ``parts``."""
+    operators: list[OperatorCall | None] = []
+    _calls.open.append(operators)
+    outer, done.parts = done.parts, parts
+    try:
+        yield operators
+    finally:
+        _calls.open.pop()
+        done.parts = outer
+    if _calls.open:
+        _calls.open[-1].extend(operators)
+
+
 def _dispatch_and_list(
     kind: type[GlobalTensor],
     function: Any,
@@ -324,21 +333,10 @@ def _dispatch_and_list(
     kwargs: dict[str, Any],
     call: tuple[Any, ...],
 ) -> tuple[Any, list[OperatorCall | None], bytes]:
-    """Derive a new call, and return its result, the operators it consists of, and its part.
-
-    ``call`` describes it. The part is empty if no result is global: programs keep plain results,
-    such as ``grid.to(x)``, which some workers may have already.
-    """
-    operators: list[OperatorCall | None] = []
-    _calls.open.append(operators)
-    outer, done.parts = done.parts, None
-    try:
+    # The operators of which a new call consists, and its part, which ``call`` describes.
+    with _listing(None) as operators:
         result = dispatch(kind, function, args, kwargs, operators)
-    finally:
-        _calls.open.pop()
-        done.parts = outer
-    if _calls.open:
-        _calls.open[-1].extend(operators)
+    # Programs keep plain results, such as ``grid.to(x)``, which some workers may have already.
     part = part_of(call) if has_any([result], kind) else b""
     if part and done.parts is not None:
         done.parts.append(part)
@@ -376,14 +374,14 @@ def _derive(
 
 
 def bind_forward(
-    forward: Callable[[Any], Any], x: GlobalTensor, own: Sequence[torch.Tensor]
+    forward: Callable[[Any], Any], x: GlobalTensor, own: Container[int]
 ) -> tuple[Any, BoundCall | None, Sequence[torch.Tensor], Sequence[bytes]]:
     """Call a module's forward, and bind it if it is one operator of ``x`` and the module's tensors.
 
     Args:
         forward: the forward, in a scope.
         x: its argument.
-        own: parameters and buffers of the module.
+        own: identities of the module's parameters and buffers.
 
     Returns:
         The result; the bound call, ``None`` if there is none; the tensors that it takes after
@@ -391,25 +389,16 @@ def bind_forward(
     """
     state, placement = current_draws(), x._global_spec.placement
     before = 0 if state is None else state.draws
-    operators: list[OperatorCall | None] = []
-    _calls.open.append(operators)
     parts: list[bytes] = []
-    outer, done.parts = done.parts, parts
-    try:
+    with _listing(parts) as operators:
         y = forward(x)
-    finally:
-        _calls.open.pop()
-        done.parts = outer
-    if outer is not None:
-        outer += parts
-    if _calls.open:
-        _calls.open[-1].extend(operators)
+    if done.parts is not None:
+        done.parts += parts
     operator = operators[0] if len(operators) == 1 and placement.active else None
     if operator is None or type(y) is not type(x):
         return y, None, (), ()
     others = [part for part in operator.inputs if part is not x]
-    known = {*map(id, own)}
-    if not all(id(part) in known for part in others):
+    if not all(id(part) in own for part in others):
         return y, None, (), ()
     draws = 0 if state is None else state.draws - before
     call = _single(placement, forward, (x, *others), {}, y, operators, draws, b"")
@@ -435,7 +424,7 @@ def _single(
     is_counted = function is operator.function or draws > 0
     if isinstance(entry, Rule) and not (entry.replicable or (entry.draws_anew and is_counted)):
         return None
-    tensors = _tensors(args, kwargs)
+    tensors = tensors_in([args, kwargs])
     order = None
     if len(tensors) != len(operator.inputs) or any(
         a is not b for a, b in zip(tensors, operator.inputs, strict=True)
@@ -446,8 +435,13 @@ def _single(
     is_one = isinstance(result, torch.Tensor)
     results = (result,) if is_one else result
     if operator.results:
-        is_all = _holds_any_number(results) and len(results) == len(operator.results)
-        if not is_all or any(a is not b for a, b in zip(results, operator.results, strict=True)):
+        holder, count = type(results), len(operator.results)
+        is_list = holder in (tuple, list) or holder.__module__ == "torch.return_types"
+        if (
+            not is_list
+            or len(results) != count
+            or any(a is not b for a, b in zip(results, operator.results, strict=True))
+        ):
             return None
     elif result is not args[0]:
         return None
@@ -507,20 +501,5 @@ def _composite(
     if bound is not args or list(named) != list(kwargs):
         return None
     # Outside of networks, calls of plain tensors with dims are not cached.
-    is_cached = all([type(x) is kind or x.dim() > 0 for x in _tensors(args, kwargs)])
+    is_cached = all([type(x) is kind or x.dim() > 0 for x in tensors_in([args, kwargs])])
     return _CachedComposite(entry.function, part) if is_cached else None
-
-
-def _holds_any_number(results: Any) -> bool:
-    kind = type(results)
-    return kind in (tuple, list) or kind.__module__ == "torch.return_types"
-
-
-def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    tensors: list[torch.Tensor] = []
-    for x in (*args, *kwargs.values()):
-        if isinstance(x, torch.Tensor):
-            tensors.append(x)
-        elif type(x) in (tuple, list):
-            tensors += [y for y in x if isinstance(y, torch.Tensor)]
-    return tensors

@@ -123,10 +123,7 @@ def substitute_of(scope: Scope, function: Any, x: torch.Tensor) -> Any:
     Raises:
         ConversionError: ``x`` was computed from a parameter instead of from its copy.
     """
-    substitute = scope.substitutes.get(id(x))
-    if substitute is not None:
-        return substitute
-    if x.is_leaf and x.requires_grad:
+    if id(x) in scope.substitutes or (x.is_leaf and x.requires_grad):
         return copy_of(scope, x)
     require_copies(scope, function, (x,))
     return x

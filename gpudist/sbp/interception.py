@@ -7,7 +7,8 @@ parameters are replaced by the copies made for this call.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,11 +37,8 @@ from gpudist.sbp.trees import tensors_in
 _GLOBAL = (GlobalTensor,)
 # Types of the arguments of most operators.
 _OPERANDS = {_GLOBAL, (GlobalTensor, torch.Tensor), (torch.Tensor, GlobalTensor)}
-# Functions called so far that :func:`call_cached` computes for such arguments.
-_operators: set[Any] = set()
-# Functions called so far that nothing here replaces where all tensors are plain, such as the sum
-# with which batch norm counts its batches.
-_plain_functions: set[Any] = set()
+# Functions that are replaced where all tensors are plain.
+_REPLACED = {*SETTERS, *OF_GRADIENTS, *FACTORIES, *ELEMENTWISE, *DRAWING}
 
 
 class _Interception(Drawing):
@@ -58,52 +56,48 @@ class _Interception(Drawing):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
-        pins = self.scope.pins
-        is_free = pins is None or func in pins.unpinned
-        is_operator = types in _OPERANDS and func in _operators and not self.fresh.refs
-        if is_operator and (pins is None or is_free or pins.passes(self.scope, func)):
-            return call_cached(GlobalTensor, func, args, kwargs)
-        is_plain = is_free and not self.fresh.refs
+        kwargs, pins, fresh = kwargs or {}, self.scope.pins, self.fresh
+        record = self.scope.record
+        if record is not None and not record.function:
+            # For the rows of a plan.
+            record.function = name_of(func).rpartition(".")[2]
+            try:
+                return self.__torch_function__(func, types, args, kwargs)
+            finally:
+                record.function = ""
         if types == _GLOBAL and func in METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        is_plain = is_plain and not (types or kwargs)
-        if is_plain and func in _plain_functions and not needs_copies(self.scope, args, False):
-            return func(*args)
-        is_pinned = pins is not None and pins.name_if_pinned(func) != ""
-        is_fresh = func in FACTORIES and "out" not in kwargs and current_scope() is self.scope
-        # A prescribed layout is not changed.
-        is_fresh = is_fresh and not is_pinned
-        if self.fresh.refs and func not in METADATA:
-            is_fresh = self.fresh.note_use(func, args, kwargs) or is_fresh
-        if not is_fresh:
-            if not (func in METHODS or func in METADATA or func in WITHOUT_INDEX):
-                if func not in FACTORIES:
-                    _operators.add(func)
-                if types in _OPERANDS and not is_pinned:
-                    # What the methods below come to, on the path of most calls.
-                    return call_cached(GlobalTensor, func, args, kwargs)
-            return self._result(func, types, args, kwargs)
-        result = self._result(func, types, args, kwargs)
-        self.fresh.note(result)
-        return result
-
-    def _result(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        pins = self.scope.pins
-        name = "" if pins is None else pins.name_if_pinned(func)
-        if pins is None or not name:
-            return self._compute(func, types, args, kwargs)
-
-        def compute(positional: Any, named: Any) -> Any:
-            if positional is not args or named is not kwargs:
-                types_now = {type(x) for x in tensors_in([positional, named])}
-                return self._compute(func, types_now, positional, named)
-            if types in _OPERANDS and func in _operators:
+        is_operator = types in _OPERANDS and not (
+            func in METHODS or func in METADATA or func in FACTORIES or func in WITHOUT_INDEX
+        )
+        if not fresh.refs:
+            is_free = pins is None or func in pins.unpinned
+            if is_operator and (pins is None or is_free or pins.passes(self.scope, func)):
                 return call_cached(GlobalTensor, func, args, kwargs)
-            return self._compute(func, types, args, kwargs)
+            is_plain = is_free and not (types or kwargs or func in _REPLACED)
+            if is_plain and not needs_copies(self.scope, args, False):
+                return func(*args)
+        name = "" if pins is None else pins.name_if_pinned(func)
+        # A prescribed layout is not changed.
+        is_fresh = func in FACTORIES and not name and "out" not in kwargs
+        is_fresh = is_fresh and current_scope() is self.scope
+        if fresh.refs and func not in METADATA:
+            is_fresh = fresh.note_use(func, args, kwargs) or is_fresh
+        if pins is not None and name:
 
-        return pins.around(self.scope, name, args, kwargs, compute)
+            def compute(args: Any, kwargs: Any) -> Any:
+                # A pin may have moved another kind of tensor.
+                return self._compute(func, {*map(type, tensors_in([args, kwargs]))}, args, kwargs)
+
+            result = pins.around(self.scope, name, args, kwargs, compute)
+        elif is_operator:
+            result = call_cached(GlobalTensor, func, args, kwargs)
+        else:
+            result = self._compute(func, types, args, kwargs)
+        if is_fresh:
+            fresh.note(result)
+        return result
 
     def _compute(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func in SETTERS and OuterTensor not in types:
@@ -134,8 +128,6 @@ class _Interception(Drawing):
         if func in ELEMENTWISE:
             answer = outer(GlobalTensor, self.scope.placement, func, args, kwargs)
             return func(*args, **kwargs) if answer is None else answer
-        if not (types or func in OF_GRADIENTS or func in FACTORIES or func in DRAWING):
-            _plain_functions.add(func)
         return self.draw(func, args, kwargs)
 
     def _of_global(
@@ -144,11 +136,7 @@ class _Interception(Drawing):
         kind = Spectrum if Spectrum in types else GlobalTensor
         if func not in WITHOUT_INDEX or not may_draw(func, args):
             return kind.__torch_function__(func, types, args, kwargs)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return kind.__torch_function__(func, types, args, kwargs)
-
-        return self.call_whole(call, args, kwargs)
+        return self.call_whole(partial(kind.__torch_function__, func, types, args, kwargs), (), {})
 
 
 _modules: Any = torch.nn.modules.module
@@ -178,37 +166,17 @@ def _register_copies_too(self: Any, name: str, param: Any) -> None:
         copy_of(scope, param)
 
 
-class _RecordingInterception(_Interception):
-    """Mode that notes for the rows of a plan which function the forward calls."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        record = self.scope.record
-        assert record is not None
-        outer = record.function
-        record.function = outer or name_of(func).rpartition(".")[2]
-        try:
-            return super().__torch_function__(func, types, args, kwargs)
-        finally:
-            record.function = outer
-
-
 @contextmanager
 def intercept(scope: AnyDraws) -> Iterator[AnyDraws]:
     """Make ``scope`` the current scope of this thread, and intercept its calls."""
-    if not isinstance(scope, Scope):
-        mode = Drawing(scope)
-    else:
-        mode = (_Interception if scope.record is None else _RecordingInterception)(scope)
-    register_copies()
+    mode = _Interception(scope) if isinstance(scope, Scope) else Drawing(scope)
+    autocast = patched_autocast
     if isinstance(scope, Scope) and scope.placement.type != "meta":
+        autocast = nullcontext
         scope.binds = scope.record is None and not is_explaining() and not is_recorded()
-        with enter_scope(scope), mode:
-            yield scope
-    else:
-        with patched_autocast(), enter_scope(scope), mode:
-            yield scope
+    register_copies()
+    with autocast(), enter_scope(scope), mode:
+        yield scope
 
 
 @contextmanager

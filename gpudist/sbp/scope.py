@@ -70,16 +70,6 @@ class Record:
         self.rows.append(row if is_called else row._replace(called=self.function))
 
 
-class _Living(threading.local):
-    """States of random numbers made by this thread, which may be a rank."""
-
-    def __init__(self) -> None:
-        self.draws: WeakSet[Draws] = WeakSet()
-
-
-_living = _Living()
-
-
 @dataclass(eq=False)
 class Draws:
     """State of random numbers that do not depend on a layout.
@@ -99,7 +89,7 @@ class Draws:
     binds: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        _living.draws.add(self)
+        scopes.made.add(self)
 
     def number(self) -> int:
         """Return the seed of the next draw, the same on every worker."""
@@ -109,7 +99,7 @@ class Draws:
 
 def counts_of_draws() -> dict[Draws, int]:
     """Return the number of draws of every state that this rank has made."""
-    return {draws: draws.draws for draws in _living.draws}
+    return {draws: draws.draws for draws in scopes.made}
 
 
 def restore_draws(counts: dict[Draws, int]) -> None:
@@ -252,9 +242,15 @@ def start_call(scope: Scope) -> Scope:
 
 
 class _Scopes(threading.local):
-    """Stacks of scopes, and of functions to repeat, of each thread, innermost last."""
+    """State of a thread, which may be a rank.
+
+    Attributes:
+        open, repeatable: scopes, and functions to repeat, innermost last.
+        made: states of random numbers that it has made.
+    """
 
     def __init__(self) -> None:
+        self.made: WeakSet[Draws] = WeakSet()
         self.open: list[Draws] = []
         self.repeatable: list[Repeatable] = []
 

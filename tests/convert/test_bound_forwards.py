@@ -36,10 +36,13 @@ class Net(nn.Module):
         if self.copies:
             conv = copy.deepcopy(conv)
             conv.bias = nn.Parameter(torch.ones(4, dtype=torch.float64))
-            y = copy.copy(conv)(x) + self.conv(x)
+            twin = copy.copy(self.conv)
+            twin.padding = twin.dilation = (2, 2)
+            assert "forward" not in {**vars(conv), **vars(twin)}
+            y = copy.copy(conv)(x) + self.conv(x) + twin(x)
         else:
             y = conv(x)
-        return self.head(self.pool(self.act(self.norm(input=y))))
+        return self.head(self.pool(self.act(input=self.norm(y))))
 
 
 def _assign_state(net: Any) -> None:
@@ -59,6 +62,17 @@ def _without_bias(net: Any) -> None:
 def _patch_instance(net: Any) -> None:
     conv = net.conv
     conv.forward = lambda x: F.conv2d(x, conv.weight, conv.bias, padding=1) * 3
+
+
+def _change_list(net: Any) -> None:
+    net.pool.kernel_size = [2, 2]
+    net.register_forward_hook(lambda *_: net.pool.kernel_size.__setitem__(0, 4))
+
+
+def _give_bias(net: Any) -> None:
+    net.head = nn.Conv2d(4, 2, 1, bias=False).double()
+    biases = iter([None, torch.ones(2, dtype=torch.float64)])
+    net.norm.register_forward_hook(lambda *_: net.head._parameters.update(bias=next(biases)))
 
 
 def _tie(net: Any) -> None:
@@ -85,12 +99,23 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "other dicts": _replace_dicts,
     "no bias": _without_bias,
     "assigned state": _assign_state,
+    "no momentum": lambda net: setattr(net.norm, "momentum", None),
+    "no attribute": lambda net: vars(net.conv).pop("in_channels"),
+    "a method of an instance": lambda net: vars(net.conv).update(
+        _conv_forward=lambda x, weight, bias: F.conv2d(x, weight * 2, bias, padding=1)  # pyright: ignore
+    ),
+    "a list that changes": _change_list,
+    "a bias within calls": _give_bias,
+    "dicts within calls": lambda net: net.register_forward_hook(
+        lambda *_: vars(net.conv).update(_parameters=dict(net.conv._parameters))
+    ),
     "no moments": lambda net: vars(net.norm).update(track_running_stats=False),
     "another module": lambda net: setattr(net, "head", nn.Conv2d(4, 3, 1, bias=False).double()),
     "another class": lambda net: setattr(net.act, "__class__", nn.Tanh),
     "a hook": lambda net: net.conv.register_forward_hook(lambda m, a, y: y * 2),
     "a forward of an instance": _patch_instance,
     "shared parameters": _tie,
+    "weight in an attribute": lambda net: nn.utils.weight_norm(net.conv),
     "weight norm": lambda net: nn.utils.parametrizations.weight_norm(net.conv),
     "copies within the forward": lambda net: setattr(net, "copies", True),
     "a copy": copy.deepcopy,
@@ -121,7 +146,7 @@ def test_a_changed_network_is_the_sequential_one(P_world: Any, is_replicated: bo
         net = gpudist.distribute(copy.deepcopy(alone), P_x, replicate_parameters=is_replicated)
         x = torch.randn(SHAPE)
         found = []
-        for network, block in ((alone, x), (net, x.chunk(2, 2)[P_world.rank])):
+        for network, block in ((alone, x), (net, x.chunk(2, 2)[P_world.rank or 0])):
             _steps(network, block, 3)
             torch.manual_seed(1)
             changed = change(network)
@@ -140,6 +165,7 @@ def test_a_changed_network_is_the_sequential_one(P_world: Any, is_replicated: bo
 PARTS_STAY = {
     "data", "a parameter", "the dict of parameters", "other dicts", "no bias", "assigned state",
     "shared parameters", "weight norm", "copies within the forward", "another module",
+    "a bias within calls", "dicts within calls", "weight in an attribute",
 }  # fmt: skip
 
 
@@ -174,4 +200,4 @@ def test_warm_calls_do_not_reach_the_modules_own_forwards(P_world: Any) -> None:
         bound.through = listed  # pyright: ignore
     net(x)
     # Called with a keyword, it takes the way of its class.
-    assert through == ["BatchNorm2d"]
+    assert through == ["ReLU"]

@@ -13,7 +13,6 @@ import torch
 
 import gpudist
 from examples.networks import UNet3d
-from gpudist.convert.kept import paths_of
 from gpudist.errors import ConversionError
 from gpudist.world.partition import Partition
 from tests.pool import distributed
@@ -165,12 +164,3 @@ def test_frames_under_a_plan_of_layouts(P_world: Partition) -> None:
         found.append(calls)
     without, pinned = ([b - a] for a, b in found)
     assert pinned == without
-
-
-def test_paths_are_torchs_names() -> None:
-    shared = torch.nn.ReLU()
-    network = torch.nn.Sequential(torch.nn.Sequential(shared, torch.nn.Tanh()), shared)
-    network.register_module("nothing", None)
-    network.register_module("itself", network)
-    paths = paths_of(network)()
-    assert paths == {id(module): name for name, module in network.named_modules()}

@@ -100,18 +100,14 @@ def can_update(running: Running, x: torch.Tensor) -> bool:
     )
 
 
-def _can_read_parameters(of_parameters: torch.dtype, x: torch.Tensor) -> bool:
+def _can_read_parameters(of_parameters: torch.dtype | bool, x: torch.Tensor) -> bool:
     is_double = of_parameters == torch.float64
     return of_parameters in NATIVE_FLOATS and is_double == (x.dtype == torch.float64)
 
 
 def _are_alike(parameters: Parameters, x: torch.Tensor) -> bool:
-    dtype = None
-    for parameter in parameters:
-        if parameter is None or parameter.dtype != (dtype or parameter.dtype):
-            return False
-        dtype = parameter.dtype
-    return dtype is None or _can_read_parameters(dtype, x)
+    dtypes = {parameter is not None and parameter.dtype for parameter in parameters}
+    return not dtypes or (len(dtypes) == 1 and _can_read_parameters(dtypes.pop(), x))
 
 
 def _is_large(by: Normalization, cells: int, dtype: torch.dtype, device: str) -> bool:

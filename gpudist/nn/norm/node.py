@@ -73,13 +73,7 @@ def normalize(
         totals, shifts = seen
         shift = None if shifts is None else shifts[..., 0] / max(1, normalization.cells)
         result = Normalized(y, totals, shift)
-    return result if updates else _remember(normalization, result, running)
-
-
-def _remember(
-    normalization: Normalization, result: Normalized, running: Running | None
-) -> Normalized:
-    if running is not None and normalization.cells > 0:
+    if running is not None and not updates and normalization.cells > 0:
         mean, variance = normalization.moments(result.totals, result.shift)
         assert mean is not None
         running.update(mean, variance * (normalization.cells / max(1, normalization.cells - 1)))
@@ -283,10 +277,8 @@ class _Adjoint:
         by, weight, gradient = self._by, self._weight, gradient.to(self._rest.dtype)
         if by.per_channel:
             first, second = self._sums(gradient)
-            own_sums = [
-                self._of_channels(second * self._inverse),
-                self._of_channels(first),
-            ]
+            others = [d for d in range(first.dim()) if d != 1]
+            own_sums = [(second * self._inverse).sum(others), first.sum(others)]
             shape = (-1, *(1,) * (gradient.dim() - 2))
             weight = 1.0 if weight is None else weight.double().view(shape)
             first, second, scale = first * weight, second * weight, self._inverse * weight
@@ -304,9 +296,6 @@ class _Adjoint:
         first = by.sum(gradient).double()
         second = by.sum(gradient * self._rest).double()
         return first, second if self._error is None else second - self._error * first
-
-    def _of_channels(self, lines: torch.Tensor) -> torch.Tensor:
-        return lines.sum([d for d in range(lines.dim()) if d != 1])
 
     def _of_cells(self, gradient: torch.Tensor, needs: Sequence[bool]) -> list[torch.Tensor]:
         """Return the gradients of parameters of the shape of the last dims."""

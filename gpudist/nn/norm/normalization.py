@@ -209,17 +209,10 @@ class Normalization:
         """Return the number of values of the block that are summed in each line."""
         return prod([x.shape[d] for d in self.dims])
 
-    @property
-    def moves(self) -> bool:
-        """Whether sums or parameters are moved."""
-        return self.total is not None or any(movement is not None for movement in self.parameters)
-
     def move(
         self, sums: torch.Tensor | None, parameters: Parameters
     ) -> tuple[torch.Tensor, list[Any]]:
         """Return the sums over all workers and the parameters, moved in one group of messages."""
-        if not self.moves:
-            return sums, list(parameters)  # pyright: ignore
         unmoved = (None,) * (len(parameters) - len(self.parameters))
         movements = (self.total if sums is not None else None, *self.parameters, *unmoved)
         tensors: list[Any] = [sums, *parameters]
@@ -237,10 +230,6 @@ class Normalization:
         needs: Sequence[bool],
     ) -> tuple[torch.Tensor | None, list[torch.Tensor | None]]:
         """Sum the needed gradients over all workers, in one group of messages."""
-        if not self.moves:
-            parts = zip((of_sums, *of_parameters), needs, strict=False)
-            first, *others = [part if needed else None for part, needed in parts]
-            return first, others
         unmoved = (None,) * (len(needs) - 1 - len(self.parameters))
         movements = [self.total, *self.parameters, *unmoved]
         parts = [of_sums, *of_parameters[: len(needs) - 1]]
