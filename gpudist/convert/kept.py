@@ -170,10 +170,13 @@ def modules_in_call(
         is_complete = True
     finally:
         kept.forwards.take_out(forwards)
-        for hooks, guard in zip(kept.guarded, guards, strict=True):
+        is_alone = None not in guards and not any(map(len, kept.guarded))
+        for hooks, guard in () if is_alone else zip(kept.guarded, guards, strict=True):
             if guard is not None:
                 hooks[GUARD] = guard
                 hooks.move_to_end(GUARD, last=False)
+        if is_alone:
+            _set(kept.guarded, repeat(GUARD), guards)
         buffers = [*_values(kept.of_buffers)]
         if (
             kept.holds(network, tensors or kept.all_listed)

@@ -197,6 +197,24 @@ def without_graph(d: Drawing, x: str, s: Shape) -> str | list[str]:
 
 
 @idiom
+def rebound(d: Drawing, x: str, s: Shape) -> list[str]:
+    """Buffers and data that a forward assigns, and work in place on views and on copies."""
+    i, seen = d.dim(s), d.buffer("torch.zeros(())")
+    layer = d.attribute(_code_of_a_layer_that_keeps(s, d))
+    return d.pick(
+        [f"{seen} = {seen} * 0.9 + {x}.detach().mean()", f"OUT = {x} - {seen}"],
+        [f"{seen}.data = {x}.detach().mean()", f"OUT = {x} + {seen}"],
+        [f"{layer}.weight.data = {layer}.weight.data.clamp(-0.1, 0.1)", f"OUT = {layer}({x})"],
+        [f"{layer}.bias.data.mul_(0.5)", f"OUT = {layer}({x})"],
+        [f"OUT = {x} * 1.0", "flat = OUT.transpose(0, -1).reshape(-1)", "flat.mul_(2)",
+         "OUT = OUT + flat.mean()"],
+        [f"OUT = {x} * 1.0", "OUT.detach().mul_(2)", "OUT = OUT.sin()"],
+        [f"OUT = F.dropout({x} * 1.0, 0.5, training=False)", "OUT.mul_(2)"],
+        [f"n = torch.tensor({x}.shape[{i}] // 2 + 1)", f"OUT = {x}[{':, ' * i}:n]"],
+    )  # fmt: skip
+
+
+@idiom
 def decided(d: Drawing, x: str, s: Shape) -> list[str]:
     """Control flow by values, by shapes and by the mode, also out of the forward."""
     i = d.dim(s)
