@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import repeat
-from operator import is_
+from operator import is_, itemgetter
 from types import MethodType, NoneType
 from typing import Any, NamedTuple
 
@@ -45,7 +45,7 @@ class HeldTensor(NamedTuple):
     fact: object
 
 
-_Bound = tuple[Sequence[Any], Sequence[HeldTensor], BoundCall | None, Sequence[bytes]]
+_Bound = tuple[Any, Sequence[HeldTensor], BoundCall | None, Sequence[bytes]]
 
 
 class BoundForward:
@@ -59,6 +59,7 @@ class BoundForward:
         self.through = MethodType(self.kind.forward, module)
         self._attributes = module.__dict__
         self._names = _public(module)
+        self._facts_of = itemgetter("training", *self._names)
         # A bound call by spec, with the attributes it was bound with; ``None`` if there is none.
         self._bound = Cache[Any, _Bound](16)
         self._counts = isinstance(module, _BatchNorm)
@@ -70,25 +71,31 @@ class BoundForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         opened = scopes.open
         scope: Any = opened[-1] if opened else None
-        x, *more = args or (None,)
-        if type(x) is not GlobalTensor or more or kwargs or scope is None or not scope.binds:
+        if scope is None or not scope.binds or kwargs or len(args) != 1:
             return self.through(*args, **kwargs)
+        x = args[0]
+        if type(x) is not GlobalTensor:
+            return self.through(x)
         key: Any = x._global_spec
         if _any_autocast():
             on = key.placement.autocast
             key = key, on and torch.get_autocast_dtype(on)
-        values = [*map(self._attributes.get, self._names)]
-        # Values of other types may not compare. A further attribute may replace a method.
-        facts = [*map(type, values), *values, len(self._attributes)]
         bound = self._bound.get(key)
+        attributes = self._attributes
+        try:
+            # A further attribute may replace a method.
+            facts = self._facts_of(attributes), len(attributes)
+            is_same = bound is not None and facts == bound[0]
+        except Exception:  # One is gone, or is a tensor now.
+            is_same = False
         if (
             _transforms_active()
             or _count_modes() > scope.modes
             or (scope.fresh and id(x) in scope.fresh)
         ):
             return self.through(x)
-        if bound is None or bound[0] != facts:
-            return self._bind(key, facts, x, scope)
+        if bound is None or not is_same:
+            return self._bind(key, x, scope)
         _, places, call, parts = bound
         if call is None:
             return self.through(x)
@@ -124,8 +131,10 @@ class BoundForward:
                     return call(GlobalTensor, local, self.through, (x,), {})
         return self.through(x)
 
-    def _bind(self, key: Any, facts: Sequence[Any], x: GlobalTensor, scope: Any) -> Any:
+    def _bind(self, key: Any, x: GlobalTensor, scope: Any) -> Any:
         module, counts = self.module, dict(scope.calls)
+        values = [*map(self._attributes.get, self._names)]
+        is_simple = _SIMPLE.issuperset(map(type, values))
         own, absent = dict[int, HeldTensor](), list[HeldTensor]()
         for held in (module._parameters, module._buffers):
             for name, w in held.items():
@@ -134,7 +143,6 @@ class BoundForward:
                 else:
                     spec = getattr(w, "_global_spec", None)
                     own[id(w)] = HeldTensor(held, name, spec or (w.dtype, w.shape))
-        is_simple = _SIMPLE.issuperset(facts[: len(self._names)])
         y, call, others, parts = bind_forward(self.through, x, own)
         if call is not None and not (
             # What a plan prescribes for functions, and a result of another argument.
@@ -146,7 +154,9 @@ class BoundForward:
             and not (self._counts and module.momentum is None)
         ):
             call = None
-        known = facts if is_simple else ()
+        attributes = self._attributes
+        is_simple = is_simple and attributes.keys() >= {*self._names}
+        known = (self._facts_of(attributes), len(attributes)) if is_simple else None
         self._bound[key] = known, [*absent, *[own[id(w)] for w in others]], call, parts
         return y
 
