@@ -71,7 +71,7 @@ class BoundForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         opened = scopes.open
         scope: Any = opened[-1] if opened else None
-        if scope is None or not scope.binds or kwargs or len(args) != 1:
+        if scope is None or not scope.binds or kwargs or not args or args[1:]:
             return self.through(*args, **kwargs)
         x = args[0]
         if type(x) is not GlobalTensor:
@@ -102,22 +102,23 @@ class BoundForward:
         with _without_modes():
             local = [x._local]
             for held, name, fact in places:
-                w: Any = held.get(name)
+                w: Any = held[name] if name in held else None  # noqa: SIM401
                 if type(w) is GlobalTensor:
                     if w._global_spec is not fact:
                         break
-                    local.append(w._local)
+                    local += (w._local,)
                 elif w is None or fact is None:
                     if w is not fact:
                         break
                 elif (
                     type(w) not in _PLAIN
                     or (w.dtype, w.shape) != fact
-                    or (scope.learns and w.requires_grad and id(w) not in scope.originals)
+                    # Copies are parameters, and no leaves.
+                    or (scope.learns and w.requires_grad and (w.is_leaf or type(w) is torch.Tensor))
                 ):
                     break
                 else:
-                    local.append(w)
+                    local += (w,)
             else:
                 is_change = call.result is None and views.copies_of_memory and views.concerns(x)
                 if not is_change:
@@ -207,5 +208,5 @@ class BoundForwards:
     def take_out(self, put: Sequence[BoundForward]) -> None:
         """Undo :meth:`put_in`, unless a module has got another forward."""
         for d, bound in zip(self._dicts, put, strict=False):
-            if d.get("forward") is bound:
+            if "forward" in d and d["forward"] is bound:
                 del d["forward"]
