@@ -16,7 +16,8 @@ import torch
 
 from gpudist.cache import Cache
 from gpudist.sbp import views
-from gpudist.sbp.call_cache import BoundCall, bind_forward
+from gpudist.sbp.bound_call import BoundCall
+from gpudist.sbp.call_cache import bind_forward
 from gpudist.sbp.done import done
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.scope import scopes

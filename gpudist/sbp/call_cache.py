@@ -1,12 +1,11 @@
-"""Bind operators to the layouts they were called with, and call them without deriving them again.
+"""Repeat operators called before on the same layouts, without deriving signatures again.
 
-A bound call maps local tensors to the local result. The cache finds it by the arguments of a call;
-a converted network's modules keep those of their forwards.
+The cache finds a bound call by the arguments; a converted network's modules keep those of their
+forwards.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from logging import DEBUG
@@ -16,16 +15,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from gpudist.exchange import Movement
 from gpudist.nn.autocast import in_dtypes_of_torch, is_wide
 from gpudist.sbp import views
 from gpudist.sbp.arguments import bind_arguments
-from gpudist.sbp.call import Applied, Compute, Slot, share_memory
+from gpudist.sbp.bound_call import BoundCall, derivations
+from gpudist.sbp.call import Slot
 from gpudist.sbp.copies import require_copies, substitute_of, with_copies
-from gpudist.sbp.dispatch import OperatorCall, box_inputs, dispatch
+from gpudist.sbp.dispatch import OperatorCall, dispatch
 from gpudist.sbp.done import done, part_of
 from gpudist.sbp.explain import debug_logs, is_explaining, open_lines
-from gpudist.sbp.global_spec import GlobalSpec, global_spec, make_wrapper, wrap
+from gpudist.sbp.global_spec import GlobalSpec
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.registry import Composite, Rule, signatures
 from gpudist.sbp.scope import Scope, current_draws, current_scope
@@ -47,107 +46,6 @@ _Plain = torch.Tensor
 _PLAIN = frozenset({_Plain, torch.nn.Parameter})
 
 
-class BoundCall(NamedTuple):
-    """A function bound to arguments, layouts and dtypes of its tensors.
-
-    Attributes:
-        movements: boxings of the inputs, by position.
-        compute: maps local tensors to local results; ``None`` if the function is called with the
-            arguments of each call.
-        result: spec of the result, if it is a single tensor.
-        results: specs of several results; empty if the function modifies its first tensor in place.
-        holder: type of the tuple or list of several results.
-        operator: the operator, without tensors.
-        order: selects the operator's tensors from those of the call, if their order differs.
-        draws: number of random draws that the call counts.
-        part: see :func:`~gpudist.sbp.done.part_of`; the caller lists it.
-    """
-
-    movements: dict[int, Movement]
-    compute: Compute | None
-    result: GlobalSpec | None
-    results: tuple[GlobalSpec, ...]
-    holder: Any
-    operator: OperatorCall
-    order: Callable[[Sequence[Any]], Sequence[Any]] | None
-    draws: int
-    part: bytes
-
-    def __call__(
-        self,
-        kind: type[GlobalTensor],
-        local: Sequence[torch.Tensor],
-        function: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        """Return the result of ``function(*args, **kwargs)``, whose tensors have these parts."""
-        _, compute, spec, specs, holder, operator, order, draws, _ = self
-        if draws:
-            state = current_draws()
-            assert state is not None
-            state.draws += draws
-        if order is not None:
-            local = order(local)
-        if self.movements:
-            local = box_inputs(self.movements, local)
-        if type(compute) is Applied:
-            result = compute.function(*local, *compute.rest, **compute.named)
-        elif compute is not None:
-            result = compute(local)
-        elif len(local) == len(args):
-            result = function(*local, **kwargs)
-        elif len(local) == 1 and isinstance(args[0], torch.Tensor):
-            result = function(local[0], *args[1:], **kwargs)
-        else:
-            parts = iter(local)
-            positional = [next(parts) if isinstance(x, torch.Tensor) else x for x in args]
-            named = {
-                k: next(parts) if isinstance(x, torch.Tensor) else x for k, x in kwargs.items()
-            }
-            result = function(*positional, **named)
-        if spec is not None:
-            if type(result) is list or type(result) is tuple:
-                (result,) = result
-            if result.dtype != spec.dtype:
-                spec = _of_dtype(spec, result.dtype)
-            # As wrapped() does, without its call.
-            y: Any = make_wrapper(
-                kind, spec.shape, strides=spec.strides, dtype=spec.dtype, device=result.device
-            )
-            y._local, y._global_spec = result, spec
-            if operator.base is not None:
-                base = args[operator.base]
-                is_shared = share_memory(result, base._local) and not operator.is_copy
-                if not is_shared or "_view" in base.__dict__:
-                    views.note(y, base, function, args, kwargs, operator.call, operator.is_copy)
-            elif share_memory(result, local[0]):
-                y._local = result.clone()
-            if _calls.open:
-                self._note_operator(args, kwargs, [y])
-            return y
-        outputs: list[Any] = []
-        for place, (part, spec) in enumerate(zip(result if specs else (), specs, strict=True)):
-            if part.dtype != spec.dtype:
-                spec = _of_dtype(spec, part.dtype)
-            outputs.append(wrap(kind, part, spec))
-            if operator.base is not None:
-                base, is_copy = args[operator.base], operator.is_copy
-                views.note(outputs[-1], base, function, args, kwargs, operator.call, is_copy, place)
-        if _calls.open:
-            self._note_operator(args, kwargs, outputs)
-        return holder(outputs) if specs else args[0]
-
-    def _note_operator(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], results: Sequence[Any]
-    ) -> None:
-        # For the call that is being derived.
-        inputs = tensors_in([args, kwargs])
-        if self.order is not None:
-            inputs = self.order(inputs)
-        _calls.open[-1].append(self.operator._replace(inputs=inputs, results=results))
-
-
 class _CachedComposite(NamedTuple):
     """Function that stands for another one, and calls operators with entries of their own."""
 
@@ -155,30 +53,14 @@ class _CachedComposite(NamedTuple):
     part: bytes
 
 
-class _Derivations(threading.local):
-    """Per-thread state.
-
-    Attributes:
-        open: one list of operators for each call being derived, innermost last.
-        anew: number of active contexts that disable the cache.
-    """
-
-    def __init__(self) -> None:
-        self.open: list[list[OperatorCall | None]] = []
-        self.anew = 0
-
-
-_calls = _Derivations()
-
-
 @contextmanager
 def without_cache() -> Iterator[None]:
     """Disable the cache within the context: derive every call."""
-    _calls.anew += 1
+    derivations.anew += 1
     try:
         yield
     finally:
-        _calls.anew -= 1
+        derivations.anew -= 1
 
 
 def call_cached(
@@ -243,7 +125,7 @@ def call_cached(
     key = tuple(values)
     call: BoundCall | _CachedComposite | None = first.calls.get(key)
     is_explained = (open_lines.get() or debug_logs.get(DEBUG, True)) and is_explaining()
-    if call is None or is_explained or _calls.anew or _transforms_active():
+    if call is None or is_explained or derivations.anew or _transforms_active():
         return _derive(kind, function, args, kwargs, first, key, replacing)
     if isinstance(call, _CachedComposite):
         if replacing is not None:
@@ -269,10 +151,6 @@ def call_cached(
     if done.parts is not None:
         done.parts.append(call.part)
     return call(kind, local, function, args, kwargs)
-
-
-def _of_dtype(spec: GlobalSpec, dtype: torch.dtype) -> GlobalSpec:
-    return global_spec(spec.placement, spec.sbp, spec.shape, dtype, spec.strides)
 
 
 def _call_without_key(
@@ -315,15 +193,15 @@ def _key_of_parts(
 def _listing(parts: list[bytes] | None) -> Iterator[list[OperatorCall | None]]:
     """List the operators that are called in this context, and what is done in ``parts``."""
     operators: list[OperatorCall | None] = []
-    _calls.open.append(operators)
+    derivations.open.append(operators)
     outer, done.parts = done.parts, parts
     try:
         yield operators
     finally:
-        _calls.open.pop()
+        derivations.open.pop()
         done.parts = outer
-    if _calls.open:
-        _calls.open[-1].extend(operators)
+    if derivations.open:
+        derivations.open[-1].extend(operators)
 
 
 def _dispatch_and_list(

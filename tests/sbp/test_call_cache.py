@@ -17,8 +17,8 @@ import gpudist
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry.layout import split as S
 from gpudist.sbp import Placement, broadcast
+from gpudist.sbp.bound_call import BoundCall
 from gpudist.sbp.call import key_of
-from gpudist.sbp.call_cache import BoundCall
 from gpudist.sbp.scope import Scope, enter_scope
 from gpudist.sbp.signatures import channel_norms
 from gpudist.world.partition import Partition
