@@ -13,6 +13,7 @@ from torch import nn
 
 import gpudist
 from gpudist.convert.converted import conversion_of
+from gpudist.errors import ConversionError
 from tests.pool import distributed
 
 T = torch.Tensor
@@ -201,3 +202,28 @@ def test_warm_calls_do_not_reach_the_modules_own_forwards(P_world: Any) -> None:
     net(x)
     # Called with a keyword, it takes the way of its class.
     assert through == ["ReLU"]
+
+
+class Given(nn.Module):
+    """Calls its layer with a weight that is given, if any."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(2, 2, 3, padding=1)
+        self.given: T | None = None
+
+    def forward(self, x: T) -> T:
+        if self.given is None:
+            return self.layer(x)
+        return torch.func.functional_call(self.layer, {"weight": self.given}, (x,))
+
+
+@distributed(ranks=2, transports=["loopback"])
+def test_a_weight_computed_before_a_warm_call_is_refused(P_world: Any) -> None:
+    net = gpudist.distribute(Given(), P_world.grid(1, 1, 2, 1))
+    x = torch.randn(1, 2, 4, 4) + P_world.rank
+    for _ in range(3):
+        net(x).sum().backward()
+    net.given = net.layer.weight * 2
+    with pytest.raises(ConversionError, match="was computed from the parameter"):
+        net(x)
